@@ -1,1 +1,1 @@
-"""Rewriting a topic's files: merge small appends, seal them into Kafka segments, keep the latest record of each key."""
+"""Rewrite the files of a topic: merge small appends, seal them into Kafka segments, and compact by key."""

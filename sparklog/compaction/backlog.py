@@ -1,11 +1,12 @@
-"""Foresee what a run would do on a topic: what waits for it (the backlog), and the dry run with its reasons.
+"""Predict what a run would do on a topic: the backlog, and the plan of a dry run with its reasons.
 
-Both come from the slice table. Where `max.compaction.lag.ms` counts, a run and the dry run read a segment's first
-batch; for the backlog the segment's smallest time stands for it, so a pass may seem due somewhat earlier.
+Both are computed from the slice table. If `max.compaction.lag.ms` is set, runs and dry runs read the first batch of a
+segment; the backlog uses the smallest timestamp of the segment instead, so a pass may appear to be due
+earlier.
 
-The plans of a run are made one after another: slices that sealing would take count as sealed when merging and cleaning
-are planned. The result of compaction is not estimated, only if it is due. Where Kafka's producers wrote, an open
-transaction, which only the task sees, may make less of it.
+Plans depend on each other: slices that would be sealed count as sealed when merging and cleaning are planned. The plan
+says whether compaction is due, but does not estimate its result. If Kafka producers wrote to the partition, an open
+transaction, which only the task sees, may reduce the work.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sparklog.maintenance.work_items import Settings
 
 
 def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
-    """Return what waits as of `settings.now_ms`."""
+    """Return the pending work as of `settings.now_ms`."""
     state, table = snapshot.state, snapshot.slices.all()
     configs = settings.configs_of(snapshot.topic, state.configs)
     rule = RollRule.of(configs, state.topic_id)
@@ -63,7 +64,7 @@ def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
 
 
 class _Dirty(NamedTuple):
-    """The dirty part of a partition, and the time of its oldest record where `max.compaction.lag.ms` has passed."""
+    """The dirty part of a partition, and the timestamp of its oldest record if `max.compaction.lag.ms` has passed."""
 
     state: Cleanable
     oldest_ms: int | None
@@ -81,7 +82,7 @@ def _dirty(
 
 
 def _closed_ms(segment: Segment, rule: RollRule, now_ms: int) -> int:
-    """Return about when a segment was closed: by its age, else with its newest record; -1: not known."""
+    """Return approximately when a segment was closed: by its age, or with its latest record; -1: unknown."""
     if segment.first_ts >= 0:
         rolled_ms = segment.first_ts + rule.lifetime_ms(segment.partition, segment.base)
         if rolled_ms <= now_ms:
@@ -105,23 +106,23 @@ def _cleaning(chosen: Sequence[_Dirty], configs: TopicConfigs) -> list[Due]:
         lag_ms = configs.max_compaction_lag_ms
         why = "records not compacted, older than max.compaction.lag.ms"
         return [Due(COMPACT, why, min(oldest_ms) + lag_ms, allowed_wait_ms(lag_ms))]
-    least = float(configs.text("min.cleanable.dirty.ratio"))
+    min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
     ratio = max(item.state.ratio for item in chosen)
-    return [Due(COMPACT, f"dirty ratio {ratio:.2f}, above min.cleanable.dirty.ratio {least:.2f}")]
+    return [Due(COMPACT, f"dirty ratio {ratio:.2f}, above min.cleanable.dirty.ratio {min_ratio:.2f}")]
 
 
 def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, roll: bool = False) -> list[Planned]:
-    """Plan sealing, merging and cleaning per partition; on a compacted topic also the reason not to clean."""
+    """Return the planned sealing, merging and cleaning per partition, or the reasons not to clean it."""
     topic, configs = snapshot.topic, settings.configs_of(snapshot.topic, snapshot.state.configs)
     nbytes: Counter[int] = Counter()
     segments: Counter[int] = Counter()
-    taken: dict[int, set[int]] = {}
+    sealed_bases: dict[int, set[int]] = {}
     for work in plan_sealing(snapshot.store, snapshot, settings, roll=roll):
         for part in work.parts:
             nbytes[part.partition] += part.nbytes
             segments[part.partition] += len(part.segments)
             for sources in part.segments:
-                taken.setdefault(part.partition, set()).update(sources.base.tolist())
+                sealed_bases.setdefault(part.partition, set()).update(sources.base.tolist())
     reason = "rolled" if roll else f"full ({configs.segment_bytes:,} bytes) or {configs.integer('segment.ms'):,} ms old"
     planned = [
         Planned(topic, partition, SEAL, size, f"{count(segments[partition], 'segment')} {reason}")
@@ -129,35 +130,37 @@ def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, 
     ]
     if seal_only:
         return planned
-    planned += _planned_merging(snapshot, settings, taken)
+    planned += _planned_merging(snapshot, settings, sealed_bases)
     if configs.is_compacted:
-        left = keyless_by_default(snapshot, settings)
-        planned += [Planned(topic, partition, COMPACT, 0, f"refused: {why}") for partition, why in left.items()]
+        rejected = keyless_by_default(snapshot, settings)
+        planned += [Planned(topic, partition, COMPACT, 0, f"rejected: {why}") for partition, why in rejected.items()]
         planned += [
-            _planned_cleaning(snapshot, settings, partition, taken.get(partition, set()))
+            _planned_cleaning(snapshot, settings, partition, sealed_bases.get(partition, set()))
             for partition in range(snapshot.state.partitions)
-            if partition not in left
+            if partition not in rejected
         ]
     order = (SEAL, MERGE, COMPACT)
     return sorted(planned, key=lambda item: (item.partition, order.index(item.action)))
 
 
-def _planned_merging(snapshot: Snapshot, settings: Settings, taken: Mapping[int, set[int]]) -> list[Planned]:
+def _planned_merging(snapshot: Snapshot, settings: Settings, sealed_bases: Mapping[int, set[int]]) -> list[Planned]:
     slices: Counter[int] = Counter()
     outputs: Counter[int] = Counter()
     nbytes: Counter[int] = Counter()
-    for work in plan_merges(snapshot.store, _without(snapshot, taken), settings):
+    for work in plan_merges(snapshot.store, _without(snapshot, sealed_bases), settings):
         for sources in work.sources:
             slices[sources.partition] += len(sources)
             outputs[sources.partition] += 1
             nbytes[sources.partition] += sources.nbytes
     return [
-        Planned(snapshot.topic, number, MERGE, size, f"{count(slices[number], 'slice')} into {outputs[number]:,}")
-        for number, size in sorted(nbytes.items())
+        Planned(
+            snapshot.topic, partition, MERGE, size, f"{count(slices[partition], 'slice')} into {outputs[partition]:,}"
+        )
+        for partition, size in sorted(nbytes.items())
     ]
 
 
-def _planned_cleaning(snapshot: Snapshot, settings: Settings, partition: int, taken: set[int]) -> Planned:
+def _planned_cleaning(snapshot: Snapshot, settings: Settings, partition: int, sealed_bases: set[int]) -> Planned:
     topic_state, configs = snapshot.state, settings.configs_of(snapshot.topic, snapshot.state.configs)
     slices = snapshot.slices.select(partition)
     log_end = int(topic_state.log_end[partition])
@@ -169,29 +172,29 @@ def _planned_cleaning(snapshot: Snapshot, settings: Settings, partition: int, ta
         rows = planned_slices(snapshot.topic, partition, slices[segment.first_row : segment.first_row + 1])
         return first_batch_timestamp(snapshot.store, rows.row(0))
 
-    segments = as_sealed(segments, slices, taken, log_end)
+    segments = as_sealed(segments, slices, sealed_bases, log_end)
     state = cleanable(segments, CleanerOffsets.of(topic_state, partition), configs, settings.now_ms, first_batch_ts)
     nbytes = state.cleanable_bytes if state.chosen else 0
     return Planned(snapshot.topic, partition, COMPACT, nbytes, _why(state, configs))
 
 
 def _why(state: Cleanable, configs: TopicConfigs) -> str:
-    least = float(configs.text("min.cleanable.dirty.ratio"))
+    min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
     if not state.clean_bytes + state.cleanable_bytes:
-        return "not due: nothing sealed that may be compacted"
-    if state.chosen and state.ratio <= least:
-        return f"dirty ratio {state.ratio:.2f}, not above {least:.2f}, but older than max.compaction.lag.ms"
+        return "not due: no sealed segment may be compacted"
+    if state.chosen and state.ratio <= min_ratio:
+        return f"dirty ratio {state.ratio:.2f}, not above {min_ratio:.2f}, but older than max.compaction.lag.ms"
     if state.chosen:
-        return f"dirty ratio {state.ratio:.2f} > {least:.2f}, from offset {state.first_dirty:,}"
-    return f"not due: dirty ratio {state.ratio:.2f}, not above {least:.2f}"
+        return f"dirty ratio {state.ratio:.2f} > {min_ratio:.2f}, from offset {state.first_dirty:,}"
+    return f"not due: dirty ratio {state.ratio:.2f}, not above {min_ratio:.2f}"
 
 
-def as_sealed(segments: Sequence[Segment], slices: Slices, taken: set[int], log_end: int) -> list[Segment]:
+def as_sealed(segments: Sequence[Segment], slices: Slices, sealed_bases: set[int], log_end: int) -> list[Segment]:
     """Return a partition's segments as if the slices with these bases were sealed."""
     sealed_segments = []
     for segment in segments:
         rows = slices.base[segment.span].tolist()
-        sealed = segment.sealed or (bool(rows) and taken.issuperset(rows))
+        sealed = segment.sealed or (bool(rows) and sealed_bases.issuperset(rows))
         sealed_segments.append(replace(segment, sealed=sealed, active=segment.active and not sealed))
     last = sealed_segments[-1]
     if not last.active:
@@ -201,19 +204,19 @@ def as_sealed(segments: Sequence[Segment], slices: Slices, taken: set[int], log_
     return sealed_segments
 
 
-def _without(snapshot: Snapshot, taken: Mapping[int, set[int]]) -> Snapshot:
-    """Leave out the slices that sealing would take: per partition, their bases."""
-    if not taken:
+def _without(snapshot: Snapshot, sealed_bases: Mapping[int, set[int]]) -> Snapshot:
+    """Return the snapshot without the slices to be sealed, given by their base offsets per partition."""
+    if not sealed_bases:
         return snapshot
     whole = snapshot.slices.all()
     keep = np.ones(len(whole), np.bool_)
-    for partition, bases in taken.items():
+    for partition, bases in sealed_bases.items():
         rows = whole.partition_rows(partition)
         keep[rows] = ~np.isin(whole.base[rows], np.array(sorted(bases)))
     return with_slices(snapshot, (whole[keep],))
 
 
 def with_slices(snapshot: Snapshot, parts: Sequence[Slices]) -> Snapshot:
-    """Return the snapshot with these slices of it only."""
+    """Return the snapshot reduced to these slices."""
     paths, txn_ids = snapshot.slices.texts
     return replace(snapshot, slices=SliceTable(snapshot.slices.version, tuple(parts), paths, txn_ids))

@@ -1,9 +1,9 @@
 """Plan the cleaning passes of a topic, the dirtiest partition first.
 
-The driver plans from the slice table alone. It opens files only where `max.compaction.lag.ms` is set, for one header
-each. Where Kafka's producers wrote, one of their transactions may still be open, which the table does not show. So the
-task replays their batches, plans again with the last stable offset, and may return that nothing is due. Less is
-cleanable then than the driver planned, never more.
+The driver plans from the slice table alone. It reads files only if `max.compaction.lag.ms` is set, one batch header per
+segment. If Kafka producers wrote to a partition, one of their transactions may still be open, which the table does not
+show. The task therefore replays their batches and plans again with the last stable offset. It may find that less is
+cleanable than the driver planned, or that nothing is due, but never that more is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparklog.storage.store import Store
 
 
 def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
-    """Return partitions with records without a key that only a run's default compacts, with a reason to refuse."""
+    """Return the partitions to reject, with a reason: they have keyless records, but only a default asks to compact."""
     configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
     if not configs.is_compacted or "cleanup.policy" in snapshot.state.configs.explicit:
         return {}
@@ -41,7 +41,7 @@ def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]
 def plan_cleaning(
     store: Store, snapshot: Snapshot, settings: Settings, *, slots: int | None = None, env: Env = SYSTEM
 ) -> list[CleanWork]:
-    """Plan one pass for each due partition of a compacted topic. `slots`: of each map, in place of the settings'."""
+    """Plan a pass for each due partition of a compacted topic. `slots` overrides the size of the key maps."""
     state = snapshot.state
     configs = settings.configs_of(snapshot.topic, state.configs)
     if not configs.is_compacted:
@@ -55,7 +55,7 @@ def plan_cleaning(
             continue
         log_end = int(state.log_end[partition])
         segments = tuple(segments_of(slices, partition, log_end, rule))
-        all_of_it = planned_slices(snapshot.topic, partition, slices)
+        all_slices = planned_slices(snapshot.topic, partition, slices)
         producers = bool((slices.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
         work = CleanWork(
             store=store,
@@ -65,7 +65,7 @@ def plan_cleaning(
             partition=partition,
             configs=configs,
             settings=settings,
-            sources=all_of_it if producers else all_of_it[: int(sealed[-1]) + 1],
+            sources=all_slices if producers else all_slices[: int(sealed[-1]) + 1],
             segments=segments,
             offsets=CleanerOffsets.of(state, partition),
             ratio=0.0,

@@ -1,14 +1,14 @@
-"""Decide which part of a partition a cleaning pass covers, and if one is due: Kafka's LogCleanerManager.
+"""Decide which part of a partition a cleaning pass covers, and whether one is due, like Kafka's LogCleanerManager.
 
-A partition's log falls into three parts (docs/reference/kafka-format.md, the range of a pass):
+The log of a partition has three parts (docs/reference/kafka-format.md, "the range of a pass"):
 
     clean | dirty, cleanable | not cleanable yet
           first dirty        first uncleanable
 
-Offsets below the cleaner checkpoint, `TopicState.first_dirty_offset`, are clean. Not cleanable is what follows the last
-stable offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a
-segment's base. Unsealed slices count as the active segment, even if Kafka would have rolled it: a run seals before it
-cleans.
+Offsets below the cleaner checkpoint, `TopicState.first_dirty_offset`, are clean. Records above the last stable offset,
+the active segment, and segments that `min.compaction.lag.ms` protects are not cleanable yet; the boundary is rounded
+down to the base of a segment. Unsealed slices count as the active segment even if Kafka would have rolled it, because a
+run seals before it cleans.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Cleanable:
     """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass."""
 
     partition: int
-    first_dirty: int  # where the pass begins to collect keys
-    first_uncleanable: int  # base of the first segment it leaves
+    first_dirty: int  # offset from which the pass collects keys
+    first_uncleanable: int  # base of the first segment that the pass does not rewrite
     clean_bytes: int  # segments that begin below `first_dirty`
-    cleanable_bytes: int  # those with dirty offsets below `first_uncleanable`; as in Kafka, one may be in both
-    ratio: float  # cleanable of both, 0.0 where there is nothing
-    overdue: bool  # the oldest dirty segment began longer than `max.compaction.lag.ms` ago
+    cleanable_bytes: int  # segments with dirty offsets below `first_uncleanable`; as in Kafka, one may be in both
+    ratio: float  # cleanable bytes divided by the sum of both; 0.0 if the sum is 0
+    overdue: bool  # the oldest dirty segment started more than `max.compaction.lag.ms` ago
     chosen: bool  # a pass is due
-    segments: tuple[Segment, ...]  # closed ones below `first_uncleanable`; clean ones, which it rewrites, too
+    segments: tuple[Segment, ...]  # closed ones below `first_uncleanable`, including clean ones, which it also rewrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ def cleanable(
     now_ms: int,
     first_batch_ts: Callable[[Segment], int],
 ) -> Cleanable:
-    """Part one partition's segments (in offset order, the active one last) and decide if a pass is due.
+    """Divide the segments of one partition (in offset order, the active one last), and decide whether a pass is due.
 
-    `first_dirty_offset` counts only inside `[log_start, log_end]`; outside of it Kafka starts over at the log start.
-    `first_batch_ts` returns the greatest timestamp of a segment's first batch in ms, read from the file. It is called
-    only for dirty segments of a topic that sets `max.compaction.lag.ms`.
+    A cleaner checkpoint outside of `[log_start, log_end]` is ignored; as in Kafka, the pass then starts at the log
+    start. `first_batch_ts` returns the largest timestamp (ms) of a segment's first batch, which it reads from the file.
+    It is called only for dirty segments, and only if the topic sets `max.compaction.lag.ms`.
     """
     closed = list(takewhile(lambda segment: segment.sealed and not segment.active, segments))
     active_base = segments[len(closed)].base if len(closed) < len(segments) else offsets.log_end
@@ -112,32 +112,37 @@ def cleanable(
 
 
 def _from_offset(closed: Sequence[Segment], offset: int) -> Sequence[Segment]:
-    """Return the closed segments from the one that contains `offset` on: a segment reaches to the base of the next."""
+    """Return the closed segments from the one that contains `offset` on; a segment ends at the base of the next one."""
     return list(dropwhile(lambda segment: segment.next_base <= offset, closed))
 
 
 def group_segments(
     segments: Sequence[Segment], index_sizes: Sequence[tuple[int, int]], configs: TopicConfigs, first_uncleanable: int
 ) -> list[list[Segment]]:
-    """Group neighbouring segments of a pass into one new segment each: Kafka's `Cleaner.groupSegmentsBySize`.
+    """Group adjacent segments, each group to become one segment, like Kafka's `Cleaner.groupSegmentsBySize`.
 
-    `segments`: those with a base below the pass's end offset, in offset order; `index_sizes`: bytes of each one's
-    `.index` and `.timeindex`. A group ends where the next segment would make the log larger than `segment.bytes`, an
-    index larger than `segment.index.bytes`, or a relative offset larger than 31 bits (docs/reference/kafka-format.md).
-    Sizes are those before the pass, so a group that loses most of its records becomes a small segment.
+    A group ends where the next segment would make the log larger than `segment.bytes`, an index larger than
+    `segment.index.bytes`, or a relative offset larger than 31 bits (docs/reference/kafka-format.md). The sizes are
+    those before the pass, so a group that loses most of its records becomes a small segment.
+
+    Args:
+        segments: segments with a base below the end offset of the pass, in offset order.
+        index_sizes: for each segment the bytes of its `.index` and `.timeindex`.
+        configs: the configs of the topic.
+        first_uncleanable: the base of the segment after the last one.
     """
-    most_bytes = configs.segment_bytes
-    most_index = configs.integer("segment.index.bytes")
+    max_bytes = configs.segment_bytes
+    max_index_bytes = configs.integer("segment.index.bytes")
     groups: list[list[Segment]] = []
     log = index = time_index = 0
     for i, (segment, (index_size, time_size)) in enumerate(zip(segments, index_sizes, strict=True)):
-        # An upper bound: it holds without reading the segment, at the cost of a smaller group now and then.
+        # An upper bound that does not require reading the segment; occasionally it makes a group smaller.
         last_offset = (segments[i + 1].base if i + 1 < len(segments) else first_uncleanable) - 1
         if (
             groups
-            and log + segment.size <= most_bytes
-            and index + index_size <= most_index
-            and time_index + time_size <= most_index
+            and log + segment.size <= max_bytes
+            and index + index_size <= max_index_bytes
+            and time_index + time_size <= max_index_bytes
             and (segment.size == 0 or last_offset - groups[-1][0].base <= MAX_RELATIVE_OFFSET)
         ):
             groups[-1].append(segment)
@@ -149,7 +154,7 @@ def group_segments(
 
 
 def first_batch_timestamp(store: Store, source: PlannedSlice) -> int:
-    """Return the greatest time (ms) of a segment's first batch; -1: none, missing, or damaged (the pass tells)."""
+    """Return the largest timestamp (ms) of a segment's first batch; -1 if it has none, or is missing or damaged."""
     try:
         data = store.get(source.file, source.position, min(HEADER_BYTES, source.size))
     except NotFound:

@@ -1,8 +1,8 @@
 """Run a cleaning pass as a work item: one partition, one edit.
 
-Half of a pass would bring deleted keys back, so no file is named until all of it is written. All times come from the
-run's clock, which does not move during a pass. The map holds hashes under a key drawn again for each pass, so that
-record keys that erase each other cannot be prepared.
+Half of a pass could make deleted keys reappear, so its files are committed only when all of them are written. All times
+come from the clock of the run, which does not advance during a pass. The map contains hashes with a secret that is
+chosen at random for each pass, so that nobody can prepare record keys with colliding hashes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """A pass that ran. `end_offset`: the new cleaner checkpoint; `utilization`: share of map slots in use."""
+    """A finished pass: `end_offset` is the new cleaner checkpoint, `utilization` the share of used map slots."""
 
     plan: Cleanable
     end_offset: int
@@ -39,13 +39,13 @@ class Cleaned:
 
     @property
     def segments(self) -> list[Segment]:
-        """The segments that the pass has rewritten."""
+        """The segments that the pass rewrote."""
         return [segment for segment in self.plan.segments if segment.base < self.end_offset]
 
 
 @dataclass(frozen=True, slots=True)
 class CleanResult(WorkResult):
-    """The files of a pass; none, and no `cleaned`: nothing was due. `more`: the map was full, another pass follows."""
+    """The result of a pass, empty if nothing was due; `more`: the map was full, so another pass follows."""
 
     more: bool = False
     cleaned: Cleaned | None = None
@@ -53,20 +53,20 @@ class CleanResult(WorkResult):
 
 @dataclass(frozen=True, slots=True)
 class CleanWork:
-    """A pass over one partition. See `sparklog.maintenance.work_items.Work`."""
+    """A cleaning pass over one partition, as a `sparklog.maintenance.work_items.Work`."""
 
     store: Store
     topic: str
     topic_id: str
-    read_version: int  # of the snapshot that the offsets are of
+    read_version: int  # version of the snapshot that has the offsets
     partition: int
     configs: TopicConfigs
     settings: Settings
-    sources: PlannedSlices  # all slices up to the last sealed one, or all if Kafka's producers wrote
-    segments: tuple[Segment, ...]  # all; their rows count in `sources`
+    sources: PlannedSlices  # slices up to the last sealed one; all slices if Kafka producers wrote
+    segments: tuple[Segment, ...]  # all segments; their rows are those of `sources`
     offsets: CleanerOffsets
-    ratio: float  # as the plan saw it
-    slots: int | None = None  # of the map, instead of those that the settings' buffer has
+    ratio: float  # dirty ratio at the time of the plan
+    slots: int | None = None  # number of map slots; None: as the buffer size of the settings allows
     env: Env = SYSTEM
     op: ClassVar[str] = COMPACT
 
@@ -87,7 +87,7 @@ class CleanWork:
         return count_files((self.sources,))
 
     def run(self, progress: Progress = silent) -> CleanResult:
-        """Write the records that stay. `Corrupt` names damage; `Conflict`: a file was replaced meanwhile."""
+        """Write the remaining records. `Corrupt` names damaged data; `Conflict` means that a file was replaced."""
         started = self.env.now()
         state = self._replay()
         plan = self.plan(state)
@@ -122,13 +122,13 @@ class CleanWork:
         try:
             state = replay(self.store, self.sources, self.offsets.log_end, log_start)
         except NotFound as error:
-            raise Conflict(f"a file was replaced since this pass was planned; plan again: {error}") from None
-        # Kafka's cleaner does not know of those that ended below the log start: no reader sees their records.
+            raise Conflict(f"a file was replaced after this pass was planned; plan again: {error}") from None
+        # Like Kafka's cleaner, ignore transactions that ended below the log start; their records are not readable.
         aborted = state.aborted
         return replace(state, aborted=aborted.select(aborted.last_offsets >= log_start))
 
     def plan(self, state: PartitionProducers | None = None) -> Cleanable:
-        """Plan the pass; without `state` as if no transaction of Kafka's producers were open."""
+        """Plan the pass; without `state`, as if no transaction of a Kafka producer were open."""
         offsets = self.offsets
         if state is not None:
             offsets = replace(offsets, last_stable=min(offsets.last_stable, state.last_stable))
@@ -141,7 +141,7 @@ class CleanWork:
     def _pass(
         self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
     ) -> tuple[tuple[FileSlices, ...], Cleaned]:
-        """Run the pass; return its files, durable, of what is above the log start."""
+        """Run the pass; return its durable files, except those below the log start."""
         settings = self.settings
         hash_key = HashKey.of(self.env.random.getrandbits(128).to_bytes(16, "little"))
         reader = SegmentReader(self.store, self.topic, self.partition, progress)
@@ -156,7 +156,7 @@ class CleanWork:
         writer = SegmentWriter(
             self.store, self.topic, self.partition, self.read_version, self.env.new_id(), self.configs
         )
-        judge = BatchFilter(
+        batch_filter = BatchFilter(
             state,
             now_ms=settings.now_ms,
             expiration_ms=settings.producer_expiration_ms,
@@ -164,7 +164,7 @@ class CleanWork:
         )
         retention_ms = self.configs.integer("delete.retention.ms")
         rules = TombstoneRules(settings.now_ms, retention_ms, clean[-1] if clean else None)
-        cleaner = Cleaner(offset_map, hash_key, survey, judge, reader, writer, rules)
+        cleaner = Cleaner(offset_map, hash_key, survey, batch_filter, reader, writer, rules)
         stems = [self._slice(segment).file.removesuffix(".log") for segment in cleaned.segments]
         sizes = [(self._size(f"{stem}.index"), self._size(f"{stem}.timeindex")) for stem in stems]
         try:
@@ -174,7 +174,7 @@ class CleanWork:
         except BaseException:
             writer.discard()
             raise
-        # A segment that ends below the log start is not part of the log: delete-records may have cut it.
+        # delete-records may have moved the log start beyond the end of a segment, which is then not part of the log.
         files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.offsets.log_start)
         return files, replace(cleaned, counts=cleaner.counts)
 
@@ -182,6 +182,6 @@ class CleanWork:
         return self.sources.row(segment.first_row)
 
     def _size(self, file: str) -> int:
-        """Return the bytes of an index; 0 where it is missing."""
+        """Return the size of an index; 0 if it is missing."""
         info = self.store.stat(file)
         return 0 if info is None else info.size

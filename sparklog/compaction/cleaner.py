@@ -1,29 +1,29 @@
-"""One cleaning pass over one partition, record by record: Kafka's `Cleaner` (docs/reference/kafka-format.md).
+"""One cleaning pass over one partition, record by record, like Kafka's `Cleaner` (docs/reference/kafka-format.md).
 
-A pass reads the dirty part to learn each key's highest offset (`fill_map`), then everything from the first segment on
-to copy what stays (`Cleaner`):
+A pass first reads the dirty part to find the highest offset of each key (`fill_map`). Then it reads everything from the
+first segment on and copies the records to keep (`Cleaner`):
 
-| record                                              | fate                                                           |
-|-----------------------------------------------------|----------------------------------------------------------------|
-| of an aborted transaction                           | goes, wherever it is                                           |
-| beyond what the map covers                          | stays: the next pass judges it                                 |
-| without a key                                       | goes, counted                                                  |
-| whose key has a higher offset in the map            | goes                                                           |
-| without a value, batch's delete horizon has passed  | goes                                                           |
-| the same in format v0 or v1, in an old file (below) | goes                                                           |
-| any other                                           | stays; without a value, its batch gets a delete horizon now if |
-|                                                     | it has none                                                    |
+| record                                                       | action                                                |
+|--------------------------------------------------------------|-------------------------------------------------------|
+| of an aborted transaction                                    | dropped, wherever it is                               |
+| above the offsets that the map covers                        | kept for the next pass                                |
+| without a key                                                | dropped and counted                                   |
+| with a key that has a higher offset in the map               | dropped                                               |
+| tombstone in a batch whose delete horizon has passed         | dropped                                               |
+| tombstone of format v0 or v1 in an old file (see below)      | dropped                                               |
+| any other                                                    | kept; the batch of a tombstone gets a delete horizon, |
+|                                                              | unless it has one                                     |
 
-A key's highest offset in the dirty part is that of its record, so there the map's offsets tell what stays: keys are
-hashed and looked up again in the clean part alone. Batches that keep nothing are not opened a second time.
+In the dirty part, the map has the offset of the record to keep for each key, so comparing offsets is enough. Only keys
+of the clean part are hashed again and looked up. Batches without any record to keep are not opened a second time.
 
-What stays of messages of formats v0 and v1 becomes batches of format v2, with a delete horizon where a tombstone stays.
-Before that they have none: a tombstone of theirs goes if its segment's file was last changed `delete.retention.ms` or
-more before that of the last clean segment.
+The kept messages of formats v0 and v1 become batches of format v2, with a delete horizon if a tombstone is among them.
+These formats have no delete horizons: a tombstone is dropped if its file was last modified at least
+`delete.retention.ms` before the file of the last clean segment.
 
-Memory: the map, eight bytes more for each of its keys, and windows of `span_bytes` of batches or, where they are
-compressed, as many as become about that much. The output is streamed. Whatever is read is checked first: CRC-32C of
-each batch and of the whole segment, and that offsets rise within it, since a batch's CRC-32C does not cover its offset.
+Memory: the map, another eight bytes per key, and windows of `span_bytes` of batches (compressed batches: as many as
+decompress to about that size). The output is streamed. All data is checked before use: the CRC-32C of each batch and of
+the entire segment, and that offsets ascend, because the CRC-32C of a batch does not cover its offset.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from sparklog.storage.store import Store
 
 INT64_MAX = 2**63 - 1
 STEP_BYTES = 4 << 20
-"""Upper bound for the compressed bytes of one step in `SegmentReader.opened`."""
+"""Maximum compressed bytes of one step in `SegmentReader.opened`."""
 STEP_GROWTH = 4
-"""A step takes at most this many times the bytes of the step before."""
+"""The maximum ratio of the bytes of a step to those of the step before."""
 
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
 class PassCounts:
-    """Counters of a pass. `messages_*` include control records, as in Kafka, but not batches dropped unread."""
+    """Counters of a pass. As in Kafka, `messages_*` include control records, but not batches dropped unread."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -76,8 +76,8 @@ class PassCounts:
     tombstones_dropped: int = 0
     keyless_dropped: int = 0
 
-    def add_judged(self, headers: BatchHeaders, fields: RecordFields, keep: Bools, drop: Bools) -> None:
-        """Add batches whose records were judged; `keep`: records that stay, `drop`: batches dropped unread."""
+    def add_filtered(self, headers: BatchHeaders, fields: RecordFields, keep: Bools, drop: Bools) -> None:
+        """Count filtered batches; `keep` marks kept records, `drop` batches that were dropped unread."""
         self.messages_read += int(headers.count[~drop].sum())
         if not fields.has_value.all():
             tombstones = ~fields.has_value & ~headers.is_control[fields.batch]
@@ -93,7 +93,7 @@ class PassCounts:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Some batches of a window, from row `first` of the headers asked for on, with their records."""
+    """Some batches of a window with their records, starting at row `first` of the requested headers."""
 
     first: int
     headers: BatchHeaders
@@ -106,7 +106,7 @@ class Opened:
 
 
 class SegmentReader:
-    """Reads the sealed segments of one partition, each a slice, and opens their batches."""
+    """Reads the sealed segments of one partition, each of which is a slice, and opens their batches."""
 
     def __init__(self, store: Store, topic: str, partition: int, progress: Progress) -> None:
         self.limits = store.limits
@@ -115,33 +115,33 @@ class SegmentReader:
         self._partition = partition
         self._progress = progress
         self._step = 0
-        """Compressed bytes to open at once: one batch first, then by what the last ones became."""
+        """Compressed bytes to open together: at first one batch, then according to the last compression ratio."""
 
     def modified_ms(self, file: str) -> int:
-        """Return when a file was last changed (ms): by the store's clock, or Kafka's if an import has linked it."""
+        """Return the modification time (ms) of a file by the store's clock, or by Kafka's if an import linked it."""
         info = self._store.stat(file)
         if info is None:
-            raise self._gone(file)
+            raise self._replaced(file)
         return info.modified_ms
 
     def windows(self, source: PlannedSlice) -> Iterator[Window]:
-        """Yield the batches of a segment in order. `Corrupt` with the place of damage; `Conflict`: the file is gone."""
+        """Yield the batches of a segment in order. `Corrupt` names damaged data; `Conflict`: the file is gone."""
         try:
             with opened_slice(self._store, source) as file:
                 for window in sound_batches(file, source.base, source.end, on_skipped=None, advice="restore the file"):
                     self._progress(int(window.headers.count.sum()), len(window.data))
                     yield window
         except MissingFile:
-            raise self._gone(source.file) from None
+            raise self._replaced(source.file) from None
 
-    def _gone(self, file: str) -> Conflict:
+    def _replaced(self, file: str) -> Conflict:
         return Conflict(
-            f"{file} is gone: it was replaced since this pass over {self._topic}-{self._partition} was planned; plan "
+            f"{file} is gone: it was replaced after this pass over {self._topic}-{self._partition} was planned; plan "
             "again"
         )
 
     def opened(self, window: Window, headers: BatchHeaders) -> Iterator[Opened]:
-        """Yield batches of the window (`headers`: all of its rows, or some) with records, in parts that fit memory."""
+        """Yield the batches of these headers with their records, in parts that fit in memory."""
         if not len(headers):
             return
         if not headers.codec.any():
@@ -167,7 +167,7 @@ class SegmentReader:
         except BadRequest:
             if len(headers) == 1:
                 raise
-            # Together they become more than one call takes; each by itself is bounded.
+            # Together they decompress to more than one call accepts; a single batch is bounded.
             half = len(headers) // 2
             yield from self._open(window, headers[:half], first)
             yield from self._open(window, headers[half:], first + half)
@@ -178,7 +178,7 @@ class SegmentReader:
 
 @dataclass(frozen=True, slots=True)
 class DirtyRange:
-    """Offsets `[start, end)` whose keys are collected; `segments`: from the one that holds `start` on."""
+    """The offsets `[start, end)` whose keys are collected, and the segments from the one that contains `start` on."""
 
     segments: Sequence[PlannedSlice]
     start: int
@@ -187,15 +187,19 @@ class DirtyRange:
 
 @dataclass(slots=True)
 class DirtySurvey:
-    """Facts of the dirty part that a pass has once the map is filled."""
+    """What a pass knows about the dirty part once the map is filled."""
 
     start: int  # its first offset
     end: int = 0  # after the last offset in the map
-    latest: Int64s = field(default_factory=lambda: np.empty(0, np.int64))  # of keys, ascending
-    _plain: list[tuple[int, int]] = field(default_factory=list)  # where each record has a key and a value
+    latest: Int64s = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # offset of the latest record of each key, ascending
+    _plain: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # offset ranges in which all records have a key and a value
 
     def add(self, opened: Opened) -> None:
-        """Add batches whose keys were put into the map."""
+        """Add batches whose keys are in the map."""
         if opened.fields.has_key.all() and opened.fields.has_value.all():
             first, end = int(opened.headers.base_offset[0]), int(opened.headers.next_offset[-1])
             if self._plain and self._plain[-1][1] == first:
@@ -207,18 +211,18 @@ class DirtySurvey:
         return self
 
     def empty(self, headers: BatchHeaders) -> Bools:
-        """Return the batches (bool[m]) that keep no record and have nothing to be counted: no tombstones, only keys."""
+        """Return the batches (bool[m]) that keep no record and have no tombstones or keyless records to be counted."""
         first, end = headers.base_offset, headers.next_offset
         empty: Bools = (first >= self.start) & (end <= self.end) & ~headers.is_control
         empty &= np.searchsorted(self.latest, first) == np.searchsorted(self.latest, end)
         if empty.any():
             starts, ends = np.array(self._plain, np.int64).reshape(-1, 2).T
-            place = np.searchsorted(starts, first, "right") - 1
-            empty &= (place >= 0) & (end <= np.append(ends, -1)[place])
+            row = np.searchsorted(starts, first, "right") - 1
+            empty &= (row >= 0) & (end <= np.append(ends, -1)[row])
         return empty
 
     def mark_latest(self, offsets: Int64s, keep: Bools) -> None:
-        """Set `keep` for the latest records of their keys among these offsets, which ascend."""
+        """Set `keep` at the latest records of their keys; `offsets` ascend."""
         if len(offsets):
             low, high = np.searchsorted(self.latest, (offsets[0], offsets[-1] + 1))
             keep[np.searchsorted(offsets, self.latest[low:high])] = True
@@ -227,7 +231,7 @@ class DirtySurvey:
 def fill_map(
     offset_map: OffsetMap, dirty: DirtyRange, reader: SegmentReader, hash_key: HashKey, state: PartitionProducers | None
 ) -> DirtySurvey:
-    """Put the keys of the dirty segments into the map, until it is full, maybe in the middle of a batch."""
+    """Put the keys of the dirty segments into the map until it is full, possibly in the middle of a batch."""
     survey = DirtySurvey(dirty.start)
     ends = [segment.base for segment in dirty.segments[1:]] + [dirty.end]
     for segment, end in zip(dirty.segments, ends, strict=True):
@@ -243,10 +247,10 @@ def fill_map(
                     full = part.first + batch
                     break
                 survey.add(part)
-            # All batches before the one that filled the map have been looked at, those without keys as well.
-            seen = len(headers) if full is None else int(rows[full])
-            if seen > 0 and headers.last_offset[seen - 1] >= dirty.start:
-                offset_map.advance(int(headers.last_offset[seen - 1]))
+            # The map covers all batches before the one that filled it, including batches without keys.
+            covered = len(headers) if full is None else int(rows[full])
+            if covered > 0 and headers.last_offset[covered - 1] >= dirty.start:
+                offset_map.advance(int(headers.last_offset[covered - 1]))
             if full is not None:
                 return survey.close(offset_map)
         offset_map.advance(end - 1)
@@ -254,20 +258,20 @@ def fill_map(
 
 
 def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, start: int) -> int | None:
-    """Put the records that have a key; return the batch in which the map became full, or None."""
+    """Put the records with keys into the map; return the batch at which it became full, or None."""
     fields = opened.fields
     mask = fields.has_key & (fields.offset >= start)
     starts, lengths, offsets = fields.key_start, fields.key_length, fields.offset
     every = bool(mask.all())
     if not every:
         starts, lengths, offsets = starts[mask], lengths[mask], offsets[mask]
-    taken = offset_map.put(key_hashes(opened.body.data, starts, lengths, hash_key), offsets)
-    return None if taken == len(offsets) else int((fields.batch if every else fields.batch[mask])[taken])
+    accepted = offset_map.put(key_hashes(opened.body.data, starts, lengths, hash_key), offsets)
+    return None if accepted == len(offsets) else int((fields.batch if every else fields.batch[mask])[accepted])
 
 
 @dataclass(frozen=True, slots=True)
 class TombstoneRules:
-    """The clock of a pass (ms), `delete.retention.ms`, and the last segment that begins below the dirty part."""
+    """The time of the pass (ms), `delete.retention.ms`, and the last segment that starts below the dirty part."""
 
     now_ms: int
     delete_retention_ms: int
@@ -276,8 +280,7 @@ class TombstoneRules:
 
 @dataclass(frozen=True, slots=True)
 class _KeptBatches:
-    """The part of some batches that stays. `keyless`: those with records without a key (bool[k]); `keys`: of
-    all k, if they are wanted."""
+    """The kept part of some batches: which of the k batches have keyless records, and their keys if requested."""
 
     filtered: Filtered
     keyless: Bools
@@ -286,12 +289,12 @@ class _KeptBatches:
 
 @dataclass(slots=True, eq=False)
 class Cleaner:
-    """Copy the records that stay into new segments, by the map and the judge of whole batches. Call in log order."""
+    """Copies the records to keep into new segments, according to the map and the batch filter. Call in log order."""
 
     offset_map: OffsetMap
     hash_key: HashKey
     survey: DirtySurvey
-    judge: BatchFilter
+    batch_filter: BatchFilter
     reader: SegmentReader
     writer: SegmentWriter
     rules: TombstoneRules
@@ -299,7 +302,7 @@ class Cleaner:
     _file_expired: tuple[str, bool] = ("", False)
 
     def group(self, segments: Sequence[PlannedSlice]) -> None:
-        """Clean these segments into one, which has the base offset of the first of them."""
+        """Clean these segments into one with the base offset of the first of them."""
         large = sum(segment.size for segment in segments) >= self.reader.limits.filter_min_bytes
         self.writer.begin(segments[0].base, large)
         for segment in segments:
@@ -311,24 +314,24 @@ class Cleaner:
         headers = window.headers
         self.counts.bytes_read += len(window.data)
         self.counts.records_before += int(headers.count[~headers.is_control].sum())
-        verdicts = self.judge.judge(window)
-        aborted = verdicts.aborted
-        empty = self.survey.empty(headers) & ~(verdicts.gone | verdicts.retain_empty)
+        actions = self.batch_filter.actions(window)
+        aborted = actions.aborted
+        empty = self.survey.empty(headers) & ~(actions.dropped | actions.retain_empty)
         if empty.any():
             self.counts.messages_read += int(headers.count[empty].sum())
             rows = np.flatnonzero(~empty)
-            headers, verdicts = headers[rows], verdicts.select(rows)
+            headers, actions = headers[rows], actions.select(rows)
         for opened in self.reader.opened(window, headers):
-            kept = self._filtered(window, opened, verdicts.select(opened.rows))
+            kept = self._filter_batches(window, opened, actions.select(opened.rows))
             aborted = self._write(kept, segment, aborted)
         self.writer.aborted(aborted)
 
-    def _filtered(self, window: Window, opened: Opened, verdicts: BatchActions) -> _KeptBatches:
-        """Return the part of some batches that stays."""
+    def _filter_batches(self, window: Window, opened: Opened, actions: BatchActions) -> _KeptBatches:
+        """Return the part of some batches to keep."""
         headers, fields = opened.headers, opened.fields
-        keep = self._kept(window, opened, verdicts.gone)
-        # A producer's last batch stays, if need be without records: its header has the sequence number that comes next.
-        drop = verdicts.gone & ~verdicts.retain_empty
+        keep = self._kept_records(window, opened, actions.dropped)
+        # A producer's last batch is kept even without records, because its header implies the next sequence number.
+        drop = actions.dropped & ~actions.retain_empty
         filtered = filter_batches(
             window.data,
             headers,
@@ -336,10 +339,10 @@ class Cleaner:
             fields,
             keep=keep,
             drop=drop,
-            empty=verdicts.retain_empty,
-            horizon=self._horizons(opened, keep, verdicts.stamp_control),
+            empty=actions.retain_empty,
+            horizon=self._horizons(opened, keep, actions.stamp_control),
         )
-        self.counts.add_judged(headers, fields, keep, drop)
+        self.counts.add_filtered(headers, fields, keep, drop)
         keyless = np.zeros(len(headers), np.bool_)
         if headers.is_control.any():
             keep &= ~headers.is_control[fields.batch]
@@ -354,14 +357,14 @@ class Cleaner:
         return _KeptBatches(filtered, keyless[filtered.source], BatchKeys(hashes, counts[filtered.source]))
 
     def _horizons(self, opened: Opened, keep: Bools, markers: Bools) -> Int64s:
-        """Return the delete horizon (ms) that batches get: those `markers`, and where a tombstone stays; -1: none."""
+        """Return the new delete horizons (ms) of these `markers` and of batches that keep a tombstone; -1: none."""
         stamped = markers.copy()
         stamped[opened.fields.batch[keep & ~opened.fields.has_value]] = True
         stamped &= ~opened.headers.has_delete_horizon
         return np.where(stamped, min(self.rules.now_ms + self.rules.delete_retention_ms, INT64_MAX), -1)
 
-    def _kept(self, window: Window, opened: Opened, gone: Bools) -> Bools:
-        """Return which records stay; `gone`: batches of which none does."""
+    def _kept_records(self, window: Window, opened: Opened, dropped: Bools) -> Bools:
+        """Return which records to keep, none of those in `dropped` batches."""
         headers, fields = opened.headers, opened.fields
         control = headers.is_control
         keep = np.ones(len(fields), np.bool_)
@@ -369,73 +372,73 @@ class Cleaner:
         clean = min(clean, mapped)
         if mapped:
             batch, has_key, no_value = fields.batch[:mapped], fields.has_key[:mapped], ~fields.has_value[:mapped]
-            stays = np.zeros(mapped, np.bool_)
+            keep_mapped = np.zeros(mapped, np.bool_)
             if clean:
                 starts, lengths = fields.key_start[:clean], fields.key_length[:clean]
                 hashes = key_hashes(opened.body.data, starts, lengths, self.hash_key)
-                stays[:clean] = fields.offset[:clean] >= self.offset_map.get(hashes)
-            self.survey.mark_latest(fields.offset[clean:mapped], stays[clean:])
+                keep_mapped[:clean] = fields.offset[:clean] >= self.offset_map.get(hashes)
+            self.survey.mark_latest(fields.offset[clean:mapped], keep_mapped[clean:])
             if not has_key.all():
-                stays &= has_key
-                self.counts.keyless_dropped += int(np.count_nonzero(~has_key & ~(control | gone)[batch]))
+                keep_mapped &= has_key
+                self.counts.keyless_dropped += int(np.count_nonzero(~has_key & ~(control | dropped)[batch]))
             if no_value.any():
-                stays &= ~(no_value & self._tombstones_expired(window, headers)[batch])
-            keep[:mapped] = stays
+                keep_mapped &= ~(no_value & self._tombstones_expired(window, headers)[batch])
+            keep[:mapped] = keep_mapped
         if control.any():
             keep |= control[fields.batch]
-        if gone.any():
-            keep &= ~gone[fields.batch]
+        if dropped.any():
+            keep &= ~dropped[fields.batch]
         return keep
 
     def _tombstones_expired(self, window: Window, headers: BatchHeaders) -> Bools:
-        """Return the batches whose tombstones go (bool[m])."""
-        # A batch with a delete horizon has it in place of its base timestamp.
+        """Return the batches whose tombstones have expired (bool[m])."""
+        # The delete horizon of a batch is stored as its base timestamp.
         expired: Bools = headers.has_delete_horizon & (headers.base_timestamp <= self.rules.now_ms)
         if headers.magic is not None and self.rules.last_clean is not None:
             expired |= headers.is_legacy & self._is_old(window.file, self.rules.last_clean)
         return expired
 
     def _is_old(self, file: str, last_clean: PlannedSlice) -> bool:
-        """Return True if tombstones of formats v0 and v1 in this file have expired: Kafka's rule for no horizon."""
+        """Return True if tombstones of formats v0 and v1 in this file have expired, by Kafka's rule."""
         if self._file_expired[0] != file:
             horizon = self.reader.modified_ms(last_clean.file) - self.rules.delete_retention_ms
             self._file_expired = (file, self.reader.modified_ms(file) <= horizon)
         return self._file_expired[1]
 
     def _write(self, kept: _KeptBatches, segment: PlannedSlice, aborted: AbortedTransactions) -> AbortedTransactions:
-        """Append batches, in a new segment where this is full; return `.txnindex` entries of later markers."""
+        """Append batches, starting new segments as needed; return the `.txnindex` entries of markers still to come."""
         filtered, headers, writer, first = kept.filtered, kept.filtered.headers, self.writer, 0
         while first < len(headers):
             rest = headers[first:] if first else headers
-            many = writer.fits(rest)
-            if many == 0:
+            batch_count = writer.fits(rest)
+            if batch_count == 0:
                 writer.begin(int(rest.base_offset[0]))
                 continue
-            some = rest if many == len(rest) else rest[:many]
+            some = rest if batch_count == len(rest) else rest[:batch_count]
             control = some.is_control
             records = int(some.count[~control].sum())
-            least = np.where(some.count > 0, filtered.min_ts[first : first + many], some.max_timestamp)
-            least = least[least > NO_TIMESTAMP]
+            min_timestamps = np.where(some.count > 0, filtered.min_ts[first : first + batch_count], some.max_timestamp)
+            min_timestamps = min_timestamps[min_timestamps > NO_TIMESTAMP]
             flags = SliceFlag.NONE
             if (control | (some.producer_id != NO_PRODUCER_ID)).any():
                 flags |= SliceFlag.KAFKA_PRODUCERS
             if some.is_log_append_time.any():
                 flags |= SliceFlag.LOG_APPEND_TIME
-            if kept.keyless[first : first + many].any():
+            if kept.keyless[first : first + batch_count].any():
                 flags |= SliceFlag.HAS_NULL_KEYS
             writer.append(
                 filtered.data,
                 some,
                 records=records,
-                min_ts=int(least.min()) if len(least) else NO_TIMESTAMP,
+                min_ts=int(min_timestamps.min()) if len(min_timestamps) else NO_TIMESTAMP,
                 flags=int(flags),
-                # Counts only where no batch has a timestamp: then the slice has its file's time as its greatest.
+                # Used only if no batch has a timestamp; the largest timestamp of the slice is then that of its file.
                 modified_ms=segment.max_ts,
-                keys=None if kept.keys is None else kept.keys.select(first, first + many),
+                keys=None if kept.keys is None else kept.keys.select(first, first + batch_count),
             )
             written = aborted.last_offsets <= int(some.last_offset[-1])
             writer.aborted(aborted.select(written))
             aborted = aborted.select(~written)
             self.counts.add_written(some, records)
-            first += many
+            first += batch_count
         return aborted

@@ -1,27 +1,27 @@
-"""Plan which append files to merge, and into what: from a snapshot's slice table alone.
+"""Plan which append files to merge and into what, from the slice table of a snapshot alone.
 
-A topic with a commit a second has thousands of slices an hour in each partition. Merging takes whole append files and
-writes files of the same form with **one slice per partition and contiguous run**, in generations:
+A topic with one commit per second gets thousands of slices per hour in each partition. Merging reads entire append
+files and writes files of the same format with **one slice per partition and contiguous offset range**, in generations:
 
-* What one run of maintenance writes is a **generation** of tier t + 1, made of everything of tier t (in the slices'
-  flags; tier 0 is as it was appended). All of tier 0 is merged in every run, so an append file lives one run. Where
-  that makes the eighth generation of tier 1, these are merged in the same go into one of tier 2, and so on: each byte
-  is rewritten once per tier, and there are at most seven generations of each.
-* An output slice of `own_file_bytes` or more gets a file of its own, so that it dies alone when it is sealed; all
-  smaller ones of a piece of work share a file.
-* A slice that has a file of its own and `max(own_file_bytes, segment.bytes / 8)` bytes is left to sealing. Smaller
-  ones go on being merged although they have files of their own: at 8 MiB a slice, 128 would be side by side before
-  they fill a segment of 1 GiB, so only merging on keeps a partition at about 32 unsealed slices at every rate.
+* One maintenance run writes a **generation** of tier t + 1 from everything in tier t. (The tier is in the flags of the
+  slices; appended files have tier 0.) Every run merges all of tier 0, so an append file exists for one run. If that
+  makes the eighth generation of tier 1, the run also merges these into one generation of tier 2, and so on. Each byte
+  is rewritten once per tier, and each tier has at most seven generations.
+* An output slice of at least `own_file_bytes` gets its own file, so that sealing the slice frees the file. All smaller
+  output slices of a work item share a file.
+* A slice with its own file and at least `max(own_file_bytes, segment.bytes / 8)` bytes is left to sealing. Smaller ones
+  continue to be merged even if they have their own files. With 8 MiB per slice, 128 slices would accumulate before they
+  fill a segment of 1 GiB; merging keeps a partition at about 32 unsealed slices at any write rate.
 
-Generations are those of the topic, not of one partition: neighbouring slices of one are merged in the same run.
+Generations belong to the topic, not to one partition: the adjacent slices of a generation are merged in the same run.
 
-Left alone are files with a slice that is open or at or above the last stable offset (the next run takes them), sealed
-segments, and appended files whose merging would neither save a slice nor drop an aborted one. Aborted slices are
-dropped, which leaves a gap in the offsets. No output is larger than `segment.bytes`.
+These files are not merged: files with a slice that is open, or at or above the last stable offset (the next run merges
+them), sealed segments, and appended files if merging them would neither save a slice nor drop an aborted one. Aborted
+slices are dropped, which leaves a gap in the offsets. No output is larger than `segment.bytes`.
 
-A commit that has records in it is kept for as long as one of its slices is there. So a run takes all such slices, also
-where no slice is saved, and does that work first: it leaves at most one that is kept for its records, besides those
-with a slice that is open or above the last stable offset.
+A commit with inline records cannot be deleted while one of its slices is in use. So a run merges all such slices first,
+even if that saves no slice. It leaves at most one commit that is kept for its records, plus those with a slice that is
+open or above the last stable offset.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 FAN_IN = 8
-"""Generations of a tier that become one of the next."""
+"""Number of generations of a tier that become one generation of the next tier."""
 MAX_TIER = MERGE_TIER_MASK >> MERGE_TIER_SHIFT
 
 
 def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: Env = SYSTEM) -> list[MergeWork]:
-    """The merges that are due, those of records in commits first, then larger ones; none if there is nothing to gain.
+    """Return the merges that are due: those of inline records first, then larger ones first.
 
-    `env`: names of files come from it. Each work covers whole runs of some partitions. A file's slices may be spread
-    over several works of the plan: it is unnamed when the last of them is committed.
+    Each work item covers complete offset ranges of some partitions. The slices of a file may be in several work items
+    of the plan; the file is unreferenced once the last of them is committed. `env` provides ids for file names.
     """
     slices = snapshot.slices.all()
     configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
@@ -67,7 +67,7 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
     for chosen, tier in _groups(files):
         rows = np.flatnonzero(chosen[files.of_row])
         starts = _run_starts(slices, rows, segment_bytes)
-        if (files.tier[chosen] == 0).all() and not _worth(slices, rows, starts, files, chosen):
+        if (files.tier[chosen] == 0).all() and not _is_worthwhile(slices, rows, starts, files, chosen):
             continue
         for low, high in _packed(slices, rows, starts, store.limits):
             sources = _sources(snapshot.topic, slices, files, rows, starts[low : high + 1])
@@ -79,70 +79,70 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
 
 @dataclass(frozen=True, slots=True)
 class _MergeableFiles:
-    """The files of a table, one entry of each array per file; `of_row` gives each row's file."""
+    """The files of a table, with one element per file in each array; `of_row` has the file of each row."""
 
     path: tuple[str, ...]
     of_row: Int64s
     free: Bools
-    """May be merged: no slice of it is sealed, open or above the last stable offset, and it has not grown up."""
+    """The file may be merged: no slice is sealed, open or above the last stable offset, and it is not large."""
     tier: Int64s
     generation: Int64s
-    """The version that its writer had read: one run of maintenance writes one generation."""
+    """The version that its writer had read, because one maintenance run writes one generation."""
     dead: Bools
-    """Some of its bytes are no slice's any more; False for commits, whose documents never were."""
+    """Some of its bytes no longer belong to a slice; always False for commits."""
     commits: Bools
-    """Is a commit with records in it."""
+    """The file is a commit with inline records."""
 
 
-def _files(slices: Slices, state: TopicState, grown_bytes: int) -> _MergeableFiles:
+def _files(slices: Slices, state: TopicState, large_bytes: int) -> _MergeableFiles:
     codes, of_row = np.unique(slices.file, return_inverse=True)
     path = slices.paths.take(codes)
     if len(set(path)) < len(path):
-        # A file that a commit named again has a second code besides the one from the checkpoint.
+        # A file that a later commit lists again has a second code, in addition to the one from the checkpoint.
         first = {name: i for i, name in reversed(list(enumerate(path)))}
         of_row = np.array([first[name] for name in path], np.int64)[of_row]
     n = len(path)
     count = np.bincount(of_row, minlength=n)
-    # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
+    # Slices that are hidden by an open transaction keep the id of their own transaction until they become visible.
     stable = own_consistent_ends(state, slices)
     stuck = slices.sealed() | (slices.status == OPEN) | (slices.end > stable[slices.partition])
     nbytes = np.bincount(of_row, weights=slices.size, minlength=n)
     dropped = np.bincount(of_row, weights=slices.status == ABORTED, minlength=n) > 0
-    grown = (count == 1) & (nbytes >= grown_bytes) & ~dropped
+    is_large = (count == 1) & (nbytes >= large_bytes) & ~dropped
     tier = np.zeros(n, np.int64)
     np.maximum.at(tier, of_row, (slices.flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT)
-    generation, held = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    generation, stored = np.zeros(n, np.int64), np.zeros(n, np.int64)
     generation[of_row] = slices.read_version
-    held[of_row] = slices.file_size - slices.footer_length
+    stored[of_row] = slices.file_size - slices.footer_length
     commits = np.array([is_commit(name) for name in path], np.bool_)
     return _MergeableFiles(
         path=tuple(path),
         of_row=of_row.astype(np.int64),
-        free=(np.bincount(of_row, weights=stuck, minlength=n) == 0) & ~grown,
+        free=(np.bincount(of_row, weights=stuck, minlength=n) == 0) & ~is_large,
         tier=tier,
         generation=generation,
-        dead=(nbytes < held) & ~commits,
+        dead=(nbytes < stored) & ~commits,
         commits=commits,
     )
 
 
 def _groups(files: _MergeableFiles) -> Iterator[tuple[Bools, int]]:
-    """Sets of files (a mask over all files) to merge together, with the tier of what comes out."""
-    carried = files.free & (files.tier == 0)
+    """Yield masks of files to merge together, with the tier of the output."""
+    selected = files.free & (files.tier == 0)
     for tier in range(1, MAX_TIER + 1):
         here = files.free & (files.tier == tier)
-        generations = len(np.unique(files.generation[here])) + int(carried.any())
+        generations = len(np.unique(files.generation[here])) + int(selected.any())
         if generations >= FAN_IN:
-            carried = carried | here
-        elif carried.any():
-            yield carried, tier
-            carried = np.zeros_like(carried)
-    if carried.any():
-        yield carried, MAX_TIER
+            selected = selected | here
+        elif selected.any():
+            yield selected, tier
+            selected = np.zeros_like(selected)
+    if selected.any():
+        yield selected, MAX_TIER
 
 
 def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
-    """Return the first index in `rows` of each output, and `len(rows)`: runs of neighbours, cut at `segment_bytes`."""
+    """Return the start of each output in `rows`, and `len(rows)`. Outputs are adjacent rows, cut at `segment_bytes`."""
     if not len(rows):
         return np.zeros(1, np.int64)
     partition = slices.partition[rows]
@@ -154,7 +154,7 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
     for i in np.flatnonzero(np.diff(before[starts]) > segment_bytes).tolist():
         low, high = int(starts[i]), int(starts[i + 1])
         while before[high] - before[low] > segment_bytes:
-            # The last cut at which what is before it still fits, past what holds no bytes; a large slice is alone.
+            # Cut as late as the bytes before the cut still fit; a slice that is too large is alone.
             fits = int(np.searchsorted(before, before[low] + segment_bytes, side="right")) - 1
             low = min(max(fits, low + 1), high)
             if low < high:
@@ -162,22 +162,22 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
     return np.sort(np.concatenate((starts, np.array(cuts, np.int64))))
 
 
-def _worth(slices: Slices, rows: Int64s, starts: Int64s, files: _MergeableFiles, mask: Bools) -> bool:
-    """True if merging gains anything: fewer slices or kept commits, aborted slices dropped, or bytes freed."""
+def _is_worthwhile(slices: Slices, rows: Int64s, starts: Int64s, files: _MergeableFiles, mask: Bools) -> bool:
+    """Return True if merging saves slices or commits with records, drops aborted slices, or frees bytes."""
     saves = len(starts) - 1 < len(rows) or int(files.commits[mask].sum()) > 1
     return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[mask].any())
 
 
 def _packed(slices: Slices, rows: Int64s, starts: Int64s, limits: Limits) -> Iterator[tuple[int, int]]:
-    """Yield the outputs `[low, high)` of each work: neighbours, so that what is together is read together."""
+    """Yield the outputs `[low, high)` of each work item: adjacent ones, so that adjacent slices are read together."""
     nbytes = np.add.reduceat(slices.size[rows], starts[:-1]).tolist() if len(rows) else []
     counts = np.diff(starts).tolist()
-    low = filled = taken = 0
+    low = filled = slices_filled = 0
     for i, (size, count) in enumerate(zip(nbytes, counts, strict=True)):
-        if i > low and (filled + size > limits.merge_bytes or taken + count > limits.merge_slices):
+        if i > low and (filled + size > limits.merge_bytes or slices_filled + count > limits.merge_slices):
             yield low, i
-            low, filled, taken = i, 0, 0
-        filled, taken = filled + size, taken + count
+            low, filled, slices_filled = i, 0, 0
+        filled, slices_filled = filled + size, slices_filled + count
     if nbytes:
         yield low, len(nbytes)
 
@@ -185,7 +185,7 @@ def _packed(slices: Slices, rows: Int64s, starts: Int64s, limits: Limits) -> Ite
 def _sources(
     topic: str, slices: Slices, files: _MergeableFiles, rows: Int64s, starts: Int64s
 ) -> tuple[PlannedSlices, ...]:
-    """Return the inputs of each output; all of a work share one tuple of paths, which is pickled once."""
+    """Return the inputs of each output. The outputs of a work item share a tuple of paths, which is pickled once."""
     inputs = rows[starts[0] : starts[-1]]
     used, path = np.unique(files.of_row[inputs], return_inverse=True)
     paths = tuple(files.path[i] for i in used.tolist())

@@ -1,12 +1,13 @@
-"""A work item of merging: many small slices in, one slice per contiguous run out.
+"""A work item of merging: it reads many small slices and writes one slice per contiguous offset range.
 
-Bytes are copied; what changes is in the batch headers. Base offsets count from the new slice's base, gaps and all;
-the leader epoch and the append time, which the old slices carried for their batches, are written into the batches
-(their CRC follows), and the new slices say so (`leader_epoch` -1, `TIMES_IN_BATCHES`). Nothing is decompressed.
+Batches are copied, and only their headers change. Base offsets count from the base of the new slice, including gaps.
+The leader epoch and the append time, which the old slices stored for their batches, are written into the batches, whose
+CRCs are updated. The new slices are marked accordingly (`leader_epoch` -1, `TIMES_IN_BATCHES`). Nothing is
+decompressed.
 
-Inputs are read a *load* of up to `load_bytes` at a time, in the order of their files, so that slices of several
-partitions that are side by side come with one request, into one buffer in the order of the output. Large slices come
-`request_bytes` at a time, which the processor's caches and the allocator like better, or in windows.
+Inputs are read in *loads* of up to `load_bytes`, in the order of their files, so that adjacent slices of several
+partitions are fetched with one request, into one buffer in the order of the output. Large slices are read in requests
+of `request_bytes`, which suits the processor caches and the allocator better, or in windows.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ from sparklog.maintenance.work_items import Progress, WorkReport, WorkResult, si
 from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]
-COARSE_BYTES = 256 << 10
-"""Of a slice on average: from here on a request each costs little, compared with the reading."""
+LARGE_SLICE_BYTES = 256 << 10
+"""Average slice size from which one request per slice costs little compared with reading the data."""
 NO_TIME = -1
 
 
 @dataclass(frozen=True)
 class MergeWork:
-    """Merge each of `sources` into one slice of tier `tier`. A run twice has other names of files, by `env`."""
+    """Merge each of `sources` into one slice of tier `tier`. A second attempt writes files with other names (`env`)."""
 
     store: Store
     topic: str
@@ -76,7 +77,7 @@ class MergeWork:
 
     @property
     def of_commits(self) -> bool:
-        """True if some of the inputs are records in commits."""
+        """True if some inputs are inline records."""
         return any(is_commit(path) for path in self.sources[0].paths)
 
     @property
@@ -84,7 +85,7 @@ class MergeWork:
         return count_files(self.sources)
 
     def run(self, progress: Progress = silent) -> WorkResult:
-        """Write the merged files. `Corrupt` (an input is damaged) and `Conflict` (it is gone: plan again) name it."""
+        """Write the merged files. `Corrupt` names a damaged input, and `Conflict` one that was replaced."""
         started = self.env.now()
         runs = [_MergedRun(source) for source in self.sources]
         files = _MergeOutputs(self)
@@ -97,8 +98,8 @@ class MergeWork:
         except MissingFile as missing:
             files.discard()
             raise Conflict(
-                f"expected {missing.file}, which the plan for topic {self.topic} names, found no such file: it was "
-                "merged or sealed and deleted meanwhile; plan again"
+                f"{missing.file}, which is in the plan for topic {self.topic}, does not exist: it was merged or sealed "
+                "and deleted after the plan was made; plan again"
             ) from None
         except BaseException:
             files.discard()
@@ -108,7 +109,7 @@ class MergeWork:
 
 
 class _MergedRun:
-    """One run of inputs and the slice that it becomes."""
+    """A contiguous range of input slices, and the slice that it becomes."""
 
     def __init__(self, source: PlannedSlices) -> None:
         self.source = source
@@ -132,20 +133,24 @@ class _MergedRun:
         return with_tier(flags, tier)
 
     def aborted(self, store: Store) -> AbortedTransactions:
-        """Kafka's transactions that its inputs' ABORT markers end, markers counting from its base."""
+        """Return the transactions aborted by Kafka's markers in the inputs; marker offsets count from the base."""
         marked = [row for row in self.live if row.flags & SliceFlag.KAFKA_ABORTED]
         aborted = concatenate([aborted_of(store, row) for row in marked])
         return replace(aborted, last_offsets=aborted.last_offsets - self.base)
 
-    def times(self, newest: int) -> tuple[int, int]:
-        """Smallest and largest time; `newest`: of the batches, -1: none has one, and the max is when it was written."""
+    def times(self, latest: int) -> tuple[int, int]:
+        """Return the smallest and largest timestamp.
+
+        `latest` is the largest one of the batches. If it is -1, no batch has a timestamp, and the largest one is the
+        time of the write.
+        """
         oldest = min((row.min_ts for row in self.live if row.min_ts >= 0), default=NO_TIME)
-        return oldest, newest if newest >= 0 else max(row.max_ts for row in self.live)
+        return oldest, latest if latest >= 0 else max(row.max_ts for row in self.live)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Neighbouring inputs of a run, all of them if it is small."""
+class _LoadPart:
+    """Adjacent inputs of a range; all of its inputs if it is small."""
 
     run: _MergedRun
     rows: Sequence[PlannedSlice]
@@ -156,18 +161,18 @@ class _Part:
         return sum(row.records for row in self.rows)
 
     @property
-    def coarse(self) -> bool:
-        """True if its slices are so large that it is a load by itself."""
-        return self.nbytes >= COARSE_BYTES * len(self.rows)
+    def is_large(self) -> bool:
+        """True if the slices are so large that this is a load by itself."""
+        return self.nbytes >= LARGE_SLICE_BYTES * len(self.rows)
 
 
-def _loads(runs: Sequence[_MergedRun], limits: Limits) -> Iterator[list[_Part]]:
-    """Cut all inputs, in the order of the output, into loads; a slice that is larger than a load is one by itself."""
-    load: list[_Part] = []
+def _loads(runs: Sequence[_MergedRun], limits: Limits) -> Iterator[list[_LoadPart]]:
+    """Divide the inputs, in the order of the output, into loads; a slice that is too large is a load by itself."""
+    load: list[_LoadPart] = []
     filled = 0
     for run in runs:
         for part in _parts(run, limits):
-            if load and (part.coarse or load[-1].coarse or filled + part.nbytes > limits.load_bytes):
+            if load and (part.is_large or load[-1].is_large or filled + part.nbytes > limits.load_bytes):
                 yield load
                 load, filled = [], 0
             load.append(part)
@@ -176,29 +181,29 @@ def _loads(runs: Sequence[_MergedRun], limits: Limits) -> Iterator[list[_Part]]:
         yield load
 
 
-def _parts(run: _MergedRun, limits: Limits) -> Iterator[_Part]:
-    limit = limits.request_bytes if _Part(run, run.live, run.nbytes).coarse else limits.load_bytes
+def _parts(run: _MergedRun, limits: Limits) -> Iterator[_LoadPart]:
+    limit = limits.request_bytes if _LoadPart(run, run.live, run.nbytes).is_large else limits.load_bytes
     rows: list[PlannedSlice] = []
     filled = 0
     for row in run.live:
         if rows and filled + row.size > limit:
-            yield _Part(run, rows, filled)
+            yield _LoadPart(run, rows, filled)
             rows, filled = [], 0
         rows.append(row)
         filled += row.size
-    yield _Part(run, rows, filled)
+    yield _LoadPart(run, rows, filled)
 
 
 class _Rewritten(NamedTuple):
-    """Batches of a run as they go into its slice: their bytes and headers."""
+    """Batches as they are written into the slice of a range: their bytes and headers."""
 
     run: _MergedRun
     data: memoryview
     headers: BatchHeaders
 
 
-def _read(store: Store, load: Sequence[_Part]) -> Iterator[_Rewritten]:
-    """Yield the batches of a load, rewritten: per part (a large slice: per window) the bytes and their headers."""
+def _read(store: Store, load: Sequence[_LoadPart]) -> Iterator[_Rewritten]:
+    """Yield the rewritten batches of a load, per part or, for a large slice, per window."""
     if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > store.limits.request_bytes:
         yield from _windows(store, load[0])
         return
@@ -218,21 +223,21 @@ def _read(store: Store, load: Sequence[_Part]) -> Iterator[_Rewritten]:
         low, first = high, last
 
 
-def _windows(store: Store, part: _Part) -> Iterator[_Rewritten]:
-    """Yield one large slice by windows; its checksum is known to be right once all of them have been read."""
+def _windows(store: Store, part: _LoadPart) -> Iterator[_Rewritten]:
+    """Yield the batches of a large slice in windows; its checksum is verified with the last window."""
     (row,) = part.rows
-    reached = 0
+    next_offset = 0
     for window in read_windows(store, row):
         headers, row_of = window.headers, np.zeros(len(window.headers), np.int64)
-        check_offsets(headers, [row], row_of, np.array([row.position - window.start]), reached)
-        reached = int(headers.next_offset[-1]) + row.shift
+        check_offsets(headers, [row], row_of, np.array([row.position - window.start]), next_offset)
+        next_offset = int(headers.next_offset[-1]) + row.shift
         data = memoryview(bytearray(window.data))
         yield _Rewritten(part.run, data, patch_batches(data, headers, [row], row_of, np.array([part.run.base])))
 
 
 @dataclass(slots=True)
 class _Request:
-    """Neighbouring slices of a file, as indices of rows, which come together."""
+    """Adjacent slices of a file, as indices of rows, which one request fetches."""
 
     file: str
     start: int
@@ -240,12 +245,12 @@ class _Request:
     rows: list[int]
 
 
-def _requests(rows: Sequence[PlannedSlice], most: int) -> list[_Request]:
+def _requests(rows: Sequence[PlannedSlice], max_bytes: int) -> list[_Request]:
     requests: list[_Request] = []
     file, end, filled = "", 0, 0
     for i in sorted(range(len(rows)), key=lambda i: (rows[i].file, rows[i].position)):
         row = rows[i]
-        if row.position == end and row.file == file and filled + row.size <= most:
+        if row.position == end and row.file == file and filled + row.size <= max_bytes:
             requests[-1].rows.append(i)
             filled += row.size
             requests[-1].nbytes = filled
@@ -256,22 +261,22 @@ def _requests(rows: Sequence[PlannedSlice], most: int) -> list[_Request]:
     return requests
 
 
-def _fetch(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], total: int) -> memoryview:
-    """Return all slices in one buffer, each at its place, checked.
+def _fetch(store: Store, rows: Sequence[PlannedSlice], starts: Sequence[int], total: int) -> memoryview:
+    """Return all slices in one buffer, each checked and at its position in `starts`.
 
-    Where each request costs a round trip, as many are under way as `request_bytes` hold, but not those larger than
-    their share of it.
+    If requests cost a round trip, several are in flight, with up to `request_bytes` together. Requests that are larger
+    than their share run one after the other.
     """
     data = np.empty(total, np.uint8).data
 
     def fetch(request: _Request) -> None:
-        got = read_range(store, request.file, request.start, request.nbytes)
+        data_read = read_range(store, request.file, request.start, request.nbytes)
         for i in request.rows:
             row = rows[i]
-            body = got[row.position - request.start :][: row.size]
+            body = data_read[row.position - request.start :][: row.size]
             if crc32c(body) != row.crc:
                 check_slice(body, row)
-            data[places[i] : places[i] + row.size] = body
+            data[starts[i] : starts[i] + row.size] = body
 
     share = store.limits.request_bytes // (1 if store.parallel_reads <= 1 else READ_AHEAD)
     requests = _requests(rows, share)
@@ -285,16 +290,16 @@ def _fetch(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], to
 
 
 class _MergeOutputs:
-    """The files being written: one for all small slices, one for each large one. Runs come one after the other."""
+    """The files being written: one for all small slices, and one for each large slice. Ranges are written in order."""
 
     def __init__(self, work: MergeWork) -> None:
         self._work = work
         self._shared: AppendOutput | None = None
         self._bases: list[int] = []
         self._filters: list[KeyFilter] = []
-        """Of the shared file."""
+        """Filters of the shared file."""
         self._written = WrittenObjects(work.store)
-        """Files of filters, until `discard`."""
+        """The files of filters, in case of `discard`."""
         self._current: _OutputSlice | None = None
         self._done: list[FileSlices] = []
 
@@ -310,7 +315,7 @@ class _MergeOutputs:
                 self._filters += filters
             else:
                 self._done.append(self._close(current.output, (run.base,), filters))
-            # Not before it is closed: what fails until then is for `discard`.
+            # Only after it is closed, because `discard` handles failures until then.
             self._current = None
 
     def close(self) -> tuple[FileSlices, ...]:
@@ -320,14 +325,14 @@ class _MergeOutputs:
         return tuple(self._done)
 
     def _close(self, output: AppendOutput, bases: tuple[int, ...], filters: Sequence[KeyFilter]) -> FileSlices:
-        """Write the filters of a file, if it has any, then its footer."""
+        """Write the filters of a file, if it has any, and then its footer."""
         if filters:
             self._written.create(filter_path(file_key(self._work.topic, output.path)), encode_filters(filters))
         file, n = output.close(), len(bases)
         return replace(file, base=bases, append_time=(NO_TIME,) * n, leader_epoch=(-1,) * n)
 
     def discard(self) -> None:
-        """Delete what was written; what the store refuses to delete is left to the vacuum."""
+        """Delete the written files; those that the store does not delete are left to the vacuum."""
         outputs = [self._shared, None if self._current is None else self._current.output]
         self._shared = self._current = None
         for output in dict.fromkeys(outputs):
@@ -348,7 +353,7 @@ class _MergeOutputs:
 
 
 class _OutputSlice:
-    """One output slice while it is written."""
+    """An output slice that is being written."""
 
     def __init__(self, run: _MergedRun, output: AppendOutput, filter_min_bytes: int) -> None:
         self.run = run
@@ -368,10 +373,10 @@ class _OutputSlice:
         return self._nbytes == self.run.nbytes
 
     def end(self, work: MergeWork) -> list[KeyFilter]:
-        """End the slice; return the filter of its keys, if it has one."""
+        """Finish the slice; return the filter of its keys, if it has one."""
         keys = None if self._keys is None else self._keys.finish(self.output.position, self._nbytes, self._crc)
-        positions, offsets, newest = (np.concatenate(columns) for columns in zip(*self._index, strict=True))
-        min_ts, max_ts = self.run.times(int(newest.max()))
+        positions, offsets, latest = (np.concatenate(columns) for columns in zip(*self._index, strict=True))
+        min_ts, max_ts = self.run.times(int(latest.max()))
         self.output.end_slice(
             WrittenSlice(
                 partition=self.run.partition,
@@ -382,7 +387,7 @@ class _OutputSlice:
                 max_ts=max_ts,
                 crc=self._crc,
                 flags=self.run.flags(work.tier) | (0 if keys is None else SliceFlag.KEY_FILTER),
-                index=build_index(positions, offsets, newest, self._nbytes),
+                index=build_index(positions, offsets, latest, self._nbytes),
                 aborted=self.run.aborted(work.store),
             )
         )

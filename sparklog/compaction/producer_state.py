@@ -1,20 +1,24 @@
-"""Kafka's producers in a partition: their state, by a replay of the log, and the verdicts that follow from it.
+"""The state of Kafka's producers in a partition, replayed from the log, and the actions on batches that follow from it.
 
-Kafka keeps producer state in `.snapshot` and `.txnindex` files. Headers and markers say the same
-(docs/reference/kafka-format.md, producers and markers), so it comes from a replay of what Kafka's producers wrote to
-the partition. That this ends in the same state in a cleaned log is the cleaner's doing: it keeps each live producer's
-last batch, if need be an empty one. Two rules follow:
+Kafka stores producer state in `.snapshot` and `.txnindex` files. Batch headers and markers contain the same information
+(docs/reference/kafka-format.md, "producers and markers"), so the state is computed by replaying the batches that Kafka
+producers wrote to the partition. A cleaned log yields the same state because the cleaner keeps the last batch of each
+live producer, emptied if necessary. Two rules differ from Kafka's:
 
-* An emptied marker (a control batch without records) is no marker for Kafka, which knows its producer from a snapshot.
-  Here it keeps the producer known, with its epoch, or the next pass would take the batch for no producer's last.
-* A producer's last timestamp is that of its last batch as it is now: if the batch was rebuilt without its youngest
-  records, the producer expires earlier than with Kafka, which remembers the time from before.
+* For Kafka an emptied marker (a control batch without records) is not a marker, and it knows the producer from a
+  snapshot. Here the emptied marker keeps the producer known, with its epoch. Otherwise the next pass would not see that
+  the batch is the producer's last one.
+* The last timestamp of a producer is that of its last batch as it is now. If the batch was rebuilt without its youngest
+  records, the producer expires earlier than in Kafka, which remembers the original timestamp.
 
-A cleaning pass judges whole batches before their records are read. Aborted data goes in the first pass that reads it. A
-marker stays while the same pass reads a batch of its transaction, even an emptied one. The first pass without such a
-batch stamps a delete horizon on the marker, and a pass after that horizon drops it. A live producer's last batch, and
-the last batch of the range, are emptied instead of dropped. Kafka feeds a tracker with the aborted transactions of each
-segment in turn; here all are known from the start.
+A cleaning pass decides on entire batches before it reads their records:
+
+* The first pass that reads aborted data drops it.
+* A marker is kept while the same pass reads a batch of its transaction, even an emptied one. The first pass without
+  such a batch sets a delete horizon on the marker, and a pass after that horizon drops the marker.
+* The last batch of a live producer and the last batch of the range are emptied instead of dropped.
+
+Kafka gives a tracker the aborted transactions of one segment after the other; here all are known from the start.
 """
 
 from __future__ import annotations
@@ -42,10 +46,10 @@ NONE = -1
 
 @dataclass(slots=True)
 class ReplayedProducer:
-    """A producer after its last batch, -1 where there is none. Those not compared are for Kafka's snapshots."""
+    """A producer after its last batch; -1: none. Fields that are not compared are for Kafka's snapshots."""
 
-    epoch: int = NONE  # of the last batch or marker; a new one forgets the data of the old
-    last_data_offset: int = NONE  # the last one of its last data batch
+    epoch: int = NONE  # of the last batch or marker; a new epoch resets the fields about data
+    last_data_offset: int = NONE  # last offset of its last data batch
     last_timestamp: int = NONE  # ms, of its last batch or marker
     open_since: int = NONE  # base offset of the first batch of its open transaction
     last_sequence: int = field(default=NONE, compare=False)  # of its last data batch
@@ -74,18 +78,19 @@ class ReplayedProducer:
 class PartitionProducers:
     """Producers and transactions of a partition at its log end.
 
-    `.txnindex` files are believed where each entry belongs to an ABORT marker that is there; the replay adds the rest.
+    A `.txnindex` file is trusted if each of its entries belongs to an ABORT marker in the log; the replay adds the
+    rest.
     """
 
     last_stable: int  # first offset of the earliest open transaction, or the log end
-    aborted: AbortedTransactions  # in the order of their markers, as `.txnindex` files hold them
+    aborted: AbortedTransactions  # in the order of their markers, as in `.txnindex` files
     producers: Mapping[int, ReplayedProducer]  # by producer id, expired ones included (see `active`)
 
 
 def active(
     producers: Mapping[int, ReplayedProducer], now_ms: int, expiration_ms: int
 ) -> Mapping[int, ReplayedProducer]:
-    """Return those that Kafka still knows (8.7): with an open transaction, or heard of since `expiration_ms` ago."""
+    """Return the producers that Kafka still knows: with an open transaction, or active within `expiration_ms`."""
     return {
         producer_id: producer
         for producer_id, producer in producers.items()
@@ -96,12 +101,15 @@ def active(
 def replay(
     store: Store, sources: PlannedSlices, log_end: int, log_start: int = 0, *, indexes: bool = True
 ) -> PartitionProducers:
-    """Replay all slices of a partition, given in offset order, and read the `.txnindex` files next to sealed ones.
+    """Replay all slices of a partition, given in offset order, and read the `.txnindex` files of sealed slices.
 
-    A transaction without a batch from `log_start` on is not open: its marker may be gone, and no reader needs it.
-    Reads each slice with `KAFKA_PRODUCERS` once, in windows of `span_bytes`; slices of aborted sparklog transactions
-    and those without that flag are passed over. Raises `Corrupt`, naming the place, if a slice is not what was written
-    or a marker cannot be read; `NotFound` if a file is gone. `indexes` False: without what `.txnindex` files say.
+    A transaction without a batch from `log_start` on is not open: its marker may be gone, and no reader needs it. Each
+    slice with `KAFKA_PRODUCERS` is read once, in windows of `span_bytes`; slices without that flag and slices of
+    aborted sparklog transactions are skipped. With `indexes=False`, `.txnindex` files are ignored.
+
+    Raises:
+        Corrupt: a slice is damaged or a marker cannot be read; the error has the position.
+        NotFound: a file is missing.
     """
     state = _State()
     indexed: list[AbortedTransactions] = []
@@ -124,7 +132,7 @@ def replay(
 
 
 def turns(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """bool[n]: batches that begin or end a run of one kind among their producer's: what counts is decided there."""
+    """Return the batches (bool[n]) that start or end a run of one kind among those of their producer."""
     order = np.argsort(producer_ids, kind="stable")
     ids, sorted_kinds = producer_ids[order], kinds[order]
     edge = np.ones(len(order) + 1, np.bool_)
@@ -139,7 +147,7 @@ class _State:
     producers: dict[int, ReplayedProducer] = field(default_factory=dict)
     aborts: list[AbortMarker] = field(default_factory=list)
     _open: dict[int, int] = field(default_factory=dict)
-    """Producer id -> first offset of its open transaction, in the order they began."""
+    """Producer id -> first offset of its open transaction, in order of that offset."""
 
     def add(self, window: Window, shift: int) -> None:
         headers = window.headers
@@ -176,7 +184,7 @@ class _State:
         producer = self.producers.setdefault(producer_id, ReplayedProducer())
         producer.at_epoch(epoch)
         producer.last_data_offset, producer.last_timestamp, producer.offset_delta = last, timestamp, last - base
-        # Sequences begin again at 0 after the greatest int32.
+        # Sequence numbers wrap around to 0 after the largest int32.
         producer.last_sequence = (sequence + last - base) % 2**31 if sequence >= 0 else NONE
         if transactional and producer.open_since == NONE:
             producer.open_since = self._open[producer_id] = base
@@ -186,16 +194,16 @@ class _State:
         producer.at_epoch(epoch)
         self._open.pop(producer_id, None)
         if abort:
-            # Transactions begin in offset order, so the first one left is the earliest.
+            # Transactions are in offset order, so the first one that remains is the earliest.
             stable = next(iter(self._open.values()), last + 1)
             self.aborts.append(AbortMarker(producer_id, producer.open_since, last, stable, producer.last_marker))
         producer.last_timestamp, producer.open_since, producer.last_marker = timestamp, NONE, last
-        # Of an emptied marker the epoch is gone; the one before was no greater.
+        # An emptied marker has lost its coordinator epoch, which was at least the previous one.
         producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator)
 
 
 def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
-    """Yield the slice's batches. `Corrupt` unless its CRC-32C is right; `NotFound` if the file is gone."""
+    """Yield the batches of a slice. `Corrupt` if its CRC-32C does not match; `NotFound` if the file is missing."""
     try:
         if planned.size <= store.limits.span_bytes:
             data = read_range(store, planned.file, planned.position, planned.size)
@@ -204,11 +212,11 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
         else:
             yield from read_windows(store, planned)
     except MissingFile:
-        raise NotFound(f"expected data file '{planned.file}', found none: plan again, or restore it") from None
+        raise NotFound(f"data file '{planned.file}' does not exist: plan again, or restore it") from None
 
 
 def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMarker]) -> AbortedTransactions:
-    """The segment's `.txnindex`; empty where it is missing, or an entry does not fit the ABORT markers there."""
+    """Return the `.txnindex` of a segment; empty if it is missing or an entry does not match the ABORT markers."""
     key = f"{source.file.removesuffix('.log')}.txnindex"
     try:
         index = transaction_index.parse(store.get(key), source.base, file=key)
@@ -225,33 +233,32 @@ _COMMITTED, _ABORTED, _CONTROL = 0, 1, 2
 class BatchActions:
     """Actions on m batches, one bool each. A control batch without any keeps its record and any delete horizon."""
 
-    discard_data: Bools  # aborted data, no record survives
-    drop_control: Bools  # a control batch past its delete horizon, its record does not survive
-    stamp_control: Bools  # a control batch that gets a delete horizon now; its record survives
-    retain_empty: Bools  # if no record survives, the empty batch stays, else the batch goes altogether
-    aborted: AbortedTransactions  # for the new `.txnindex`: of ABORT markers that stay as some of theirs was met
+    discard_data: Bools  # aborted data; no record is kept
+    drop_control: Bools  # a control batch past its delete horizon; its record is not kept
+    stamp_control: Bools  # a control batch that gets a delete horizon now; its record is kept
+    retain_empty: Bools  # if no record is kept, keep the empty batch instead of dropping it
+    aborted: AbortedTransactions  # for the new `.txnindex`: those whose ABORT markers are kept because of a batch
 
     @property
-    def gone(self) -> Bools:
-        """Batches of which no record survives."""
+    def dropped(self) -> Bools:
+        """The batches of which no record is kept."""
         return self.discard_data | self.drop_control
 
     def select(self, rows: slice | npt.NDArray[np.int64]) -> BatchActions:
-        """Return the verdicts on some of the batches; `aborted` stays."""
+        """Return the actions on some of the batches; `aborted` is unchanged."""
         masks = self.discard_data, self.drop_control, self.stamp_control, self.retain_empty
         discard, drop, stamp, retain = (mask[rows] for mask in masks)
         return BatchActions(discard, drop, stamp, retain, self.aborted)
 
 
 def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> Bools:
-    """Return bool[m]: data of aborted transactions. `Corrupt`: a producer id where there is no `state`."""
+    """Return the batches (bool[m]) of aborted transactions. `Corrupt` for a producer id if `state` is None."""
     aborted = np.zeros(len(headers), np.bool_)
     if state is None:
         wrong = np.flatnonzero(headers.is_control | headers.is_transactional | (headers.producer_id != NO_PRODUCER_ID))
         if len(wrong):
             raise Corrupt(
-                "expected batches without producers, as the log says of these slices, found a producer id or a control"
-                " batch: restore the file",
+                "found a producer id or a control batch in a slice without any according to the log: restore the file",
                 offset=int(headers.base_offset[wrong[0]]),
             )
         return aborted
@@ -261,12 +268,12 @@ def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> 
 
 
 class BatchFilter:
-    """Judge the batches of one pass, in log order from the partition's first batch on. Keeps state of transactions."""
+    """Decides on the batches of one pass, in log order from the first batch of the partition on."""
 
     def __init__(
         self, state: PartitionProducers | None, *, now_ms: int, expiration_ms: int, first_uncleanable: int
     ) -> None:
-        """`state` None: no batch of the partition carries a producer id. `now_ms`: the pass's clock."""
+        """Create the filter; `state` is None if no batch of the partition has a producer id."""
         self._state = state
         self._now_ms = now_ms
         self._first_uncleanable = first_uncleanable
@@ -276,31 +283,31 @@ class BatchFilter:
         self._last_data = np.array([live[producer_id].last_data_offset for producer_id in ids], np.int64)
         self._epochs = np.array([live[producer_id].epoch for producer_id in ids], np.int64)
         self._observed: set[int] = set()
-        """Producers whose aborted data was met since their last ABORT marker."""
+        """Producers with aborted data since their last ABORT marker."""
         self._committed: set[int] = set()
-        """Producers whose other transactional data was met since their last COMMIT marker."""
+        """Producers with other transactional data since their last COMMIT marker."""
 
-    def judge(self, window: Window) -> BatchActions:
-        """Judge the next batches. `Corrupt` for a marker that cannot be read, or a producer of an unknown state."""
+    def actions(self, window: Window) -> BatchActions:
+        """Return the actions on the next batches. `Corrupt` for an unreadable marker or an unknown producer."""
         headers = window.headers
         discard = aborted_batches(self._state, headers)
         retain = headers.next_offset == self._first_uncleanable
         if self._state is None:
             none = np.zeros(len(headers), np.bool_)
             return BatchActions(discard, none, none, retain, transaction_index.none())
-        gone, ended = self._control(window, discard)
+        unneeded, ended = self._control(window, discard)
         aborted = self._state.aborted
         horizon = headers.has_delete_horizon
         return BatchActions(
             discard_data=discard,
-            drop_control=gone & horizon & (headers.base_timestamp <= self._now_ms),
-            stamp_control=gone & ~horizon & (headers.count > 0),
+            drop_control=unneeded & horizon & (headers.base_timestamp <= self._now_ms),
+            stamp_control=unneeded & ~horizon & (headers.count > 0),
             retain_empty=retain | self._last_of_producer(headers),
             aborted=aborted.select(np.searchsorted(aborted.last_offsets, np.array(ended, np.int64))),
         )
 
     def _last_of_producer(self, headers: BatchHeaders) -> Bools:
-        """True for the last data batch of each live producer, or its last marker if it wrote no data."""
+        """Return True for the last data batch of each live producer, or its last marker if it wrote no data."""
         if not len(self._ids):
             return np.zeros(len(headers), np.bool_)
         rows = np.minimum(np.searchsorted(self._ids, headers.producer_id), len(self._ids) - 1)
@@ -311,16 +318,16 @@ class BatchFilter:
         return last
 
     def _control(self, window: Window, aborted: Bools) -> tuple[Bools, list[int]]:
-        """Return markers without batches of their transaction (bool[m]), and the offsets of ABORTs that stay."""
+        """Return the markers without batches of their transaction (bool[m]), and the offsets of kept ABORT markers."""
         headers = window.headers
         control = headers.is_control
-        gone = np.zeros(len(headers), np.bool_)
+        unneeded = np.zeros(len(headers), np.bool_)
         rows = np.flatnonzero(headers.is_transactional | control)
         kinds = np.where(control[rows], _CONTROL, aborted[rows].astype(np.int64))
         mask = turns(headers.producer_id[rows], kinds) | control[rows]
         rows, kinds = rows[mask], kinds[mask]
         types = control_types(window.data, headers[rows], file=window.file, file_position=window.start)
-        staying: list[int] = []
+        kept_aborts: list[int] = []
         columns = (rows, headers.producer_id[rows], headers.last_offset[rows], headers.count[rows], kinds, types)
         for row, producer, offset, count, kind, type_ in zip(*(column.tolist() for column in columns), strict=True):
             if kind == _ABORTED:
@@ -328,13 +335,13 @@ class BatchFilter:
             elif kind == _COMMITTED:
                 self._committed.add(producer)
             elif count == 0:
-                gone[row] = True
+                unneeded[row] = True
             elif type_ == ABORT:
-                gone[row] = producer not in self._observed
+                unneeded[row] = producer not in self._observed
                 if producer in self._observed:
-                    staying.append(offset)
+                    kept_aborts.append(offset)
                 self._observed.discard(producer)
             elif type_ == COMMIT:
-                gone[row] = producer not in self._committed
+                unneeded[row] = producer not in self._committed
                 self._committed.discard(producer)
-        return gone, staying
+        return unneeded, kept_aborts

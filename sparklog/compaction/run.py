@@ -1,19 +1,20 @@
-"""A run of compaction: seal, then merge, then clean, over one topic or all of a root.
+"""A compaction run over one topic or all topics of a root: it seals, then merges, then cleans.
 
-Each step is planned from a fresh snapshot, its pieces run over all topics, each is committed as it is finished:
+Each step is planned from a fresh snapshot. Its work items run for all topics together, and each is committed as soon as
+it is finished:
 
-| what happens                                        | what the run does                                              |
-|-----------------------------------------------------|----------------------------------------------------------------|
-| another run was faster: edits dropped, inputs gone  | plans these partitions again, at most `TRIES` times            |
-| ... each time, and a file is missing                | reports the partition as corrupt, leaves it as it was          |
-| a piece fails (`Corrupt` and the like)              | reports its partition, leaves it as it was, does the others    |
-| ... and it held several partitions                  | finds out which one, does the others without it                |
-| records without a key, compacted by a default only  | reports the partition, does not clean it: see `clean_plan`     |
-| the map of keys was full                            | another pass over the partition, as long as one is due         |
-| the topic was deleted                               | leaves it                                                      |
-| the topic's log cannot be read or committed to      | reports the topic, goes on with the others                     |
+| event                                                  | reaction                                                    |
+|--------------------------------------------------------|-------------------------------------------------------------|
+| another run was faster: edits dropped, inputs gone     | plan these partitions again, at most `MAX_RETRIES` times    |
+| the same each time, and a file is missing              | report the partition as corrupt and leave it unchanged      |
+| a work item fails (for example with `Corrupt`)         | report its partition, leave it unchanged, do the others     |
+| the same, and the work item had several partitions     | find out which one fails, and do the others without it      |
+| keyless records, and only a default asks to compact    | report the partition without cleaning it: see `clean_plan`  |
+| the key map was full                                   | run another pass over the partition, while one is due       |
+| the topic was deleted                                  | skip it                                                     |
+| the topic's log cannot be read or committed to         | report the topic and continue with the others               |
 
-Written files that no commit names are orphans; the vacuum removes them.
+Written files that no commit refers to are left to the vacuum.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from sparklog.maintenance.work_items import Runner, Settings, Work, WorkResult
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import resolve_topic, visible_snapshot
 
-TRIES = 5
-"""How often a partition is planned again because another run was faster."""
+MAX_RETRIES = 5
+"""How many times a partition is planned again because another run was faster."""
 
 OnDone = Callable[[Work, "WorkResult | SparklogError"], None]
-"""Called for each piece of work after its commit, or with the error that it ended with."""
+"""Called for each work item after its commit, or with its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """The planners of a run's steps."""
+    """The planners of the three steps; tests replace them."""
 
     seal: Callable[[Snapshot, Settings, bool], Sequence[Work]]
     merge: Callable[[Snapshot, Settings], Sequence[Work]]
@@ -73,10 +74,10 @@ PLANS = Plans(
 class CompactOptions:
     """Options of a compaction run."""
 
-    topics: Sequence[str] = ()  # none given: all
-    seal_only: bool = False  # neither merge nor clean
-    roll: bool = False  # seal the active segments, too
-    dry_run: bool = False  # change nothing; the report's `planned` has the plan with reasons
+    topics: Sequence[str] = ()  # empty: all
+    seal_only: bool = False  # do not merge or clean
+    roll: bool = False  # also seal the active segments
+    dry_run: bool = False  # change nothing; the reports have the plan with reasons
 
 
 def compact_root(
@@ -87,11 +88,11 @@ def compact_root(
     on_done: OnDone | None = None,
     plans: Plans = PLANS,
 ) -> list[TopicReport]:
-    """Seal, merge and clean topics, each step over all topics at once; return one report each."""
+    """Seal, merge and clean topics, each step over all topics together; return one report per topic."""
     settings = settings.of_root(root)
     runs: list[_TopicRun] = []
     missing: list[TopicReport] = []
-    # All folders that may be topics: one that cannot be opened must not stop the others.
+    # List all directories that may be topics, so that one that cannot be opened does not stop the others.
     for name in options.topics or sorted(topic_names(root.store)):
         try:
             if options.topics or root.engine.log(name).refresh().topic_state.exists:
@@ -115,7 +116,7 @@ def _run_all(runs: Sequence[_TopicRun], runner: Runner, options: CompactOptions,
             run.expect_all()
         while works := _ordered(work for run in runs for work in run.plan(step)):
             for work, result in runner.run(works):
-                shown = by_topic[work.topic].settle(work, result)
+                shown = by_topic[work.topic].commit(work, result)
                 if on_done is not None:
                     on_done(work, shown)
     for run in runs:
@@ -123,7 +124,7 @@ def _run_all(runs: Sequence[_TopicRun], runner: Runner, options: CompactOptions,
 
 
 def _ordered(works: Iterable[Work]) -> list[Work]:
-    """Sort by dirty ratio, then largest first, so that none is left for the end; merges of commits before others."""
+    """Sort by dirty ratio, then merges of inline records, then largest first, so that no large item runs last."""
 
     def key(work: Work) -> tuple[float, bool, int]:
         return -getattr(work, "ratio", 0.0), not getattr(work, "of_commits", False), -work.nbytes
@@ -132,7 +133,7 @@ def _ordered(works: Iterable[Work]) -> list[Work]:
 
 
 class _TopicRun:
-    """One topic in a run: partitions still to be planned, work done, failures."""
+    """One topic of a run: its partitions to plan, and the report on work done and failures."""
 
     def __init__(self, topic: Topic, settings: Settings, roll: bool, plans: Plans) -> None:
         self.name = topic.name
@@ -140,98 +141,97 @@ class _TopicRun:
         self._settings = settings
         self._roll = roll
         self._plans = plans
-        self._begun = topic.root.env.boot_ms()
+        self._started_ms = topic.root.env.boot_ms()
         self._topic_id = ""
         self._planned_on: Snapshot | None = None
-        self._over = False
-        self._left: set[int] | None = None
-        """Partitions to plan in the next round; None: all."""
-        self._alone: set[int] = set()
-        """Partitions to plan each by itself: a piece that held them and others failed."""
+        self._is_finished = False
+        self._to_plan: set[int] | None = None
+        """Partitions to plan in the next round of the step; None: all."""
+        self._separate: set[int] = set()
+        """Partitions to plan one by one, because a work item with several partitions failed."""
         self._excluded: set[int] = set()
-        self._tries: dict[int, int] = {}
+        self._retries: dict[int, int] = {}
         self.report = TopicReport(topic.name)
 
     def begin(self, dry_run: bool) -> None:
-        """Read the topic, after recording decided transactions: nothing is done above an open one."""
+        """Record decided transactions, because an open one blocks the work above it, and read the topic."""
         try:
             if not dry_run:
                 resolve_topic(self._topic)
             snapshot = self._topic.log.snapshot()
         except SparklogError as error:
-            self._stop(error)
+            self._fail_topic(error)
             return
         self._topic_id = snapshot.state.topic_id
         self.report = replace(self.report, before=_sizes(snapshot))
 
     def expect_all(self) -> None:
-        self._left = None
-        self._tries.clear()
+        self._to_plan = None
+        self._retries.clear()
 
     def plan(self, step: str) -> list[Work]:
-        """Plan the next round of a step; empty if nothing is left to do, or the topic is gone."""
-        if self._over or self._left == set():
+        """Plan the next round of a step; empty if nothing remains to do or the topic was deleted."""
+        if self._is_finished or self._to_plan == set():
             return []
-        lost = max((self._tries.get(partition, 0) for partition in self._left or ()), default=0)
+        lost = max((self._retries.get(partition, 0) for partition in self._to_plan or ()), default=0)
         if lost > 1:
-            # Two runs in step would keep replacing each other's inputs.
-            env = self._topic.root.env
-            env.pause(lost)
+            # Without random pauses, two synchronized runs could replace each other's inputs again and again.
+            self._topic.root.env.pause(lost)
         try:
             snapshot = self._snapshot()
             if snapshot is None:
                 return []
             self._planned_on = snapshot
-            wanted = set(range(snapshot.state.partitions)) if self._left is None else self._left
-            wanted -= self._excluded
+            partitions = set(range(snapshot.state.partitions)) if self._to_plan is None else self._to_plan
+            partitions -= self._excluded
             if step == COMPACT:
-                wanted -= self._keyless(snapshot, wanted)
-            groups = [wanted - self._alone, *({partition} for partition in sorted(wanted & self._alone))]
+                partitions -= self._reject_keyless(snapshot, partitions)
+            groups = [partitions - self._separate, *({partition} for partition in sorted(partitions & self._separate))]
             works = [work for group in groups if group for work in self._plan(step, _restricted(snapshot, group))]
         except SparklogError as error:
-            self._stop(error)
+            self._fail_topic(error)
             return []
-        self._left = set()
+        self._to_plan = set()
         return works
 
-    def settle(self, work: Work, result: WorkResult | SparklogError) -> WorkResult | SparklogError:
-        """Commit the result of a work item, or handle its error; return what to show for it."""
-        if self._over:
-            return NotFound(f"topic '{self.name}' is done with; what '{work.title}' wrote is not used")
+    def commit(self, work: Work, result: WorkResult | SparklogError) -> WorkResult | SparklogError:
+        """Commit the result of a work item or handle its error; return the result to report."""
+        if self._is_finished:
+            return NotFound(f"topic '{self.name}' is skipped, and the output of '{work.title}' is discarded")
         if isinstance(result, SparklogError):
-            return self._failed(work, result)
+            return self._handle_failure(work, result)
         if not result.rewrites:
             return result
         try:
-            outcome = self._topic.log.commit(RewriteIntent(work.op, work.topic_id, result.rewrites, result.files))
+            intent = RewriteIntent(work.op, work.topic_id, result.rewrites, result.files)
+            dropped_edits = self._topic.log.commit(intent).dropped
         except (Conflict, NotFound) as error:
-            return self._failed(work, error)
+            return self._handle_failure(work, error)
         except SparklogError as error:
             self._record(work.partitions, f"commit of {work.title}", error)
             self._excluded.update(work.partitions)
-            self._over = self._over or isinstance(error, (Corrupt, Fenced))
+            self._is_finished = self._is_finished or isinstance(error, (Corrupt, Fenced))
             return error
-        dropped = {edit.partition for edit in outcome.dropped}
-        stood = {rewrite.edit.partition for rewrite in result.rewrites if rewrite.edit not in outcome.dropped}
-        kept = tuple(report for report in result.reports if report.partition in stood)
-        self.report = replace(self.report, work=(*self.report.work, *kept))
+        partitions = {rewrite.edit.partition for rewrite in result.rewrites if rewrite.edit not in dropped_edits}
+        reports = tuple(report for report in result.reports if report.partition in partitions)
+        self.report = replace(self.report, work=(*self.report.work, *reports))
         if isinstance(result, CleanResult) and result.more:
-            self._plan_again(self._got_further(result))
-        if dropped:
-            lost = Conflict("another run rewrote the same slices first")
-            self._retry(dropped, work.title, lost)
-            if not kept:
+            self._plan_again(self._advanced_partitions(result))
+        if dropped_edits:
+            lost = Conflict("another run has already rewritten the same slices")
+            self._retry({edit.partition for edit in dropped_edits}, work.title, lost)
+            if not reports:
                 return lost
-        return replace(result, reports=kept)
+        return replace(result, reports=reports)
 
     def explain(self, seal_only: bool) -> None:
-        if self._over:
+        if self._is_finished:
             return
         try:
             snapshot = visible_snapshot(self._topic)
             planned = explain(snapshot, self._settings, seal_only=seal_only, roll=self._roll)
         except SparklogError as error:
-            self._stop(error)
+            self._fail_topic(error)
         else:
             self.report = replace(self.report, planned=tuple(planned))
 
@@ -240,7 +240,7 @@ class _TopicRun:
         with suppress(SparklogError):
             backlog = compaction_backlog(self._topic.log.snapshot(refresh=False), self._settings)
         self.report = replace(
-            self.report, seconds=(self._topic.root.env.boot_ms() - self._begun) / 1000, backlog=backlog
+            self.report, seconds=(self._topic.root.env.boot_ms() - self._started_ms) / 1000, backlog=backlog
         )
 
     def _plan(self, step: str, snapshot: Snapshot) -> Sequence[Work]:
@@ -248,46 +248,48 @@ class _TopicRun:
             return self._plans.seal(snapshot, self._settings, self._roll)
         return (self._plans.merge if step == MERGE else self._plans.clean)(snapshot, self._settings)
 
-    def _keyless(self, snapshot: Snapshot, partitions: set[int]) -> set[int]:
-        left = keyless_by_default(snapshot, self._settings)
-        kept = partitions & left.keys()
-        if kept:
-            self._excluded |= kept
-            self._record(kept, f"{COMPACT} {self.name}", BadRequest(left[min(kept)]))
-        return kept
+    def _reject_keyless(self, snapshot: Snapshot, partitions: set[int]) -> set[int]:
+        reasons = keyless_by_default(snapshot, self._settings)
+        rejected = partitions & reasons.keys()
+        if rejected:
+            self._excluded |= rejected
+            self._record(rejected, f"{COMPACT} {self.name}", BadRequest(reasons[min(rejected)]))
+        return rejected
 
     def _snapshot(self) -> Snapshot | None:
-        """Return the newest state; None, and end this topic's run, if it is gone."""
+        """Return the latest state. If the topic was deleted, finish its run and return None."""
         try:
             snapshot = visible_snapshot(self._topic)
         except NotFound:
             snapshot = None
         if snapshot is None or snapshot.state.topic_id != self._topic_id:
-            self._over = True
-            self.report = replace(self.report, notes=(*self.report.notes, "deleted meanwhile, nothing left to do"))
+            self._is_finished = True
+            self.report = replace(
+                self.report, notes=(*self.report.notes, "deleted during the run, nothing remains to do")
+            )
             return None
         return snapshot
 
-    def _failed(self, work: Work, error: SparklogError) -> SparklogError:
+    def _handle_failure(self, work: Work, error: SparklogError) -> SparklogError:
         if isinstance(error, (Conflict, NotFound)):
             try:
                 snapshot = self._snapshot()
                 if snapshot is not None:
                     self._retry(work.partitions, work.title, error, snapshot)
             except SparklogError as other:
-                self._stop(other)
+                self._fail_topic(other)
             return error
         partitions = set(work.partitions)
         if len(partitions) == 1:
             self._record(partitions, work.title, error)
             self._excluded |= partitions
         else:
-            self._alone |= self._partitions_at(error, partitions) or partitions
+            self._separate |= self._damaged_partitions(error, partitions) or partitions
             self._plan_again(partitions)
         return error
 
-    def _partitions_at(self, error: SparklogError, partitions: set[int]) -> set[int]:
-        """Return the partitions with slices at the damage that an error names, to be tried alone."""
+    def _damaged_partitions(self, error: SparklogError, partitions: set[int]) -> set[int]:
+        """Return the partitions with slices at the position of a `Corrupt`, to be planned separately."""
         if not isinstance(error, Corrupt) or error.file is None or self._planned_on is None:
             return set()
         damaged = set()
@@ -301,24 +303,24 @@ class _TopicRun:
         return damaged
 
     def _retry(
-        self, partitions: Iterable[int], title: str, error: Conflict | NotFound, newest: Snapshot | None = None
+        self, partitions: Iterable[int], title: str, error: Conflict | NotFound, latest: Snapshot | None = None
     ) -> None:
-        """Plan partitions again, TRIES times; then report the error, or a file that `newest` names and lacks."""
+        """Plan partitions again, up to MAX_RETRIES times; then report the error, or a missing file of `latest`."""
         for partition in partitions:
-            self._tries[partition] = self._tries.get(partition, 0) + 1
-            if self._tries[partition] <= TRIES:
+            self._retries[partition] = self._retries.get(partition, 0) + 1
+            if self._retries[partition] <= MAX_RETRIES:
                 self._plan_again((partition,))
             elif partition not in self._excluded:
                 self._excluded.add(partition)
-                given_up = type(error)(f"{error}; given up for now, after {TRIES + 1} tries")
-                missing = None if newest is None else _missing(newest, partition)
+                given_up = type(error)(f"{error}; gave up after {MAX_RETRIES + 1} attempts")
+                missing = None if latest is None else _missing(latest, partition)
                 self._record((partition,), title, missing or given_up)
 
     def _plan_again(self, partitions: Iterable[int]) -> None:
-        self._left = {*(self._left or ()), *partitions}
+        self._to_plan = {*(self._to_plan or ()), *partitions}
 
-    def _got_further(self, done: WorkResult) -> set[int]:
-        """Return the partitions whose pass made progress: any other would be repeated for ever."""
+    def _advanced_partitions(self, done: WorkResult) -> set[int]:
+        """Return the partitions whose pass made progress; repeating the others would never end."""
         before = self._planned_on.state.first_dirty_offset if self._planned_on is not None else ()
         edits = [rewrite.edit for rewrite in done.rewrites]
         return {edit.partition for edit in edits if (edit.first_dirty_offset or 0) > before[edit.partition]}
@@ -327,20 +329,20 @@ class _TopicRun:
         failure = Failure.of(self.name, sorted(partitions), title, error)
         self.report = replace(self.report, failures=(*self.report.failures, failure))
 
-    def _stop(self, error: SparklogError) -> None:
-        self._over = True
+    def _fail_topic(self, error: SparklogError) -> None:
+        self._is_finished = True
         self._record((), f"read {self.name}", error)
 
 
 def _missing(snapshot: Snapshot, partition: int) -> Corrupt | None:
-    """Return an error for the first missing file of a partition: then it was not replaced, but lost."""
+    """Return an error for the first missing file of a partition in the latest state, where it was not replaced."""
     slices = snapshot.slices.select(partition)
     for row in range(len(slices)):
         key = file_key(snapshot.topic, slices.path(row))
         if snapshot.store.stat(key) is None:
             return Corrupt(
-                f"version {snapshot.version} of topic '{snapshot.topic}' names a file that is missing: restore it from "
-                "a backup, or move the log start beyond it (delete-records)",
+                f"version {snapshot.version} of topic '{snapshot.topic}' refers to a missing file: restore it from a "
+                "backup, or move the log start beyond it (delete-records)",
                 file=key,
                 offset=int(slices.base[row]),
             )
@@ -357,6 +359,6 @@ def _sizes(snapshot: Snapshot) -> Mapping[int, Size]:
 def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:
     if len(partitions) == snapshot.state.partitions:
         return snapshot
-    numbers = np.array(sorted(partitions))
-    parts = (part[np.isin(part.partition, numbers)] for part in snapshot.slices.parts())
+    selected = np.array(sorted(partitions))
+    parts = (part[np.isin(part.partition, selected)] for part in snapshot.slices.parts())
     return with_slices(snapshot, [part for part in parts if len(part)])

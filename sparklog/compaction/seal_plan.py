@@ -1,9 +1,9 @@
 """Plan the sealing of a topic: which segments are closed, packed into work items.
 
-A segment is sealed when Kafka would have closed it: by the roll rule over the slice table
-(`sparklog.log.state.segments`), by the clock in a quiet partition, or at once if the user rolls. A segment waits until
-all of it is below the last stable offset. Each segment is one edit, so a race that takes an input from one segment
-leaves the others.
+A segment is sealed once Kafka would have closed it: by the roll rule over the slice table
+(`sparklog.log.state.segments`), by time in an idle partition, or immediately if the user asks for it. Sealing a segment
+waits until all of it is below the last stable offset. Each segment is one edit, so if another run rewrites an input of
+one segment first, the other segments are not affected.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sparklog.storage.store import Store
 def plan_sealing(
     store: Store, snapshot: Snapshot, settings: Settings, *, roll: bool = False, env: Env = SYSTEM
 ) -> list[SealWork]:
-    """Plan the sealing of a topic, in work items of up to `Limits.seal_bytes`; none where no segment is closed.
+    """Plan the sealing of a topic in work items of up to `Limits.seal_bytes`; empty if no segment is closed.
 
-    `roll` also closes the active segments, as far as they are below the last stable offset. `env` gives tasks their
-    ids and their stopwatch; `settings.now_ms` is the clock that closes quiet partitions.
+    `roll` also closes the active segments, up to the last stable offset. `env` provides ids and elapsed times for
+    tasks; `settings.now_ms` is the time that closes segments of idle partitions.
     """
     state = snapshot.state
     configs = settings.configs_of(snapshot.topic, state.configs)
     rule = RollRule.of(configs, state.topic_id)
     table = snapshot.slices.all()
-    # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
+    # Slices that are hidden by an open transaction keep the id of their own transaction until they become visible.
     stable = own_consistent_ends(state, table).tolist()
     packed = _Packed(store.limits)
     for partition in np.unique(table.partition[~table.sealed()]).tolist():
@@ -54,7 +54,7 @@ def plan_sealing(
 
 
 def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int, stable: int, roll: bool) -> int:
-    """Count the slices of a segment to seal now, from its first on: all or none, unless the roll is forced."""
+    """Return the number of slices of a segment to seal now, from its start: all or none, unless `roll` is set."""
     if segment.sealed or segment.rows == 0:
         return 0
     if segment.active and roll:
@@ -64,7 +64,7 @@ def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int,
 
 
 class _Packed:
-    """Segments packed into work items in the order they come, those of one partition together."""
+    """Packs segments into work items in the given order, those of one partition together."""
 
     def __init__(self, limits: Limits) -> None:
         self.works: list[list[SealPart]] = []

@@ -1,13 +1,13 @@
-"""Seal: unsealed slices become Kafka segments, without being decompressed; exporting writes its segments so, too.
+"""Seal unsealed slices into Kafka segments without decompressing them. Exports write their segments with it, too.
 
-A segment's aborted slices are dropped, which leaves a gap in the offsets. A work item covers several partitions: their
-slices are side by side in the append files and are fetched together.
+Aborted slices are dropped, which leaves a gap in the offsets. A work item covers several partitions, because their
+slices are adjacent in the append files and are fetched together.
 
-Each slice is checked against its CRC-32C first, and its batches are copied as they are. Only headers are patched with
-what was not known when the batch was written, which the slice carries: absolute offsets, the leader epoch and, under
-LogAppendTime, the time (the only one that changes the batch's CRC-32C). Headers of all slices in a buffer are patched
-at once: there may be a hundred thousand small slices. A new file begins where the plan says, where an index is full,
-and where one slice alone is larger than `segment.bytes`.
+Each slice is checked against its CRC-32C, and then its batches are copied unchanged. Only headers are patched with
+information that was unknown when the batch was written and that the slice has: absolute offsets, the leader epoch and,
+under LogAppendTime, the append time, which is the only one that changes the CRC-32C of a batch. The headers of all
+slices in a buffer are patched together, because there can be a hundred thousand small slices. A new file starts where
+the plan says, where an index is full, and where a single slice is larger than `segment.bytes`.
 """
 
 from __future__ import annotations
@@ -48,21 +48,24 @@ CLOSING_THREADS = 16
 def scan_slices(
     data: BytesLike, rows: Sequence[PlannedSlice], starts: Int64s, after: int = 0
 ) -> tuple[BatchHeaders, Int64s]:
-    """Return the headers of all batches in `data`, as they were written, and each one's slice as an index of `rows`.
+    """Return the headers of all batches in `data`, unpatched, and the slice of each batch as an index of `rows`.
 
-    `starts`: position of each slice's first byte in `data`, rising; negative for the only slice of a window that begins
-    further on in it. `after`: the first batch may not begin below this offset. Slices may be of several partitions.
-    Checksums are not checked here. `Corrupt` unless every slice begins with a batch, ends with one, and offsets rise
-    within it.
+    Raises `Corrupt` unless each slice consists of complete batches with ascending offsets. Checksums are not verified.
+
+    Args:
+        data: the bytes of the slices, which may belong to several partitions.
+        rows: the slices.
+        starts: the ascending positions of the slices in `data`; negative if `data` is a window inside a single slice.
+        after: the offset that the first batch must not be below.
     """
     headers = scan_headers(data, whole=False)
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
     crossed = np.flatnonzero((starts > 0) & (starts < headers.end) & ~np.isin(starts, headers.position))
     if len(crossed) or headers.stop != "end":
-        # A batch that reaches into the next slice is wrong itself.
+        # A batch that extends into the next slice is the damaged one.
         bad = int(crossed[0] if len(crossed) else np.searchsorted(starts, headers.end, side="right")) - 1
         raise Corrupt(
-            f"expected whole record batches in a slice: {headers.reason or 'the last one reaches beyond it'}",
+            f"a slice must consist of complete record batches: {headers.reason or 'the last batch extends beyond it'}",
             file=rows[bad].file,
             position=rows[bad].position,
         )
@@ -73,30 +76,30 @@ def scan_slices(
 def check_offsets(
     headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, starts: Int64s, after: int = 0
 ) -> None:
-    """Raise `Corrupt` unless the batches of each slice are within its offsets, in order: a part of `scan_slices`."""
+    """Raise `Corrupt` unless the batches of each slice are in order and within its offsets; see `scan_slices`."""
     shift, low = _column(rows, "shift")[row_of], _column(rows, "base")[row_of]
     low[:1] = np.maximum(low[:1], after)
-    # Slices of one partition do not overlap, so order within each is order in the log.
-    outside, least = misplaced(headers, low, _column(rows, "end")[row_of], shift=shift, owner=row_of)
+    # Slices of a partition do not overlap, so order within each slice implies order in the log.
+    outside, min_offsets = misplaced(headers, low, _column(rows, "end")[row_of], shift=shift, owner=row_of)
     base, end = headers.base_offset + shift, headers.next_offset + shift
-    # Messages of formats v0 and v1 are in sealed segments alone: here a magic byte has changed.
+    # Only sealed segments have messages of formats v0 and v1, so a magic byte is damaged here.
     wrong = np.flatnonzero(outside | headers.is_legacy)
     if len(wrong):
         batch = int(wrong[0])
         row = rows[int(row_of[batch])]
         position = row.position + int(headers.position[batch] - starts[row_of[batch]])
-        offsets = f"{int(least[batch])} to {row.end}, found one of {int(base[batch])} to {int(end[batch])}"
+        offsets = f"{int(min_offsets[batch])} to {row.end}, found one of {int(base[batch])} to {int(end[batch])}"
         message = f"expected a batch within offsets {offsets}: restore the file"
-        raise Corrupt(message, file=row.file, position=position, offset=int(least[batch]))
+        raise Corrupt(message, file=row.file, position=position, offset=int(min_offsets[batch]))
 
 
 def patch_batches(
     data: BytesLike, headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, bases: Int64s
 ) -> BatchHeaders:
-    """Write into the batches of `data` what `rows` say of them. Return their headers after it.
+    """Patch the batches in `data` with the information of their slices, and return their new headers.
 
-    Base offsets then count from `bases` (one for each row; zeros: offsets of the log). Leader epochs and append times
-    are written where the slices carry them, and the CRCs follow.
+    Base offsets count from `bases` afterwards (one per row; zero for offsets of the log). Leader epochs and append
+    times are written if the slices have them, and the CRCs are updated.
     """
     return rewrite_headers(
         data,
@@ -113,12 +116,12 @@ def _column(rows: Sequence[PlannedSlice], name: str) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class SealPart:
-    """The slices of one partition to seal."""
+    """The slices of a partition to seal."""
 
     partition: int
-    segments: tuple[PlannedSlices, ...]  # the slices of each, in offset order
-    history: PlannedSlices | None  # all slices, if some hold Kafka's own transactions, which `.txnindex` must name
-    log_end: int  # of the plan
+    segments: tuple[PlannedSlices, ...]  # the slices of each segment, in offset order
+    history: PlannedSlices | None  # all slices, if some have Kafka transactions, which the `.txnindex` must list
+    log_end: int  # at the time of the plan
 
     @property
     def nbytes(self) -> int:
@@ -129,13 +132,13 @@ class SealPart:
 
 
 def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent) -> list[tuple[FileSlices, ...]]:
-    """Write the segments of all outputs, durable; return those of each. `Corrupt`, `Conflict` (a file is gone)."""
+    """Write the segments of all outputs; return the durable files of each. `Corrupt`; `Conflict` (missing file)."""
     try:
         cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
         by_partition = {output.part.partition: output for output in outputs}
-        for piece in Fetcher(cursors, strict=True):
-            records = by_partition[piece.slice.partition].take(piece)
-            progress(records, len(piece.data))
+        for fetched in Fetcher(cursors, strict=True):
+            records = by_partition[fetched.slice.partition].add(fetched)
+            progress(records, len(fetched.data))
         return _close_all(outputs)
     except BaseException:
         for output in outputs:
@@ -144,7 +147,7 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
 
 
 class SegmentOutput:
-    """One partition of the work: its slices as they come, and the segments being written."""
+    """The output of one partition: the segments that are written from its slices."""
 
     def __init__(
         self,
@@ -156,27 +159,36 @@ class SegmentOutput:
         end: int | None = None,
         keyed: bool = False,
     ) -> None:
-        """`transactions`: all that Kafka's producers aborted here, asked for where a slice is theirs.
+        """Create the output.
 
-        `end`: batches from this offset on are left out. `keyed`: large segments get filters of their keys.
+        Args:
+            store: the store to write to.
+            topic: the name of the topic.
+            part: the slices to seal.
+            writer: writes the segments.
+            transactions: returns all transactions that Kafka producers aborted in the partition; it is called if a
+            slice
+                was written by one.
+            end: batches from this offset on are skipped.
+            keyed: large segments get filters of their keys.
         """
         self.part = part
         self._store = store
         self._topic = topic
         self._end = end
-        kept = [sources[sources.status != ABORTED] for sources in part.segments]
-        self._slices = joined(kept) if kept else None
+        live = [sources[sources.status != ABORTED] for sources in part.segments]
+        self._slices = joined(live) if live else None
         limits = store.limits
-        self._held_bytes = limits.held_bytes
-        self._begins = [
+        self._buffer_bytes = limits.held_bytes
+        self._pending_segments = [
             (int(sources.base[0]), keyed and sources.nbytes >= limits.filter_min_bytes) for sources in part.segments
         ]
-        """Base offsets of segments not begun yet, and whether they may get filters of their keys."""
+        """Base offsets of segments that are not started yet, and whether they may get filters of their keys."""
         self._current = -1
-        self._reached = 0
-        self._held = bytearray()
-        self._held_rows: list[PlannedSlice] = []
-        self._held_starts: list[int] = []
+        self._next_offset = 0
+        self._buffer = bytearray()
+        self._buffered_rows: list[PlannedSlice] = []
+        self._buffered_starts: list[int] = []
         self.writer = writer
         self._find_aborted = transactions
         self._aborted: AbortedTransactions | None = None
@@ -187,48 +199,49 @@ class SegmentOutput:
             return None
         end = int(slices.end[-1]) if self._end is None else self._end
         offsets = OffsetRange(self._topic, self.part.partition, int(slices.base[0]), end)
-        return Cursor(self._store, offsets, slices, self._gone, offsets.start)
+        return Cursor(self._store, offsets, slices, self._raise_replaced, offsets.start)
 
-    def take(self, piece: FetchedBatches) -> int:
-        """Take the next piece; return its count of records."""
-        row = piece.slice
+    def add(self, fetched: FetchedBatches) -> int:
+        """Add the next batches of a slice; return their number of records."""
+        row = fetched.slice
         if row.base != self._current:
             self._current = row.base
-            while self._begins and self._begins[0][0] <= row.base:
+            while self._pending_segments and self._pending_segments[0][0] <= row.base:
                 self._flush()
-                # Of a segment whose slices were all aborted nothing is written: the next one begins in its place.
-                self.writer.begin(*self._begins.pop(0))
-        if piece.verified and len(piece.data) < self._held_bytes // 4:
-            self._held_rows.append(row)
-            self._held_starts.append(len(self._held))
-            self._held += piece.data
-            if len(self._held) >= self._held_bytes:
+                # If all slices of a segment were aborted, nothing is written for it before the next one starts.
+                self.writer.begin(*self._pending_segments.pop(0))
+        if fetched.verified and len(fetched.data) < self._buffer_bytes // 4:
+            self._buffered_rows.append(row)
+            self._buffered_starts.append(len(self._buffer))
+            self._buffer += fetched.data
+            if len(self._buffer) >= self._buffer_bytes:
                 self._flush()
             return row.records
         self._flush()
-        return self._write(bytearray(piece.data), [row], [row.position - piece.position], piece.cut)
+        return self._write(bytearray(fetched.data), [row], [row.position - fetched.position], fetched.cut)
 
     def close(self) -> tuple[FileSlices, ...]:
         self._flush()
         return self.writer.close()
 
     def _flush(self) -> None:
-        if self._held_rows:
-            data, rows, starts = self._held, self._held_rows, self._held_starts
-            self._held, self._held_rows, self._held_starts = bytearray(), [], []
+        if self._buffered_rows:
+            data, rows, starts = self._buffer, self._buffered_rows, self._buffered_starts
+            self._buffer, self._buffered_rows, self._buffered_starts = bytearray(), [], []
             self._write(data, rows, starts)
 
     def _write(
-        self, data: bytearray, rows: Sequence[PlannedSlice], starts: Sequence[int], unchecked: bool = False
+        self, data: bytearray, rows: Sequence[PlannedSlice], starts: Sequence[int], is_partial: bool = False
     ) -> int:
-        """Check, patch and write whole batches of slices that begin at `starts` in `data`. Return their records.
+        """Check, patch and write the batches of slices that start at `starts` in `data`; return the number of records.
 
-        `unchecked`: a part of a slice, which the slice's checksum does not cover: the batches' checksums are checked.
+        `is_partial` means part of a slice. The checksum of the slice does not cover it, so those of batches are
+        checked.
         """
-        headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._reached)
-        if unchecked and len(wrong := crc_failures(data, headers)):
+        headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._next_offset)
+        if is_partial and len(wrong := crc_failures(data, headers)):
             place = Place(rows[0].file, rows[0].position - starts[0], rows[0].shift)
-            message = "the batch's CRC-32C does not match its bytes: restore the file"
+            message = "the CRC-32C of the batch does not match: restore the file"
             raise place.corrupt(headers, int(wrong[0]), message)
         if self._end is not None:
             shift = _column(rows, "shift")[row_of]
@@ -239,15 +252,17 @@ class SegmentOutput:
         headers = patch_batches(data, headers, rows, row_of, np.zeros(len(rows), np.int64))
         records = done = 0
         while done < len(headers):
-            left = headers[done:] if done else headers
-            many = self.writer.fits(left, self.writer.segment_bytes)
-            if many == 0:
-                self.writer.begin(int(left.base_offset[0]))
+            remaining = headers[done:] if done else headers
+            batch_count = self.writer.fits(remaining, self.writer.segment_bytes)
+            if batch_count == 0:
+                self.writer.begin(int(remaining.base_offset[0]))
                 continue
-            covered = rows[int(row_of[done]) : int(row_of[done + many - 1]) + 1]
-            records += self._append(data, left if many == len(left) else left[:many], covered)
-            done += many
-        self._reached = int(headers.next_offset[-1])
+            covered = rows[int(row_of[done]) : int(row_of[done + batch_count - 1]) + 1]
+            records += self._append(
+                data, remaining if batch_count == len(remaining) else remaining[:batch_count], covered
+            )
+            done += batch_count
+        self._next_offset = int(headers.next_offset[-1])
         return records
 
     def _append(self, data: bytearray, headers: BatchHeaders, rows: Sequence[PlannedSlice]) -> int:
@@ -272,15 +287,15 @@ class SegmentOutput:
             self.writer.aborted(aborted.select(marked))
         return records
 
-    def _gone(self, offset: int) -> NoReturn:
+    def _raise_replaced(self, offset: int) -> NoReturn:
         raise Conflict(
-            f"a file of {self._topic}-{self.part.partition} that holds offset {offset} is gone: it was replaced "
-            "since this was planned; plan again"
+            f"a file of {self._topic}-{self.part.partition} with offset {offset} is gone: it was replaced after the "
+            "plan was made; plan again"
         )
 
 
 def _close_all(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
-    """Close the outputs. Files wait for the disk together: one by one takes ten times as long."""
+    """Close the outputs in parallel, because one by one would take ten times as long to sync."""
     if len(outputs) < MANY_OUTPUTS:
         return [output.close() for output in outputs]
     with ThreadPoolExecutor(CLOSING_THREADS) as pool:
@@ -289,7 +304,7 @@ def _close_all(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]
 
 @dataclass(frozen=True, slots=True)
 class SealWork:
-    """A work item that seals segments of some partitions of a topic. See `sparklog.maintenance.work_items.Work`."""
+    """Seal segments of some partitions of a topic, as a `sparklog.maintenance.work_items.Work`."""
 
     store: Store
     topic: str
@@ -319,7 +334,7 @@ class SealWork:
         return count_files(sources for part in self.parts for sources in part.segments)
 
     def run(self, progress: Progress = silent) -> WorkResult:
-        """Write the segments. `Corrupt` names a damaged slice; `Conflict`: a file was replaced meanwhile."""
+        """Write the segments. `Corrupt` names a damaged slice; `Conflict` means that a file was replaced."""
         started = self.env.now()
         unique = self.env.new_id()
         files = write_segments([self._output(part, unique) for part in self.parts], progress)
@@ -350,5 +365,5 @@ class SealWork:
 
     def _replay_aborted(self, part: SealPart) -> AbortedTransactions:
         if part.history is None:
-            raise BadRequest("slices with Kafka's transactions are sealed with the partition's history")
+            raise BadRequest("slices with Kafka transactions can only be sealed with the history of the partition")
         return replay(self.store, part.history, part.log_end).aborted

@@ -1,17 +1,17 @@
-"""Write Kafka segments: `.log` with its `.index`, `.timeindex` and `.txnindex`, byte for byte as Kafka would have.
+"""Write Kafka segments: `.log` with its `.index`, `.timeindex` and `.txnindex`, byte for byte like Kafka.
 
-    sealed/<partition>/<read version>-<id>/00000000000000001234.log        batches back to back, offsets as in the log
-                                           00000000000000001234.index      8 bytes an entry: format/segment_indexes.py
+    sealed/<partition>/<read version>-<id>/00000000000000001234.log        contiguous batches with offsets of the log
+                                           00000000000000001234.index      8 bytes per entry: format/segment_indexes.py
                                            00000000000000001234.timeindex  12 bytes: format/segment_indexes.py
-                                           00000000000000001234.txnindex   34 bytes; only where there are entries
+                                           00000000000000001234.txnindex   34 bytes; only if there are entries
                                            00000000000000001234.bloom      format/key_filter.py: ours, not Kafka's
 
-Batches come with final offsets, in order; what they hold is not looked at. Index entries follow the rule for appends
-of single batches, which is also what Kafka's recovery rebuilds. The indexes grow while the log is written, so that a
-segment of many tiny batches costs no more memory than its indexes are allowed to have.
+The batches are given with final offsets, in order, and their records are not examined. Index entries follow the rule
+for appending single batches, which is also the one by which Kafka's recovery rebuilds indexes. The indexes are built
+while the log is written, so a segment of many tiny batches needs no more memory than the maximum size of its indexes.
 
-A segment of 0 bytes is never written (Kafka leaves such where the cleaner keeps nothing of a group): a slice cannot
-be empty, and nothing needs one here.
+A segment of 0 bytes is never written. (Kafka keeps such segments if the cleaner keeps nothing of a group.) Slices
+cannot be empty, and nothing depends on empty segments.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter, Store
 
 MAX_SEGMENT_BYTES = 2**31 - 1
-"""Kafka opens no larger file: positions in an index are int32."""
-ASIDE_BYTES = 4 << 20
-"""A segment of this size or more waits for the disk while the next one is written."""
+"""Kafka's limit, because positions in an index are int32."""
+BACKGROUND_BYTES = 4 << 20
+"""Segments of at least this size are synced in the background while the next one is written."""
 _CARRIED = int(SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME | SliceFlag.KAFKA_PRODUCERS)
 
 Int64Array = npt.NDArray[np.int64]
 
 
 class WrittenObjects:
-    """Objects of a task that nothing names yet: deleted if it fails; what the store keeps is left to the vacuum."""
+    """Unreferenced objects of a task, to be deleted if it fails; objects that remain are left to the vacuum."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -71,16 +71,16 @@ class WrittenObjects:
 
 
 class SegmentWriter:
-    """The segments that one run writes for one partition, one after the other, into one folder.
+    """Writes the segments of one partition, one after the other, into one directory.
 
-    `begin` names a segment by its base offset, `append` adds batches, `finish` ends it, `close` gives all of them for
-    the commit; `discard`, in its place, deletes them.
+    `begin` starts a segment at its base offset, `append` adds batches, and `finish` ends it. `close` returns all
+    segments for the commit; `discard` deletes them instead.
     """
 
     def __init__(
         self, store: Store, topic: str, partition: int, read_version: int, unique: str, configs: TopicConfigs
     ) -> None:
-        """`read_version`: of the plan; `unique`: an id of this run (`Env.new_id`). Both name the folder."""
+        """Create the writer; the read version of the plan and the unique id of the work item name the directory."""
         self._store = store
         self._topic = topic
         self._partition = partition
@@ -92,45 +92,49 @@ class SegmentWriter:
         self._time_entries = TimeIndex.max_entries(index_bytes)
         self._current: _SegmentInProgress | None = None
         self.keyed = False
-        """The current segment may get filters of its keys."""
-        self._done: list[FileSlices] = []
+        """Whether the current segment may get a filter of its keys."""
+        self._finished: list[FileSlices] = []
         self._written = WrittenObjects(store)
-        self._aside: ThreadPoolExecutor | None = None
-        self._ending: Future[None] | None = None
-        """The segment before the current one, if it may not be durable yet."""
+        self._background: ThreadPoolExecutor | None = None
+        self._finishing: Future[None] | None = None
+        """The previous segment, if it may not be durable yet."""
 
     def path(self, base: int) -> str:
         return sealed_path(self._partition, *self._folder, base)
 
     def key(self, path: str) -> str:
-        """Return the key of a file that the run writes."""
+        """Return the key of a file of this writer."""
         return file_key(self._topic, path)
 
     def begin(self, base: int, keyed: bool | None = None) -> None:
-        """End the segment before, begin one. `keyed`: with filters of its keys once it is large; None: as before."""
+        """Finish the previous segment and start one; `keyed`: a large one gets a key filter (None: as before)."""
         self.finish()
         self.keyed = self.keyed if keyed is None else keyed
         builder = FilterBuilder() if self.keyed else None
         self._current = _SegmentInProgress(base, base, _Indexes(base, self._interval), keys=builder)
 
     def fits(self, headers: BatchHeaders, segment_bytes: int = MAX_SEGMENT_BYTES) -> int:
-        """Count the batches, from the first on, that still go into the current segment by Kafka's roll rule.
+        """Return how many batches, from the first one on, fit into the current segment by Kafka's roll rule.
 
-        Fewer than all where the offset index or the time index would be full before a batch is appended, where an
-        offset is more than 2^31-1 above the base, or where the segment would exceed `segment_bytes`; but an empty
-        segment takes its first batch whatever its size. 0: `begin` a segment at the first batch's base offset.
+        A batch does not fit if the offset index or the time index is full before it is appended, if one of its offsets
+        is more than 2^31-1 above the base, or if the segment would exceed `segment_bytes`. An empty segment accepts its
+        first batch whatever its size. If the result is 0, `begin` a segment at the base offset of the first batch.
         """
         current = self._segment()
-        greatest = min(current.base, MAX_OFFSET - MAX_RELATIVE_OFFSET) + MAX_RELATIVE_OFFSET
-        many = int(np.searchsorted(headers.last_offset, greatest, "right"))
+        largest = min(current.base, MAX_OFFSET - MAX_RELATIVE_OFFSET) + MAX_RELATIVE_OFFSET
+        batch_count = int(np.searchsorted(headers.last_offset, largest, "right"))
         room = min(segment_bytes, MAX_SEGMENT_BYTES) - current.size
-        many = min(many, max(int(np.searchsorted(np.cumsum(headers.size), room, "right")), int(current.size == 0)))
+        within_size = int(np.searchsorted(np.cumsum(headers.size), room, "right"))
+        batch_count = min(batch_count, max(within_size, int(current.size == 0)))
         indexes = current.indexes
-        if indexes.offset_count + many > self._offset_entries or indexes.time_count + many > self._time_entries:
-            places = _places(headers[:many], current.size)
-            free = indexes.until_full(places, self._offset_entries, self._time_entries)
-            many = max(free, min(many, int(current.size == 0)))
-        return many
+        if (
+            indexes.offset_count + batch_count > self._offset_entries
+            or indexes.time_count + batch_count > self._time_entries
+        ):
+            positioned = _positions(headers[:batch_count], current.size)
+            free = indexes.until_full(positioned, self._offset_entries, self._time_entries)
+            batch_count = max(free, min(batch_count, int(current.size == 0)))
+        return batch_count
 
     def append(
         self,
@@ -143,12 +147,16 @@ class SegmentWriter:
         modified_ms: int = NO_TIMESTAMP,
         keys: BatchKeys | None = None,
     ) -> None:
-        """Add the batches of `headers` (final offsets), which are back to back in `data` where their positions say.
+        """Append batches to the current segment. `BadRequest` unless their offsets ascend.
 
-        `records`: how many the slice is said to hold; `min_ts`: their smallest timestamp, -1 without any; `flags`: of
-        `SliceFlag`, of which those that hold for a sealed segment are kept. `modified_ms`: the time of a segment none
-        of whose batches has a timestamp (Kafka: the file's modification time). `keys`: those of the batches, if they
-        are at hand. `BadRequest` where offsets do not rise.
+        Args:
+            data: the buffer with the batches, which are contiguous.
+            headers: their headers, with final offsets and positions in `data`.
+            records: the number of records to add to the slice.
+            min_ts: the smallest timestamp; -1: none.
+            flags: flags of their slices (`SliceFlag`); those that apply to a sealed segment are kept.
+            modified_ms: the time of the segment if no batch has a timestamp (in Kafka, when the file was modified).
+            keys: the keys of the batches, if the caller has them.
         """
         if not len(headers):
             return
@@ -162,7 +170,7 @@ class SegmentWriter:
         current.writer.write(body)
         if current.keys is not None:
             current.keys.add(data, headers, keys)
-        current.indexes.add(_places(headers, current.size))
+        current.indexes.add(_positions(headers, current.size))
         current.crc = crc32c.crc32c(body, current.crc)
         current.size += len(body)
         current.next_offset = int(headers.next_offset[-1])
@@ -173,30 +181,30 @@ class SegmentWriter:
             current.min_ts = min_ts if current.min_ts == NO_TIMESTAMP else min(current.min_ts, min_ts)
 
     def aborted(self, entries: AbortedTransactions) -> None:
-        """Entries of the current segment's `.txnindex`: transactions whose ABORT marker is in it, in order."""
+        """Add `.txnindex` entries of the current segment: transactions whose ABORT markers are in it, in order."""
         if len(entries):
             self._segment().aborted.append(entries)
 
     def finish(self) -> None:
-        """End the current segment, if it has batches; durable with `close`. Raises what befell the one before."""
-        self._wait()
+        """Finish the current segment, if it has batches, durable after `close`. Raises the previous one's error."""
+        self._wait_for_finishing()
         current, self._current = self._current, None
         if current is None or current.writer is None:
             return
-        if current.size < ASIDE_BYTES:
-            self._end(current)
+        if current.size < BACKGROUND_BYTES:
+            self._finish_files(current)
             return
-        if self._aside is None:
-            self._aside = ThreadPoolExecutor(1, thread_name_prefix="sparklog-segment")
-        self._ending = self._aside.submit(self._end, current)
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, thread_name_prefix="sparklog-segment")
+        self._finishing = self._background.submit(self._finish_files, current)
 
-    def _wait(self) -> None:
-        ending, self._ending = self._ending, None
-        if ending is not None:
-            ending.result()
+    def _wait_for_finishing(self) -> None:
+        finishing, self._finishing = self._finishing, None
+        if finishing is not None:
+            finishing.result()
 
-    def _end(self, current: _SegmentInProgress) -> None:
-        """Make the files of a segment durable."""
+    def _finish_files(self, current: _SegmentInProgress) -> None:
+        """Write the remaining files of a segment and make all durable."""
         assert current.writer is not None
         self._written.keys.append(self.key(current.path))
         current.writer.close()
@@ -209,34 +217,34 @@ class SegmentWriter:
         if (keys := current.key_filter(self._store.limits.filter_min_bytes)) is not None:
             current.flags |= SliceFlag.KEY_FILTER
             self._written.create(filter_path(stem + ".log"), encode_filters([keys]))
-        self._done.append(replace(current.file(self._partition), index_crc=(index_crc(*data),)))
+        self._finished.append(replace(current.file(self._partition), index_crc=(index_crc(*data),)))
 
     def close(self) -> tuple[FileSlices, ...]:
-        """End the current segment; return all in the order written, durable and with their bases, for a commit."""
+        """Finish the current segment; return all segments in order, durable and with base offsets, for a commit."""
         self.finish()
-        self._wait()
+        self._wait_for_finishing()
         self._shut()
-        return tuple(self._done)
+        return tuple(self._finished)
 
     def discard(self) -> None:
-        """Delete what was written."""
+        """Delete all written files."""
         current, self._current = self._current, None
         if current is not None and current.writer is not None:
             current.writer.discard()
         with suppress(Exception):
-            self._wait()
+            self._wait_for_finishing()
         self._shut()
-        self._done.clear()
+        self._finished.clear()
         self._written.discard()
 
     def _shut(self) -> None:
-        if self._aside is not None:
-            self._aside.shutdown()
-            self._aside = None
+        if self._background is not None:
+            self._background.shutdown()
+            self._background = None
 
     def _segment(self) -> _SegmentInProgress:
         if self._current is None:
-            raise BadRequest("no segment was begun: call begin with its base offset first")
+            raise BadRequest("no segment was started: call begin with its base offset first")
         return self._current
 
     @staticmethod
@@ -250,16 +258,16 @@ class SegmentWriter:
             )
         if last - current.base > MAX_RELATIVE_OFFSET or current.size + nbytes > MAX_SEGMENT_BYTES:
             raise BadRequest(
-                f"segment {current.base} with {current.size} bytes takes no batches up to offset {last} with {nbytes} "
-                "bytes: begin another one"
+                f"segment {current.base} with {current.size} bytes has no space for batches up to offset {last} with "
+                f"{nbytes} bytes: start another segment"
             )
         if nbytes != int(headers.size.sum()):
-            raise BadRequest(f"expected batches back to back, found {int(headers.size.sum())} bytes of {nbytes}")
+            raise BadRequest(f"batches must be contiguous, found {int(headers.size.sum())} bytes of {nbytes}")
 
 
 @dataclass(slots=True)
 class _SegmentInProgress:
-    """The segment being written; its `.log` is opened with its first batch."""
+    """The segment that is being written; its `.log` is created with the first batch."""
 
     base: int
     next_offset: int
@@ -276,7 +284,7 @@ class _SegmentInProgress:
     keys: FilterBuilder | None = None
 
     def key_filter(self, min_bytes: int) -> KeyFilter | None:
-        """Return the filter of a segment of `min_bytes` or more."""
+        """Return the key filter, or None if the segment is smaller than `min_bytes` or has none."""
         if self.keys is None or self.size < min_bytes:
             return None
         return self.keys.finish(0, self.size, self.crc)
@@ -287,22 +295,22 @@ class _SegmentInProgress:
             flags |= SliceFlag.TIMES_IN_BATCHES
         if self.aborted:
             flags |= SliceFlag.KAFKA_ABORTED
-        greatest = self.indexes.max_timestamp
+        largest = self.indexes.max_timestamp
         written = WrittenSlice(
             partition=partition,
             nbytes=self.size,
             offsets=self.next_offset - self.base,
             records=self.records,
             min_ts=self.min_ts,
-            max_ts=self.modified_ms if greatest == NO_TIMESTAMP else greatest,
+            max_ts=self.modified_ms if largest == NO_TIMESTAMP else largest,
             crc=self.crc,
             flags=int(flags),
         )
         return FileSlices.of(self.path, [written], 0).in_log(self.base)
 
 
-class BatchPlaces(NamedTuple):
-    """Places of batches, int64[n] each: where they start in their segment, last offset, maxTimestamp (ms)."""
+class BatchPositions(NamedTuple):
+    """Positions of batches in their segment, last offsets and largest timestamps (ms); int64[n] each."""
 
     positions: Int64Array
     last: Int64Array
@@ -310,8 +318,7 @@ class BatchPlaces(NamedTuple):
 
 
 class _Indexes:
-    """Both indexes of one segment, built while its batches are written: `OffsetIndex.build` and `TimeIndex.build`
-    in steps."""
+    """The offset and time index of a segment, built incrementally like `OffsetIndex.build` and `TimeIndex.build`."""
 
     def __init__(self, base: int, interval: int) -> None:
         self._base = base
@@ -319,36 +326,36 @@ class _Indexes:
         self.max_timestamp = NO_TIMESTAMP
         self.offset_count = 0
         self.time_count = 0
-        self._holder = base
-        """Last offset of the earliest batch with that timestamp."""
+        self._max_offset = base
+        """Last offset of the earliest batch with the largest timestamp."""
         self._indexed = 0
-        """Where the batch starts that was indexed last."""
+        """Position of the batch that was indexed last."""
         self._stamped = NO_TIMESTAMP
         """Timestamp of the last time entry."""
         none = np.empty(0, np.int64)
-        self._offsets, self._positions, self._stamps, self._holders = [none], [none], [none], [none]
+        self._offsets, self._positions, self._stamps, self._max_offsets = [none], [none], [none], [none]
 
-    def add(self, places: BatchPlaces) -> None:
-        positions, last, stamps = places
-        running, holders = self._maxima(last, stamps)
+    def add(self, positioned: BatchPositions) -> None:
+        positions, last, stamps = positioned
+        running, max_offsets = self._maxima(last, stamps)
         batches = self._choose(positions)
         if len(batches):
             self._offsets.append(last[batches])
             self._positions.append(positions[batches])
             self.offset_count += len(batches)
             self._indexed = int(positions[batches[-1]])
-            self._stamp(running[batches], holders[batches])
-        self.max_timestamp, self._holder = int(running[-1]), int(holders[-1])
+            self._stamp(running[batches], max_offsets[batches])
+        self.max_timestamp, self._max_offset = int(running[-1]), int(max_offsets[-1])
 
-    def until_full(self, places: BatchPlaces, offset_entries: int, time_entries: int) -> int:
-        """Count the next batches until an index is full: Kafka checks that before each append."""
-        positions, last, stamps = places
+    def until_full(self, positioned: BatchPositions, offset_entries: int, time_entries: int) -> int:
+        """Return how many batches can be appended until an index is full, which Kafka checks before each append."""
+        positions, last, stamps = positioned
         if not len(positions):
             return 0
         running, _ = self._maxima(last, stamps)
         indexed = self._choose(positions)
         stamped = indexed[self._rises(running[indexed])]
-        # Batch i is refused if the entries of batches before it, and those there are, already fill an index.
+        # Batch i does not fit if existing entries and those of earlier batches already fill an index.
         full = [len(positions)]
         for entries, used, free in (
             (indexed, self.offset_count, offset_entries),
@@ -361,25 +368,25 @@ class _Indexes:
         return min(full)
 
     def built(self) -> tuple[OffsetIndex, TimeIndex]:
-        self._stamp(np.array([self.max_timestamp], np.int64), np.array([self._holder], np.int64))
+        self._stamp(np.array([self.max_timestamp], np.int64), np.array([self._max_offset], np.int64))
         return (
             OffsetIndex(self._base, np.concatenate(self._offsets), np.concatenate(self._positions)),
-            TimeIndex(self._base, np.concatenate(self._stamps), np.concatenate(self._holders)),
+            TimeIndex(self._base, np.concatenate(self._stamps), np.concatenate(self._max_offsets)),
         )
 
     def _maxima(self, last: Int64Array, stamps: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Per batch the greatest timestamp up to it, and the last offset of the earliest batch that has it."""
+        """Return for each batch the largest timestamp so far, and the last offset of the earliest batch that has it."""
         running = np.maximum(np.maximum.accumulate(stamps), self.max_timestamp)
         rises = np.empty(len(running), np.bool_)
         rises[0] = running[0] > self.max_timestamp
         np.greater(running[1:], running[:-1], out=rises[1:])
         rose = np.maximum.accumulate(np.where(rises, np.arange(len(rises)), -1))
-        return running, np.where(rose < 0, self._holder, last[rose])
+        return running, np.where(rose < 0, self._max_offset, last[rose])
 
     def _choose(self, positions: Int64Array) -> Int64Array:
-        """Return the batches that get an entry: those more than the interval after the one indexed before."""
+        """Return the batches that get an index entry: those more than the interval after the previous entry."""
         if len(positions) == 1 or int(np.diff(positions).min()) > self._interval:
-            # No two batches are so near that one hides the other.
+            # All batches are further apart than the interval.
             return np.arange(int(positions[0] <= self._indexed + self._interval), len(positions))
         batches: list[int] = []
         indexed = self._indexed
@@ -391,14 +398,14 @@ class _Indexes:
     def _rises(self, stamps: Int64Array) -> npt.NDArray[np.bool_]:
         return stamps > np.concatenate(([self._stamped], stamps[:-1]))
 
-    def _stamp(self, stamps: Int64Array, holders: Int64Array) -> None:
+    def _stamp(self, stamps: Int64Array, max_offsets: Int64Array) -> None:
         kept = self._rises(stamps)
         if kept.any():
             self._stamps.append(stamps[kept])
-            self._holders.append(holders[kept])
+            self._max_offsets.append(max_offsets[kept])
             self.time_count += int(kept.sum())
             self._stamped = int(stamps[-1])
 
 
-def _places(headers: BatchHeaders, size: int) -> BatchPlaces:
-    return BatchPlaces(headers.position - headers.position[:1] + size, headers.last_offset, headers.max_timestamp)
+def _positions(headers: BatchHeaders, size: int) -> BatchPositions:
+    return BatchPositions(headers.position - headers.position[:1] + size, headers.last_offset, headers.max_timestamp)

@@ -1,9 +1,9 @@
 """Tables of Spark's catalog: `CREATE TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`.
 
-Spark tells a Python data source the options of a table once, at CREATE, where it asks for the columns. A SELECT or an
-INSERT gets none of them (but those of its own WITH), only the columns that the catalog has kept. So the options travel
-in the metadata of the first column. A table whose columns are written out, or come from AS SELECT, has no such column:
-Spark asks for none, and the source never learns where the table is.
+Spark passes the options of a table to a Python data source once, for CREATE, when it requests the columns. A SELECT or
+an INSERT only gets the options of its own WITH, and the columns that are stored in the catalog. The options are
+therefore stored in the metadata of the first column. If the statement lists the columns, or has AS SELECT, Spark does
+not request the columns, so the data source cannot know where the table is.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from sparklog.datasource.options import Options
 
 NO_OPTIONS = (
-    "No path: Spark drops LOCATION and OPTIONS of a table that has columns or AS SELECT, so create the table without "
-    "them, `CREATE TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`; in a program give the path, "
+    "No path: Spark ignores LOCATION and OPTIONS of a table with columns or AS SELECT, so create the table without "
+    "these, `CREATE TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`; in a program set the path, "
     "as in load('/data/log')"
 )
-_ENDPOINT = re.compile(r"(=https?:)/(?!/)")
+_ENDPOINT_URL = re.compile(r"(=https?:)/(?!/)")
 _PROVIDER = "provider"
 _OPTION = "option."
 _METADATA = "sparklog.options"
 
 
 def of_create(options_of_spark: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of CREATE TABLE, without the catalog's own properties; None if there is no such statement.
+    """Return the options of CREATE TABLE, without properties of the catalog; None for any other statement.
 
-    The catalog sends each option twice, the second time as `option.NAME`; what comes once is a property of the table.
+    The catalog passes each option twice, the second time as `option.NAME`, and table properties once.
     """
     properties = {name.lower(): value for name, value in options_of_spark.items()}
     if _PROVIDER not in properties:
@@ -48,21 +48,21 @@ def of_create(options_of_spark: Mapping[str, str]) -> dict[str, str] | None:
     path = properties.get("path", properties.get("location"))
     if path is None:
         return options
-    # Spark takes it for a path of Hadoop's, and makes one slash of two: in the URL of an endpoint, too.
-    return {**options, "path": _ENDPOINT.sub(r"\1//", path) if is_url(path) else path}
+    # Spark treats the value as a Hadoop path and merges double slashes, including those in the URL of an endpoint.
+    return {**options, "path": _ENDPOINT_URL.sub(r"\1//", path) if is_url(path) else path}
 
 
 def of_columns(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a table by its columns, and those of this statement, which beat them; else an empty one."""
-    # Of columns that are selected from a table, and go elsewhere, the metadata means nothing.
+    """Return the options of a table from its columns, overridden by those of this statement; empty if it has none."""
+    # Columns that were selected from a table and are written elsewhere still have the metadata, which is ignored.
     if not schema.fields or set(schema.fieldNames()) < set(COLUMNS) - {"headers"}:
         return {}
-    kept = schema.fields[0].metadata.get(_METADATA)
-    return {} if kept is None else {**json.loads(kept), **{name.lower(): value for name, value in given.items()}}
+    stored = schema.fields[0].metadata.get(_METADATA)
+    return {} if stored is None else {**json.loads(stored), **{name.lower(): value for name, value in given.items()}}
 
 
 def with_both_sides(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options in which the one topic that is read is written, too, or the other way round."""
+    """Return options in which the topic to read is also the topic to write, and the other way round."""
     both = dict(options)
     if "topic" in both and not both.keys() & {"subscribe", "subscribepattern", "assign"}:
         both["subscribe"] = both["topic"]
@@ -72,10 +72,10 @@ def with_both_sides(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> StructType:
-    """Return the columns of a new table, which keep its options.
+    """Return the columns of a new table, with its options in the metadata.
 
-    Those without effect are left out: passwords for brokers would be shown with the schema. The types are made one by
-    one, as Spark's parser of types is not at hand in a worker.
+    Options without effect are omitted, because broker passwords would be visible in the schema. The types are
+    constructed one by one, because a worker has no parser for Spark types.
     """
     from pyspark.sql import types
 
@@ -100,11 +100,11 @@ def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> S
 
 
 def check_create(options: Options, location: Location) -> None:
-    """Raises BadRequest for a table of no topic, or of some columns only: it keeps its options with all of them."""
+    """Raise BadRequest for a table without topics, or with a selection of columns, because it must have all columns."""
     if options.read.columns is not None:
-        raise BadRequest("A table has all columns: leave out the option 'columns', and name them in the SELECT")
+        raise BadRequest("A table has all columns: remove the option 'columns', and select columns in the query")
     if location.kind == ROOT and options.read.subscription is None:
         raise BadRequest(
-            f"The path {location.path} is a root: name the table's topics with OPTIONS (subscribe 'orders'), or give a "
-            "topic's folder"
+            f"The path {location.path} is a root: set the topics of the table with OPTIONS (subscribe 'orders'), or "
+            "use the path of a topic directory"
         )

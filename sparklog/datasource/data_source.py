@@ -1,4 +1,4 @@
-"""The data source `sparklog`, as Spark's registry knows it, and `sparklog.partitioned`."""
+"""The data source `sparklog`, as it is registered with Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparklog.datasource.options import Options, ReadOptions, parse_options
 from sparklog.datasource.schema import Projection, check_chosen, projection, read_schema
 from sparklog.datasource.spark_versions import stream_reader
 from sparklog.datasource.spark_workers import user_errors, warn_once
-from sparklog.datasource.table_view import check_table, refuse_table
+from sparklog.datasource.table_view import check_table, reject_table
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.opening import (
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from sparklog.datasource.reader import SparklogBatchReader
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
-COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
-"""Loaded in the process where Spark builds a streaming writer for its `commit` alone, which plans nothing."""
+COMMIT_RUNNER = "pyspark.sql.worker.python_streaming_sink_runner"
+"""Loaded in the process in which Spark creates a streaming writer only to call `commit`."""
 
 
-def check_group_place(read: ReadOptions, location: Location) -> None:
-    """Raises BadRequest for a stream that is to publish its progress where nothing can be written."""
+def check_group_location(read: ReadOptions, location: Location) -> None:
+    """Raise BadRequest for a stream with a consumer group if the location is read-only."""
     if read.group_id is not None and location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         raise BadRequest(
-            f"A stream with kafka.group.id publishes its progress, and {location.path} is a {location.kind}, which is "
-            "read-only: leave kafka.group.id out, or import it (`sparklog import`) and read the root"
+            f"A stream with kafka.group.id commits its offsets to the group, but {location.path} is a {location.kind}, "
+            "which is read-only: remove kafka.group.id, or import the directory (`sparklog import`) and read the root"
         )
 
 
@@ -53,9 +53,9 @@ WITHOUT_CHECKPOINT = (
 
 
 class SparklogDataSource(DataSource):  # type: ignore[misc]
-    """`spark.read.format("sparklog")`, `df.write`, `spark.readStream` and `df.writeStream`.
+    """The data source behind `spark.read.format("sparklog")`, `df.write`, `spark.readStream` and `df.writeStream`.
 
-    Options are checked here, so that a mistake shows at `load` or `save` (a streaming sink's at its first micro-batch).
+    Options are checked here, so that errors are raised by `load` or `save`, or by the first micro-batch of a sink.
     """
 
     @user_errors()
@@ -63,8 +63,9 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         super().__init__(options)
         self._created = catalog.of_create(options)
         self._options = parse_options(options) if self._created is None else _of_table(self._created)
-        # Spark makes one for the commits of a streaming query when a run first commits, and keeps it: this orders runs.
-        self._made_ms = SYSTEM.wall_ms()
+        # Spark creates one instance for the commits of a streaming run, when it first commits, and keeps it. Creation
+        # times therefore order the runs of a query.
+        self._created_ms = SYSTEM.wall_ms()
 
     @classmethod
     def name(cls) -> str:
@@ -85,7 +86,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def reader(self, schema: StructType) -> SparklogBatchReader:
         from sparklog.datasource.reader import SparklogBatchReader
 
-        self._take_options_of(schema)
+        self._load_table_options(schema)
         self._options.check_read()
         self._options.check_batch_read()
         check_table(self._options)
@@ -96,17 +97,17 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         from sparklog.datasource.reader import FailingStreamReader, SparklogStreamReader
 
         try:
-            self._take_options_of(schema)
+            self._load_table_options(schema)
             self._options.check_read()
             self._options.check_stream_read()
-            refuse_table(self._options)
+            reject_table(self._options)
             location = self._location_to_read()
-            check_group_place(self._options.read, location)
+            check_group_location(self._options.read, location)
             warn_once(self._options.warnings)
             reader = SparklogStreamReader(location, self._options, self._projection(schema))
             return stream_reader(reader, self._options.read)
         except SparklogError as error:
-            # Raised here, Spark would show an UnboundLocalError of its own in its place.
+            # If it were raised here, Spark would show an UnboundLocalError of its own instead.
             return stream_reader(FailingStreamReader(error))
 
     @user_errors()
@@ -114,8 +115,8 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         from sparklog.datasource.writer import SparklogBatchWriter, plan_write
 
         if overwrite:
-            raise BadRequest("A log is append-only: write with mode('append'); to start afresh delete the topic")
-        self._take_options_of(schema)
+            raise BadRequest("A log is append-only: write with mode('append'); to start over, delete the topic")
+        self._load_table_options(schema)
         self._options.check_write()
         self._options.check_batch_write()
         warn_once((*self._options.warnings, *self._options.idle("write")))
@@ -127,18 +128,18 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def streamWriter(self, schema: StructType, overwrite: bool) -> SparklogStreamWriter:  # noqa: N802
         from sparklog.datasource.writer import SparklogStreamWriter, plan_commit, plan_write
 
-        # `overwrite` is output mode complete: each micro-batch appends the whole result, as with Kafka's sink.
-        self._take_options_of(schema)
+        # `overwrite` means output mode complete: each micro-batch appends the entire result, as in Kafka's sink.
+        self._load_table_options(schema)
         self._options.check_write()
         self._options.check_stream_write()
         location = resolve(self._options.path)
-        if COMMITS in sys.modules:
-            return SparklogStreamWriter(plan_commit(location, self._options), self._made_ms)
+        if COMMIT_RUNNER in sys.modules:
+            return SparklogStreamWriter(plan_commit(location, self._options), self._created_ms)
         warn_once((*self._options.warnings, *self._options.idle("write")))
         return SparklogStreamWriter(plan_write(location, self._options, schema))
 
-    def _take_options_of(self, schema: StructType) -> None:
-        """Take the options of a table, which come with its columns. Raises BadRequest where no path is known."""
+    def _load_table_options(self, schema: StructType) -> None:
+        """Use the options of a table, which are in its columns. Raises BadRequest if there is no path."""
         if self._options.path is None:
             options = catalog.of_columns(schema, self.options)
             if not options:
@@ -150,7 +151,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         return projection(schema)
 
     def _check_topics(self, location: Location) -> None:
-        """Raises BadRequest at `load` for a root without names of topics, and a topic's folder with those of others."""
+        """Raise BadRequest at `load` for a root without topic names, or a topic directory with other topic names."""
         subscription = self._options.read.subscription
         if location.kind == (ROOT if subscription is None else TOPIC):
             from sparklog.datasource.subscription import Subscriber

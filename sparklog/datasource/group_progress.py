@@ -1,12 +1,12 @@
 """Committed offsets of a streaming query in its consumer group (`kafka.group.id`).
 
-Spark asks for the end of the next micro-batch from the end of the one before, and only once that one is done. So the
-start it comes back with has been processed, and is committed to the group when Spark plans. An AvailableNow run asks a
-last time before it ends; what a killed query had done is committed by its next run.
+Spark requests the end of the next micro-batch after it has finished the previous one, and passes the end of the
+previous one as the start. Everything before that start has been processed, so it is committed to the group when Spark
+plans. An AvailableNow run plans once more before it ends. The offsets of a killed query are committed by its next run.
 
-A run is a member of the group, as a generation of its own. The newest run fences the one before, which stops with an
-error at its next micro-batch. Spark's checkpoint keeps the offsets the query goes on from; the group shows them to
-others. So offsets that cannot be committed for the moment never stop a query.
+Each run is a member of the group with a generation of its own. The latest run fences the previous one, which fails at
+its next micro-batch. The query resumes from Spark's checkpoint; the group only shows its offsets to others. A query
+therefore continues if its offsets cannot be committed for some time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from sparklog.log.topic.root import Root
 Document = dict[str, object]
 
 RETRY_MS = 5_000
-"""Between attempts, where the group could not be written: an idle query plans many times a second."""
+"""Time between attempts if the group cannot be written, because an idle query plans many times per second."""
 
 
 class GroupProgress:
+    """Commits the progress of one run of a query to its consumer group."""
+
     def __init__(self, root: Root, options: ReadOptions) -> None:
         self._env = root.env
         self._group = Group(root, options.group_id or "")
@@ -39,10 +41,10 @@ class GroupProgress:
         self._left = False
 
     def processed(self, start: Document) -> None:
-        """Commit what is before `start`, if it moved. Errors that may pass are warned of; a later call tries again.
+        """Commit the offsets of `start`, if they have changed. After a transient error, warn; a later call retries.
 
-        Raises Fenced if another run took over, or the group was reset or deleted; Corrupt, BadRequest if its log cannot
-        be read.
+        Raises Fenced if another run took over, or if the group was reset or deleted. Raises Corrupt or BadRequest if
+        the log of the group cannot be read.
         """
         if self._left and start == self._published:
             return
@@ -53,17 +55,17 @@ class GroupProgress:
             self._failed = None
         except Fenced as error:
             raise Fenced(
-                f"{error}. This query reads with kafka.group.id={self._group.id}: if another query with that "
-                "group, another source of the same query, or a reset of the group took over, give each source a group "
-                "of its own"
+                f"{error}. This query reads with kafka.group.id={self._group.id}: if another query or another source "
+                "of this query uses the same group, set a different group for each; a reset of the group also stops "
+                "the query"
             ) from None
         except (Conflict, NotFound, Unavailable) as error:
-            # Topics that are gone are for the planner to report.
+            # The planner reports deleted topics.
             self._failed = self._env.now()
-            warn(f"group '{self._group.id}' is behind, a later micro-batch publishes: {error}")
+            warn(f"group '{self._group.id}' is behind until a later micro-batch commits its offsets: {error}")
 
     def finish(self, last: Document | None = None) -> None:
-        """Leave the group. Never raises for a store that fails. `last` is committed now, if it was not."""
+        """Leave the group, after committing `last` if the last commit failed. Failures of the store are not raised."""
         if last is not None and self._failed is not None:
             self._failed = None
             self.processed(last)
@@ -98,9 +100,9 @@ class GroupProgress:
         return self._member
 
     def _moved(self, position: StreamOffset) -> dict[str, dict[int, int]]:
-        """Return positions that the group does not have, of topics that are still those that were read.
+        """Return the positions that differ from those of the group, for topics that still have the same id.
 
-        No request: the planner has looked at these topics, and reports a deleted topic or a restored root.
+        This makes no request, because the planner has just refreshed these topics; it also reports deleted topics.
         """
         moved = {}
         for topic, offsets in position.positions.items():

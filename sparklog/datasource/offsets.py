@@ -1,16 +1,17 @@
-"""Offsets as JSON: those that users give in options, and those that Spark keeps in its checkpoint.
+"""Offsets as JSON, in options and in Spark's checkpoint.
 
-Both look like Kafka's: `{"orders":{"0":123,"1":456}}`, the number being the next offset to read. In a checkpoint our
-own keys begin with `$`, which no topic name can:
+Both have Kafka's format, `{"orders":{"0":123,"1":456}}`, where a number is the next offset to read. In a checkpoint,
+sparklog's own keys start with `$`, which no topic name can:
 
 | key        | meaning                                                                                           |
 |------------|---------------------------------------------------------------------------------------------------|
-| `$ids`     | topic -> topic id, so that a topic deleted and created again is noticed                             |
-| `$start`   | in the first end offset of a query only: the positions it starts from (see below)                  |
-| `$initial` | marks the answer of `initialOffset`, so that the next end offset knows that it is the first         |
+| `$ids`     | topic -> topic id, which shows whether a topic was deleted and created again                       |
+| `$start`   | only in the first end offset of a query: the positions from which it starts (see below)            |
+| `$initial` | marks the result of `initialOffset`, so that the next end offset is known to be the first          |
 
-Spark does not persist the initial offset: without `$start`, a replay of the first batch after a crash would start
-where that is by then, and skip records. Spark compares offsets as text, so there is one form, sorted.
+Spark does not store the initial offset. Without `$start`, a replay of the first micro-batch after a crash would start
+at the initial offset of that time and skip records. Spark compares offsets as text, so each has exactly one, sorted
+form.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ EARLIEST = -2
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """A position in several topics, and what Spark's checkpoint must remember beside it."""
+    """A position in several topics, with the other values that Spark's checkpoint must store."""
 
     positions: Positions
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +39,7 @@ class StreamOffset:
     initial: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """Return the one form, which Spark stores and compares as `json.dumps` writes it."""
+        """Return the document that Spark stores and compares, as `json.dumps` writes it."""
         document: dict[str, object] = dict(_positions_json(self.positions))
         document["$ids"] = {topic: self.ids[topic] for topic in sorted(self.ids)}
         if self.start is not None:
@@ -49,17 +50,17 @@ class StreamOffset:
 
     @staticmethod
     def from_json(document: Mapping[str, object]) -> StreamOffset:
-        """Parse what `to_json` wrote, and people edit by hand at times. Raises BadRequest."""
+        """Parse a document of `to_json`, which a user may have edited. Raises BadRequest."""
         keys = {key: value for key, value in document.items() if key.startswith("$")}
         unknown = sorted(set(keys) - {"$ids", "$start", "$initial"})
         if unknown:
             raise BadRequest(
-                f"The checkpoint's offset holds {unknown[0]!r}, which this version of sparklog does not know: "
-                "read it with the version that wrote it or a newer one"
+                f"The offset in the checkpoint has {unknown[0]!r}, which this version of sparklog does not support: "
+                "use the version that wrote it, or a later one"
             )
         ids = keys.get("$ids", {})
         if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
-            raise BadRequest(f"The checkpoint's offset must have an object of topic ids under '$ids', found {ids!r}")
+            raise BadRequest(f"'$ids' in the offset of the checkpoint must be an object of topic ids, found {ids!r}")
         start = keys.get("$start")
         positions = {key: value for key, value in document.items() if key not in keys}
         try:
@@ -70,7 +71,7 @@ class StreamOffset:
                 keys.get("$initial") is True,
             )
         except ValueError as error:
-            raise BadRequest(f"The offset in the checkpoint is damaged: {error}") from None
+            raise BadRequest(f"The offset in the checkpoint is invalid: {error}") from None
 
     def get(self, topic: str, partition: int) -> int | None:
         return self.positions.get(topic, {}).get(partition)
@@ -101,7 +102,7 @@ def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict
 
 
 def parse_partition(topic: str, partition: object) -> int:
-    """Return a partition's number from JSON: a whole number, or its text. Raises ValueError with a reason."""
+    """Return a partition number from JSON, where it is a number or text. Raises ValueError with a reason."""
     text = str(partition)
     if isinstance(partition, bool) or not is_digits(text) or int(text) >= 1 << 31:
         raise ValueError(f"partition {partition!r} of topic {topic!r} is not a number from 0")
@@ -109,17 +110,17 @@ def parse_partition(topic: str, partition: object) -> int:
 
 
 def parse_json(text: str) -> object:
-    """Parse the JSON of an option. Raises ValueError with a one-line reason, also where a key is given twice."""
+    """Parse the JSON of an option. Raises ValueError with a one-line reason, for example for a repeated key."""
 
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
-        twice = sorted({key for key in keys if keys.count(key) > 1}) if len(keys) < 10_000 else []
-        if twice:
-            raise ValueError(f"{twice[0]!r} is given twice")
+        repeated = sorted({key for key in keys if keys.count(key) > 1}) if len(keys) < 10_000 else []
+        if repeated:
+            raise ValueError(f"{repeated[0]!r} is given twice")
         return dict(pairs)
 
     try:
-        return json.loads(text, object_pairs_hook=once)
+        return json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise ValueError(f"found {shortened(text)}, not JSON ({error.msg} at character {error.pos})") from None
     except RecursionError:
@@ -127,6 +128,6 @@ def parse_json(text: str) -> object:
 
 
 def describe(positions: Positions) -> str:
-    """Return `orders-0, orders-1`, at most eight of them, for messages."""
+    """Return partitions as text for messages, such as `orders-0, orders-1`; at most eight."""
     names = [f"{topic}-{partition}" for topic in sorted(positions) for partition in sorted(positions[topic])]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

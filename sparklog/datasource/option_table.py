@@ -1,8 +1,9 @@
-"""All options of the data source in one table, and the settings of Kafka's clients that mean nothing here.
+"""All options of the data source in one table, and the settings of Kafka clients that have no effect here.
 
-What defines choices may need numpy, which the process that makes the source does not import: they are named here too.
+Some choices are repeated here, because the modules that define them need numpy, which the process that creates the data
+source does not import.
 
-Spark hands options over with lower-cased keys: names are looked up in lower case and shown in their own spelling.
+Spark passes options with lower-case keys. So names are compared in lower case, and printed in their own spelling.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ READ: Uses = ("batch", "stream")
 EVERYWHERE: Uses = ("batch", "stream", "write")
 
 DEFAULT_SESSION_TIMEOUT_MS = 300_000
-"""As Kafka's `max.poll.interval.ms`: a query shows that it lives whenever Spark plans, which a micro-batch holds up."""
-LOWEST_LEVEL = -(1 << 17)
+"""As long as Kafka's `max.poll.interval.ms`: a query sends a heartbeat when Spark plans, between micro-batches."""
+MIN_LEVEL = -(1 << 17)
 TOPIC_CONFIG = "topic."
-"""In front of a topic's config."""
+"""Prefix of a topic config."""
 OFFSETS_JSON = 'JSON like {"topic":{"0":23}}'
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
 """As in `sparklog.log.state.view`."""
@@ -47,7 +48,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 
 
 def _duration(text: str) -> int:
-    """Return the milliseconds of a duration as Spark writes them; a bare number is milliseconds."""
+    """Return the milliseconds of a duration in Spark's format; a number without unit is milliseconds."""
     match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text)
     if match is None or (match[2] or "ms") not in _UNITS_MS:
         raise ValueError(text)
@@ -55,7 +56,7 @@ def _duration(text: str) -> int:
 
 
 def _timestamp(text: str) -> int:
-    """Return the milliseconds of a number or of ISO 8601."""
+    """Return the milliseconds of a number or an ISO 8601 time."""
     return int(text) if is_digits(text) and int(text) <= INT64_MAX else max(0, parse_iso_time(text))
 
 
@@ -65,179 +66,186 @@ _JSON = ValueType(OFFSETS_JSON, name="json")
 
 
 def _of_bucket(setting: Setting) -> Setting:
-    """Return a setting of an object store as an option: it becomes a part of the path, a URL."""
+    """Return a setting of an object store as an option, which becomes part of the URL of the path."""
     opposite = "".join(f"; the opposite of `{name}`" for name, other in OPPOSITES.items() if other == setting.name)
-    doc = f"Of a bucket{', ' if setting.doc.startswith('true') else ': '}{setting.doc}{opposite}."
+    doc = f"For a bucket{', ' if setting.doc.startswith('true') else ': '}{setting.doc}{opposite}."
     return replace(setting, doc=doc, used_by=EVERYWHERE, kafka="own")
 
 
 OPTIONS = (
     Setting("path", TEXT, None,
-            "Of `load`, `save` and `start`: path or URL of a root, a topic, a Kafka log directory or partition.",
-            "", EVERYWHERE, "own, for `kafka.bootstrap.servers`"),
+            "Path or URL of a root, topic, Kafka log directory or partition directory; for `load`, `save` and `start`.",
+            "", EVERYWHERE, "own, replaces `kafka.bootstrap.servers`"),
     *map(_of_bucket, SETTINGS),
     Setting("includeHeaders", BOOLEAN, False,
-            "Reads: add the column `headers`.", "", EVERYWHERE, "yes", field="include_headers"),
+            "Add the column `headers` to a read.", "", EVERYWHERE, "yes", field="include_headers"),
     Setting("columns", TEXT, None,
-            "Names of the columns to read, separated by commas, in this order; others are not decoded.",
+            "Columns to read, separated by commas, in this order; others are not decoded.",
             "", READ, "own", field="columns"),
     Setting("keys", TEXT, None,
-            'Read only records with these keys: texts separated by commas, or a JSON list like ["a","b"].',
+            'Read only records with these keys, separated by commas or as a JSON list like ["a","b"].',
             "", READ, "own"),
     Setting("keysFile", TEXT, None,
-            "The same, out of a file on the driver: one key per line.", "", READ, "own"),
+            "Read only records with the keys in this file on the driver, one key per line.", "", READ, "own"),
     Setting("keyFormat", one_of(*KEY_FORMATS), "string",
-            "With keys: what their texts stand for, as in `--key-format` of the command line.", "", READ, "own"),
+            "Format of the given keys, as for `--key-format` of the command line.", "", READ, "own"),
     Setting("allPartitions", BOOLEAN, False,
-            "With keys: read all partitions, not only those where Kafka's default partitioner puts the keys.",
+            "Look for the keys in all partitions, not only in those of Kafka's default partitioner.",
             "", READ, "own"),
     Setting("subscribe", TEXT, None,
-            "Names of the topics to read, separated by commas.", "", READ, "yes"),
+            "Topics to read, separated by commas.", "", READ, "yes"),
     Setting("subscribePattern", TEXT, None,
-            "A regular expression that matches whole names of topics.",
-            "", READ, "Java's expressions there, Python's here"),
+            "Regular expression for the entire names of the topics to read.",
+            "", READ, "with Java instead of Python syntax"),
     Setting("assign", TEXT, None,
-            'Topics and partitions: JSON like {"topic":[0,1]}.', "", READ, "yes"),
+            'Topics and partitions to read, as JSON like {"topic":[0,1]}.', "", READ, "yes"),
     Setting("startingTimestamp", TIMESTAMP, None,
-            "Start at the first record not older than this time. Of these three the first one given counts.",
-            "ms", READ, "no ISO 8601 there"),
+            "Start at the first record that is not older than this time; overrides the next two options.",
+            "ms", READ, "without ISO 8601"),
     Setting("startingOffsetsByTimestamp", _JSON, None,
-            f"The same by partition: {OFFSETS_JSON}.", "ms", READ, "no ISO 8601 there"),
+            f"Start at a time per partition: {OFFSETS_JSON}; overrides the next option.",
+            "ms", READ, "without ISO 8601"),
     Setting("startingOffsets", _JSON, None,
-            f"Start there: `earliest` (-2), `latest` (-1), `group`, or {OFFSETS_JSON}.",
-            "offset", READ, "no `group` there"),
+            f"Start at `earliest` (-2), `latest` (-1), the offsets of the `group`, or {OFFSETS_JSON}.",
+            "offset", READ, "without `group`"),
     Setting("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
-            "`latest` starts at the end where no record is as new as the time given.", "", READ, "yes"),
+            "With `latest`, partitions without a record from the given time on start at their end.", "", READ, "yes"),
     Setting("endingTimestamp", TIMESTAMP, None,
-            "End at the first record not older than this time. Of these three the first one given counts.",
-            "ms", BATCH, "no ISO 8601 there"),
+            "End at the first record that is not older than this time; overrides the next two options.",
+            "ms", BATCH, "without ISO 8601"),
     Setting("endingOffsetsByTimestamp", _JSON, None,
-            f"The same by partition: {OFFSETS_JSON}.", "ms", BATCH, "no ISO 8601 there"),
+            f"End at a time per partition: {OFFSETS_JSON}; overrides the next option.",
+            "ms", BATCH, "without ISO 8601"),
     Setting("endingOffsets", _JSON, None,
-            f"End there: `latest` (-1), or {OFFSETS_JSON}.", "offset", BATCH, "yes"),
+            f"End at `latest` (-1), or at {OFFSETS_JSON}.", "offset", BATCH, "yes"),
     Setting("view", one_of("log", "table"), "log",
-            "`table`: the latest record of each key, without deleted ones; `log`: all.",
+            "`table` returns the latest record of each key that is not deleted; `log` returns all records.",
             "", BATCH, "own", field="view"),
     Setting("asOfTimestamp", TIMESTAMP, None,
-            "With `view=table`: as of this time, by the records before the first one not older.", "ms", BATCH, "own"),
+            "With `view=table`, ignore records from the first one on that is not older than this time.",
+            "ms", BATCH, "own"),
     Setting("asOfOffsets", _JSON, None,
-            f"With `view=table`: by what is before these, -1: all: {OFFSETS_JSON}.", "offset", BATCH, "own"),
+            f"With `view=table`, ignore records from these offsets on (-1: none): {OFFSETS_JSON}.",
+            "offset", BATCH, "own"),
     Setting("failOnDataLoss", BOOLEAN, True,
-            "An error if records are gone before they are read; `false`: go on. Where a log ends before what a "
-            "checkpoint has read of it, an error in either case.", "", READ, "yes", field="fail_on_data_loss"),
+            "Fail if records were deleted before they were read; with `false`, continue. A log that ends before the "
+            "offsets of a checkpoint is an error in either case.", "", READ, "yes", field="fail_on_data_loss"),
     Setting("corruptRecords", one_of(*CORRUPT_RECORDS), CORRUPT_RECORDS[0],
-            "What damage does; `truncate` is for Kafka directories.", "", READ, "own", field="corrupt_records"),
+            "Handling of corrupt records; `truncate` is for Kafka directories.",
+            "", READ, "own", field="corrupt_records"),
     Setting("minPartitions", whole(1), None,
-            "Where fewer partitions are read, split them by their size into about so many tasks.",
-            "tasks", READ, "there small partitions never share a task", field="min_partitions"),
+            "If fewer partitions are read, split them by size into about this many tasks.",
+            "tasks", READ, "small partitions never share a task", field="min_partitions"),
     Setting("maxRecordsPerPartition", whole(1), None,
-            "Records of one task at most.", "records", READ, "offsets there", field="max_records_per_partition"),
+            "Maximum number of records per task.",
+            "records", READ, "counts offsets", field="max_records_per_partition"),
     Setting("maxOffsetsPerTrigger", whole(1), None,
-            "About so many records in one micro-batch: each partition that has records gives at least one.",
-            "records", STREAM, "gaps count there", field="max_offsets_per_trigger"),
+            "Approximate number of records per micro-batch; each partition with records contributes at least one.",
+            "records", STREAM, "counts gaps", field="max_offsets_per_trigger"),
     Setting("minOffsetsPerTrigger", whole(1), None,
-            "Wait until there are so many records.",
-            "records", STREAM, "gaps count there", field="min_offsets_per_trigger"),
+            "Wait until this many records are available.",
+            "records", STREAM, "counts gaps", field="min_offsets_per_trigger"),
     Setting("maxTriggerDelay", DURATION, 900_000,
-            "But wait no longer than this.", "ms", STREAM, "yes", field="max_trigger_delay_ms"),
+            "Maximum wait for `minOffsetsPerTrigger`.", "ms", STREAM, "yes", field="max_trigger_delay_ms"),
     Setting("maxBytesPerTrigger", whole(1), None,
-            "About so many stored bytes in one micro-batch.", "bytes", STREAM, "own", field="max_bytes_per_trigger"),
+            "Approximate stored bytes per micro-batch.", "bytes", STREAM, "own", field="max_bytes_per_trigger"),
     Setting("poll.interval.ms", whole(0), None,
-            "Pause between looks for new records: 10 ms, idle up to 30 times a look's time; in a bucket 5 to 250 "
-            "ms.", "ms", STREAM, "own", field="poll_interval_ms"),
+            "Pause between polls for new records. By default 10 ms, and up to 30 times the duration of a poll while "
+            "idle; in a bucket 5 to 250 ms.", "ms", STREAM, "own", field="poll_interval_ms"),
     Setting("metadata.max.age.ms", whole(0), 300_000,
-            "Time between two looks for new topics.",
-            "ms", STREAM, "there the client's, with `kafka.`",
+            "Time between checks for new topics.",
+            "ms", STREAM, "a client setting, with `kafka.`",
             aliases=("kafka.metadata.max.age.ms",), field="metadata_max_age_ms"),
     Setting("kafka.isolation.level", one_of(*ISOLATION_LEVELS), ISOLATION_LEVELS[0],
-            "`read_committed` leaves out what is aborted or open.",
-            "", READ, "`read_uncommitted` there", field="isolation"),
+            "With `read_committed`, skip records of aborted and open transactions.",
+            "", READ, "default `read_uncommitted`", field="isolation"),
     Setting("kafka.group.id", TEXT, None,
-            "The group of `startingOffsets=group`; a stream publishes to it.",
-            "", READ, "there it commits nothing", field="group_id"),
+            "Consumer group for `startingOffsets=group`, to which a stream commits its offsets.",
+            "", READ, "commits nothing", field="group_id"),
     Setting("kafka.group.instance.id", TEXT, None,
-            "A name for the query in its group; random by itself.",
-            "", STREAM, "there the client's", field="group_instance"),
+            "Name of the query in its group; default: a random name.",
+            "", STREAM, "a client setting", field="group_instance"),
     Setting("kafka.session.timeout.ms", whole(1, MAX_SESSION_TIMEOUT_MS), DEFAULT_SESSION_TIMEOUT_MS,
-            "A query that is silent for longer counts as gone.",
-            "ms", STREAM, "there the client's, 45000", field="session_timeout_ms"),
+            "Time without a heartbeat after which the group removes a query.",
+            "ms", STREAM, "a client setting, 45000", field="session_timeout_ms"),
     Setting("kafka.auto.offset.reset", one_of("earliest", "latest", "none"), None,
-            "With `startingOffsets=group`: for a partition without a committed offset.",
-            "", READ, "refused there", field="group_reset"),
+            "With `startingOffsets=group`, where a partition without a committed offset starts.",
+            "", READ, "rejected", field="group_reset"),
     Setting("topic", TEXT, None,
-            "The topic, unless the path or a column `topic` names it.", "", WRITE, "yes", field="topic"),
+            "Topic to write, unless the path or a column `topic` sets it.", "", WRITE, "yes", field="topic"),
     Setting("topic.*", TEXT, None,
-            "A config of a topic that the write creates, as `topic.retention.ms`.", "", WRITE, "own"),
+            "Config of a topic that the write creates, such as `topic.retention.ms`.", "", WRITE, "own"),
     Setting("compression.type", one_of(*CODECS), None,
-            "The codec, zstd by itself; the topic's config beats it.",
-            "", WRITE, "with `kafka.`, and `none` by itself, there",
+            "Codec, by default zstd; the config of the topic overrides it.",
+            "", WRITE, "with `kafka.`, default `none`",
             aliases=("kafka.compression.type",), field="codec"),
-    Setting("compression.level", whole(LOWEST_LEVEL), None,
-            "The level of that codec; the topic's by itself.", "", WRITE, "own", field="level"),
-    Setting("kafka.compression.gzip.level", whole(LOWEST_LEVEL), None,
-            "The level, if the codec is gzip.", "", WRITE, "yes"),
-    Setting("kafka.compression.lz4.level", whole(LOWEST_LEVEL), None,
-            "The level, if the codec is lz4.", "", WRITE, "yes"),
-    Setting("kafka.compression.zstd.level", whole(LOWEST_LEVEL), None,
-            "The level, if the codec is zstd.", "", WRITE, "3 by itself there"),
+    Setting("compression.level", whole(MIN_LEVEL), None,
+            "Level of that codec; default: that of the topic.", "", WRITE, "own", field="level"),
+    Setting("kafka.compression.gzip.level", whole(MIN_LEVEL), None,
+            "Level for the codec gzip.", "", WRITE, "yes"),
+    Setting("kafka.compression.lz4.level", whole(MIN_LEVEL), None,
+            "Level for the codec lz4.", "", WRITE, "yes"),
+    Setting("kafka.compression.zstd.level", whole(MIN_LEVEL), None,
+            "Level for the codec zstd.", "", WRITE, "default 3"),
     Setting("write.buffer.bytes", whole(1, 1 << 30), 64 << 20,
-            "Bytes that a task collects before it encodes them.", "bytes", WRITE, "own", field="buffer_bytes"),
+            "Bytes that a task buffers before it encodes them.", "bytes", WRITE, "own", field="buffer_bytes"),
     Setting("num.partitions", whole(1), 1,
-            "Partitions of a topic that the write creates, instead of the root's number.",
-            "partitions", WRITE, "there the broker's", field="partitions"),
+            "Partitions of a topic that the write creates; overrides the default of the root.",
+            "partitions", WRITE, "a broker setting", field="partitions"),
     Setting("auto.create.topics.enable", BOOLEAN, True,
-            "Create the root and the topic where they are missing; the root's false counts, too.",
-            "", WRITE, "there the broker's", aliases=("kafka.allow.auto.create.topics",), field="auto_create"),
+            "Create a missing root or topic; `false` in the root defaults also prevents it.",
+            "", WRITE, "a broker setting", aliases=("kafka.allow.auto.create.topics",), field="auto_create"),
     Setting("txnAppId", TEXT, None,
-            "Name of the application: with `txnVersion`, a repeated batch writes nothing.",
-            "", WRITE, "own, as Delta's", field="txn_app_id"),
+            "Name of the application; with `txnVersion`, a repeated batch writes nothing.",
+            "", WRITE, "own, as in Delta", field="txn_app_id"),
     Setting("txnVersion", whole(0), None,
-            "A number that grows with each run.", "", WRITE, "own, as Delta's", field="txn_version"),
+            "Version of the batch, which must increase with each run.",
+            "", WRITE, "own, as in Delta", field="txn_version"),
     Setting("replayMismatch", one_of("error", "accept"), "error",
-            "`accept`: a replayed micro-batch may differ from its first attempt.",
+            "With `accept`, a replayed micro-batch may differ from its first attempt.",
             "", WRITE, "own", field="replay_mismatch"),
     Setting("transaction.timeout.ms", whole(1, MAX_TRANSACTION_TIMEOUT_MS), DEFAULT_TRANSACTION_TIMEOUT_MS,
             "Time after which an open write to several topics is aborted.",
-            "ms", WRITE, "there the producer's",
+            "ms", WRITE, "a producer setting",
             aliases=("kafka.transaction.timeout.ms",), field="transaction_timeout_ms"),
 )  # fmt: skip
 LEVELS = {codec: f"kafka.compression.{codec}.level" for codec in ("gzip", "lz4", "zstd")}
-"""Options for the level of a codec: they count if that codec is chosen."""
+"""Options for the level of a codec, which apply if that codec is used."""
 CLIENT_OPTIONS = frozenset(
     {
         *("metadata.max.age.ms", "kafka.isolation.level", "kafka.group.id", "kafka.group.instance.id"),
         "kafka.session.timeout.ms",
     }
 )
-"""Options of reads that are settings of Kafka's clients: a write accepts them without effect."""
+"""Read options that are also settings of Kafka clients; a write accepts and ignores them."""
 
-# Put there by Spark itself; patience of a client that talks to a broker, and names of groups that nothing asks for.
+# Options that Spark itself adds, and timeouts of broker clients; all have no effect.
 _SILENT = "checkpointlocation queryname kafkaconsumer.polltimeoutms fetchoffset.numretries fetchoffset.retryintervalms"
 
-# Refused by the Kafka connector too, and why.
-_REFUSED = {
+# Options that the Kafka connector rejects, too, with the reason.
+_REJECTED = {
     "kafka.key.deserializer": "keys are read as binary; cast them in the query",
     "kafka.value.deserializer": "values are read as binary; cast them in the query",
     "kafka.key.serializer": "cast the key column to string or binary in the query",
     "kafka.value.serializer": "cast the value column to string or binary in the query",
     "kafka.enable.auto.commit": "Spark's checkpoint keeps the offsets",
     "kafka.interceptor.classes": "there is no broker client to intercept",
-    "kafka.partitioner.class": "give a partition column; keys are partitioned by murmur2 as Kafka does",
+    "kafka.partitioner.class": "add a partition column; keys are partitioned with murmur2, as in Kafka",
     "kafka.transactional.id": "use txnAppId and txnVersion",
-    # Of Delta and of Spark's file sources.
-    "versionasof": "a log is read by offsets or times: give endingOffsets, and startingOffsets, of a batch read",
-    "timestampasof": "a log is read by offsets or times: give endingTimestamp, and startingTimestamp, of a batch read",
-    "startingversion": "a log is read by offsets or times: give startingOffsets or startingTimestamp",
-    "asyncprogresstrackingenabled": "a query that is restarted may then use a batch id again for other records, and "
-    "this sink, which uses batch ids, would leave them out; remove it and what goes with it",
-    "paths": "load takes one path: give the root with subscribe='a,b', or load each and union them",
+    # Options of Delta and of Spark's file sources.
+    "versionasof": "a log is read by offsets or times: set startingOffsets and endingOffsets of a batch read",
+    "timestampasof": "a log is read by offsets or times: set startingTimestamp and endingTimestamp of a batch read",
+    "startingversion": "a log is read by offsets or times: set startingOffsets or startingTimestamp",
+    "asyncprogresstrackingenabled": "a restarted query may then use a batch id again for other records, and "
+    "this sink would skip them as a repeated batch; remove it and its related options",
+    "paths": "load accepts one path: load the root with subscribe='a,b', or load each path and use union",
 }
 _SPELLED = {
     name.lower(): name for name in ("versionAsOf", "timestampAsOf", "startingVersion", "asyncProgressTrackingEnabled")
 }
 
-# Settings of Kafka's clients that describe brokers, connections and buffering: accepted and without effect, so that a
-# query moves over by changing the format and the path.
+# Settings of Kafka clients for brokers, connections and buffering. They are accepted and ignored, so that moving a
+# query only requires changing its format and path.
 _CLIENT_SETTINGS = """
     acks auto.commit.interval.ms auto.include.jmx.reporter batch.size bootstrap.servers buffer.memory check.crcs
     client.dns.lookup client.id client.rack connections.max.idle.ms default.api.timeout.ms delivery.timeout.ms
@@ -259,17 +267,17 @@ _IGNORED = {*_SILENT.split(), "groupidprefix", *KAFKA_IGNORED}
 
 
 def find_option(given: str) -> Setting | None:
-    """Return the option of a name, or of Kafka's name for it; None if it is known and has no effect.
+    """Return the option with this name or alias; None for a known option that has no effect.
 
-    Raises BadRequest, with the nearest name, for one that is not known, and for those that Kafka's connector refuses.
+    Raises BadRequest for an unknown name, with the nearest name, and for options that Kafka's connector rejects.
     """
     key = given.lower()
     if key.lstrip("_").startswith("asyncprogresstracking"):
         key = "asyncprogresstrackingenabled"
     if key in _BY_LOWER_CASE:
         return _BY_LOWER_CASE[key]
-    if key in _REFUSED:
-        raise BadRequest(f"Option '{_SPELLED.get(key, key)}' is not supported: {_REFUSED[key]}.")
+    if key in _REJECTED:
+        raise BadRequest(f"Option '{_SPELLED.get(key, key)}' is not supported: {_REJECTED[key]}.")
     if key in _IGNORED or key.startswith(_KAFKA_IGNORED_PREFIXES):
         return None
     why = kafka_name(key)
@@ -277,10 +285,10 @@ def find_option(given: str) -> Setting | None:
         raise BadRequest(f"Unknown option '{given}': {why}; remove it")
     if key.removeprefix("kafka.") in CONFIGS:
         raise BadRequest(
-            f"Unknown option '{given}': a write that creates a topic takes its configs as "
+            f"Unknown option '{given}': a write that creates a topic accepts configs as "
             f"'{TOPIC_CONFIG}{key.removeprefix('kafka.')}'; `sparklog configs alter` changes them later"
         )
     spelled = {name.lower(): name for option in OPTIONS for name in (*option.aliases, option.name)}
     near = nearest(key, {**spelled, **{name: name for name in KAFKA_IGNORED}}, limit=1)
-    hint = f"did you mean '{spelled.get(near[0], near[0])}'?" if near else "no option of that name exists; remove it"
+    hint = f"did you mean '{spelled.get(near[0], near[0])}'?" if near else "there is no such option; remove it"
     raise BadRequest(f"Unknown option '{given}': {hint}")

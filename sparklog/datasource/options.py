@@ -1,7 +1,8 @@
-"""Options of a read or a write, parsed and checked once, in `DataSource.__init__`, by the table of `option_table`.
+"""Options of a read or a write, parsed and checked in `DataSource.__init__` according to `option_table`.
 
-What depends on topics (partitions that exist, offsets in range) is checked by the planner. A read does not know yet if
-it is a batch or a stream: `check_batch_read` and `check_stream_read` refuse what only the other one allows.
+The planner checks what depends on topics (existing partitions, offsets in range). When options are parsed, it is not
+known whether a read is a batch or a stream; `check_batch_read` and `check_stream_read` reject options of the other
+kind.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _BY_NAME = by_name(OPTIONS)
 
 @dataclass(frozen=True)
 class Subscription:
-    """The topics to read: exactly one of names, a pattern, or names with partitions."""
+    """The topics to read, given by names, a pattern, or names with partitions."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -54,7 +55,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Bound:
-    """A start or an end: `earliest`, `latest`, `group`, `offsets`, or `timestamp` (one, or one each)."""
+    """A start or end: `earliest`, `latest`, `group`, `offsets`, or `timestamp` (one, or one per partition)."""
 
     kind: str
     option: str
@@ -65,6 +66,8 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
+    """The options of a read."""
+
     subscription: Subscription | None
     start: Bound | None
     end: Bound | None
@@ -102,6 +105,8 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
+    """The options of a write."""
+
     topic: str | None
     codec: Codec | None
     level: int | None
@@ -118,9 +123,15 @@ class SinkOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """All options of one `load` or `save`; `given` are names, `warnings` for options that only seem to count.
+    """All options of one `load` or `save`.
 
-    `table`: those of a table in Spark's catalog, which are for reads and writes alike.
+    Attributes:
+        path: the path; None if it is missing.
+        read: the options of reads.
+        write: the options of writes.
+        given: the names of the options that the user has set.
+        warnings: warnings about options that have no effect.
+        table: True for the options of a table in Spark's catalog, which apply to reads and writes.
     """
 
     path: str | None
@@ -152,7 +163,7 @@ class Options:
             raise BadRequest(f"Option '{wrong[0]}' is for reading{hint}: remove it from this write")
 
     def idle(self, use: Literal["batch", "write"]) -> tuple[str, ...]:
-        """Return warnings for the options that have no effect in a batch read, or in a write."""
+        """Return warnings about options that have no effect in a batch read or a write."""
         if self.table:
             return ()
         options = [_BY_NAME[name] for name in sorted(self.given)]
@@ -164,31 +175,33 @@ class Options:
 
     def check_batch_write(self) -> None:
         if self.write.txn_app_id is not None and self.write.txn_version is None:
-            raise BadRequest("txnAppId is given without txnVersion: give both, or neither")
+            raise BadRequest("txnAppId is set without txnVersion: set both, or neither")
 
     def check_stream_write(self) -> None:
         if self.write.txn_version is not None:
-            raise BadRequest("txnVersion is for batch writes: a stream's batch id is its version; leave it out")
+            raise BadRequest(
+                "txnVersion is for batch writes, because the version of a stream is its batch id: remove it"
+            )
 
     def check_batch_read(self) -> None:
         start, end = self.read.start, self.read.end
         if start is not None:
             if start.kind == "latest":
                 raise BadRequest("startingOffsets=latest is for streams: a batch that starts at the end reads nothing")
-            _refuse(start, LATEST, "latest (-1) is for streams; give the offset to start at, or -2 for earliest")
+            _reject(start, LATEST, "latest (-1) is for streams; set the offset to start at, or -2 for earliest")
         if end is not None:
             if end.kind == "earliest":
                 raise BadRequest(
                     "endingOffsets must be 'latest' or offsets; a read that ends at 'earliest' reads nothing"
                 )
-            _refuse(end, EARLIEST, "earliest (-2) cannot be an end; give an offset, or -1 for latest")
+            _reject(end, EARLIEST, "earliest (-2) cannot be an end; set an offset, or -1 for latest")
 
     def check_stream_read(self) -> None:
         if self.read.end is not None:
             raise BadRequest(f"Option '{self.read.end.option}' is for batch reads: a stream has no end; remove it")
 
 
-def _refuse(bound: Bound, value: int, why: str) -> None:
+def _reject(bound: Bound, value: int, why: str) -> None:
     for topic, offsets in bound.offsets.items():
         for partition, offset in offsets.items():
             if offset == value:
@@ -196,7 +209,7 @@ def _refuse(bound: Bound, value: int, why: str) -> None:
 
 
 def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
-    """Parse and check all options. Raises BadRequest, one line, for the first thing that is wrong."""
+    """Parse and check all options. Raises BadRequest for the first error."""
     values: dict[str, str] = {}
     configs: dict[str, str] = {}
     settings: dict[str, str] = {}
@@ -209,7 +222,7 @@ def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
             configs[config] = canonical(config, value)
             continue
         option = find_option(name)
-        # The name of ours beats Kafka's name for it.
+        # The name of an option overrides its aliases.
         if option is not None and (option.name.lower() == name.lower() or option.name not in values):
             values[option.name] = value
     _check_texts(values)
@@ -226,9 +239,9 @@ def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
 
 def _check_texts(values: Mapping[str, str]) -> None:
     for name, message in {
-        "path": "path is empty: give the root, topic folder or Kafka log directory",
+        "path": "path is empty: set the path of a root, topic directory or Kafka log directory",
         "topic": "Option 'topic' is empty: name the topic to write",
-        "txnAppId": "txnAppId is empty: give the name of the application that writes, the same in every run",
+        "txnAppId": "txnAppId is empty: set the name of the application, which must be the same in every run",
     }.items():
         if name in values and not values[name].strip():
             raise BadRequest(message)
@@ -242,9 +255,9 @@ def _warnings(given: Mapping[str, str], values: Mapping[str, str]) -> tuple[str,
     for side in ("starting", "ending"):
         names = _bound_names(values, side)
         if len(names) > 1:
-            hidden = " and ".join(map(repr, names[1:]))
+            overridden = " and ".join(map(repr, names[1:]))
             warnings.append(
-                f"Option '{names[0]}' counts and hides {hidden}, as for Spark's Kafka connector: give one of them"
+                f"Option '{names[0]}' overrides {overridden}, as in Spark's Kafka connector: set only one of them"
             )
     secure = sorted(name for name in given if is_security(name))
     if secure:
@@ -254,7 +267,7 @@ def _warnings(given: Mapping[str, str], values: Mapping[str, str]) -> tuple[str,
 
 
 def _seconds(bound: Bound | None) -> tuple[str, ...]:
-    """Return a warning for a time that looks like seconds."""
+    """Return a warning if a time looks like seconds."""
     if bound is None or bound.kind != "timestamp":
         return ()
     times = [time for by_partition in (bound.timestamps or {}).values() for time in by_partition.values()]
@@ -278,15 +291,15 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
             "columns": None if parsed["columns"] is None else listed_columns(parsed["columns"]),
         },
     )
-    least, most = read.min_offsets_per_trigger, read.max_offsets_per_trigger
-    if least is not None and most is not None and least > most:
-        raise BadRequest(f"minOffsetsPerTrigger ({least}) must not be greater than maxOffsetsPerTrigger ({most})")
+    low, high = read.min_offsets_per_trigger, read.max_offsets_per_trigger
+    if low is not None and high is not None and low > high:
+        raise BadRequest(f"minOffsetsPerTrigger ({low}) must not be greater than maxOffsetsPerTrigger ({high})")
     if read.start is not None and read.start.kind == GROUP:
         if read.group_id is None:
-            raise BadRequest("startingOffsets=group needs the name of a consumer group: give kafka.group.id")
+            raise BadRequest("startingOffsets=group needs a consumer group: set kafka.group.id")
     elif read.group_reset is not None:
         raise BadRequest(
-            "Option 'kafka.auto.offset.reset' goes with startingOffsets=group only: use startingOffsets=earliest or "
+            "Option 'kafka.auto.offset.reset' needs startingOffsets=group; otherwise use startingOffsets=earliest or "
             "latest"
         )
     return read
@@ -294,9 +307,9 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
 
 def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs: Mapping[str, str]) -> SinkOptions:
     if parsed["txn_version"] is not None and parsed["txn_app_id"] is None:
-        raise BadRequest("txnVersion is given without txnAppId: give both, or neither")
+        raise BadRequest("txnVersion is set without txnAppId: set both, or neither")
     given = {name: parsed[name] for name in SinkOptions.__dataclass_fields__ if name in parsed}
-    # Levels of other codecs are checked as well, as Kafka does.
+    # Like Kafka, also check the levels of other codecs.
     levels = {codec: _parse(values, _BY_NAME[name]) for codec, name in LEVELS.items()}
     if given["level"] is None:
         given["level"] = levels.get(given["codec"] or "zstd")
@@ -304,14 +317,14 @@ def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs:
 
 
 def _keys(values: Mapping[str, str]) -> KeySet | None:
-    """Return the keys to read. With `assign`, they are looked for in all partitions that it names."""
+    """Return the keys to read. With `assign`, all assigned partitions are searched for them."""
     anywhere = _parse(values, _BY_NAME["allPartitions"])
     if "keys" in values and "keysFile" in values:
-        raise BadRequest("Give one of 'keys' and 'keysFile', not both")
+        raise BadRequest("Set either 'keys' or 'keysFile', not both")
     if "keys" not in values and "keysFile" not in values:
-        useless = "allPartitions" if anywhere else "keyFormat" if "keyFormat" in values else None
-        if useless is not None:
-            raise BadRequest(f"Option '{useless}' goes with 'keys' or 'keysFile': give one of these, or remove it")
+        unused = "allPartitions" if anywhere else "keyFormat" if "keyFormat" in values else None
+        if unused is not None:
+            raise BadRequest(f"Option '{unused}' needs 'keys' or 'keysFile': set one of these, or remove it")
         return None
     name = "keys" if "keys" in values else "keysFile"
     texts = _texts(values[name]) if name == "keys" else _lines(values[name])
@@ -324,7 +337,7 @@ def _keys(values: Mapping[str, str]) -> KeySet | None:
 
 
 def _lines(path: str) -> list[str]:
-    """Return the lines of a file that have a text."""
+    """Return the lines of a file that are not empty."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
@@ -333,7 +346,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _texts(text_of_keys: str) -> list[str]:
-    """Return the texts of `a,b` or of a JSON list."""
+    """Return the items of `a,b` or of a JSON list."""
     if not text_of_keys.lstrip().startswith("["):
         return [text for part in text_of_keys.split(",") if (text := part.strip())]
     try:
@@ -351,7 +364,7 @@ def _subscription(values: Mapping[str, str]) -> Subscription | None:
         return None
     if len(forms) > 1:
         raise BadRequest(
-            f"Give one of 'subscribe', 'subscribePattern' and 'assign', not {' and '.join(map(repr, forms))}"
+            f"Set one of 'subscribe', 'subscribePattern' and 'assign', not {' and '.join(map(repr, forms))}"
         )
     text = values[forms[0]]
     if forms[0] == "assign":
@@ -366,7 +379,7 @@ def _subscription(values: Mapping[str, str]) -> Subscription | None:
     except re.error as error:
         raise BadRequest(f"Option 'subscribePattern' is not a regular expression: {text!r}: {error}") from None
     if not text.strip():
-        raise BadRequest("Option 'subscribePattern' is empty: give a regular expression that matches whole topic names")
+        raise BadRequest("Option 'subscribePattern' is empty: set a regular expression that matches entire topic names")
     return Subscription(pattern=text)
 
 
@@ -410,7 +423,7 @@ def _as_of(values: Mapping[str, str]) -> Bound | None:
 
 
 def _bound_names(values: Mapping[str, str], side: str) -> list[str]:
-    """Return the options given for one side, in the connector's order: the first counts, the others do not."""
+    """Return the options that are set for one side, in the order of the connector; the first one applies."""
     return [name for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets") if name in values]
 
 
@@ -426,14 +439,14 @@ def _per_partition(
             document = _with_milliseconds(document)
         numbers = parse_partition_numbers(document, what, lowest=lowest)
         if not any(numbers.values()):
-            raise ValueError("it names no partition")
+            raise ValueError("it lists no partition")
     except ValueError as error:
         raise BadRequest(f'Option \'{name}\' must be {listed}JSON like {{"topic":{{"0":23}}}}: {error}') from None
     return numbers
 
 
 def _with_milliseconds(document: object) -> object:
-    """Replace the texts in `{"topic": {"0": "2026-01-31T12:00:00"}}` by milliseconds. Raises ValueError."""
+    """Replace texts like `{"topic": {"0": "2026-01-31T12:00:00"}}` with milliseconds. Raises ValueError."""
     if isinstance(document, dict):
         return {key: _with_milliseconds(value) for key, value in document.items()}
     if not isinstance(document, str):
@@ -452,7 +465,7 @@ def _time(name: str, text: str) -> int:
 
 
 def _parse(values: Mapping[str, str], option: Setting) -> Any:
-    """Return the value of an option, its default where it is not given. Raises BadRequest."""
+    """Return the value of an option, or its default if it is not set. Raises BadRequest."""
     if option.name not in values:
         return option.default
     text = values[option.name]

@@ -1,10 +1,10 @@
-"""Plan the tasks of a read, and read in a task: small ranges are packed into one task, big ones are split.
+"""Plan the tasks of a read, and read in a task: small ranges are packed into one task, and large ones are split.
 
-A task costs 15 to 30 ms in Python however little it reads, so a thousand partitions of a few records are a few tasks.
-A range is split where it holds more than `SPLIT_BYTES` or `SPLIT_RECORDS`, where `maxRecordsPerPartition` asks for it,
-and where fewer partitions than `minPartitions` are read: then there are as many tasks as Kafka's connector makes, and
-none is shared. What counts is what is stored: offsets without records cost nothing, however many there are. Pieces
-keep the order of the ranges and of their offsets.
+A task costs 15 to 30 ms in Python however little it reads, so a thousand partitions with few records become a few
+tasks. A range is split if it has more than `SPLIT_BYTES` or `SPLIT_RECORDS`, if `maxRecordsPerPartition` requires it,
+or if fewer partitions than `minPartitions` are read. In the last case there are as many tasks as with Kafka's
+connector, and ranges do not share tasks. Sizes are those of stored records, so gaps in the offsets cost nothing. The
+resulting ranges keep their order.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from sparklog.storage.fork_safety import freeze_gc
 
 PACK_BYTES = 16 << 20
 PACK_RECORDS = 100_000
-"""Stored bytes, or records (compressed bytes say little), that are worth a task: some 50 to 100 ms of work."""
+"""Stored bytes or records that are worth a task, 50 to 100 ms of work. Compressed bytes alone would not show that."""
 
-PACK_PIECES = 512
-"""Ranges in one task at most: each one costs at least a request."""
+MAX_PACKED_RANGES = 512
+"""Maximum number of ranges per task, because each range costs at least one request."""
 SPLIT_BYTES = 128 << 20
 SPLIT_RECORDS = 1_000_000
-"""Stored bytes, or records, beyond which a range is split, but never into more pieces than it has batches."""
+"""Stored bytes or records above which a range is split, but not into more ranges than it has batches."""
 
-UNDOUBTED = 10_000
-"""Pieces that a user may ask for anyway; beyond, no more than stored bytes: headers can claim any number of records."""
+TRUSTED_SPLITS = 10_000
+"""Splits that are always possible. More are limited to the stored bytes, as headers can claim any record count."""
 
 
 @dataclass(frozen=True)
 class TaskRange:
-    """A range that one task reads whole; `records` and `nbytes` are estimated."""
+    """A range that is read by one task; `records` and `nbytes` are estimates."""
 
     range: OffsetRange
     records: int
@@ -57,50 +57,52 @@ def split(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[TaskRange]:
-    """Cut ranges (non-empty) into pieces of nearly equal numbers of records, those with many bytes further. Pure."""
+    """Split non-empty ranges evenly by records, and the results by bytes if they are still too large. Pure."""
     parts = [
-        (wanted, part)
-        for wanted, held in zip(ranges, stored, strict=True)
-        for part in _by_records(held, 1 if max_records is None else -(-held.records // max_records))
+        (requested, part)
+        for requested, stored_range in zip(ranges, stored, strict=True)
+        for part in _by_records(stored_range, 1 if max_records is None else -(-stored_range.records // max_records))
     ]
-    pieces: list[TaskRange] = []
-    for (wanted, held), asked in zip(parts, _shares_of_tasks(parts, min_partitions), strict=True):
-        records = held.records
-        most = 1 if records <= SPLIT_RECORDS else min(-(-records // SPLIT_RECORDS), held.batches)
-        for part in _by_records(held, max(asked, most)):
+    task_ranges: list[TaskRange] = []
+    for (requested, stored_range), tasks in zip(parts, _shares_of_tasks(parts, min_partitions), strict=True):
+        records = stored_range.records
+        splits = 1 if records <= SPLIT_RECORDS else min(-(-records // SPLIT_RECORDS), stored_range.batches)
+        for part in _by_records(stored_range, max(tasks, splits)):
             nbytes = part.nbytes
             count = 1 if nbytes <= SPLIT_BYTES else min(-(-nbytes // SPLIT_BYTES), part.batches)
             for cut in _shares(part, part.at_bytes, nbytes, count):
-                is_whole = cut.start == wanted.start and cut.end == wanted.end
-                offsets = wanted if is_whole else replace(wanted, start=cut.start, end=cut.end)
-                pieces.append(TaskRange(offsets, *((records, nbytes) if cut is held else (cut.records, cut.nbytes))))
-    return pieces
+                is_whole = cut.start == requested.start and cut.end == requested.end
+                offsets = requested if is_whole else replace(requested, start=cut.start, end=cut.end)
+                task_ranges.append(
+                    TaskRange(offsets, *((records, nbytes) if cut is stored_range else (cut.records, cut.nbytes)))
+                )
+    return task_ranges
 
 
-def _shares_of_tasks(parts: Sequence[tuple[OffsetRange, Stored]], least: int | None) -> list[int]:
-    """Return into how many tasks to cut each part, as Kafka's connector does for `minPartitions`. Pure.
+def _shares_of_tasks(parts: Sequence[tuple[OffsetRange, Stored]], min_tasks: int | None) -> list[int]:
+    """Return the number of tasks for each part, like Kafka's connector for `minPartitions`. Pure.
 
-    That makes about `least` tasks: parts worth one are taken off first, and the others share the rest by their size. A
-    partition of which one part is worth a task is not cut further.
+    The total is about `min_tasks`: parts that are worth one task get one, and the others share the remaining tasks by
+    size. A partition with a part that is worth one task is not split further.
     """
-    if least is None:
+    if min_tasks is None:
         return [1] * len(parts)
-    sizes = [held.records for _, held in parts]
-    if sum(size > 0 for size in sizes) >= least:
+    sizes = [stored_range.records for _, stored_range in parts]
+    if sum(size > 0 for size in sizes) >= min_tasks:
         return [1] * len(parts)
-    places = [(wanted.topic, wanted.partition) for wanted, _ in parts]
+    partitions = [(requested.topic, requested.partition) for requested, _ in parts]
     total = sum(sizes)
-    small = {index for index, size in enumerate(sizes) if size > 0 and _share(size, total, least) == 1}
-    whole = {places[index] for index in small}
-    left, tasks = total - sum(sizes[index] for index in small), max(least - len(small), 1)
+    small = {index for index, size in enumerate(sizes) if size > 0 and _share(size, total, min_tasks) == 1}
+    unsplit = {partitions[index] for index in small}
+    remaining, remaining_tasks = total - sum(sizes[index] for index in small), max(min_tasks - len(small), 1)
     return [
-        1 if place in whole or not size else _share(size, left, tasks)
-        for place, size in zip(places, sizes, strict=True)
+        1 if partition in unsplit or not size else _share(size, remaining, remaining_tasks)
+        for partition, size in zip(partitions, sizes, strict=True)
     ]
 
 
 def _share(size: int, total: int, tasks: int) -> int:
-    """Return a part's share of tasks, rounded half up and at least one, by the same steps in doubles as on the JVM."""
+    """Return the share of tasks of a part, at least 1, rounded half up in double precision as on the JVM."""
     share = size / total * tasks
     return max(int(share) + (share % 1 >= 0.5), 1)
 
@@ -108,11 +110,13 @@ def _share(size: int, total: int, tasks: int) -> int:
 def _by_records(stored: Stored, count: int) -> list[Stored]:
     if count <= 1:
         return [stored]
-    return _shares(stored, stored.at_records, stored.records, min(count, stored.records, max(stored.nbytes, UNDOUBTED)))
+    return _shares(
+        stored, stored.at_records, stored.records, min(count, stored.records, max(stored.nbytes, TRUSTED_SPLITS))
+    )
 
 
 def _shares(stored: Stored, offsets_at: Callable[..., list[int]], amount: int, count: int) -> list[Stored]:
-    """Cut into parts of nearly the same amount, the smaller ones first, as Kafka's connector does."""
+    """Split into parts of nearly the same amount, smaller ones first, like Kafka's connector."""
     if count <= 1:
         return [stored]
     share, small = amount // count, count - amount % count
@@ -121,32 +125,32 @@ def _shares(stored: Stored, offsets_at: Callable[..., list[int]], amount: int, c
 
 
 def pack(
-    pieces: Sequence[TaskRange], *, min_partitions: int | None = None, max_records: int | None = None
+    task_ranges: Sequence[TaskRange], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[list[TaskRange]]:
-    """Put neighbouring pieces into tasks while they are small. Pure.
+    """Pack adjacent small ranges into tasks. Pure.
 
-    With `min_partitions`, there are at least so many tasks (or one per piece), of at most their share of all records
-    where pieces allow it; with `max_records`, a task has at most so many records.
+    With `min_partitions`, there are at least that many tasks, or one per range if there are fewer ranges, and if
+    possible no task has more than its share of all records. With `max_records`, a task has at most that many records.
     """
     records_each: float = PACK_RECORDS if max_records is None else min(PACK_RECORDS, max_records)
     if min_partitions is not None:
-        records_each = min(records_each, sum(piece.records for piece in pieces) / min_partitions)
+        records_each = min(records_each, sum(task_range.records for task_range in task_ranges) / min_partitions)
     tasks: list[list[TaskRange]] = []
     nbytes = records = 0
-    for index, piece in enumerate(pieces):
+    for index, task_range in enumerate(task_ranges):
         full = (
             not tasks
-            or len(tasks) + len(pieces) - index <= (min_partitions or 0)
-            or len(tasks[-1]) >= PACK_PIECES
-            or nbytes + piece.nbytes > PACK_BYTES
-            or records + piece.records > records_each
+            or len(tasks) + len(task_ranges) - index <= (min_partitions or 0)
+            or len(tasks[-1]) >= MAX_PACKED_RANGES
+            or nbytes + task_range.nbytes > PACK_BYTES
+            or records + task_range.records > records_each
         )
         if full:
             tasks.append([])
             nbytes = records = 0
-        tasks[-1].append(piece)
-        nbytes += piece.nbytes
-        records += piece.records
+        tasks[-1].append(task_range)
+        nbytes += task_range.nbytes
+        records += task_range.records
     return tasks
 
 
@@ -157,29 +161,30 @@ def split_and_pack(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[list[TaskRange]]:
-    """Return the pieces of each task. Pure.
+    """Return the ranges of each task. Pure.
 
-    Where `min_partitions` asks for more tasks than partitions hold records, none is shared: the numbers are Kafka's.
+    If `min_partitions` is larger than the number of non-empty ranges, ranges do not share tasks, so that there are as
+    many tasks as with Kafka's connector.
     """
-    pieces = split(ranges, stored, min_partitions=min_partitions, max_records=max_records)
-    if min_partitions is not None and sum(held.records > 0 for held in stored) < min_partitions:
-        return [[piece] for piece in pieces]
-    return pack(pieces, min_partitions=min_partitions, max_records=max_records)
+    task_ranges = split(ranges, stored, min_partitions=min_partitions, max_records=max_records)
+    if min_partitions is not None and sum(stored_range.records > 0 for stored_range in stored) < min_partitions:
+        return [[task_range] for task_range in task_ranges]
+    return pack(task_ranges, min_partitions=min_partitions, max_records=max_records)
 
 
 def plan_tasks(
     view: LogView, ranges: Sequence[OffsetRange], isolation: str, keys: KeySet | None = None, **limits: int | None
 ) -> list[list[ReadPart]]:
-    """Return the parts of each task for these ranges, from the view's snapshot; `limits` are those of `split`.
+    """Return the parts of each task for these ranges, in the snapshot of the view.
 
-    `keys`: only what can hold them.
+    With `keys`, only parts that may contain these keys are returned. `limits` are those of `split`.
     """
     filled = [offsets for offsets in ranges if offsets.end > offsets.start]
     filled = filled if keys is None else keys.ranges(view, filled)
     tasks = split_and_pack(filled, view.stored(filled), **limits)
-    listed = view.plan([piece.range for task in tasks for piece in task], isolation)
+    listed = view.plan([task_range.range for task in tasks for task_range in task], isolation)
     parts = {part.range: part for part in (listed if keys is None else keys.parts(listed))}
-    planned = [[part for piece in task if (part := parts.get(piece.range)) is not None] for task in tasks]
+    planned = [[part for task_range in task if (part := parts.get(task_range.range)) is not None] for task in tasks]
     return [task for task in planned if task]
 
 
@@ -189,11 +194,11 @@ if TYPE_CHECKING:
     from sparklog.log.read.key_lookup import KeySet
 
 BATCH_BYTES = 4 << 20
-"""Batches of 1 to 8 MB pass fastest to the JVM; above 25 MB everything degrades."""
+"""Batches of 1 to 8 MB are transferred to the JVM fastest; above 25 MB, performance degrades."""
 
 
 class LogPartition(InputPartition):  # type: ignore[misc]
-    """The parts of one Spark task: `value` is a tuple of `ReadPart`s, which name offsets and no positions.
+    """The parts of one Spark task. `value` is a tuple of `ReadPart`s, which have offsets but no file positions.
 
     With `view=table` they are `sparklog.log.read.table_plan.PartitionTable`s.
     """
@@ -209,6 +214,8 @@ def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptio
 
 
 class ReadTask:
+    """Reads the parts of a task; Spark pickles it into the tasks instead of the reader."""
+
     def __init__(self, location: Location, options: ReadOptions, projection: Projection) -> None:
         self._location = location
         self._options = options
@@ -216,7 +223,7 @@ class ReadTask:
         self._columns = projection.columns if options.keys is None else options.keys.columns(projection.columns)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Read a task; without a partition, or with one without a value, Spark means that there is nothing to read."""
+        """Yield the rows of a task. Spark passes None, or a partition without a value, if there is nothing to read."""
         from sparklog.format.kernels.kernel_choice import choice
 
         parts = () if partition is None else partition.value or ()
@@ -231,20 +238,20 @@ class ReadTask:
         if self._options.is_table:
             from sparklog.log.read.latest_by_key import latest_records, read_part
 
-            read = read_part if self._options.fail_on_data_loss else self._what_is_left
+            read = read_part if self._options.fail_on_data_loss else self._read_remaining
             yield from latest_records(parts, self._columns, read=read)
             return
         if self._options.fail_on_data_loss:
             from sparklog.log.read.read_plan import read_parts
 
-            # Together: what lies side by side in a file is fetched once for all partitions of the task.
+            # All parts together, so that adjacent slices of a file are fetched once for all partitions of the task.
             yield from read_parts(parts, self._columns, batch_bytes=BATCH_BYTES)
             return
         for part in parts:
-            yield from self._what_is_left(part, self._columns)
+            yield from self._read_remaining(part, self._columns)
 
-    def _what_is_left(self, part: ReadPart, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        """With failOnDataLoss=false: leave out, with a warning, records that were deleted since the plan was made."""
+    def _read_remaining(self, part: ReadPart, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+        """With failOnDataLoss=false, skip records that were deleted after planning, with a warning."""
         columns = tuple(dict.fromkeys((*names, "offset")))
         following = part.range.start
         try:
@@ -253,13 +260,13 @@ class ReadTask:
                     following = batch.column("offset")[batch.num_rows - 1].as_py() + 1
                 yield batch.select(names)
         except NotFound as error:
-            for again in self._again(part, following, error):
-                yield from again.read(names, batch_bytes=BATCH_BYTES)
+            for remaining in self._plan_remaining(part, following, error):
+                yield from remaining.read(names, batch_bytes=BATCH_BYTES)
 
-    def _again(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
-        """Plan what is left of a part after `following`; raise `error` if no record of it is gone.
+    def _plan_remaining(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
+        """Plan the rest of a part, from `following` on; raise `error` if none of its records were deleted.
 
-        Nothing is left of a topic that was created again under the same name.
+        If the topic was created again under the same name, nothing remains.
         """
         from sparklog.log.read.read_plan import NativeReadPart
 
@@ -272,9 +279,9 @@ class ReadTask:
                 limits = view.bounds(planned.topic).get(planned.partition)
         if limits is not None and limits.log_start <= following and limits.log_end >= planned.end:
             raise error
-        warn(f"{error}; failOnDataLoss=false: reading goes on with what is left")
+        warn(f"{error}; with failOnDataLoss=false the read continues without them")
         if limits is None:
             return ()
         start, end = max(following, limits.log_start), min(planned.end, limits.log_end)
-        left = OffsetRange(planned.topic, planned.partition, start, end)
-        return view.plan([left], self._options.isolation) if start < end else ()
+        rest = OffsetRange(planned.topic, planned.partition, start, end)
+        return view.plan([rest], self._options.isolation) if start < end else ()

@@ -1,8 +1,8 @@
-"""Columns and types of reads and writes: those of Spark's Kafka connector.
+"""Columns and types of reads and writes, which are those of Spark's Kafka connector.
 
-A schema given by the user is the projection: any subset of the columns in any order, decoded and shipped alone. Spark
-checks the Arrow schema of what a source yields exactly (order, types, nullability), so `to_spark` builds batches with
-precisely the schema that Spark derives from the columns.
+A schema given by the user is a projection: any subset of the columns in any order; other columns are not decoded. Spark
+compares the Arrow schema of batches exactly (order, types and nullability), so `to_spark` builds batches with the
+schema that Spark derives from the columns.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SPARK_TYPES = {
 }
 
 COLUMNS = tuple(SPARK_TYPES)
-"""As in `sparklog.log.state.view`, which needs numpy: the process that makes the source imports none."""
+"""As in `sparklog.log.state.view`, which needs numpy; the process that creates the data source does not import it."""
 _MAY_BE_NULL = frozenset(("key", "value", "headers"))
 
-# Milliseconds at which Spark's microseconds end, both ways.
-LARGEST_MS = ((1 << 63) - 1) // 1000
-SMALLEST_MS = -LARGEST_MS
+# The range of Spark's microseconds, in milliseconds.
+MAX_MS = ((1 << 63) - 1) // 1000
+MIN_MS = -MAX_MS
 
 WRITE_TYPES = {
     "key": ("string", "binary"),
@@ -48,7 +48,7 @@ WRITE_TYPES = {
 
 
 def read_columns(include_headers: bool, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the columns of a read, in order; `chosen`: those of the option `columns`, None: all but the headers."""
+    """Return the columns of a read, in order; `chosen` are those of the option `columns` (None: all except headers)."""
     names = tuple(name for name in COLUMNS if name != "headers") if chosen is None else tuple(chosen)
     return names if not include_headers or "headers" in names else (*names, "headers")
 
@@ -58,9 +58,9 @@ def read_schema(include_headers: bool, chosen: Sequence[str] | None = None) -> s
 
 
 def listed_columns(text: str) -> tuple[str, ...]:
-    """Return the columns of `value,timestamp`. Raises BadRequest where it names none, a wrong one, or one twice."""
+    """Return the columns of a list like `value,timestamp`. Raises BadRequest if it is empty or has an invalid name."""
     names = tuple(name.strip() for name in text.split(","))
-    expected = f"names of columns, separated by commas, out of {', '.join(COLUMNS)}"
+    expected = f"column names out of {', '.join(COLUMNS)}, separated by commas"
     for index, name in enumerate(names):
         if name not in SPARK_TYPES:
             near = nearest(name.lower(), COLUMNS, limit=1) if name else []
@@ -72,11 +72,11 @@ def listed_columns(text: str) -> tuple[str, ...]:
 
 
 def check_chosen(schema: StructType, chosen: Sequence[str] | None, include_headers: bool) -> None:
-    """Raises BadRequest for a schema that is not that of the option `columns`: the user's, or that of a table."""
+    """Raise BadRequest if the option `columns` and another schema, of the user or of a table, are both given."""
     if chosen is not None and tuple(schema.fieldNames()) != read_columns(include_headers, chosen):
         raise BadRequest(
-            f"Option 'columns' ({','.join(chosen)}) and a schema ({','.join(schema.fieldNames())}) are both given, or a"
-            " table, which has its own: leave out one of them"
+            f"Option 'columns' ({','.join(chosen)}) conflicts with the schema ({','.join(schema.fieldNames())}) of "
+            "the read or the table: remove one of them"
         )
 
 
@@ -91,28 +91,28 @@ def _arrow_types() -> dict[str, pa.DataType]:
 
 @dataclass(frozen=True)
 class Projection:
-    """The columns to read, in order, with the Arrow schema that Spark expects of them. Picklable."""
+    """The columns to read, in order, with the Arrow schema that Spark expects. Picklable."""
 
     columns: tuple[str, ...]
     arrow: pa.Schema
 
     def to_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert a batch of `COLUMNS` types (timestamps in ms) to microseconds, saturated where those end."""
+        """Convert the timestamps of a batch from milliseconds to microseconds, clipped to the range of Spark."""
         import pyarrow as pa
 
         columns = {name: batch.column(name) for name in self.columns}
         microseconds = _arrow_types()["timestamp"]
         if "timestamp" in columns and columns["timestamp"].type != microseconds:
-            # Through numpy: `pyarrow.compute` takes long to import in each worker.
+            # With numpy, because importing `pyarrow.compute` takes long in each worker.
             from sparklog.format.arrow_numpy import fixed_array, fixed_values
 
-            milliseconds = fixed_values(columns["timestamp"], "int64").clip(SMALLEST_MS, LARGEST_MS)
+            milliseconds = fixed_values(columns["timestamp"], "int64").clip(MIN_MS, MAX_MS)
             columns["timestamp"] = fixed_array(milliseconds * 1000, microseconds)
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.arrow)
 
 
 def projection(schema: StructType) -> Projection:
-    """Check a read's schema, the user's or our own. Raises BadRequest for unknown columns and wrong types."""
+    """Return the projection for a schema. Raises BadRequest for unknown columns and wrong types."""
     import pyarrow as pa
 
     columns, fields = [], []
@@ -141,7 +141,7 @@ def type_name(kind: DataType) -> str:
 
 
 def write_columns(schema: StructType, topic_option: str | None) -> tuple[str, ...]:
-    """Return the columns that are written; others are ignored, as by Kafka's sink. Raises BadRequest."""
+    """Return the columns to write; others are ignored, as in Kafka's sink. Raises BadRequest for a wrong schema."""
     names: list[str] = []
     for column in schema.fields:
         name = column.name.lower()
@@ -158,12 +158,12 @@ def write_columns(schema: StructType, topic_option: str | None) -> tuple[str, ..
         found_names = ", ".join(schema.fieldNames()) or "none"
         raise BadRequest(f"A column 'value' (string or binary) is required; the columns are {found_names}")
     if topic_option is None and "topic" not in names:
-        raise BadRequest("No topic: give the option 'topic', a column 'topic', or a topic folder as the path")
+        raise BadRequest("No topic: set the option 'topic', add a column 'topic', or use the path of a topic directory")
     return tuple(names)
 
 
 def pick(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:
-    """Return these columns of a batch; Spark resolves names without regard to case."""
+    """Return these columns of a batch, ignoring case like Spark."""
     positions: dict[str, int] = {}
     for index, name in enumerate(batch.schema.names):
         positions.setdefault(name.lower(), index)

@@ -47,31 +47,31 @@ TASKS_PYTHON = "spark.sql.execution.pyspark.python"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which has started the JVM, so that its environment can no longer be changed."""
 
-OLDEST, NEWEST = (4, 0), (4, 3)
-"""Releases of Spark that the format is tried with: those of the extra `spark` in pyproject.toml."""
+OLDEST_TESTED, LATEST_TESTED = (4, 0), (4, 3)
+"""Oldest and latest tested release of Spark, as in the extra `spark` of pyproject.toml."""
 
 BUILDER = ValueType("SparkSession.builder", lambda value: hasattr(value, "_options"))
 SESSION = ValueType("a SparkSession", lambda value: hasattr(value, "streams"))
-"""Both by an attribute, because Spark Connect has classes of its own."""
+"""Both are recognized by an attribute, because Spark Connect has its own classes."""
 
 _checked: set[str] = set()
 
 
 def check_version(version: str) -> None:
-    """Warn of a Spark that is newer than those tried. Raises BadRequest for one without Python data sources."""
+    """Warn about a Spark release later than the tested ones. Raises BadRequest if it has no Python data sources."""
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if release < OLDEST:
+    if release < OLDEST_TESTED:
         raise BadRequest(
-            f"Expected Spark 4.0 or newer, which has Python data sources, found pyspark {version}: install one that "
-            "is, or use the command line and the Python API of topics, which need no Spark"
+            f"Expected Spark 4.0 or later, which supports Python data sources, found pyspark {version}: upgrade it, or "
+            "use the command line or the Python API, which do not need Spark"
         )
-    if release > NEWEST:
-        tried = ".".join(map(str, NEWEST))
-        _warn(f"pyspark {version} is newer than what this sparklog was tried with (up to {tried}): try it first")
+    if release > LATEST_TESTED:
+        tried = ".".join(map(str, LATEST_TESTED))
+        _warn(f"pyspark {version} is later than the releases with which this sparklog was tested (up to {tried})")
 
 
 def _warn(message: str) -> None:
-    # What workers need is imported late: `retain` starts no Spark.
+    # Imported late, because `retain` usually does not start Spark.
     from sparklog.datasource.spark_workers import warn_once
 
     warn_once([message])
@@ -87,7 +87,7 @@ def check_pyspark(name: str) -> None:
 
 
 def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> SparkSession.Builder:
-    """Set what a Spark session needs for sparklog; call it before `getOrCreate`.
+    """Configure the builder of a Spark session for sparklog; call it before `getOrCreate`.
 
     Two settings make writes and small tasks faster. Processes that Spark starts on the driver's host run this Python.
     Tasks run the Python of `spark.pyspark.python` (of the builder or of `spark-submit`), else of PYSPARK_PYTHON, else
@@ -95,7 +95,7 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
 
     Args:
         builder: `SparkSession.builder`, with or without settings.
-        fast_start: start workers by `sparklog-python`: they import the installed pyspark, which is compiled, in place
+        fast_start: start workers with `sparklog-python`, so that they import the installed and compiled pyspark instead
             of the same release in Spark's pyspark.zip.
 
     Returns:
@@ -113,7 +113,7 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
 
     options: dict[str, object] = builder._options
     if SparkSession.getActiveSession() is not None:
-        _warn("a Spark session runs already and keeps its settings: call sparklog.configure before the first one")
+        _warn("a Spark session is already running and keeps its settings: call sparklog.configure before it starts")
     for name, value in SETTINGS.items():
         if name not in options:
             builder.config(name, value)
@@ -125,7 +125,7 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
 
 
 def workers_python() -> str:
-    """Return the program that starts this Python for Spark: `sparklog-python` beside it, if it was installed there."""
+    """Return the program that starts this Python for Spark: `sparklog-python` if it is installed next to it."""
     launcher = os.path.join(os.path.dirname(sys.executable), LAUNCHER)
     return launcher if os.access(launcher, os.X_OK) else sys.executable
 
@@ -155,7 +155,7 @@ def choose_pythons(options: Mapping[str, object], environ: MutableMapping[str, s
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `sparklog` known to a session, and check that Spark's workers can import it.
+    """Register the format `sparklog` in a session, and check that Spark's workers can import it.
 
     Call it under `spark-submit`, with `--archives` or `--py-files`, on a cluster, and if Spark reports
     `[DATA_SOURCE_NOT_FOUND]`, because its error explains the cause. If Spark has found the format already, but would
@@ -218,14 +218,14 @@ def _registering_for(context: SparkContext, python: str) -> Iterator[None]:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Run a task for each executor that imports sparklog. Raises BadRequest: the host, what is wrong, what to set."""
+    """Import sparklog in a task on each executor. Raises BadRequest with the host, the problem and the remedy."""
     from pyspark.sql import functions as F  # noqa: N812
 
     application = str(spark.conf.get("spark.app.id", ""))
     if application in _checked:
         return
 
-    def describe_worker(number: int) -> str:  # in a worker: nothing of sparklog may be needed to unpickle it
+    def describe_worker(number: int) -> str:  # runs in a worker, so unpickling it must not require sparklog
         import json
         import socket
         import sys
@@ -237,7 +237,7 @@ def check_workers(spark: SparkSession) -> None:
             facts = {"error": f"{type(error).__name__}: {error}"}
         return json.dumps({"python": sys.executable, "host": socket.gethostname(), **facts})
 
-    describe_worker.__annotations__.clear()  # Spark would try to read them, and warn
+    describe_worker.__annotations__.clear()  # Spark would try to evaluate them, and warn
     remedy = (
         f"set PYSPARK_PYTHON to a Python with this sparklog (here {sys.executable}) before Spark starts, or call "
         "sparklog.configure(SparkSession.builder)"
@@ -247,9 +247,9 @@ def check_workers(spark: SparkSession) -> None:
         count = _executors(spark)
         with _own_job_group(spark) as failed_tasks:
             rows = spark.range(0, count, 1, count).select(described).collect()
-            # A task that fails on one executor may have been done by another one.
+            # A task that failed on one executor may have succeeded on another.
             problems = [start_problem(failure, host) for host, failure in failed_tasks() if _reasons(failure)]
-    except Exception as error:  # noqa: BLE001 - Spark wraps what a worker raises in many kinds
+    except Exception as error:  # noqa: BLE001 - Spark wraps errors of workers in many classes
         raise BadRequest(f"{start_problem(str(error))}: {remedy}") from None
     problems += [worker_problem(json.loads(row["facts"]), __version__) for row in rows]
     for problem in filter(None, problems):
@@ -258,22 +258,22 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _executors(spark: SparkSession) -> int:
-    """Return how many executors run: idle ones get a task each of a job of so many. One where that is not known."""
+    """Return the number of executors, so that each gets a task of a job of that size; 1 if it is unknown."""
     try:
-        # With the driver, which in a local session is the executor.
+        # The status includes the driver, which is the executor in a local session.
         return max(1, int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1)
-    except Exception:  # noqa: BLE001 - Spark Connect has no context, and refuses in a way of its own
+    except Exception:  # noqa: BLE001 - Spark Connect has no context, and raises an error of its own
         return 1
 
 
 FailedTasks = Callable[[], list[tuple[str, str]]]
-"""Hosts and messages of the tasks that failed so far."""
+"""Returns the hosts and messages of the tasks that have failed so far."""
 _GROUP = "spark.jobGroup.id"
 
 
 @contextmanager
 def _own_job_group(spark: SparkSession) -> Iterator[FailedTasks]:
-    """Make the jobs within a group of their own, to ask for their failed tasks; without a context there are none."""
+    """Run jobs in their own job group and yield a function for their failed tasks; empty without a context."""
     try:
         context = spark.sparkContext
     except Exception:  # noqa: BLE001 - as above
@@ -302,7 +302,7 @@ def _failed_tasks(context: SparkContext, group: str) -> list[tuple[str, str]]:
 
 
 def worker_problem(worker: Mapping[str, str], version: str) -> str:
-    """Return what is wrong with a worker's Python, or an empty text; `version`: of this program's sparklog."""
+    """Return the problem of a worker's Python, or an empty text; `version` is that of this program's sparklog."""
     python = f"Spark's workers on {worker['host']} are {worker['python']}, which"
     if "sparklog" not in worker:
         return f"{python} cannot import sparklog ({worker['error']})"
@@ -312,7 +312,7 @@ def worker_problem(worker: Mapping[str, str], version: str) -> str:
 
 
 def start_problem(failure: str, host: str = "") -> str:
-    """Return why workers do not start, and on which host, by the text of Spark's failure."""
+    """Return the reason why workers do not start, and the host, from the text of a Spark failure."""
     lost = re.search(r"Lost task .*\(TID \d+\) \((\S+) executor \S+\): ", failure)
     if lost is not None:
         host, failure = host or lost[1], failure[lost.end() :]

@@ -1,8 +1,8 @@
-"""Fall-backs for what PySpark 4.0 and 4.1 lack, in one place: everything else here is written for 4.2 and newer.
+"""Fallbacks for features missing in PySpark 4.0 and 4.1, in one place; all other code is written for 4.2 and later.
 
 | missing                                   | in       | instead                                                      |
 |-------------------------------------------|----------|--------------------------------------------------------------|
-| read limits, `Trigger.AvailableNow`       | 4.0, 4.1 | `LimitsInside` answers for the newest offset without a start |
+| read limits, `Trigger.AvailableNow`       | 4.0, 4.1 | `LimitsInside` determines the latest offset without a start |
 | `DataSourceStreamArrowWriter`             | 4.0      | a stream writer that is a `DataSourceArrowWriter` as well    |
 | `arrow_udf`, `DataFrame.repartitionById`  | 4.0      | a plain function of each row, and a shuffle by hash          |
 
@@ -37,19 +37,19 @@ except ImportError:
     READ_LIMITS = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """A limit of a micro-batch, which Spark would hand to `latestOffset`."""
+        """A limit of a micro-batch, which Spark 4.2 passes to `latestOffset`."""
 
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef,misc]
         """No limit."""
 
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef,misc]
-        """So many rows."""
+        """At most `max_rows` rows."""
 
         def __init__(self, max_rows: int) -> None:
             self.max_rows = max_rows
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Spark would ask such a reader for the end of a whole run."""
+        """Spark 4.2 fixes the end of an AvailableNow run with such a reader."""
 
 
 try:
@@ -57,7 +57,7 @@ try:
 except ImportError:
 
     class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):  # type: ignore[no-redef,misc]
-        """A stream writer that takes Arrow: 4.0 asks only if it is a `DataSourceArrowWriter`, also in a stream."""
+        """A stream writer of Arrow batches; 4.0 only checks for a `DataSourceArrowWriter`, even in a stream."""
 
 
 __all__ = [
@@ -71,22 +71,22 @@ __all__ = [
 Document = dict[str, object]
 
 TRIGGER_UNKNOWN = (
-    "this Spark does not say which trigger a query has (4.2 does): one with availableNow or once reads no more than "
-    "maxOffsetsPerTrigger or maxBytesPerTrigger in a run; leave them out there"
+    "this Spark does not report the trigger of a query (4.2 does): with availableNow or once, a run reads at most "
+    "maxOffsetsPerTrigger or maxBytesPerTrigger; remove these options for such triggers"
 )
 
 
 def stream_reader(reader: Any, read: ReadOptions | None = None) -> Any:
-    """Return a stream reader as this Spark asks it; `read`: its options, None where it only fails."""
+    """Return a stream reader for this Spark; `read` has its options, None for one that always fails."""
     return reader if READ_LIMITS else LimitsInside(reader, read)
 
 
 class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
-    """A stream reader for a Spark that asks for the newest offset without saying from where, and with which limit.
+    """A stream reader for a Spark that requests the latest offset without passing a start and a limit.
 
-    An answer that differs from the one before is the end of the next micro-batch, so the next one starts there. A
-    restarted query first plans from the newest offset of its checkpoint to that same offset, and a batch that was not
-    done once more. With neither, the query is new.
+    A result that differs from the previous one is the end of the next micro-batch, and the start of the one after it. A
+    restarted query first plans from the latest offset of its checkpoint to the same offset, or repeats an unfinished
+    micro-batch. Otherwise the query is new.
     """
 
     def __init__(self, reader: Any, read: ReadOptions | None) -> None:
@@ -95,7 +95,7 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
         self._at: Document | None = None
 
     def __reduce__(self) -> Any:
-        # A task gets what the reader itself becomes: it answers for no offsets.
+        # A task gets the pickled form of the reader, because it does not plan offsets.
         return copy, (self._reader,)
 
     def initialOffset(self) -> Document:  # noqa: N802
@@ -112,7 +112,8 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
     def partitions(self, start: Document, end: Document) -> list[InputPartition]:
         self._at = end
         if "$initial" not in start and start != end:
-            # A start that is not the query's: Spark's wrapper for AvailableNow asks before it plans the checkpoint's.
+            # This is not the first micro-batch of the query, because Spark's wrapper for AvailableNow requests an end
+            # before it plans the checkpoint's.
             end = {key: value for key, value in end.items() if key != "$start"}
         planned: list[InputPartition] = self._reader.partitions(start, end)
         return planned
@@ -126,7 +127,7 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
 
 
 def udf_of_keys(function: Callable[[pa.Array], pa.Array]) -> Any:
-    """Return `arrow_udf` of a function from binary values to integers; on 4.0 it is called with each value alone."""
+    """Return an `arrow_udf` from binary values to integers; on 4.0, a UDF that is called with single values."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import IntegerType
 
@@ -138,12 +139,12 @@ def udf_of_keys(function: Callable[[pa.Array], pa.Array]) -> Any:
 
         return function(pa.array([value], pa.binary()))[0].as_py()
 
-    one.__annotations__.clear()  # Spark would try to read them, and warn
+    one.__annotations__.clear()  # Spark would try to evaluate them, and warn
     return F.udf(one, IntegerType(), useArrow=False)
 
 
 def repartition_by_id(df: DataFrame, n: int, column: str) -> DataFrame:
-    """Shuffle into n tasks by a column of task numbers; on 4.0 a task may get the rows of several numbers, or none."""
+    """Shuffle into n tasks by a column of task numbers; on 4.0 a task may get the rows of several or no numbers."""
     shuffled: DataFrame
     if hasattr(df, "repartitionById"):
         shuffled = df.repartitionById(n, column)

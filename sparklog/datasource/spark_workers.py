@@ -1,18 +1,18 @@
-"""Spark's Python processes: errors as one line, warnings, open roots.
+"""Spark's Python processes: one-line errors, warnings, and roots that stay open.
 
-Spark shows an exception of a Python data source with its whole traceback, unless the environment of the worker that
-fails says `SPARK_HIDE_TRACEBACK`. It then prints `<class name>: <message>`, and the class name without its module only
-if that module is `builtins`. So an error that was raised on purpose (`SparklogError`) leaves as an exception of a
-class made to measure: `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A worker process ends after an error, so
-the setting does not outlive it, and an unexpected error keeps its traceback.
+Spark shows an exception of a Python data source with its entire traceback, unless `SPARK_HIDE_TRACEBACK` is set in the
+environment of the failing worker. It then prints `<class name>: <message>`, where the class name has no module only if
+the module is `builtins`. A deliberate error (`SparklogError`) is therefore raised as an exception of a class that is
+created for it: `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A worker process ends after an error, so the
+setting does not outlive it, and unexpected errors keep their tracebacks.
 
-Processes that plan and commit writes live between micro-batches, over queries and sessions. So a handle is never
-trusted: the root's id is read again each time (a folder may have been deleted and made again), and the topic itself
-probes for the next commit.
+The processes that plan and commit writes continue to run between micro-batches, queries and sessions. A directory may
+have been deleted and created again in the meantime, so the root id is read each time before an open root is used again.
+The topic itself checks for new commits.
 
-Up to Spark 4.1 each call into a worker begins with `importlib.invalidate_caches()`. Up to Python 3.12 a zip on the path
-is then read again for each of its packages that was imported from: 140 ms for those of Spark, in each process that
-a micro-batch meets. Finders that are forgotten after each call cost nothing: an import makes them again.
+Up to Spark 4.1, each call to a worker starts with `importlib.invalidate_caches()`. Up to Python 3.12, each zip on the
+path is then read again for each of its imported packages, which takes 140 ms for the zips of Spark in each process of a
+micro-batch. To avoid that, the import finders for zips are removed after each call; an import creates them again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 
 
 def warn(message: str) -> None:
-    """Log a warning: workers' standard error reaches the driver's console in local mode."""
+    """Log a warning. In local mode, the standard error of workers reaches the console of the driver."""
     logging.getLogger("sparklog").warning("sparklog: %s", message)
 
 
@@ -49,7 +49,7 @@ _warned: set[str] = set()
 
 
 def warn_once(messages: Iterable[str]) -> None:
-    """Warn of each once in this process: Spark makes readers and writers again and again."""
+    """Log each warning once per process, because Spark creates readers and writers repeatedly."""
     for message in messages:
         if message not in _warned:
             _warned.add(message)
@@ -58,9 +58,9 @@ def warn_once(messages: Iterable[str]) -> None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Decorator of what Spark calls, or a block of it: errors raised on purpose leave as one line.
+    """Raise each `SparklogError` of a block or a decorated function as an exception that Spark prints in one line.
 
-    At its end what makes the next call slow is forgotten.
+    At the end, remove import finders that would slow down the next call.
     """
     try:
         yield
@@ -70,11 +70,11 @@ def user_errors() -> Iterator[None]:
         kind = type(name, (Exception,), {"__module__": "builtins", "__qualname__": name})
         raise kind(" ".join(str(error).split())) from None
     finally:
-        forget_zips()
+        remove_zip_finders()
 
 
-def forget_zips() -> None:
-    """Forget Python's finders of modules in the zips of PYTHONPATH, which do not change while a process runs."""
+def remove_zip_finders() -> None:
+    """Remove the import finders for zips in PYTHONPATH, which do not change while a process runs."""
     zips = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter) and finder.archive in zips:
@@ -82,48 +82,50 @@ def forget_zips() -> None:
 
 
 def exit_on_sigterm() -> None:
-    """Unwind this process, so that `stop` is called, where Spark ends a query: it sends SIGTERM and no word before.
+    """Raise SystemExit on SIGTERM in this process, so that `stop` is called when Spark ends a query.
 
-    Only in a process that Spark started for its questions. `stop` does its work inside of `deferred_sigterm`.
+    Spark sends SIGTERM without calling anything before. Only processes that Spark started are changed. `stop` must do
+    its work in `deferred_sigterm`.
     """
     started_by_spark = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
     if started_by_spark and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _unwind)
+        signal.signal(signal.SIGTERM, _exit)
 
 
-_terminated: list[int] = []
+_received_signals: list[int] = []
 
 
-def _unwind(number: int, _: object) -> NoReturn:
-    _terminated.append(number)
+def _exit(number: int, _: object) -> NoReturn:
+    _received_signals.append(number)
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit
 
 
-def _note(number: int, _: object) -> None:
-    _terminated.append(number)
+def _record_signal(number: int, _: object) -> None:
+    _received_signals.append(number)
 
 
 @contextmanager
 def deferred_sigterm() -> Iterator[None]:
-    """Do this whole, and end the process then if Spark's signal has come, before or meanwhile.
+    """Complete the block even if SIGTERM arrives, and then end the process if it did, before or during the block.
 
-    Spark closes the socket before it sends the signal: `stop` may be called for the one, and be met by the other. The
-    process ends as the signal would have ended it: Spark's own clean-up shows a traceback of the closed socket.
+    Spark closes the socket before it sends the signal, so `stop` may be called because of the socket and be interrupted
+    by the signal. The process then ends with the default action of the signal, because Spark's clean-up would print a
+    traceback about the closed socket.
     """
-    if signal.getsignal(signal.SIGTERM) is _unwind:
-        signal.signal(signal.SIGTERM, _note)
+    if signal.getsignal(signal.SIGTERM) is _exit:
+        signal.signal(signal.SIGTERM, _record_signal)
     yield
-    for number in _terminated:
+    for number in _received_signals:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Collect no garbage meanwhile: what the plan of a thousand topics makes is in use, and is walked again and again.
+    """Disable garbage collection, which would scan the plan of a thousand topics, all in use, again and again.
 
-    Spark's daemon collects after each call.
+    Spark's daemon collects garbage after each call.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -134,7 +136,7 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-LET_IT = "let this write create it: auto.create.topics.enable=true, the default"
+AUTO_CREATE_HINT = "let this write create it with auto.create.topics.enable=true, the default"
 
 _roots: dict[str, Root] = {}
 
@@ -146,7 +148,7 @@ class _Created(logging.Handler):
 
 @contextmanager
 def shown_created() -> Iterator[None]:
-    """Show roots and topics that are made inside of this, as warnings are."""
+    """Log the roots and topics that are created in this block as warnings."""
     created, handler = logging.getLogger("sparklog.created"), _Created()
     before = created.level
     created.setLevel(logging.INFO)
@@ -161,21 +163,21 @@ def shown_created() -> Iterator[None]:
 
 
 def root_at(location: Location, *, create: bool = False) -> Root:
-    """Return the root at a location, kept open. Raises NotFound where there is none, unless `create`."""
+    """Return the root at a location, which stays open. Raises NotFound if there is none, unless `create` is set."""
     from sparklog.log.journal.names import read_root_id
 
-    kept = _roots.get(location.root)
-    if kept is not None:
-        if location.looked_at(kept.id) is not None:
-            return kept
+    cached = _roots.get(location.root)
+    if cached is not None:
+        if location.looked_at(cached.id) is not None:
+            return cached
         with suppress(NotFound):
-            if read_root_id(kept.store) == kept.id:
-                return kept
+            if read_root_id(cached.store) == cached.id:
+                return cached
         del _roots[location.root]
     if location.kind == NOTHING and not create:
         raise NotFound(
             f"There is no sparklog root at {location.root}: run `sparklog topics create TOPIC --root "
-            f"{shlex.quote(location.root)}`, or {LET_IT}"
+            f"{shlex.quote(location.root)}`, or {AUTO_CREATE_HINT}"
         )
     with shown_created():
         _roots[location.root] = open_log(location, create=create)
@@ -183,7 +185,7 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
-    """Return the topic of a write, created where it is missing; warn of options that differ from one that exists."""
+    """Return the topic of a write, creating it if allowed; warn about options that differ from an existing topic."""
     from sparklog.log.topic.root import written_topic
 
     if options.auto_create:
@@ -194,23 +196,23 @@ def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
         try:
             topic = root.topic(name)
         except NotFound as error:
-            raise NotFound(f"{error}; or {LET_IT}") from None
-    warn_once(_not_as_asked(topic, options))
+            raise NotFound(f"{error}; or {AUTO_CREATE_HINT}") from None
+    warn_once(_ignored_options(topic, options))
     return topic
 
 
-def _not_as_asked(topic: Topic, options: SinkOptions) -> Iterator[str]:
+def _ignored_options(topic: Topic, options: SinkOptions) -> Iterator[str]:
     state, name = topic.log.current().topic_state, topic.name
     if options.partitions_given and state.partitions != options.partitions:
         yield (
-            f"Option 'num.partitions' is {options.partitions}, and the topic {name!r} keeps its {state.partitions}: it "
-            f"counts where a write creates the topic; `sparklog topics alter {name}` adds partitions"
+            f"Option 'num.partitions' ({options.partitions}) has no effect on the existing topic {name!r}, which has "
+            f"{state.partitions}; use `sparklog topics alter {name}` to add partitions"
         )
     configs = topic.log.engine.defaults.of_topic(name, state.configs) if options.configs else state.configs
     for config, value in options.configs.items():
-        has = configs.text(config)
-        if has != value:
+        current = configs.text(config)
+        if current != value:
             yield (
-                f"Option 'topic.{config}' is {value}, and the topic {name!r} keeps {has}: it counts where a write "
-                f"creates the topic; use `sparklog configs alter {name} --add-config {config}={value}`"
+                f"Option 'topic.{config}' ({value}) has no effect on the existing topic {name!r}, which has {current}; "
+                f"use `sparklog configs alter {name} --add-config {config}={value}`"
             )

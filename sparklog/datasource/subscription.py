@@ -1,4 +1,4 @@
-"""From `subscribe`, `subscribePattern`, `assign` and the kind of folder to the topics and partitions to read."""
+"""Determine the topics and partitions to read from `subscribe`, `subscribePattern`, `assign` and the kind of path."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
 
 
 class Subscriber:
+    """The topics and partitions that a read subscribes to. Raises BadRequest if they do not match the path."""
+
     def __init__(self, view: LogView, location: Location, subscription: Subscription | None) -> None:
         self._view = view
         self._location = location
@@ -25,28 +27,28 @@ class Subscriber:
                 matches = re.fullmatch(subscription.pattern, name) is not None
             if not matches:
                 raise BadRequest(
-                    f"The path {location.path} is the folder of topic {name!r} only: to read others give the root "
-                    f"{location.root} as the path, or leave 'subscribe', 'subscribePattern' and 'assign' out"
+                    f"The path {location.path} is the directory of topic {name!r} only: to read other topics, use the "
+                    f"root {location.root} as the path; otherwise remove 'subscribe', 'subscribePattern' and 'assign'"
                 )
 
     @property
     def open_ended(self) -> bool:
-        """True if topics are those that are listed, and may come and go: the user gives no names."""
+        """True if the user does not name topics, so that existing topics are listed and may change."""
         if self._subscription is not None:
             return self._subscription.pattern is not None and self._location.kind != TOPIC
         return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
 
     def others(self, positions: Positions) -> dict[str, dict[int, int]]:
-        """Return the part of these positions that is not read, whether its topics exist or not."""
+        """Return the positions of topics and partitions that are not read, whether they exist or not."""
         chosen = self._subscription.partitions if self._subscription is not None else None
         others = {}
         for topic, offsets in positions.items():
-            read = () if not self._names(topic) else offsets if chosen is None else chosen.get(topic, ())
-            if len(left := {p: offset for p, offset in offsets.items() if p not in read}):
-                others[topic] = left
+            read = () if not self._includes(topic) else offsets if chosen is None else chosen.get(topic, ())
+            if unread := {p: offset for p, offset in offsets.items() if p not in read}:
+                others[topic] = unread
         return others
 
-    def _names(self, topic: str) -> bool:
+    def _includes(self, topic: str) -> bool:
         subscription = self._subscription
         if self._location.kind == TOPIC:
             return topic == self._location.topic
@@ -55,7 +57,7 @@ class Subscriber:
         return subscription is None or topic in subscription.topics
 
     def __str__(self) -> str:
-        """Return what is read, for messages: the option, or the path."""
+        """Return the option or the path that selects the topics, for messages."""
         subscription = self._subscription
         if subscription is None or self._location.kind == TOPIC:
             return self._location.path
@@ -66,32 +68,32 @@ class Subscriber:
         return f"assign: {describe({topic: dict.fromkeys(ps, 0) for topic, ps in subscription.partitions.items()})}"
 
     def topics(self) -> list[str]:
-        """Names of the topics to read, sorted; lists the view's topics only where names are not given."""
+        """Return the sorted names of the topics to read; list the topics of the view only if the user names none."""
         subscription = self._subscription
         if self._location.kind == TOPIC and self._location.topic is not None:
             return [self._location.topic]
         if subscription is not None and subscription.pattern is None:
             return sorted(subscription.topics)
-        names = self._view.topics(self._wanted())
+        names = self._view.topics(self._filter())
         if self.open_ended:
             return self._matching(names)
         raise BadRequest(
-            f"The path {self._location.path} is a root with {_listed(names)}: name those to read with 'subscribe', "
-            "'subscribePattern' or 'assign', or give a topic folder as the path"
+            f"The path {self._location.path} is a root with {_listed(names)}: select topics with 'subscribe', "
+            "'subscribePattern' or 'assign', or use the path of a topic directory"
         )
 
-    def _wanted(self) -> Callable[[str], bool]:
+    def _filter(self) -> Callable[[str], bool]:
         from sparklog.kafka.in_place.directory import is_internal
 
-        # Topics that Kafka keeps for itself are read only where they are named, as Kafka's consumers do.
-        return lambda topic: not is_internal(topic) and self._names(topic)
+        # As with Kafka's consumers, internal topics of Kafka are read only if the user names them.
+        return lambda topic: not is_internal(topic) and self._includes(topic)
 
     def take(self) -> list[str]:
-        """Take a snapshot of the topics to read, and return their names; raises as `existing`."""
-        return self._matching(self._view.take(self._wanted())) if self.open_ended else self.existing(self.topics())
+        """Take a snapshot of the topics to read and return their names. Raises NotFound like `existing`."""
+        return self._matching(self._view.take(self._filter())) if self.open_ended else self.existing(self.topics())
 
     def _matching(self, names: list[str]) -> list[str]:
-        """Return the topics of a pattern or a directory; warn if a pattern matches none."""
+        """Return these topics; warn if a pattern matches none."""
         if not names and self._subscription is not None:
             there = _listed(self._view.topics())
             warn_once([f"{self} matches no topic at {self._view.location}, which has {there}"])
@@ -101,9 +103,9 @@ class Subscriber:
         return refresh_existing(self._view, topics)
 
     def existing(self, topics: Sequence[str]) -> list[str]:
-        """Take a snapshot of topics, and return those that exist: one that was listed may be deleted since.
+        """Take a snapshot of topics and return those that exist; a listed topic may have been deleted since.
 
-        Raises NotFound, as `require` does, for one that the user named.
+        Raises NotFound, like `require`, for a missing topic that the user named.
         """
         present = self.refresh(topics)
         if not self.open_ended:
@@ -111,7 +113,7 @@ class Subscriber:
         return present
 
     def require(self, topics: Sequence[str]) -> None:
-        """Take a snapshot of topics that must exist. Raises NotFound naming the first that does not, and near names."""
+        """Take a snapshot of topics that must exist. Raises NotFound for the first missing one, with similar names."""
         missing = sorted(set(topics) - set(self.refresh(topics)))
         if missing:
             names = self._view.topics()
@@ -120,12 +122,12 @@ class Subscriber:
             raise NotFound(f"There is no topic {missing[0]!r} at {self._view.location}: {hint}")
 
     def partitions(self, topic: str) -> Mapping[int, Bounds]:
-        """Return the partitions to read of a topic in the snapshot. Raises NotFound for an assigned one without."""
+        """Return the partitions of a topic to read in the snapshot. Raises NotFound if an assigned one is missing."""
         bounds = self._view.bounds(topic)
         chosen = self._subscription.partitions if self._subscription is not None else None
         if chosen is None:
             return bounds
-        # A checkpoint may still name a topic that the option no longer does.
+        # A checkpoint may contain a topic that is no longer in the option.
         assigned = chosen.get(topic, ())
         for partition in assigned:
             if partition not in bounds:

@@ -1,8 +1,9 @@
-"""The lag of Spark's streaming queries, seen in the driver: `lags = sparklog.watch(spark)`.
+"""The lag of Spark's streaming queries, measured in the driver: `lags = sparklog.watch(spark)`.
 
-Spark's progress of a Python source has two sets of offsets and no figures: where the newest micro-batch ended, and what
-was there when it was planned. Between them is `offsetsBehindLatest` of Spark's Kafka source. Offsets are those that
-a query can read, to the last stable ones under read_committed; the lag of a consumer group counts to the log end.
+For a Python source, Spark's query progress has no metrics but two sets of offsets: the end of the latest micro-batch,
+and the end of the log when it was planned. Their difference is the `offsetsBehindLatest` of Spark's Kafka source. It
+counts offsets that the query can read, which under read_committed end at the last stable offset. The lag of a consumer
+group is measured from the log end.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 try:
     from pyspark.sql.streaming.listener import StreamingQueryListener
-except ImportError:  # `help(sparklog)` works without Spark, `watch` does not
+except ImportError:  # so that `help(sparklog)` works without Spark
     StreamingQueryListener = object
 
 _LOG = logging.getLogger("sparklog.lag")
@@ -37,10 +38,17 @@ _LOG = logging.getLogger("sparklog.lag")
 
 @dataclass(frozen=True, slots=True)
 class QueryLag:
-    """One topic of a query's source: offsets between the end of its newest micro-batch and what was there to read.
+    """The lag of one topic of a query: the number of offsets between its latest micro-batch and the end of the log.
 
-    `query`: its name, or its id where it has none. `source` counts the sources of the query from 0. `behind` is the sum
-    over `partitions` partitions, `max_behind` the most of one.
+    Attributes:
+        query: the name of the query, or its id if it has no name.
+        run_id: the id of the run.
+        batch_id: the latest micro-batch.
+        source: the number of the source of the query, from 0.
+        topic: the name of the topic.
+        partitions: the number of partitions.
+        behind: the lag, as the sum over the partitions.
+        max_behind: the largest lag of a partition.
     """
 
     query: str
@@ -59,16 +67,16 @@ def watch(
     tell: Callable[[str], None] | None = None,
     metrics_file: str | os.PathLike[str] | None = None,
 ) -> QueryLags:
-    """Watch how far all streaming queries of a session are behind.
+    """Measure the lag of all streaming queries of a session.
 
     Args:
         spark: the session.
-        tell: takes a line per micro-batch, such as `print`; default: the logger `sparklog.lag`, at level INFO.
-        metrics_file: written again with each micro-batch, for the node exporter's textfile collector. Give each driver
-            a file of its own.
+        tell: called with a line per micro-batch, such as `print`; default: the logger `sparklog.lag`, at level INFO.
+        metrics_file: file for the textfile collector of the node exporter, rewritten with each micro-batch. Each driver
+            needs a file of its own.
 
     Returns:
-        A listener: call it for the figures, `stop()` it to end.
+        A listener: call it to get the current lags, and `stop()` it at the end.
 
     Example:
         lags = sparklog.watch(spark, tell=print)
@@ -86,9 +94,10 @@ def watch(
 
 
 def _add_from_daemon(spark: SparkSession, lags: QueryLags) -> None:
-    """Add a listener of Spark Connect, which waits for events in a thread like the one that adds it.
+    """Add a listener to Spark Connect in a daemon thread, and raise its errors here.
 
-    It would keep the process from ending, unless that is a daemon. An error of it is raised here.
+    Spark Connect waits for events in a thread that is a daemon only if the adding thread is one. Otherwise the process
+    would not end.
     """
     failures: list[BaseException] = []
 
@@ -106,37 +115,37 @@ def _add_from_daemon(spark: SparkSession, lags: QueryLags) -> None:
 
 
 class QueryLags(StreamingQueryListener):  # type: ignore[misc]
-    """See `watch`. Spark calls it in a thread of its own, one event after the other."""
+    """The listener of `watch`. Spark calls it in a thread of its own, one event after the other."""
 
     def __init__(self, spark: SparkSession, tell: Callable[[str], None], metrics_file: str | None) -> None:
         self._spark = spark
         self._tell = tell
         self._metrics_file = metrics_file
         self._lock = ForkLock()
-        self._found: dict[str, tuple[QueryLag, ...]] = {}
+        self._lags: dict[str, tuple[QueryLag, ...]] = {}
 
     def __call__(self) -> list[QueryLag]:
-        """The figures of all running queries, in the order of queries, sources and topics."""
+        """Return the lags of all running queries, sorted by query, source and topic."""
         with self._lock:
-            lags = [item for items in self._found.values() for item in items]
+            lags = [item for items in self._lags.values() for item in items]
         return sorted(lags, key=lambda item: (item.query, item.run_id, item.source, item.topic))
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop measuring."""
         self._spark.streams.removeListener(self)
 
     def onQueryStarted(self, event: object) -> None:  # noqa: N802
-        """There is no figure before the first micro-batch."""
+        """Do nothing, because there is no lag before the first micro-batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         progress = event.progress
         query = progress.name or str(progress.id)
         lags: list[QueryLag] = []
-        for number, source in enumerate(progress.sources):
-            lags += source_lags(query, str(progress.runId), progress.batchId, number, source)
+        for index, source in enumerate(progress.sources):
+            lags += source_lags(query, str(progress.runId), progress.batchId, index, source)
         if lags:
             with self._lock:
-                self._found[str(progress.runId)] = tuple(lags)
+                self._lags[str(progress.runId)] = tuple(lags)
             parts = ", ".join(f"{item.topic} {item.behind}" for item in lags)
             total = sum(item.behind for item in lags)
             self._tell(f"query {query}, batch {progress.batchId}: {total} offsets behind latest ({parts})")
@@ -144,8 +153,8 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         with self._lock:
-            gone = self._found.pop(str(event.runId), None)
-        if gone is not None:
+            removed = self._lags.pop(str(event.runId), None)
+        if removed is not None:
             self._write()
 
     def _write(self) -> None:
@@ -157,23 +166,23 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
             _LOG.warning("%s", error)
 
 
-def source_lags(query: str, run_id: str, batch_id: int, number: int, source: Any) -> list[QueryLag]:
-    """Return one item per topic of a `SourceProgress`; none if it is no source of sparklog's or was not planned."""
+def source_lags(query: str, run_id: str, batch_id: int, index: int, source: Any) -> list[QueryLag]:
+    """Return the lag of each topic of a `SourceProgress`; empty for another source or one that was not planned."""
     try:
-        # JSON as text, or what it says.
+        # Offsets are JSON text or parsed JSON.
         end, latest = (json.loads(x) if isinstance(x, str) else x for x in (source.endOffset, source.latestOffset))
         if not isinstance(end, dict) or "$ids" not in end:
             return []
         positions = StreamOffset.from_json(end).positions
-        newest = parse_partition_numbers(latest, "offset", lowest=0)
+        log_ends = parse_partition_numbers(latest, "offset", lowest=0)
     except (BadRequest, ValueError):
         return []
     lags = []
-    for topic, ends in sorted(newest.items()):
+    for topic, ends in sorted(log_ends.items()):
         read = positions.get(topic, {})
         behind = [max(0, offset - read[partition]) for partition, offset in ends.items() if partition in read]
         if behind:
-            lags.append(QueryLag(query, run_id, batch_id, number, topic, len(behind), sum(behind), max(behind)))
+            lags.append(QueryLag(query, run_id, batch_id, index, topic, len(behind), sum(behind), max(behind)))
     return lags
 
 

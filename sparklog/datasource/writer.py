@@ -1,16 +1,16 @@
-"""Spark's sink: tasks upload append files, the driver's commit publishes them, at most once per batch.
+"""Spark's sink: tasks upload append files, and the driver commits them, at most once per micro-batch.
 
-A failed or repeated attempt of a task leaves files that no commit names; the vacuum removes them. There is no `abort`:
-Spark calls it also after a commit that may have succeeded. Rows for the topic that an option or the path names are one
-commit. Where a column names the topics, the write is a transaction over them:
-its id is the query's (or `txnAppId`), or one of its own for a batch write without a name. A replay is then looked up in
-the decisions of that id, which know all topics of a batch.
+A failed or repeated attempt of a task leaves files that no commit refers to, which the vacuum removes. There is no
+`abort`, because Spark also calls it after a commit that may have succeeded. If an option or the path sets the topic,
+all rows are one commit. If a column sets the topics, the write is a transaction over them. Its id is that of the query,
+the `txnAppId`, or a new one for a batch write without a name. A replayed micro-batch is found in the decisions of that
+id, which list all its topics.
 
-A streaming write is exactly once because its commit carries a key: the query's id, which Spark keeps in the checkpoint
-(or the user's `txnAppId`), and the batch id. `commit` is given only the batch id and runs on a writer that was built
-again, so the tasks read query and run id from their TaskContext and send them up. A batch write takes no key from it:
-inside `foreachBatch` all writes of one batch see the same ids, and the second would vanish. Only `txnAppId` and
-`txnVersion` make it repeatable.
+A streaming write is exactly once because its commit has a key: the query id, which Spark stores in the checkpoint (or
+the user's `txnAppId`), and the batch id. Spark passes only the batch id to `commit`, and calls it on a writer that was
+created again, so the tasks read the query id and run id from their TaskContext and return them. A batch write does not
+use them as a key, because all writes in a `foreachBatch` see the same ids, and the second write would be skipped. Only
+`txnAppId` and `txnVersion` make a batch write repeatable.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ RUN_ID = "spark.jobGroup.id"
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """Plan of a write, for its tasks. `topic` and `target` are None where a column names the topics. Picklable.
+    """The picklable plan of a write for its tasks. `topic` and `target` are None if a column sets the topics.
 
-    `root_id` is None for the commit of a micro-batch, which plans no tasks: the targets of the tasks have it.
+    `root_id` is None for the commit of a micro-batch, because the targets of the tasks have it.
     """
 
     location: Location
@@ -63,7 +63,7 @@ class SinkPlan:
 
 @dataclass(frozen=True)
 class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
-    """Files of a task by topic, and who wrote them, which the commit does not know otherwise."""
+    """The files of a task by topic, and the ids of the query and run, which the commit only gets from the tasks."""
 
     topics: tuple[TopicFiles, ...]
     query_id: str | None
@@ -71,7 +71,7 @@ class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
 
 
 def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> SparklogCommitMessage:
-    """Write the rows of a task. `job` tells writes apart, so that keyless rows do not all begin in one partition."""
+    """Write the rows of a task. `job` identifies the write, so that keyless rows start in its own partition."""
     from pyspark import TaskContext
 
     from sparklog.format.kernels.kernel_choice import choice
@@ -97,7 +97,7 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
 
 
 class _TaskSink:
-    """The append files of a task. Topics share one buffer: when it is full, the fullest topic is flushed."""
+    """The append files of a task. Topics share one buffer; when it is full, the topic with most bytes is flushed."""
 
     def __init__(self, plan: SinkPlan, seed: int) -> None:
         self._plan = plan
@@ -121,8 +121,8 @@ class _TaskSink:
         if topics.null_count:
             row = topics.is_null().to_pylist().index(True)
             raise BadRequest(
-                f"The topic column holds a null (row {row} of an Arrow batch of {len(topics)}): name a topic in each "
-                "row, or give the option 'topic'; nothing of this write was published"
+                f"The topic column has a null (row {row} of an Arrow batch of {len(topics)}): set a topic in each row, "
+                "or set the option 'topic'; this write was not committed"
             )
         for topic, part in _by_topic(topics, rows):
             self._write(topic, part)
@@ -156,7 +156,7 @@ class _TaskSink:
         if self._root is None:
             from sparklog.log.write.append_target import check_root_id
 
-            # Once per task, and not again with each topic and each file: it costs a request.
+            # Check it once per task instead of once per topic and file, because it takes a request.
             root = root_at(self._plan.location)
             check_root_id(root.location, self._plan.root_id or "", root.id)
             self._root = root
@@ -187,9 +187,10 @@ _LOG = logging.getLogger("sparklog.datasource")
 
 
 def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: WriterKey | None) -> None:
-    """Commit what the tasks wrote: to one topic at once, to several as a transaction.
+    """Commit the files of the tasks, to one topic directly or to several topics in a transaction.
 
-    `key` skips what was published before; its epoch is by this machine's clock. A stream's superseded run is stopped.
+    A write that was committed with the same `key` before is skipped. The epoch of the key is by the clock of this host.
+    A streaming run that another run has superseded fails.
     """
     now = SYSTEM.now()
     root = root_at(plan.location)
@@ -201,7 +202,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
         )
     topics = _files_by_topic(messages)
     if key is not None and key.mode == "stream":
-        # Machines' clocks differ, and the next run may be on another one.
+        # Use the store's clock, because the next run may be on another host with another clock.
         epoch = None if key.epoch is None else max(0, root.engine.by_store_clock(key.epoch))
         key = replace(key, epoch=epoch, replay_mismatch=plan.options.replay_mismatch)
         if _published_otherwise(root, plan, topics, key):
@@ -216,7 +217,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
 
 
 def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, TopicFiles]:
-    """Join the files of all tasks by topic, topics sorted. Raises Conflict if a topic was created again meanwhile."""
+    """Return the files of all tasks by topic, sorted. Raises Conflict if a topic was created again during the write."""
     by_topic: dict[str, list[TopicFiles]] = {}
     for message in messages:
         for part in message.topics:
@@ -231,7 +232,7 @@ def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, Topi
 
 
 def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, TopicFiles], writer: WriterKey) -> bool:
-    """True if an earlier run of the query has published this batch, and named topics in the other way."""
+    """Return True if an earlier run committed this micro-batch with the other way to set topics (option or column)."""
     from sparklog.log.state.slices import content_of
     from sparklog.transactions.publishing import in_decisions, in_topics
 
@@ -252,7 +253,7 @@ def _commit_together(root: Root, topics: dict[str, TopicFiles], key: WriterKey |
 
 
 def plan_write(location: Location, options: Options, schema: StructType) -> SinkPlan:
-    """Check the DataFrame's schema, open or create root and topic. Raises BadRequest and NotFound."""
+    """Check the schema of a DataFrame, and open or create root and topic. Raises BadRequest and NotFound."""
     sink = options.write
     topic = _topic(location, sink.topic)
     columns = write_columns(schema, topic)
@@ -265,21 +266,21 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
 
 
 def plan_commit(location: Location, options: Options) -> SinkPlan:
-    """Plan the commit of a micro-batch, without a request: the tasks' messages have the rest."""
+    """Plan the commit of a micro-batch without requests; the messages of the tasks have the rest."""
     return SinkPlan(location, None, options.write, (), _topic(location, options.write.topic), None)
 
 
 def _topic(location: Location, option: str | None) -> str | None:
     if location.topic is not None and option is not None and option != location.topic:
         raise BadRequest(
-            f"The path {location.path} is the folder of topic {location.topic!r}, the option 'topic' says {option!r}: "
-            "give the root as the path, or leave the option out"
+            f"The path {location.path} is the directory of topic {location.topic!r}, but the option 'topic' is "
+            f"{option!r}: use the path of the root, or remove the option"
         )
     return location.topic or option
 
 
 class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """One `save`: an unpickled copy writes in each task and another commits."""
+    """The writer of one `save`. One unpickled copy writes in each task, and another one commits."""
 
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
@@ -297,7 +298,7 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """One micro-batch. `epoch`: when the run that commits first did (ms), so higher in each later run, where known."""
+    """The writer of a micro-batch. `epoch` (ms) increases with each run of the query; None if unknown."""
 
     def __init__(self, plan: SinkPlan, epoch: int | None = None) -> None:
         self._plan = plan
@@ -314,7 +315,7 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         run = next((message.run_id for message in ours if message.run_id), None)
         writer = self._plan.options.txn_app_id or query
         if writer is None:
-            raise BadRequest("The tasks of this micro-batch know no streaming query id: give the option 'txnAppId'")
+            raise BadRequest("The tasks of this micro-batch have no streaming query id: set the option 'txnAppId'")
         publish(self._plan, ours, WriterKey(writer, batchId, run, epoch=self._epoch))
         freeze_gc("commit")
 

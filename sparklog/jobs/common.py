@@ -1,11 +1,16 @@
-"""Parts that all jobs share: options, errors and Ctrl-C as one line, exit codes.
+"""Parts that all jobs share: options, exit codes, and one-line messages for errors and Ctrl-C.
 
-0: done, also when there was nothing to do; 1: some of it failed, everything else is done; 2: wrong usage, a properties
-file with an error included, and nothing was begun; 130: interrupted, what was committed stays. Progress goes to stderr,
-the report to stdout; spark-submit joins the two, and with --json the document is the last line.
+| exit code | meaning                                                                                                |
+|-----------|--------------------------------------------------------------------------------------------------------|
+| 0         | success, or nothing to do                                                                              |
+| 1         | something failed; all other work is done                                                               |
+| 2         | invalid usage, including an error in the properties file; no work started                              |
+| 130       | interrupted; committed work is kept                                                                    |
+
+Progress goes to stderr and the report to stdout. spark-submit merges them; with --json the last line is the document.
 """
 
-# Without `annotations` of the future: `parse` could not read the options of a class in the module of its subclass.
+# No `from __future__ import annotations`: `parse` evaluates the annotations of a base class in the subclass's module.
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -36,29 +41,37 @@ T = TypeVar("T")
 
 
 def parse(name: str, options: Callable[..., T], about: str | None, words: Sequence[str]) -> T:
-    """Make a job's options of its command line. Leaves with 2, and one line, where that is wrong.
+    """Parse the command line of a job into its options. If it is invalid, print one line and exit with code 2.
 
-    `options` declares them as the commands of `sparklog.cli` do; `about`: the job's docstring, for `--help`.
+    Args:
+        name: name of the job.
+        options: declares the options, like the commands of `sparklog.cli`.
+        about: docstring of the job; `--help` shows its first paragraph.
+        words: arguments of the command line.
     """
     command = FunctionCommand(name, options, help=(about or "").partition("\n\n")[0])
     try:
-        made: T | int = command.main(list(words), prog_name=f"sparklog {name}", standalone_mode=False)
+        parsed: T | int = command.main(list(words), prog_name=f"sparklog {name}", standalone_mode=False)
     except UsageError as error:
         leave_for_usage(error)
     except BadRequest as error:
         leave_for_usage(BadParameter(str(error)))
-    if isinstance(made, int):
-        # --help was shown.
-        sys.exit(made)
-    return made
+    if isinstance(parsed, int):
+        # --help was printed.
+        sys.exit(parsed)
+    return parsed
 
 
 def job(
     name: str, *, after_interrupt: str, foreign: tuple[type[Exception], ...] = (), reason: Callable[[str], str] = str
 ) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Make a job answer with an exit code: errors and Ctrl-C become one line on stderr.
+    """Return a decorator for a job that turns errors and Ctrl-C into one line on stderr and an exit code.
 
-    `foreign`: errors of others that a job may end with; `reason` is the line of one.
+    Args:
+        name: name of the job.
+        after_interrupt: what an interrupt leaves behind, for the message.
+        foreign: exceptions of other libraries with which the job may fail.
+        reason: returns the line to print for the text of such an exception.
     """
 
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
@@ -85,8 +98,8 @@ def job(
 
 
 def spark_if_needed(name: str, settings: Settings) -> SparkIfNeeded:
-    """Return a runner that starts Spark as application `sparklog <name>`, only then importing what that needs."""
-    # On a terminal the status line has the progress: log lines would run into it.
+    """Return a runner that starts Spark, as application `sparklog <name>`, only if there is enough work."""
+    # A terminal has a status line with the progress, and log lines would interfere with it.
     return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder), settings, quiet=on_terminal())
 
 
@@ -94,16 +107,19 @@ def spark_if_needed(name: str, settings: Settings) -> SparkIfNeeded:
 class Maintenance:
     """Options that `compact` and `retain` share.
 
-    * `topics`: names as given, each once; empty: all topics of the root
-    * `settings`: of the properties file over Kafka's defaults, without a clock (see `settings_at`)
+    Attributes:
+        topics: the requested topics, without duplicates; empty: all topics of the root.
+        settings: the settings of the properties file over Kafka's defaults, without a clock (see `settings_at`).
     """
 
     root: RootOption
     topic: TopicsOption = None
     properties: PropertiesOption = None
-    now_ms: Annotated[int | None, whole_number(metavar="MS", text="Milliseconds to use in place of the clock.")] = None
+    now_ms: Annotated[
+        int | None, whole_number(metavar="MS", text="Current time in milliseconds, instead of the clock.")
+    ] = None
     dry_run: DryRunOption = False
-    lease: Annotated[bool, Option(help="Leave topics alone that another run of this job works on.")] = True
+    lease: Annotated[bool, Option(help="Skip topics that another run of this job works on.")] = True
     as_json: JsonOption = False
     topics: tuple[str, ...] = field(init=False)
     settings: Settings = field(init=False)
@@ -114,7 +130,7 @@ class Maintenance:
         warn_of_seconds(**{"--now-ms": self.now_ms})
 
     def settings_at(self, store_ms: int) -> Settings:
-        """Return the settings with their clock: the one that was given, else the store's."""
+        """Return the settings with the time of `--now-ms`, or else this time of the store's clock."""
         return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
 
 
@@ -125,19 +141,19 @@ def run_maintenance(
     summary: Callable[..., str],
     kind: str | None = None,
 ) -> int:
-    """Do a job's work on a root, then print failures on stderr and the report on stdout. Returns the exit code.
+    """Do the work of a job on a root, print failures on stderr and the report on stdout, and return the exit code.
 
-    `work` takes its topics from the lease, and asks it after each piece whether to go on. Its outcome is recorded in
-    the root, as that of a job `kind` (default: the job's name).
+    `work` gets its topics from the lease, and checks the lease after each work item. The run is recorded in the root as
+    one of the job `kind` (default: the name of the job).
     """
     root = sparklog.open(options.root)
     for topic in options.topics:
-        # A mistyped name is an error before a lease or an outcome is written.
+        # Check the names before a lease or a run record is written.
         root.topic(topic)
     settings = options.settings_at(store_clock_ms(root.store, root.env, dry_run=options.dry_run))
     with job_lease(root, name, options.topics, enabled=options.lease and not options.dry_run) as lease:
-        recording = RunRecorder[Any](root, kind or name, settings, options.topics, enabled=not options.dry_run)
-        reports = [] if lease.is_blocked else recording.run(lambda: work(root, settings, lease))
+        recorder = RunRecorder[Any](root, kind or name, settings, options.topics, enabled=not options.dry_run)
+        reports = [] if lease.is_blocked else recorder.run(lambda: work(root, settings, lease))
     failures = [failure for report in reports for failure in report.failures]
     failed = not lease.is_blocked and say_failures(f"sparklog {name}", failures, root.location, len(reports))
     if options.as_json:

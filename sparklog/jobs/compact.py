@@ -30,16 +30,16 @@ from sparklog.output import StatusLine
 
 @dataclass
 class Compact(Maintenance):
-    """Options of the job: the shared ones, and which parts of the work to do."""
+    """Options of the job: the shared ones, and those that select parts of the work."""
 
-    seal_only: Annotated[bool, Option(help="Only seal what is closed: neither merge nor compact.")] = False
-    roll: Annotated[bool, Option(help="Seal the active segments, too, young and small as they are.")] = False
+    seal_only: Annotated[bool, Option(help="Only seal closed segments; do not merge or compact.")] = False
+    roll: Annotated[bool, Option(help="Also seal the active segments, even if they are recent and small.")] = False
 
 
 arguments = partial(parse, "compact", Compact, __doc__)
 
 
-guarded = job("compact", after_interrupt="what was committed stays, the next run does the rest")
+guarded = job("compact", after_interrupt="committed work is kept, and the next run does the rest")
 
 
 @guarded

@@ -1,7 +1,7 @@
-"""Spark with Delta, and options and checks that `to_delta` and `from_delta` share.
+"""Spark sessions with Delta, and options and checks that `to_delta` and `from_delta` share.
 
-Delta is a jar. spark-submit takes it with --packages. A job that is a command of its own, where no session has been
-asked for jars, takes the one of the installed `delta-spark` (the extra `delta`), by Spark's Ivy.
+Delta is a jar, which spark-submit gets with --packages. A job that starts as a command, without an option for jars,
+uses the version of the installed `delta-spark` (the extra `delta`), which Spark fetches with Ivy.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, whose packages hold."""
+"""Set by spark-submit; the session then has the packages of its command line."""
 ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 
-TableOption = Annotated[str, Option(metavar="PATH", help="Folder or URL of the Delta table.")]
-CheckpointOption = Annotated[str, Option(help="The query's checkpoint: with it nothing is lost or written twice.")]
-FollowOption = Annotated[bool, Option("--follow", help="Go on with what comes later.")]
+TableOption = Annotated[str, Option(metavar="PATH", help="Directory or URL of the Delta table.")]
+CheckpointOption = Annotated[str, Option(help="Checkpoint of the query, which makes a restart exactly once.")]
+FollowOption = Annotated[bool, Option("--follow", help="Keep copying new records until stopped.")]
 IntervalOption = Annotated[
     str | None,
     Option(
         metavar="TIME",
         needs="--follow",
         why="without it the job ends when it has written the existing records",
-        help="With --follow: a micro-batch each '30 seconds'.",
-        show_default="at once",
+        help="With --follow: time between micro-batches, such as '30 seconds'.",
+        show_default="immediately",
     ),
 ]
 
 
 def coordinates(spark_version: str, *, avro: bool = False) -> list[str]:
-    """Return the packages that fit a release of Spark: Delta, and Spark's own for Avro if it is needed."""
+    """Return the packages for a release of Spark: Delta, and with `avro` Spark's own package for Avro."""
     line = ".".join(spark_version.split(".")[:2])
     release = _installed() or DELTA_VERSION
-    # The first release of a line runs with all of it, and repositories that lack the newest have it.
+    # The .0 release of a Spark line works with the others, and repositories that lack the latest release have it.
     return [f"io.delta:delta-spark_{line}_2.13:{release}"] + [f"org.apache.spark:spark-avro_2.13:{line}.0"] * avro
 
 
 def settings(environ: Mapping[str, str], spark_version: str, *, avro: bool = False) -> dict[str, str]:
-    """Return the settings of a session with Delta; of packages, where Python starts Spark and no option names any."""
+    """Return the settings of a session with Delta, with packages if Python starts Spark and no option sets any."""
     arguments = environ.get(ARGUMENTS, "")
     if SUBMITTED in environ or "--packages" in arguments or "--jars" in arguments or not _installed():
         return SETTINGS
@@ -80,7 +80,7 @@ def _installed() -> str | None:
 
 
 def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
-    """Raise BadRequest if the session lacks the jars."""
+    """Raise BadRequest if the session does not have the jars."""
     jvm: Any = spark.sparkContext._jvm
     needed = {"Delta": jvm.io.delta.tables.DeltaTable}
     if avro:
@@ -95,16 +95,16 @@ def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
 
 
 def check_local_table(path: str, environ: Mapping[str, str]) -> None:
-    """Raise NotFound for a table that is not on this machine, before Spark starts; a cluster may have it elsewhere."""
+    """Raise NotFound, before Spark starts, for a missing local table; on a cluster the path may be elsewhere."""
     has_scheme = ":" in path.partition("/")[0]
     is_here = not has_scheme and SUBMITTED not in environ and "HADOOP_CONF_DIR" not in environ
     if is_here and not Path(path).is_dir():
-        raise NotFound(f"there is no Delta table at {path}: look at --table")
+        raise NotFound(f"there is no Delta table at {path}: check --table")
 
 
 @contextmanager
 def delta_session(name: str, *, avro: bool = False) -> Iterator[SparkSession]:
-    # Spark logs the stack of a query's failure, whose reason is the job's last line.
+    # Spark would log the stack trace of a failed query; the last line of the job has the reason.
     with streaming_session(name, "FATAL", settings(os.environ, pyspark.__version__, avro=avro)) as spark:
         yield spark
 
@@ -141,8 +141,8 @@ def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
         files.delete(status.getPath(), True)
     jvm: Any = spark.sparkContext._jvm
     columns = StructType([StructField(field.name, field.dataType) for field in schema])
-    made = jvm.io.delta.tables.DeltaTable.createIfNotExists(spark._jsparkSession).location(path)
-    made.addColumns(spark._jsparkSession.parseDataType(columns.json())).execute()
+    builder = jvm.io.delta.tables.DeltaTable.createIfNotExists(spark._jsparkSession).location(path)
+    builder.addColumns(spark._jsparkSession.parseDataType(columns.json())).execute()
 
 
 def _folder(spark: SparkSession, path: str) -> tuple[Any, Any]:
@@ -153,12 +153,12 @@ def _folder(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _is_remainder(spark: SparkSession, files: Any, status: Any) -> bool:
-    """Return True for a remainder of an interrupted creation: a log without files, a Parquet file without rows."""
+    """Return True for what an interrupted creation leaves: a log without files, or a Parquet file without rows."""
     path = status.getPath()
     if path.getName() == "_delta_log":
         entries = files.listFiles(path, True)
         while entries.hasNext():
-            # A version that was being written leaves a hidden, temporary file.
+            # An interrupted write of a version leaves a hidden temporary file.
             if not str(entries.next().getPath().getName()).startswith("."):
                 return False
         return True
@@ -171,7 +171,7 @@ def _is_remainder(spark: SparkSession, files: Any, status: Any) -> bool:
 
 
 def table_name(path: str) -> str:
-    """Return a table's path as SQL names it."""
+    """Return the SQL name of the table at a path."""
     return f"delta.{quoted(path)}"
 
 
@@ -180,12 +180,12 @@ def quoted(name: str) -> str:
 
 
 def query_id(batch: DataFrame) -> str:
-    """Return the id of the streaming query that a micro-batch is of; its checkpoint keeps it."""
+    """Return the id of the streaming query of a micro-batch, which is stored in its checkpoint."""
     return str(batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
 
 
 class DeltaQuery:
-    """The query of a job, by the options that both jobs have in places of their own."""
+    """The streaming query of a job; subclasses declare these options in their own order."""
 
     table: str
     checkpoint: str
@@ -203,7 +203,7 @@ class DeltaQuery:
         return comma_separated([self.key_column_list or ""])
 
     def begin(self, rows: DataFrame, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        """Write each micro-batch of rows, with what is there, or with what comes."""
+        """Start the query that writes each micro-batch; without `follow` it ends with the existing records."""
         writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", self.checkpoint)
         if not self.follow:
             return writer.trigger(availableNow=True).start()
@@ -211,31 +211,31 @@ class DeltaQuery:
 
 
 def any_null(columns: Iterable[Column]) -> Column:
-    """Return true for the rows where one of the columns, or more, is null."""
+    """Return a column that is true if any of the columns is null."""
     return reduce(or_, (column.isNull() for column in columns), F.lit(False))
 
 
-def check_columns(columns: tuple[str, ...], schema: StructType, place: str) -> None:
-    """Raise BadRequest if a column is not there, by its very name."""
+def check_columns(columns: tuple[str, ...], schema: StructType, owner: str) -> None:
+    """Raise BadRequest if a column is missing; names are case-sensitive."""
     for name in columns:
         if name not in schema.names:
             near = next((other for other in schema.names if other.lower() == name.lower()), None)
             hint = did_you_mean(name, schema.names) if near is None else f"; did you mean '{near}'?"
-            raise BadRequest(f"there is no column '{name}' in {place}{hint}; it has {', '.join(schema.names)}")
+            raise BadRequest(f"there is no column '{name}' in {owner}{hint}; it has {', '.join(schema.names)}")
 
 
 def missing_columns(table: StructType, rows: StructType, *, grow: bool) -> list[str]:
-    """Return the columns of the rows that a table lacks or has otherwise; without `grow` the first is a BadRequest."""
+    """Return columns that the table lacks or has with another type; without `grow`, raise BadRequest for the first."""
     types = {field.name.lower(): field.dataType.simpleString() for field in table}
     missing = []
     for field in rows:
-        have, expected = field.dataType.simpleString(), types.get(field.name.lower())
-        if have == expected:
+        actual, expected = field.dataType.simpleString(), types.get(field.name.lower())
+        if actual == expected:
             continue
         missing.append(field.name)
         if grow:
             continue
         if expected is None:
-            raise BadRequest(f"the table has no column '{field.name}' ({have}): --grow-schema adds it")
-        raise BadRequest(f"column '{field.name}' is {expected} in the table and {have} in the rows: change --schema")
+            raise BadRequest(f"the table has no column '{field.name}' ({actual}): --grow-schema adds it")
+        raise BadRequest(f"column '{field.name}' is {expected} in the table and {actual} in the rows: change --schema")
     return missing

@@ -1,15 +1,16 @@
-"""Write the changes of a Delta table into a compacted topic, exactly once: its change data feed, a record per change.
+"""Write the changes of a Delta table, from its change data feed, into a compacted topic, exactly once.
 
     spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/from_delta.py --table /data/tables/orders \
         --root /data/log --topic orders --key-columns id --checkpoint /data/checkpoints/orders-out
 
-A row that is inserted or updated becomes a record, a deleted one a record without a value. A new checkpoint begins with
-the rows that the table has, or with the changes of `--starting-version`. The topic is created compacted. Without
-`--follow` the job ends when it has written what was there as it began. Exit codes: see `sparklog.jobs.common`.
+An inserted or updated row becomes a record, and a deleted row becomes a tombstone. A new checkpoint starts with the
+current rows of the table, or with the changes from `--starting-version` on. The topic is created with
+`cleanup.policy=compact`. Without `--follow` the job ends when it has written the changes that existed at its start.
+Exit codes: see `sparklog.jobs.common`.
 
-One version of the table makes at most one record of a key: an update that changes the key is a deletion of the old one,
-and a row that is deleted and inserted again in one version stays. The changes of a key are in one task and one
-partition, in the order of versions.
+A version of the table yields at most one record per key. An update that changes the key deletes the old key. A row that
+is deleted and inserted in the same version is kept. One task writes all changes of a key to one partition, in the order
+of versions.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sparklog.log.journal.names import check_topic_name
 
 CHANGES = ("_change_type", "_commit_version", "_commit_timestamp")
 FEED = "delta.enableChangeDataFeed"
-# Microseconds, which Spark's default leaves out.
+# With microseconds, which Spark's default format omits.
 TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -48,22 +49,24 @@ TIMES = {
 
 @dataclass
 class FromDelta(delta.DeltaQuery):
+    """Options of the job."""
+
     table: TableOption
     root: RootOption
-    topic: Annotated[str, Option(help="The topic to write.")]
+    topic: Annotated[str, Option(help="Topic to write.")]
     checkpoint: CheckpointOption
     key_column_list: Annotated[
-        str, Option("--key-columns", metavar="A[,B]", help="Columns of the key: its text, or of several a JSON object.")
+        str, Option("--key-columns", metavar="A[,B]", help="Key columns; one becomes text, several a JSON object.")
     ]
     payload: Annotated[
-        Literal["json", "raw"], Option(help="A JSON object of the row, or its column 'value' as it is.")
+        Literal["json", "raw"], Option(help="Record value: the row as a JSON object, or its column 'value'.")
     ] = "json"
     starting_version: Annotated[
         str | None,
-        Option(metavar="N|latest", help="Of a new checkpoint: the first version.", show_default="the rows there are"),
+        Option(metavar="N|latest", help="First version for a new checkpoint.", show_default="the current rows"),
     ] = None
     num_partitions: Annotated[
-        int | None, whole_number(low=1, text="Of a topic that does not exist yet.", default="the root's")
+        int | None, whole_number(low=1, text="Partitions of a new topic.", default="the root's")
     ] = None
     follow: FollowOption = False
     interval: IntervalOption = None
@@ -81,15 +84,15 @@ class FromDelta(delta.DeltaQuery):
 
 
 def check_table(spark: SparkSession, job: FromDelta) -> None:
-    """Raise what is wrong with the table, in one line."""
+    """Raise NotFound or BadRequest unless the table can be read."""
     if not delta.is_delta(spark, job.table):
-        raise NotFound(f"there is no Delta table at {job.table}: look at --table")
+        raise NotFound(f"there is no Delta table at {job.table}: check --table")
     name = delta.table_name(job.table)
     (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").select("properties").collect()
     if detail["properties"].get(FEED) != "true":
         raise BadRequest(
-            f"the table at {job.table} keeps no change data feed: ALTER TABLE {name} SET TBLPROPERTIES "
-            f"({FEED} = true), which holds from then on"
+            f"the table at {job.table} has no change data feed: run ALTER TABLE {name} SET TBLPROPERTIES "
+            f"({FEED} = true), which records changes from then on"
         )
     schema = spark.read.format("delta").load(job.table).schema
     delta.check_columns((*job.keys, *(["value"] if job.payload == "raw" else [])), schema, "the table")
@@ -103,7 +106,7 @@ def start(spark: SparkSession, job: FromDelta) -> StreamingQuery:
 
 
 def write(job: FromDelta, changes: DataFrame, batch: int) -> None:
-    """Append the records of a micro-batch, unless an earlier try has."""
+    """Append the records of a micro-batch, unless an earlier attempt did."""
     writer = records(changes, job).write.format("sparklog").mode("append")
     writer = writer.options(txnAppId=delta.query_id(changes), txnVersion=batch, topic=job.topic)
     if job.num_partitions is not None:
@@ -112,10 +115,10 @@ def write(job: FromDelta, changes: DataFrame, batch: int) -> None:
 
 
 def records(changes: DataFrame, job: FromDelta) -> DataFrame:
-    """Return key, value and timestamp of the record that each version of the table makes of a key.
+    """Return key, value and timestamp of one record per key and version of the table.
 
-    Rows of one key are brought into one task and into the order of versions. The last one of a version counts, and a
-    row that stays comes after one that goes.
+    The changes of a key are shuffled into one task and sorted by version. The last change of a version is used, and
+    deletions are sorted before other changes.
     """
     row = F.struct(*(F.col(delta.quoted(name)) for name in changes.columns if name not in CHANGES))
     names = [f"key{number}" for number in range(len(job.keys))]
@@ -142,7 +145,7 @@ def records(changes: DataFrame, job: FromDelta) -> DataFrame:
 
 
 def key_of(keys: Sequence[Column], schema: StructType, job: FromDelta) -> Column:
-    """Return the bytes of a record's key."""
+    """Return the bytes of the record key."""
     if len(keys) > 1:
         named = (key.alias(name) for key, name in zip(keys, job.keys, strict=True))
         return F.to_json(F.struct(*named), TIMES).cast("binary")
@@ -150,12 +153,12 @@ def key_of(keys: Sequence[Column], schema: StructType, job: FromDelta) -> Column
 
 
 def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
-    """Return true, or fail the task where the key columns do not name one row of a version."""
-    # They are part of a format.
+    """Return true, or fail the task if the key columns do not identify one row per version."""
+    # The names become part of a format string.
     names, version = ", ".join(job.keys).replace("%", "%%"), F.col("version")
-    null = F.format_string(f"{names} is null in a row of version %d: a record needs a key", version)
+    null = F.format_string(f"{names} is null in a row of version %d, but a record needs a key", version)
     shown = F.concat_ws(", ", *(key.cast("string") for key in keys))
-    text = f"{names} %s is of two rows of version %d: choose --key-columns that name one row"
+    text = f"{names} %s identifies two rows of version %d: choose --key-columns that identify one row"
     both = F.col("stays") & F.col("next_stays") & (version == F.col("next_version"))
     return (
         F.when(delta.any_null(keys), F.raise_error(null).cast("boolean"))

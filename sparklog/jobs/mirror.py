@@ -1,14 +1,14 @@
-"""Move topics of a running Kafka cluster into a sparklog root, or of a root into a cluster, by Spark's Kafka connector.
+"""Copy topics between a running Kafka cluster and a sparklog root, in either direction, with Spark's Kafka connector.
 
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
         --from kafka://broker:9092 --to /data/log --topics orders,clicks --checkpoint /data/checkpoints/in
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
         --from /data/log --to kafka://broker:9092 --pattern 'orders-.*' --checkpoint /data/checkpoints/out --follow
 
-Partitions and their order are kept; topics that the target lacks are created. Into a root timestamps are kept, too, and
-with the same checkpoint nothing is lost or written twice. Into Kafka the connector writes at least once and cannot set
-timestamps. Without `--follow` the job ends when it has written what was there as it began; with it topics that come to
-match the pattern are taken in. Exit codes: see `sparklog.jobs.common`.
+Records keep their partitions and their order, and missing topics are created in the target. Into a root, records also
+keep their timestamps, and the copy is exactly once with the same checkpoint. Into Kafka, the connector writes at least
+once and cannot set timestamps. Without `--follow` the job ends when it has written the records that existed at its
+start. With it, the job also copies new topics that match the pattern. Exit codes: see `sparklog.jobs.common`.
 """
 
 from __future__ import annotations
@@ -57,36 +57,40 @@ SCHEME = "kafka://"
 ENDPOINT = "kafka://host:port[,host:port], or a root"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 MAX_TASKS = 200
-PATIENCE = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
-"""Of the admin client, where the user sets neither: without brokers the job fails within half a minute."""
+ADMIN_TIMEOUTS = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
+"""Options of the admin client, unless the user sets one of them, so that a job without brokers fails within 30 s."""
 MAX_AGE = "metadata.max.age.ms"
-"""Kafka's option for how often a pattern is looked up; 5 minutes if it is not set."""
-SET_OTHERWISE = {"bootstrap.servers": "the kafka:// address", "isolation.level": "--isolation-level"}
+"""Kafka's option for the interval at which topics are matched with a pattern; default 5 minutes."""
+REPLACED_BY = {"bootstrap.servers": "the kafka:// address", "isolation.level": "--isolation-level"}
 
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
 
 
 @dataclass
 class Mirror:
-    """Options of the job. `topics` or `pattern` selects topics; `options` are those of Kafka's clients."""
+    """Options of the job. `topics` or `pattern` selects topics; `options` are those for Kafka clients."""
 
-    source: Annotated[str, Option("--from", metavar="PLACE", help=f"{ENDPOINT}.")]
-    target: Annotated[str, Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")]
-    checkpoint: Annotated[str, Option(help="The query's checkpoint: with it the job goes on.")]
-    topic_list: Annotated[str | None, Option("--topics", help="Topics, with commas between them.")] = None
-    pattern: Annotated[str | None, Option(excludes="--topics", help="Regular expression of whole topic names.")] = None
-    follow: Annotated[bool, Option(help="Go on with what comes later.")] = False
+    source: Annotated[str, Option("--from", metavar="LOCATION", help=f"{ENDPOINT}.")]
+    target: Annotated[str, Option("--to", metavar="LOCATION", help=f"{ENDPOINT}; the other kind than --from.")]
+    checkpoint: Annotated[str, Option(help="Checkpoint of the query, from which the job resumes.")]
+    topic_list: Annotated[str | None, Option("--topics", help="Topics to copy, separated by commas.")] = None
+    pattern: Annotated[str | None, Option(excludes="--topics", help="Regular expression for entire topic names.")] = (
+        None
+    )
+    follow: Annotated[bool, Option(help="Keep copying new records until stopped.")] = False
     kafka_option: Annotated[
-        list[str] | None, Option(metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated.")
+        list[str] | None, Option(metavar="NAME=VALUE", help="Option for Kafka clients; repeatable.")
     ] = None
     kafka_config: Annotated[
-        str | None, Option(metavar="FILE", help="Such options, as the client.properties of Kafka's tools.")
+        str | None, Option(metavar="FILE", help="File with such options, like client.properties of the Kafka tools.")
     ] = None
     isolation: IsolationOption = "read_committed"
-    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="About so many records in one micro-batch.")] = (
+    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="Approximate records per micro-batch.")] = (
         1_000_000
     )
-    no_fail_on_data_loss: Annotated[bool, Option(help="Go on where records are gone that were not moved yet.")] = False
+    no_fail_on_data_loss: Annotated[bool, Option(help="Continue if records were deleted before they were copied.")] = (
+        False
+    )
     topics: tuple[str, ...] = field(init=False)
     options: Mapping[str, str] = field(init=False)
 
@@ -114,21 +118,21 @@ class Mirror:
 
 
 class RootEndpoint:
-    """A sparklog root. As a target it may not exist yet: it is made with its first topic."""
+    """A sparklog root. A target that does not exist yet is created with its first topic."""
 
     def __init__(self, path: str, *, target: bool) -> None:
         self._path = resolve(path)
         self.location = self._path.root
         if self._path.kind not in (ROOT, NOTHING) or (self._path.kind == NOTHING and not target):
-            kind = "nothing yet" if self._path.kind == NOTHING else f"a {self._path.kind} folder"
-            raise BadRequest(f"expected a sparklog root at {self._path.path}, found {kind}: give a root's path")
+            kind = "nothing yet" if self._path.kind == NOTHING else f"a {self._path.kind}"
+            raise BadRequest(f"expected a sparklog root at {self._path.path}, found {kind}: set the path of a root")
         self._root: Root | None = open_log(self._path) if self._path.kind == ROOT else None
 
     def names(self) -> list[str]:
         return [] if self._root is None else self._root.topics()
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
-        """Return the number of partitions of those of these topics that exist."""
+        """Return the number of partitions of each of these topics that exists."""
         if self._root is None:
             return {}
         heads = {name: self._root.engine.log(check_topic_name(name)).refresh().topic_state for name in names}
@@ -140,12 +144,12 @@ class RootEndpoint:
         self._root.create_topic(name, partitions=partitions)
 
     def grow(self, name: str, partitions: int) -> str:
-        """Return the command that gives a topic so many partitions."""
+        """Return the command that increases the partitions of a topic to this number."""
         return f"sparklog topics alter {name} --partitions {partitions} --root {shlex.quote(self.location)}"
 
 
 class KafkaEndpoint:
-    """A running cluster, through the admin client of the driver's own Kafka jars: no other client is needed."""
+    """A running cluster, accessed with the admin client from the Kafka jars of the driver."""
 
     def __init__(self, spark: SparkSession, servers: str, options: Mapping[str, str]) -> None:
         self.location = SCHEME + servers
@@ -153,54 +157,54 @@ class KafkaEndpoint:
         self._jvm: Any = spark.sparkContext._jvm
         clients = self._jvm.org.apache.kafka.clients.admin
         if isinstance(clients.AdminClient, JavaPackage):
-            # The first release of a line runs with all of it, and repositories that lack the newest have it.
+            # The .0 release of a Spark line works with the others, and all repositories have it.
             line = ".".join(spark.version.split(".")[:2])
             raise BadRequest(
                 "Spark has no Kafka connector: start this job with spark-submit --packages "
                 f"{CONNECTOR}:{line}.0, or give the connector's jars with --jars"
             )
-        patience = {} if options.keys() & PATIENCE.keys() else PATIENCE
+        timeouts = {} if options.keys() & ADMIN_TIMEOUTS.keys() else ADMIN_TIMEOUTS
         properties = self._jvm.java.util.Properties()
-        for name, value in {**patience, **options, "bootstrap.servers": servers}.items():
+        for name, value in {**timeouts, **options, "bootstrap.servers": servers}.items():
             properties.setProperty(name, value)
-        with self._java_errors("there is no way to"):
+        with self._java_errors("cannot connect to"):
             self._admin = clients.AdminClient.create(properties)
 
     def close(self) -> None:
         self._admin.close()
 
     def names(self) -> list[str]:
-        with self._java_errors("the topics cannot be listed at"):
+        with self._java_errors("cannot list the topics of"):
             return sorted(self._jvm.java.util.ArrayList(self._admin.listTopics().names().get()))
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
-        numbers = {}
-        with self._java_errors("the topics cannot be described at"):
-            answers = self._admin.describeTopics(self._java_list(names)).topicNameValues()
+        counts = {}
+        with self._java_errors("cannot describe the topics of"):
+            described = self._admin.describeTopics(self._java_list(names)).topicNameValues()
         for name in names:
-            with self._java_errors(f"topic '{name}' cannot be described at", unless="UnknownTopicOrPartitionException"):
-                numbers[name] = int(answers.get(name).get().partitions().size())
-        return numbers
+            with self._java_errors(f"cannot describe topic '{name}' of", unless="UnknownTopicOrPartitionException"):
+                counts[name] = int(described.get(name).get().partitions().size())
+        return counts
 
     def create(self, name: str, partitions: int) -> None:
         optional = self._jvm.java.util.Optional
         topic = self._jvm.org.apache.kafka.clients.admin.NewTopic(name, optional.of(partitions), optional.empty())
         hint = f"; create it yourself: kafka-topics.sh --create --topic {name} --partitions {partitions} "
-        with self._java_errors(f"topic '{name}' cannot be created at", f"{hint}--bootstrap-server {self._servers}"):
+        with self._java_errors(f"cannot create topic '{name}' in", f"{hint}--bootstrap-server {self._servers}"):
             self._admin.createTopics(self._java_list([topic])).all().get()
 
     def grow(self, name: str, partitions: int) -> str:
         return f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {name} --partitions {partitions}"
 
     def _java_list(self, items: Collection[object]) -> Any:
-        made = self._jvm.java.util.ArrayList()
+        result = self._jvm.java.util.ArrayList()
         for item in items:
-            made.add(item)
-        return made
+            result.add(item)
+        return result
 
     @contextmanager
     def _java_errors(self, what: str, hint: str = "", unless: str | None = None) -> Iterator[None]:
-        """Raise Java's exceptions as `Unavailable`, in one line, but for the class `unless`."""
+        """Raise Java exceptions as a one-line `Unavailable`; ignore those of the class `unless`."""
         try:
             yield
         except Py4JJavaError as error:
@@ -217,31 +221,31 @@ Endpoint = RootEndpoint | KafkaEndpoint
 
 
 def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, int], list[str]]:
-    """Return the topics to move, with their numbers of partitions, and those that the target lacks."""
+    """Return the partition counts of the topics to copy, and the topics that are missing in the target."""
     if mirror.pattern is not None:
         names = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
         if not names:
-            raise NotFound(f"no topic of {source.location} matches '{mirror.pattern}'; look at --pattern")
+            raise NotFound(f"no topic of {source.location} matches '{mirror.pattern}': check --pattern")
     else:
         names = list(mirror.topics)
     partitions = source.partitions(names)
     if mirror.pattern is not None:
-        # Without those that were deleted since they were listed.
+        # Topics may have been deleted since they were listed.
         names = list(partitions)
     for name in names:
         if name not in partitions:
             raise NotFound(
-                f"there is no topic '{name}' at {source.location}{did_you_mean(name, source.names())}; look at --topics"
+                f"there is no topic '{name}' at {source.location}{did_you_mean(name, source.names())}: check --topics"
             )
         check_topic_name(name)
     existing = target.partitions(names)
     for name, number in existing.items():
         if number != partitions[name]:
-            less = number < partitions[name]
-            way = target.grow(name, partitions[name]) if less else source.grow(name, number)
+            is_smaller = number < partitions[name]
+            command = target.grow(name, partitions[name]) if is_smaller else source.grow(name, number)
             raise BadRequest(
                 f"topic '{name}' has {count(partitions[name], 'partition')} at {source.location} and {number} at "
-                f"{target.location}, but a mirror keeps partitions: {way}, or choose another target"
+                f"{target.location}, but a mirror keeps partitions: run {command}, or choose another target"
             )
     return partitions, [name for name in names if name not in existing]
 
@@ -251,7 +255,7 @@ def into_root(records: DataFrame) -> DataFrame:
 
 
 def into_kafka(records: DataFrame, partitions: int) -> DataFrame:
-    """Bring each partition, which several tasks may have read, into one task and in its order, to be sent to Kafka."""
+    """Shuffle each partition, which several tasks may have read, into one task and sort it, to be sent to Kafka."""
     whole = records.repartition(max(1, min(partitions, MAX_TASKS)), "topic", "partition")
     ordered = whole.sortWithinPartitions("topic", "partition", "offset")
     return ordered.select("topic", "partition", "key", "value", "headers")
@@ -289,7 +293,7 @@ def create(target: Endpoint, partitions: Mapping[str, int], missing: Sequence[st
         log(f"created topic {name} with {count(partitions[name], 'partition')} at {target.location}")
 
 
-def go_on(
+def follow_pattern(
     spark: SparkSession,
     mirror: Mirror,
     source: Endpoint,
@@ -298,9 +302,9 @@ def go_on(
     status: QueryStatus,
     query: StreamingQuery,
 ) -> None:
-    """Wait for the query, and begin it again when topics come that the pattern matches.
+    """Wait for the query, and restart it when new topics match the pattern.
 
-    The pattern is looked up as often as by Kafka's consumers. Topics that cannot be taken in are reported each time.
+    Topics are matched as often as by Kafka's consumers. New topics that cannot be copied are reported each time.
     """
     seconds = int(mirror.options.get(MAX_AGE, 300_000)) / 1000
     while not status.wait(query, seconds):
@@ -311,17 +315,17 @@ def go_on(
                 continue
             create(target, planned, missing)
         except SparklogError as error:
-            log(f"sparklog mirror: {error} [{error.code}]; going on with the topics of before")
+            log(f"sparklog mirror: {error} [{error.code}]; continuing with the previous topics")
             continue
-        log(f"new: {', '.join(new)}")
+        log(f"new topics: {', '.join(new)}")
         partitions = {**partitions, **planned}
         stop_between_batches(query)
-        status.look(query)
+        status.update(query)
         query = start(spark, mirror, partitions)
 
 
 def stop_between_batches(query: StreamingQuery) -> None:
-    """Stop a query when no batch is at work, or after a minute: what is cut off then is done again."""
+    """Stop a query between two micro-batches, or after a minute; an interrupted one is repeated after the restart."""
     for _ in range(120):
         if not query.status["isTriggerActive"] or query.awaitTermination(0.5):
             break
@@ -343,7 +347,7 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
         create(target, partitions, missing)
         query = start(spark, mirror, partitions)
         if mirror.follow and mirror.pattern is not None:
-            follow = partial(go_on, spark, mirror, source, target, partitions)
+            follow = partial(follow_pattern, spark, mirror, source, target, partitions)
             return to_end("mirror", query, mirror.target, follow)
         return follow_to_end("mirror", query, mirror.target)
     finally:
@@ -357,8 +361,8 @@ def _check_endpoints(source: str, target: str) -> None:
     kafka = [endpoint for endpoint in (source, target) if endpoint.startswith(SCHEME)]
     if len(kafka) != 1:
         raise BadRequest(
-            f"--from or --to must be {SCHEME}host:port and the other one a root's path, found {shortened(source)} and "
-            f"{shortened(target)}; between paths use `sparklog stream`"
+            f"--from or --to must be {SCHEME}host:port and the other one the path of a root, found "
+            f"{shortened(source)} and {shortened(target)}; between paths use `sparklog stream`"
         )
     for server in kafka[0].removeprefix(SCHEME).split(","):
         if _SERVER.fullmatch(server) is None:
@@ -366,7 +370,7 @@ def _check_endpoints(source: str, target: str) -> None:
 
 
 def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:
-    """Join options of the file and of the command line, which beats it. `kafka.` may precede."""
+    """Return the options of the file, overridden by those of the command line; a prefix `kafka.` is removed."""
     options: dict[str, str] = {}
     if file is not None:
         text = read_text(Path(file), "--kafka-config")
@@ -379,17 +383,17 @@ def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:
     options = {name.removeprefix("kafka."): value for name, value in options.items()}
     age = options.get(MAX_AGE, "1")
     if not is_digits(age) or int(age) < 1:
-        raise BadRequest(f"{MAX_AGE} is a whole number of milliseconds from 1 on, found '{age}'")
-    for name, instead in SET_OTHERWISE.items():
+        raise BadRequest(f"{MAX_AGE} must be a whole number of milliseconds of at least 1, found '{age}'")
+    for name, instead in REPLACED_BY.items():
         if name in options:
-            raise BadRequest(f"{name} is not among Kafka's options here: give {instead}")
+            raise BadRequest(f"{name} cannot be set as a Kafka option: use {instead} instead")
     return options
 
 
 @streaming_job("mirror")
 def main(words: Sequence[str]) -> int:
     mirror = arguments(words)
-    # Before Spark starts, which takes seconds.
+    # Check the root before Spark starts, which takes seconds.
     root_of(mirror)
     with streaming_session("sparklog mirror") as spark:
         return run(spark, mirror)

@@ -1,7 +1,7 @@
-"""Expire records by time, size and log start offset, as Kafka does, then delete the files that nothing names any more.
+"""Expire records by time, size and log start offset, like Kafka, then delete unreferenced files.
 
-The driver looks at the log of each topic alone. Where more than 20,000 files of a topic go at once Spark is started, if
-it is there. Nothing at all is done if a topic that was named does not exist.
+The driver reads only the logs of the topics. If more than 20,000 files of a topic are to be deleted, the job starts
+Spark, if it is installed. If a topic given with `--topic` does not exist, the job changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.retention.retain import RetainReport, progress, retain_root, summa
 arguments = partial(parse, "retain", Maintenance, __doc__)
 
 
-guarded = job("retain", after_interrupt="what went is gone, the next run does the rest")
+guarded = job("retain", after_interrupt="deleted files stay deleted, and the next run does the rest")
 
 
 @guarded

@@ -1,8 +1,8 @@
 """Stream the topics of a Kafka directory, or of a sparklog root, into a sparklog root, exactly once.
 
-Run again with the same checkpoint it goes on where it was. Records keep key, value, headers and timestamp (else the
-time of writing). A topic keeps its name unless `--topic` sends all records to one. Without `--follow` the job ends when
-it has written what was there as it began.
+Another run with the same checkpoint resumes where the last one stopped. Records keep their key, value, headers and
+timestamp; a record without a timestamp gets the time of the write. Topics keep their names, unless `--topic` writes all
+records to one topic. Without `--follow` the job ends when it has written the records that existed at its start.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COLUMNS = ("key", "value", "headers", "timestamp")
 def streaming_session(
     name: str, log_level: str = "WARN", settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
+    """Start Spark with the settings for streaming into a root, and stop it at the end."""
     settings = settings or {}
     builder = sparklog.configure(SparkSession.builder).config(map=dict(settings))
     spark = _fetching(builder, name, log_level) if PACKAGES in settings else quiet_session(builder, name, log_level)
@@ -59,7 +59,7 @@ def streaming_session(
 
 
 def _fetching(builder: SparkSession.Builder, name: str, log_level: str) -> SparkSession:
-    """Start Spark, which fetches packages first. Raises Unavailable with Ivy's reason if that fails."""
+    """Start Spark, which fetches packages first. Raises Unavailable with the reason from Ivy if that fails."""
     reasons: list[str] = []
     try:
         with without_ivy(reasons):
@@ -86,17 +86,17 @@ def fetch_problem(reasons: Sequence[str]) -> str:
 
 
 def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Make a job with a query answer with an exit code: errors, Spark's too, and Ctrl-C become one line on stderr."""
-    again = "the next run with this checkpoint goes on where it was"
+    """Return the decorator `job` for a job with a streaming query, which also handles Spark errors."""
+    again = "the next run with this checkpoint resumes where this one stopped"
     return job(name, after_interrupt=again, foreign=(PySparkException,), reason=reason)
 
 
 _RAISED = re.compile(r"^pyspark\.errors\.\S+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
-"""The line of a Python traceback that has Spark's own error."""
+"""The line of a Python traceback with the Spark error."""
 
 
 def reason(text: str) -> str:
-    """Return the line of a Spark error that says why: where `foreachBatch` failed, that of the innermost cause."""
+    """Return the line of a Spark error with its cause; if `foreachBatch` failed, that of the innermost cause."""
     first = text.splitlines()[0]
     if "FOREACH_BATCH_USER_FUNCTION_ERROR" not in first:
         return first
@@ -105,14 +105,14 @@ def reason(text: str) -> str:
 
 
 def check_source(path: str, **options: str | None) -> None:
-    """Raise what is wrong with a log to read, or with these options of its read: Spark takes seconds to start."""
+    """Raise an error if a log or these options cannot be read, before Spark starts, which takes seconds."""
     read = parse_options({name: value for name, value in options.items() if value is not None}).read
     location = resolve(path)
     Subscriber(open_view(location, tailing=False), location, read.subscription).topics()
 
 
 def check_target(path: str) -> None:
-    """Raise what is wrong with a root to write, which may not exist yet, before Spark starts."""
+    """Raise an error if a root cannot be written, before Spark starts; it may not exist yet."""
     location = resolve(path)
     if location.kind == NOTHING:
         refuse_inside(location.root)
@@ -121,19 +121,19 @@ def check_target(path: str) -> None:
 
 
 def known_timestamp() -> Column:
-    """Return the timestamp column with nulls for -1, Kafka's "no time": such a record gets the time of its writing."""
+    """Return the timestamp column with null for -1 (no timestamp), so that the record gets the time of the write."""
     return when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
 
 
 def follow_to_end(name: str, query: StreamingQuery, target: str) -> int:
-    """Wait for the query of job `name`, print where it wrote to, and how far it came. Returns the exit code."""
+    """Wait for the query of job `name`, print where it wrote and its last micro-batch; return the exit code."""
     return to_end(name, query, target, QueryStatus.wait)
 
 
 def to_end(
     name: str, query: StreamingQuery, target: str, follow: Callable[[QueryStatus, StreamingQuery], object]
 ) -> int:
-    """Do what `follow_to_end` does, with another way to wait."""
+    """Like `follow_to_end`, but wait with the function `follow`."""
     with StatusLine(name) as line:
         status = QueryStatus(line)
         follow(status, query)
@@ -144,9 +144,9 @@ def to_end(
 
 
 class QueryStatus:
-    """What a job's query, or several after each other, have written, for a status line.
+    """The progress of the query of a job, or of several consecutive queries, for a status line.
 
-    `last_batch`: the latest micro-batch that Spark reports, None without any.
+    `last_batch` is the latest micro-batch that Spark has reported; None if there is none.
     """
 
     def __init__(self, line: StatusLine) -> None:
@@ -155,27 +155,27 @@ class QueryStatus:
         self.last_batch: int | None = None
 
     def wait(self, query: StreamingQuery, seconds: float | None = None) -> bool:
-        """Wait for the end of a query, at most so long; return True if it ended. Its progress is shown meanwhile."""
+        """Wait for the end of a query for up to `seconds` while showing its progress; return True if it has ended."""
         try:
             if self._line.is_shown:
                 is_over = self._watch(query, seconds)
             else:
-                # Without a limit Spark returns nothing at the end.
+                # Without a limit, Spark returns None at the end.
                 is_over = query.awaitTermination(seconds) is not False
         except KeyboardInterrupt:
             with suppress(Py4JError, OSError):
                 query.stop()
-                self.look(query)
+                self.update(query)
                 self._line("" if self.last_batch is None else f"up to micro-batch {self.last_batch}")
             raise
         if is_over:
-            self.look(query)
+            self.update(query)
         return is_over
 
-    def look(self, query: StreamingQuery) -> None:
-        """Note what Spark reports of the latest micro-batches of a query."""
+    def update(self, query: StreamingQuery) -> None:
+        """Record what Spark reports about the latest micro-batches of a query."""
         for progress in query.recentProgress:
-            # A trigger without new data reports the next micro-batch, without records.
+            # A trigger without new data reports the next micro-batch with 0 records.
             batch = progress["batchId"]
             self._records[batch] = max(self._records.get(batch, 0), progress["numInputRows"])
             self.last_batch = batch
@@ -185,10 +185,10 @@ class QueryStatus:
         return f"{count(sum(written.values()), 'record')} in {count(len(written), 'micro-batch', 'micro-batches')}"
 
     def _watch(self, query: StreamingQuery, seconds: float | None) -> bool:
-        for _ in repeat(None) if seconds is None else range(math.ceil(seconds / LOOK_SECONDS)):
-            if query.awaitTermination(LOOK_SECONDS):
+        for _ in repeat(None) if seconds is None else range(math.ceil(seconds / UPDATE_SECONDS)):
+            if query.awaitTermination(UPDATE_SECONDS):
                 return True
-            self.look(query)
+            self.update(query)
             self._line(self._text())
         return False
 
@@ -198,38 +198,42 @@ class QueryStatus:
         return f"{self.amount()}{running}"
 
 
-LOOK_SECONDS = 1.0
-"""Time between two looks at a query's progress."""
+UPDATE_SECONDS = 1.0
+"""Time between updates of the status line."""
 
 
 def _tasks() -> tuple[int, int]:
-    """Return how many tasks of the stages that run are finished, and how many there are."""
+    """Return the number of finished tasks of the running stages, and of all their tasks."""
     session = SparkSession.getActiveSession()
     if session is None:
         return 0, 0
     tracker = session.sparkContext.statusTracker()
-    stages = [stage for number in tracker.getActiveStageIds() if (stage := tracker.getStageInfo(number)) is not None]
+    stages = [stage for id_ in tracker.getActiveStageIds() if (stage := tracker.getStageInfo(id_)) is not None]
     return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
 
 
 @dataclass
 class Copy:
-    source: Annotated[str, Option(help="Kafka log directory, its partition folder, root or topic folder.")]
+    """Options of the job."""
+
+    source: Annotated[str, Option(help="Kafka log directory or partition directory, root, or topic directory.")]
     root: RootOption
-    checkpoint: Annotated[str, Option(help="The query's checkpoint: with it nothing is lost or written twice.")]
-    subscribe: Annotated[str | None, Option(help="Topics, with commas between them.")] = None
-    subscribe_pattern: Annotated[str | None, Option(excludes="--subscribe", help="Regular expression of topics.")] = (
+    checkpoint: Annotated[str, Option(help="Checkpoint of the query, which makes a restart exactly once.")]
+    subscribe: Annotated[str | None, Option(help="Topics to read, separated by commas.")] = None
+    subscribe_pattern: Annotated[
+        str | None, Option(excludes="--subscribe", help="Regular expression for topics to read.")
+    ] = None
+    topic: Annotated[str | None, Option(help="Write all records to this topic; default: keep their topics.")] = None
+    num_partitions: Annotated[
+        int | None, whole_number(low=1, text="Partitions of new topics.", default="the root's")
+    ] = None
+    max_offsets_per_trigger: Annotated[int | None, whole_number(low=1, text="Approximate records per micro-batch.")] = (
         None
     )
-    topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
-    num_partitions: Annotated[
-        int | None, whole_number(low=1, text="Of topics that do not exist yet.", default="the root's")
+    group: Annotated[
+        str | None, Option(help="Consumer group to which the query commits its offsets; the source must be a root.")
     ] = None
-    max_offsets_per_trigger: Annotated[
-        int | None, whole_number(low=1, text="About so many records in one micro-batch.")
-    ] = None
-    group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
-    follow: Annotated[bool, Option(help="Go on with what comes later.")] = False
+    follow: Annotated[bool, Option(help="Keep copying new records until stopped.")] = False
 
     def __post_init__(self) -> None:
         if self.topic is not None:
@@ -274,21 +278,21 @@ def main(words: Sequence[str]) -> int:
     copy = arguments(words)
     check_source(copy.source, subscribe=copy.subscribe, subscribepattern=copy.subscribe_pattern)
     check_target(copy.root)
-    # Spark logs the stack of a query's failure, whose reason is the job's last line.
+    # Spark would log the stack trace of a failed query; the last line of the job has the reason.
     with streaming_session("sparklog stream", "FATAL") as spark:
         return run(spark, copy)
 
 
-# Spark's Ivy reports 130 to 290 lines for a jar, which no setting of Spark silences. The JVM that a session starts has
-# the standard error of this process. So it is started with a pipe in its place, and the rest of its lines is passed on.
+# Ivy in Spark prints 130 to 290 lines per jar, and no Spark setting silences it. The JVM of a session inherits the
+# standard error of this process, so the session starts with a pipe as its standard error, which is filtered.
 FIRST, LAST = b":: loading settings ::", b" artifacts copied, "
-"""The first line of a report begins so, and the last one holds this, if all was found."""
+"""How the first line of a report starts, and what its last line contains if everything was found."""
 REASON = b"Exception in thread"
-"""The line that says what was not found begins so."""
+"""How the line starts that names a package that was not found."""
 
 
 def without_report(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines that are not of a report of Ivy's, and of one that failed the reason."""
+    """Yield the lines that do not belong to a report of Ivy, and the reason of a failed report."""
     inside = False
     for line in lines:
         if line.startswith(FIRST):
@@ -301,21 +305,21 @@ def without_report(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def without_ivy(reasons: list[str]) -> Iterator[None]:
-    """Filter the standard error of processes started in this block; add lines about failures to `reasons`."""
+    """Filter the standard error of processes started in this block, and add lines about failures to `reasons`."""
     reading, writing = os.pipe()
     before = os.dup(2)
     sys.stderr.flush()
     os.dup2(writing, 2)
     os.close(writing)
-    given = (reading, os.dup(before), reasons)
-    passing = threading.Thread(target=_pass_on, args=given, name="sparklog-ivy", daemon=True)
-    passing.start()
+    arguments = (reading, os.dup(before), reasons)
+    filtering = threading.Thread(target=_filter_lines, args=arguments, name="sparklog-ivy", daemon=True)
+    filtering.start()
     try:
         yield
     except BaseException:
         _restore(before)
-        # The JVM has ended, so its output will end, too.
-        passing.join(10)
+        # The JVM has ended, so its output ends, too.
+        filtering.join(10)
         raise
     _restore(before)
 
@@ -326,7 +330,7 @@ def _restore(before: int) -> None:
     os.close(before)
 
 
-def _pass_on(reading: int, target: int, reasons: list[str]) -> None:
+def _filter_lines(reading: int, target: int, reasons: list[str]) -> None:
     with os.fdopen(reading, "rb") as lines, os.fdopen(target, "wb", buffering=0) as shown:
         for line in without_report(lines):
             if line.startswith(REASON):

@@ -1,22 +1,22 @@
-"""Write a topic into a Delta table, exactly once: each record as a row, or the latest record of each key.
+"""Write a topic into a Delta table, exactly once: one row per record, or the latest record of each key.
 
     spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/to_delta.py --root /data/log --topic orders \
         --table /data/tables/orders --checkpoint /data/checkpoints/orders --payload json \
         --schema 'id BIGINT, amount DOUBLE' --mode upsert --key-columns id --bad-records quarantine
 
-An upsert deletes the row of a key whose record has no value. Without `--follow` the job ends when it has written what
-was there as it began. Exit codes: see `sparklog.jobs.common`.
+With `--mode upsert` a tombstone deletes the row of its key. Without `--follow` the job ends when it has written the
+records that existed at its start. Exit codes: see `sparklog.jobs.common`.
 
-Each write to a table carries the query's id and the number of its micro-batch as Delta's txnAppId and txnVersion, so
-that a batch which is done again after a kill changes nothing. Bad records are written first: if the schema changes
-between two tries, a record may come into both tables, but never into none.
+Each write to a table has the id of the query and the number of its micro-batch as Delta's txnAppId and txnVersion, so
+repeating a micro-batch after a kill changes nothing. Bad records are written first: if the schema changes between two
+attempts, a record may end up in both tables, but never in none.
 
-Rows are made by Spark's own functions: no Python sees a record. One whose key or value does not fit becomes a row with
-a reason. Avro is read by Spark's `from_avro`, which needs a package more, and runs many times as fast as any Avro in
-Python. It takes no notice of bytes after a value, and makes the same row of a broken value as of one whose fields are
-null. So a value is read as a record of three fields: the registry's five bytes, if it has them, the value, and four
-bytes that are added to it. Avro writes fields one after the other, so these four are read again only if the value was
-whole.
+Rows are built by Spark functions, without Python per record. A record whose key or value does not match the schema
+becomes a row with a reason. Avro is decoded by Spark's `from_avro`, which needs another package and is many times
+faster than Avro in Python. It ignores bytes after a value, and returns the same row for a corrupt value as for one with
+null fields. Values are therefore decoded as a record of three fields: the five bytes of a schema registry (if any), the
+value, and four bytes that are appended to it. Avro stores fields one after the other, so the four bytes are decoded
+correctly only if the value is complete.
 """
 
 from __future__ import annotations
@@ -48,21 +48,25 @@ from sparklog.log.journal.names import check_topic_name
 from sparklog.output import log
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
-PLACE = RECORD[:4]
-METADATA = tuple(f"_{name}" for name in PLACE)
+POSITION = RECORD[:4]
+METADATA = tuple(f"_{name}" for name in POSITION)
 CORRUPT = "_sparklog_corrupt"
 FRAME, END = "frame", b"\xf5log"
-TOMBSTONE = "there is no value: a tombstone, which only an upsert can use"
+TOMBSTONE = "the record has no value: tombstones need --mode upsert"
 
 
 @dataclass(frozen=True)
 class Payload:
-    """The way records become rows.
+    """How records are converted to rows.
 
-    * `schema`: of `json` a DDL string, of `avro` the schema's JSON; `schema_id`: of a registry's frame, if there is one
-    * `keys`: columns that the record's key holds: its text, or of several a JSON object
-    * `metadata`: columns `_topic`, `_partition`, `_offset`, `_timestamp`, next to those of the schema
-    * `headers`: a column of `raw`
+    Attributes:
+        kind: raw, json or avro.
+        upsert: whether tombstones delete rows.
+        schema: a DDL string for json, the JSON schema for avro.
+        schema_id: the id in the frame of a schema registry, if values have one.
+        keys: the columns from the record key, which is the text of one column or a JSON object of several.
+        metadata: whether rows also have `_topic`, `_partition`, `_offset` and `_timestamp`.
+        headers: whether raw rows have the headers.
     """
 
     kind: str
@@ -75,7 +79,7 @@ class Payload:
 
 
 def rows(records: DataFrame, payload: Payload) -> DataFrame:
-    """Return for each record: `record`, its `row`, `deleted`, and the `reason` why it makes none, or null."""
+    """Return for each record `record`, its `row`, `deleted`, and the `reason` why it has no row, or null."""
     parsed, wrong = {"raw": _raw, "json": _json, "avro": _avro}[payload.kind](records, payload)
     columns = [field for field in parsed.schema["parsed"].dataType if field.name != CORRUPT]
     fields = {field.name: F.col("parsed").getField(field.name) for field in columns}
@@ -84,9 +88,9 @@ def rows(records: DataFrame, payload: Payload) -> DataFrame:
         fields = {**{name: keys[name] for name in keys if name not in fields}, **fields, **keys}
         wrong = F.coalesce(wrong_key, wrong)
     if payload.metadata:
-        fields |= {column: F.col(name) for column, name in zip(METADATA, PLACE, strict=True)}
+        fields |= {column: F.col(name) for column, name in zip(METADATA, POSITION, strict=True)}
     if payload.upsert:
-        wrong = F.when(F.col("key").isNull(), "there is no key").otherwise(wrong)
+        wrong = F.when(F.col("key").isNull(), "the record has no key").otherwise(wrong)
     return parsed.select(
         F.struct(*RECORD).alias("record"),
         F.struct(*(column.alias(name) for name, column in fields.items())).alias("row"),
@@ -96,14 +100,14 @@ def rows(records: DataFrame, payload: Payload) -> DataFrame:
 
 
 def _raw(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
-    names = ("key", "value", *(("headers",) if payload.headers else ()), *PLACE)
+    names = ("key", "value", *(("headers",) if payload.headers else ()), *POSITION)
     return records.withColumn("parsed", F.struct(*names)), F.lit(None).cast("string")
 
 
 def _json(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
     schema, text = ddl_schema(payload.schema), F.col("value").cast("string")
     wide = StructType([StructField(field.name, field.dataType) for field in schema])
-    made = F.from_json(text, wide.add(CORRUPT, StringType()), {"columnNameOfCorruptRecord": CORRUPT})
+    parsed_value = F.from_json(text, wide.add(CORRUPT, StringType()), {"columnNameOfCorruptRecord": CORRUPT})
     parsed = F.col("parsed")
     unfit = F.concat_ws(
         ", ",
@@ -127,10 +131,10 @@ def _json(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
         )
     )
     for column in schema:
-        # The key's columns come from the key.
+        # Columns of the key come from the record key, not from the value.
         if not column.nullable and column.name not in payload.keys:
             wrong = wrong.when(parsed.getField(column.name).isNull(), f"column {column.name} is null")
-    return records.withColumn("parsed", made), wrong
+    return records.withColumn("parsed", parsed_value), wrong
 
 
 def _avro(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
@@ -139,12 +143,12 @@ def _avro(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
     framed = F.concat(F.col("value"), F.lit(END))
     made = from_avro(framed, framed_schema(payload.schema, payload.schema_id), {"mode": "PERMISSIVE"})
     wrong = _no_value(payload)
-    whole = F.col("framed").getField("end") == F.lit(END)
+    is_complete = F.col("framed").getField("end") == F.lit(END)
     if payload.schema_id is not None:
         frame = b"\0" + payload.schema_id.to_bytes(4, "big")
-        other = F.concat(F.lit("the value is not in the frame of schema "), F.lit(str(payload.schema_id)))
+        other = F.concat(F.lit("the value does not have the frame of schema "), F.lit(str(payload.schema_id)))
         wrong = wrong.when(~F.startswith(F.col("value"), F.lit(frame)), other)
-    wrong = wrong.when(~F.coalesce(whole, F.lit(False)), "the value is not Avro of the schema")
+    wrong = wrong.when(~F.coalesce(is_complete, F.lit(False)), "the value does not match the Avro schema")
     read = records.withColumn("framed", made).withColumn("parsed", F.col("framed").getField("value"))
     return read, wrong
 
@@ -154,7 +158,7 @@ def _no_value(payload: Payload) -> Column:
 
 
 def _key_columns(schema: StructType, payload: Payload) -> tuple[dict[str, Column], Column]:
-    """Return the columns of the record's key, and why it does not make them."""
+    """Return the columns of the record key, and the reason if the key does not have them."""
     nothing = F.lit(None).cast("string")
     if not payload.keys:
         return {}, nothing
@@ -174,7 +178,7 @@ def _key_columns(schema: StructType, payload: Payload) -> tuple[dict[str, Column
 
 
 def key_types(schema: StructType, keys: tuple[str, ...]) -> Mapping[str, DataType]:
-    """Return the types of key columns: the schema's; one column that it lacks is text."""
+    """Return the types of the key columns from the schema; a single column that is not in it is text."""
     lower = {name.lower() for name in schema.names}
     if len(keys) > 1 or keys[0].lower() in lower:
         check_columns(keys, schema, "the schema")
@@ -194,13 +198,13 @@ def ddl_schema(ddl: str) -> StructType:
 
 
 def framed_schema(schema: str, schema_id: int | None) -> str:
-    """Return the schema of a record that holds a value of `schema` between its frame and the bytes after it."""
+    """Return the schema of a record with a value of `schema` between its frame and the appended bytes."""
     try:
         value = json.loads(schema)
     except ValueError as error:
         raise BadRequest(f"the Avro schema is not JSON: {error}") from None
     if not isinstance(value, dict) or value.get("type") != "record":
-        raise BadRequest("the Avro schema must be of a record, whose fields become columns")
+        raise BadRequest("the Avro schema must be a record schema, whose fields become columns")
     fields = [{"name": "value", "type": value}, {"name": "end", "type": _fixed("SparklogEnd", len(END))}]
     if schema_id is not None:
         fields.insert(0, {"name": FRAME, "type": _fixed("SparklogFrame", 5)})
@@ -217,37 +221,41 @@ ROWS, DELETED = "sparklog_rows", "_sparklog_deleted"
 
 @dataclass
 class ToDelta(delta.DeltaQuery):
-    topic: Annotated[str, Option(help="The topic to read.")]
+    """Options of the job."""
+
+    topic: Annotated[str, Option(help="Topic to read.")]
     root: SourceOption
     table: TableOption
     checkpoint: CheckpointOption
     mode: Annotated[
-        Literal["append", "upsert"], Option(help="A row for each record, or for each key its latest one.")
+        Literal["append", "upsert"], Option(help="One row per record, or the latest record of each key.")
     ] = "append"
-    payload: Annotated[
-        Literal["raw", "json", "avro"], Option(help="Values as bytes in the columns of a record, or parsed.")
-    ] = "raw"
+    payload: Annotated[Literal["raw", "json", "avro"], Option(help="Keep values as bytes, or parse them.")] = "raw"
     schema: Annotated[
         str | None,
-        Option(metavar="DDL|[ID=]FILE", help="Columns of json; the Avro schema, with its ID in a registry's frame."),
+        Option(metavar="DDL|[ID=]FILE", help="Columns of json, or the Avro schema, with the ID of its registry frame."),
     ] = None
     key_column_list: Annotated[
         str | None,
-        Option("--key-columns", metavar="A[,B]", help="Columns that the key holds: its text, or a JSON object."),
+        Option(
+            "--key-columns",
+            metavar="A[,B]",
+            help="Columns from the record key; one is its text, several a JSON object.",
+        ),
     ] = None
-    metadata: Annotated[bool, Option(help=f"Add {', '.join(METADATA)} to parsed columns.")] = False
+    metadata: Annotated[bool, Option(help=f"Add {', '.join(METADATA)} to parsed rows.")] = False
     headers: Annotated[bool, Option(help="Keep the headers of raw records.")] = True
     bad_records: Annotated[
-        Literal["fail", "quarantine"], Option(help="Records that do not fit: fail, or write them to PATH_quarantine.")
+        Literal["fail", "quarantine"], Option(help="Records that do not match: fail, or write them to PATH_quarantine.")
     ] = "fail"
-    grow_schema: Annotated[bool, Option(help="Add columns that the table lacks.")] = False
+    grow_schema: Annotated[bool, Option(help="Add missing columns to the table.")] = False
     starting_offsets: Annotated[
-        str, Option(metavar="OFFSETS", help='Of a new checkpoint: earliest, latest or {"topic":{"0":23}}.')
+        str, Option(metavar="OFFSETS", help='Start of a new checkpoint: earliest, latest or {"topic":{"0":23}}.')
     ] = "earliest"
-    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="About so many records in one micro-batch.")] = (
+    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="Approximate records per micro-batch.")] = (
         1_000_000
     )
-    no_fail_on_data_loss: Annotated[bool, Option(help="Go on where records are gone that were not written yet.")] = (
+    no_fail_on_data_loss: Annotated[bool, Option(help="Continue if records were deleted before they were written.")] = (
         False
     )
     follow: FollowOption = False
@@ -261,13 +269,13 @@ class ToDelta(delta.DeltaQuery):
         upsert = self.mode == "upsert"
         if self.payload == "raw":
             if self.schema is not None or keys or self.metadata:
-                raise BadRequest("--schema, --key-columns and --metadata are of --payload json and avro")
+                raise BadRequest("--schema, --key-columns and --metadata need --payload json or avro")
             self.rows = Payload("raw", upsert, keys=("key",), headers=self.headers)
             return
         if self.schema is None:
             raise BadRequest(f"--payload {self.payload} needs --schema: {_SCHEMA_OF[self.payload]}")
         if upsert and not keys:
-            raise BadRequest("--mode upsert needs --key-columns: the columns that the record's key holds")
+            raise BadRequest("--mode upsert needs --key-columns: the columns of the record key")
         schema, schema_id = self.schema, None
         if self.payload == "avro":
             schema, schema_id = _read_schema(self.schema)
@@ -289,13 +297,13 @@ def _read_schema(text: str) -> tuple[str, int | None]:
 
 
 def prepare(spark: SparkSession, job: ToDelta, schema: StructType) -> None:
-    """Create the table, or add the columns that it lacks. Raises BadRequest if the rows or the folder do not fit."""
+    """Create the table, or add missing columns. Raises BadRequest if the rows or the directory are not suitable."""
     if delta.is_delta(spark, job.table):
         table = spark.read.format("delta").load(job.table).schema
         missing = delta.missing_columns(table, schema, grow=job.grow_schema)
         if not missing:
             return
-        log(f"{job.table} grows by {', '.join(missing)}")
+        log(f"adding columns to {job.table}: {', '.join(missing)}")
         columns = StructType([StructField(field.name, field.dataType) for field in schema])
         empty = spark.createDataFrame([], columns).write.format("delta").mode("append")
         empty.option("mergeSchema", True).save(job.table)
@@ -322,7 +330,7 @@ def write(job: ToDelta, made: DataFrame, batch: int) -> None:
     if job.bad_records == "fail":
         write_rows(job, made.withColumn("row", _or_fail(made)), application, batch)
         return
-    # It is read twice.
+    # The rows are read twice.
     made.persist()
     try:
         write_bad(job, made.filter("reason IS NOT NULL"), application, batch)
@@ -332,13 +340,13 @@ def write(job: ToDelta, made: DataFrame, batch: int) -> None:
 
 
 def _or_fail(made: DataFrame) -> Column:
-    """Return the row of a record; a task fails that meets a reason, with the record's place.
+    """Return the row of a record, or fail the task with the position of a record that has a reason.
 
-    No filter: Spark would parse each record for it, and again for the row.
+    This is not a filter, because Spark would parse each record once for the filter and once for the row.
     """
     position = [F.col("record").getField(name) for name in ("topic", "partition", "offset")]
     text = F.format_string(
-        "%s-%d offset %d: %s; --bad-records quarantine goes on without it", *position, F.col("reason")
+        "%s-%d offset %d: %s; use --bad-records quarantine to continue without it", *position, F.col("reason")
     )
     failure = F.raise_error(text).cast(made.schema["row"].dataType)
     return F.when(F.col("reason").isNotNull(), failure).otherwise(F.col("row"))
@@ -362,10 +370,10 @@ def append(table_rows: DataFrame, path: str, application: str, batch: int) -> No
 
 
 def upsert(job: ToDelta, made: DataFrame, application: str, batch: int) -> None:
-    """Merge the latest record of each key: one partition holds a key, and its offsets are the order."""
+    """Merge the latest record of each key; all records of a key are in one partition, ordered by offset."""
     keys = [F.col("row").getField(name) for name in job.rows.keys]
-    newest = Window.partitionBy(*keys).orderBy(F.desc("record.offset"), F.desc("record.partition"))
-    latest = made.withColumn("age", F.row_number().over(newest)).filter("age = 1")
+    latest_first = Window.partitionBy(*keys).orderBy(F.desc("record.offset"), F.desc("record.partition"))
+    latest = made.withColumn("age", F.row_number().over(latest_first)).filter("age = 1")
     latest = latest.select("row.*", F.col("deleted").alias(DELETED))
     names = [delta.quoted(name) for name in latest.columns[:-1]]
     latest.createOrReplaceTempView(ROWS)
@@ -381,7 +389,7 @@ def upsert(job: ToDelta, made: DataFrame, application: str, batch: int) -> None:
 
 
 def merge(table: str, names: Sequence[str], keys: Sequence[str]) -> str:
-    """Return the statement that brings rows, or their deletion, into a table; its other columns stay."""
+    """Return the statement that merges rows and deletions into a table and keeps its other columns."""
     same = " AND ".join(f"t.{key} = s.{key}" for key in keys)
     changed = ", ".join(f"t.{name} = s.{name}" for name in names)
     return (

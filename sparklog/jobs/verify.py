@@ -1,7 +1,7 @@
-"""Read every byte of a root in Spark tasks and name what is not what was written; nothing is changed.
+"""Read every byte of a root in Spark tasks and report corruption, without changing anything.
 
-The work of `sparklog verify`, for roots that are too large for one process: the driver reads the logs, pieces of about
-256 MB of files go to tasks. Without pyspark the job works in its own process.
+This is `sparklog verify` for roots that are too large for one process: the driver reads the logs, and tasks read the
+files, about 256 MB each. Without pyspark, the job reads everything in its own process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from sparklog.tools.verification.run import verify_root
 
 @dataclass
 class Verify:
+    """Options of the job."""
+
     root: RootOption
     topic: TopicsOption = None
     quick: QuickOption = False

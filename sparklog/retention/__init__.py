@@ -1,1 +1,1 @@
-"""Expiring what is old or too much, and removing the files that nothing names any more."""
+"""Retention: expire old or excess segments, and vacuum unreferenced files."""

@@ -1,16 +1,16 @@
 """Choose the segments that expire: Kafka's retention rules as a pure function.
 
-Three rules run one after another, each over what the ones before have left, from the oldest segment to the first that
-stays:
+Three rules run one after another on the segments that the previous ones have kept, from the oldest segment to the
+first one that a rule keeps:
 
 | reason | a segment expires if                                                  | applies              |
 |--------|-----------------------------------------------------------------------|----------------------|
 | start  | the next one begins at or below the log start (delete-records)        | always               |
-| size   | what is left without it is at least `retention.bytes`                 | policy with `delete` |
+| size   | the segments after it have at least `retention.bytes`                 | policy with `delete` |
 | time   | its largest timestamp is more than `retention.ms` ago                 | policy with `delete` |
 
-No rule passes the high watermark, and an empty last segment stays. The active segment goes like any other once all
-of it has expired: the log then starts at its end. A timestamp from the future keeps its segment and all after it.
+No rule passes the high watermark, and an empty last segment is kept. The active segment expires like any other once all
+its records have expired; the log then starts at its end. A future timestamp keeps its segment and all later ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASONS = {START: "below the log start offset", SIZE: "retention.bytes", TIME: "
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A segment that expires, and the rule that takes it: one of `REASONS`."""
+    """A segment that expires, and the reason: one of `REASONS`."""
 
     segment: Segment
     reason: str
@@ -36,11 +36,11 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The expiry of one partition: its new log start, never below the old one, and the segments that expire."""
+    """The expiry of one partition: the new log start, never below the old one, and the segments that expire."""
 
     partition: int
     log_start: int
-    gone: tuple[Expired, ...]
+    expired: tuple[Expired, ...]
 
 
 def plan_expiry(
@@ -54,13 +54,17 @@ def plan_expiry(
     now_ms: int,
     modified_ms: Callable[[Segment], int] | None = None,
 ) -> Expiry:
-    """Choose what expires of a partition's segments, in order. `modified_ms`: their files' times (None: they stay)."""
-    left = deque(segments)
-    gone: list[Expired] = []
+    """Choose the segments of a partition that expire.
+
+    `segments` are in offset order. `modified_ms` returns the modification time of the file of a segment without
+    timestamps; if None, such segments do not expire by time.
+    """
+    remaining = deque(segments)
+    expired: list[Expired] = []
     excess = 0
 
     def breached(segment: Segment) -> bool:
-        return len(left) > 1 and left[1].base <= log_start
+        return len(remaining) > 1 and remaining[1].base <= log_start
 
     def too_large(segment: Segment) -> bool:
         nonlocal excess
@@ -73,25 +77,25 @@ def plan_expiry(
         time = segment.max_ts if modified_ms is None or segment.max_ts >= 0 else modified_ms(segment)
         return now_ms - time > configs.retention_ms
 
-    def scan(reason: str, goes: Callable[[Segment], bool]) -> None:
+    def apply(reason: str, has_expired: Callable[[Segment], bool]) -> None:
         nonlocal log_start
-        survivor = None
-        while left:
-            following = left[1].base if len(left) > 1 else log_end
-            empty = len(left) == 1 and left[0].size == 0
-            if high_watermark < following or empty or not goes(left[0]):
+        new_start = None
+        while remaining:
+            following = remaining[1].base if len(remaining) > 1 else log_end
+            empty = len(remaining) == 1 and remaining[0].size == 0
+            if high_watermark < following or empty or not has_expired(remaining[0]):
                 break
-            gone.append(Expired(left.popleft(), reason))
-            # With none left the log is rolled first: a new segment at its end is the one that survives.
-            survivor = following
-        if survivor is not None:
-            log_start = max(log_start, min(survivor, high_watermark))
+            expired.append(Expired(remaining.popleft(), reason))
+            # If no segment remains, the log starts at its end, as if it had been rolled.
+            new_start = following
+        if new_start is not None:
+            log_start = max(log_start, min(new_start, high_watermark))
 
-    scan(START, breached)
+    apply(START, breached)
     if configs.is_deleting:
-        excess = sum(segment.size for segment in left) - configs.retention_bytes
+        excess = sum(segment.size for segment in remaining) - configs.retention_bytes
         if configs.retention_bytes >= 0 and excess >= 0:
-            scan(SIZE, too_large)
+            apply(SIZE, too_large)
         if configs.retention_ms >= 0:
-            scan(TIME, too_old)
-    return Expiry(partition, log_start, tuple(gone))
+            apply(TIME, too_old)
+    return Expiry(partition, log_start, tuple(expired))

@@ -1,12 +1,12 @@
-"""Run retention over the topics of a root: expire segments by Kafka's rules, then vacuum; and report it.
+"""Apply retention to the topics of a root: expire segments by Kafka's rules, vacuum, and report the results.
 
-Before that the outcome of decided transactions is recorded, and transactions past their timeout are aborted. So a topic
-without writers is not held back. Offsets of consumer groups expire by `offsets.retention.minutes`.
+First, the results of decided transactions are recorded and transactions past their timeout are aborted, so that a topic
+without writers is not blocked. The offsets of consumer groups expire by `offsets.retention.minutes`.
 
-Expiry is one commit per topic. It carries new log starts only, applied as a maximum, so it commutes with concurrent
-runs, writers and delete-records. It counts in Kafka's segments: slices that are not sealed are cut by the roll rule.
-Expired records are out of sight at once. Their files go with a vacuum, `file.delete.delay.ms` after the last version
-that names them. Deleted topics are vacuumed too.
+Expiry is one commit per topic. It only has new log starts, which are applied as a maximum, so it commutes with
+concurrent runs, writers and delete-records. It works in Kafka segments; unsealed slices are divided into segments by
+the roll rule. Expired records are no longer visible immediately. A vacuum deletes their files, `file.delete.delay.ms`
+after the last version that refers to them. Deleted topics are vacuumed, too.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _LOG = logging.getLogger("sparklog.retention")
 
 
 def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
-    """Partitions that lost something, then files by kind and reason, then notes; a dry run says what would go."""
+    """Return tables of expired segments and of deleted files by kind and reason, with notes below them."""
     tables = [_expired(reports, dry_run), _removed(reports, dry_run)]
-    lines = [part for part in tables if part]
+    lines = [text for text in tables if text]
     lines += [f"{report.topic}: {note}" for report in reports for note in _notes(report)]
     if not any(tables):
         topics = f"{len(reports)} topic{'' if len(reports) == 1 else 's'}"
@@ -55,7 +55,7 @@ def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
 
 
 def progress(report: RetainReport) -> str | None:
-    """Return a line of the job's log; None for a topic that lost nothing."""
+    """Return a line for the log of the job; None for a topic from which nothing was deleted."""
     segments = sum(item.segments_gone for item in report.expired)
     vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
     if not segments and not vacuumed.objects and not report.failures:
@@ -91,27 +91,27 @@ def _removed(reports: Sequence[RetainReport], dry_run: bool) -> str:
     rows = [(topic, item.kind, f"{item.objects:,}", size_text(item.nbytes), item.reason) for topic, item in removed]
     objects, nbytes = sum(item.objects for _, item in removed), sum(item.nbytes for _, item in removed)
     rows.append(("all", "", f"{objects:,}", size_text(nbytes), ""))
-    return table(("TOPIC", "WOULD GO" if dry_run else "GONE", "FILES", "BYTES", "WHY"), rows, (0, 1, 4))
+    return table(("TOPIC", "WOULD DELETE" if dry_run else "DELETED", "FILES", "BYTES", "WHY"), rows, (0, 1, 4))
 
 
 def _notes(report: RetainReport) -> list[str]:
     notes = [str(record) for record in report.future]
     if report.resolved:
         plural = "" if report.resolved == 1 else "s"
-        notes.append(f"the outcome of {report.resolved:,} transaction{plural} was recorded")
+        notes.append(f"the result of {report.resolved:,} transaction{plural} was recorded")
     vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
     would = "would be" if vacuumed.dry_run else "were"
     if vacuumed.held:
-        notes.append(f"{vacuumed.held:,} files are kept by holds")
+        notes.append(f"{vacuumed.held:,} files are kept by leases")
     if vacuumed.foreign:
-        notes.append(f"{vacuumed.foreign:,} objects in its data folders are not sparklog's and stay")
+        notes.append(f"{vacuumed.foreign:,} objects in its data directories do not belong to sparklog and are kept")
     if vacuumed.ended_holds:
-        notes.append(f"expired holds {would} released: {', '.join(vacuumed.ended_holds)}")
+        notes.append(f"expired leases {would} released: {', '.join(vacuumed.ended_holds)}")
     if vacuumed.expired_groups:
         names = ", ".join(vacuumed.expired_groups)
         notes.append(f"expired offsets of {len(vacuumed.expired_groups):,} groups {would} dropped: {names}")
     if vacuumed.idle_writers:
-        notes.append(f"{len(vacuumed.idle_writers):,} writers idle for 90 days {would} forgotten")
+        notes.append(f"{len(vacuumed.idle_writers):,} writers idle for 90 days {would} removed")
     return notes
 
 
@@ -127,16 +127,16 @@ def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
 
 
 AHEAD_MS = 3_600_000
-"""Tolerated clock difference of producers: Kafka's default of message.timestamp.after.max.ms."""
+"""Tolerated clock difference of producers: Kafka's default of `message.timestamp.after.max.ms`."""
 ROOT_FILES = "(root)"
-"""Stands for a topic in the report of files in the root itself."""
-OLD_DECISION = "older than 7 days, and a checkpoint has what is left of it"
-OLD_ENTRY = "replaced more than {hours:,} hours ago, and a checkpoint has what is left of it"
+"""Used instead of a topic name in the report on files of the root itself."""
+OLD_DECISION = "older than 7 days and covered by a checkpoint"
+OLD_ENTRY = "replaced more than {hours:,} hours ago and covered by a checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """Segments that one of `REASONS` took, and their bytes."""
+class ExpiredSegments:
+    """Segments that expired for one of `REASONS`, and their bytes."""
 
     reason: str
     segments: int
@@ -145,7 +145,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class PartitionExpiry:
-    """The expiry of one partition: figures before, and what each rule took."""
+    """The expiry of one partition: its size before, and the segments that expired by each rule."""
 
     partition: int
     log_start_before: int
@@ -153,7 +153,7 @@ class PartitionExpiry:
     log_end: int
     segments: int
     nbytes: int
-    gone: tuple[Gone, ...]
+    gone: tuple[ExpiredSegments, ...]
     records: int = 0
     records_gone: int = 0
 
@@ -168,7 +168,7 @@ class PartitionExpiry:
 
 @dataclass(frozen=True, slots=True)
 class RetainReport(RunReport):
-    """A run of `retain`: partitions that lose segments, and how many transactions' outcomes were recorded."""
+    """A run of `retain`: the partitions that lose segments, and the number of transactions with recorded results."""
 
     partitions: int = 0
     resolved: int = 0
@@ -201,7 +201,7 @@ class RetainReport(RunReport):
 
 
 def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, list[Segment]]]:
-    """Plan the expiry of each partition; return it with the segments it was chosen from."""
+    """Plan the expiry of each partition; return it with all segments of the partition."""
     state = snapshot.state
     configs = settings.configs_of(snapshot.topic, state.configs)
     rule = RollRule.of(configs, state.topic_id)
@@ -216,7 +216,7 @@ def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, lis
             partition=partition,
             log_start=int(state.log_start[partition]),
             log_end=log_end,
-            # A committed record is durable: there are no replicas to wait for.
+            # A committed record is durable, and there are no replicas to wait for.
             high_watermark=log_end,
             configs=configs,
             now_ms=settings.now_ms,
@@ -227,7 +227,7 @@ def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, lis
 
 
 def future_records(snapshot: Snapshot, settings: Settings) -> tuple[FutureRecord, ...]:
-    """Return the first record of each partition whose timestamp is so far in the future that it delays retention."""
+    """Return the first record of each partition with a timestamp so far in the future that it delays retention."""
     configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
     if not configs.is_deleting or configs.retention_ms < 0:
         return ()
@@ -244,7 +244,7 @@ def future_records(snapshot: Snapshot, settings: Settings) -> tuple[FutureRecord
 
 
 def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
-    """Return the times of segments without timestamps: their files'. A file that is gone never expires by time."""
+    """Return a function for the modification time of the file of a segment. A missing file never expires by time."""
 
     def modified_ms(segment: Segment) -> int:
         info = None
@@ -257,12 +257,12 @@ def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
 
 
 def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[PartitionExpiry]:
-    """Commit new log starts at once; return partitions that lose segments. `NotFound`, `Conflict`: it was deleted."""
+    """Commit new log starts; return the partitions that lose segments. `NotFound`, `Conflict` if the topic is gone."""
     snapshot = topic.log.snapshot()
     state = snapshot.state
     planned = plan_topic(snapshot, settings)
-    moved = {e.partition: e.log_start for e, _ in planned if e.log_start > state.log_start[e.partition]}
-    _warn_of_seconds(topic, state.version, [item for expiry, _ in planned for item in expiry.gone])
+    moved = {plan.partition: plan.log_start for plan, _ in planned if plan.log_start > state.log_start[plan.partition]}
+    _warn_of_seconds(topic, state.version, [item for expiry, _ in planned for item in expiry.expired])
     if moved and not dry_run:
         topic.log.commit(LogStartIntent(state.topic_id, moved, op=RETAIN), state)
     expired = []
@@ -270,7 +270,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
         if expiry.partition not in moved:
             continue
         sizes: dict[str, list[int]] = {}
-        for item in expiry.gone:
+        for item in expiry.expired:
             sizes.setdefault(item.reason, []).append(item.segment.size)
         expired.append(
             PartitionExpiry(
@@ -280,7 +280,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
                 int(state.log_end[expiry.partition]),
                 sum(1 for segment in all_segments if segment.rows),
                 sum(segment.size for segment in all_segments),
-                tuple(Gone(reason, len(nbytes), sum(nbytes)) for reason, nbytes in sizes.items()),
+                tuple(ExpiredSegments(reason, len(nbytes), sum(nbytes)) for reason, nbytes in sizes.items()),
                 *_records(snapshot, expiry),
             )
         )
@@ -288,7 +288,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
 
 
 def _records(snapshot: Snapshot, expiry: Expiry) -> tuple[int, int]:
-    """Return how many records a partition holds, and how many of them expire."""
+    """Return the number of records in a partition, and the number of those that expire."""
     whole = snapshot.slices.all()
     span = whole.partition_rows(expiry.partition)
     records = whole.records[span]
@@ -296,37 +296,37 @@ def _records(snapshot: Snapshot, expiry: Expiry) -> tuple[int, int]:
 
 
 def expiry_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
-    """Return what waits for a run of `retain`, as of `settings.now_ms`; files to delete are not looked for."""
+    """Return the pending work of `retain` as of `settings.now_ms`, except files to delete."""
     configs, rows = settings.configs_of(snapshot.topic, snapshot.state.configs), snapshot.slices.all()
     oldest_ms, expired_ms, excess = list[int](), list[int](), 0
     for expiry, _ in plan_topic(snapshot, settings):
-        for item in expiry.gone:
+        for item in expiry.expired:
             if item.reason == TIME and item.segment.max_ts >= 0:
                 expired_ms.append(item.segment.max_ts + configs.retention_ms)
             excess += item.segment.size if item.reason == SIZE else 0
-        if any(item.reason != START for item in expiry.gone):
+        if any(item.reason != START for item in expiry.expired):
             span = rows.partition_rows(expiry.partition)
             times = rows.min_ts[span][rows.end[span] <= expiry.log_start]
             oldest_ms += times[times >= 0].tolist()
-    waiting = []
+    due = []
     if expired_ms:
         why = "records older than retention.ms"
-        waiting.append(Due(RETAIN, why, min(expired_ms), allowed_wait_ms(configs.retention_ms)))
+        due.append(Due(RETAIN, why, min(expired_ms), allowed_wait_ms(configs.retention_ms)))
     if excess:
-        waiting.append(Due(RETAIN, f"{size_text(excess)} above retention.bytes"))
+        due.append(Due(RETAIN, f"{size_text(excess)} above retention.bytes"))
     future = future_records(snapshot, settings)
-    return Backlog(oldest_expired_ms=min(oldest_ms, default=None), due=tuple(waiting), future=future)
+    return Backlog(oldest_expired_ms=min(oldest_ms, default=None), due=tuple(due), future=future)
 
 
 def _warn_of_seconds(topic: Topic, version: int, gone: Sequence[Expired]) -> None:
-    """Warn of records that expire because seconds were taken for milliseconds: they expire, as in Kafka."""
+    """Warn if records expire whose timestamps look like seconds instead of milliseconds; they expire as in Kafka."""
     times = [item.segment.max_ts for item in gone if item.reason == TIME]
-    taken = (seconds_warning(f"a timestamp that expires in topic {topic.name}", time_ms) for time_ms in times)
-    warning = next(filter(None, taken), None)
+    warnings = (seconds_warning(f"a timestamp that expires in topic {topic.name}", time_ms) for time_ms in times)
+    warning = next(filter(None, warnings), None)
     if warning is not None:
         _LOG.warning(
-            "%s; retention.ms=-1 keeps such records; until their files are deleted (file.delete.delay.ms) "
-            "sparklog clone %s NAME --as-of %d shows those that expire now",
+            "%s; set retention.ms=-1 to keep such records; until their files are deleted (file.delete.delay.ms), "
+            "sparklog clone %s NAME --as-of %d restores the records that expire now",
             *(warning, topic.name, version),
         )
 
@@ -334,8 +334,8 @@ def _warn_of_seconds(topic: Topic, version: int, gone: Sequence[Expired]) -> Non
 def retain_topic(
     topic: Topic, settings: Settings, *, runner: Runner | None = None, dry_run: bool = False
 ) -> RetainReport:
-    """Expire and vacuum one topic, which may be deleted. Failures are in the report, not raised."""
-    begun = topic.root.env.boot_ms()
+    """Expire and vacuum one topic, which may be deleted. Failures are reported, not raised."""
+    started_ms = topic.root.env.boot_ms()
     report = RetainReport(topic.name)
     backlog = Backlog()
     failures: list[Failure] = []
@@ -349,7 +349,7 @@ def retain_topic(
             report = replace(report, expired=tuple(expire(topic, settings, dry_run=dry_run)))
             report = replace(report, future=future_records(topic.log.snapshot(), settings))
     except SparklogError as error:
-        # A topic that was deleted (and created again) meanwhile has nothing left to expire.
+        # If the topic was deleted (and maybe created again) since then, nothing is left to expire.
         if not isinstance(error, (NotFound, Conflict)) or _exists(topic, topic_id):
             failures.append(Failure.of(topic.name, (), f"expire {topic.name}", error))
             with suppress(SparklogError):
@@ -360,7 +360,7 @@ def retain_topic(
         report = replace(report, vacuum=vacuumed)
     except SparklogError as error:
         failures.append(Failure.of(topic.name, (), f"vacuum {topic.name}", error))
-    seconds = (topic.root.env.boot_ms() - begun) / 1000
+    seconds = (topic.root.env.boot_ms() - started_ms) / 1000
     return replace(report, failures=tuple(failures), seconds=seconds, backlog=backlog)
 
 
@@ -381,12 +381,10 @@ def retain_root(
     dry_run: bool = False,
     on_done: Callable[[RetainReport, int], object] = lambda report, topics: None,
 ) -> list[RetainReport]:
-    """Expire and vacuum these topics, or all of the root, deleted ones included; return one report each.
+    """Expire and vacuum these topics, or all topics of the root including deleted ones; return one report each.
 
-    `on_done` is called after each topic, with its report and the number of topics.
-
-    A topic that fails is reported, and the run goes on. `NotFound` if a name in `topics` never was a topic: nothing is
-    done then.
+    `on_done` is called after each topic with its report and the number of topics. A failure of one topic is reported
+    and does not affect the others. Raises `NotFound`, before any change, if a name in `topics` never was a topic.
     """
     settings = settings.of_root(root)
     existing: list[Topic] = []
@@ -417,14 +415,14 @@ def retain_root(
 
 
 def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bool) -> list[RetainReport]:
-    """Delete what belongs to no topic: temporary files, expired offsets of groups, old entries of other journals."""
+    """Delete objects that belong to no topic: temporary files, expired group offsets, old journal entries."""
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
         temporary = remove_temporaries(root.store, ROOT_FILES, limit_ms, dry_run=dry_run)
         removed, failures = [*temporary.removed], [*temporary.failures]
         expired_groups: tuple[str, ...] = ()
-        # Groups before transactions: a decision is forgotten once the groups have recorded it.
+        # Groups come before transactions, because a decision is deleted once the groups have recorded it.
         for kind in (GROUPS, *(other for other in JOURNALS if other is not GROUPS)):
             folder = f"{kind.folder}/"
             if kind.old_entry is None or not any(True for _ in root.store.list_folders(folder)):
@@ -433,19 +431,19 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
             removed += temporary.removed
             failures += temporary.failures
             reason = OLD_ENTRY.format(hours=keep_ms // 3_600_000)
-            done: Collected
+            collected: Collected
             if kind is GROUPS:
-                done = groups = collect_groups(
+                collected = groups = collect_groups(
                     root, retention_ms=settings.offsets_retention_ms, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run
                 )
                 expired_groups = groups.expired
             elif kind is DECISIONS:
                 reason, expiration_ms = OLD_DECISION, root.defaults().expiration_ms()
-                done = collect(root, now_ms=store_ms, expiration_ms=expiration_ms, dry_run=dry_run)
+                collected = collect(root, now_ms=store_ms, expiration_ms=expiration_ms, dry_run=dry_run)
             else:
-                done = collect_journals(root, kind, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
-            removed.append(Removed(kind.old_entry, reason, done.objects, done.nbytes))
-            failures += done.failures
+                collected = collect_journals(root, kind, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
+            removed.append(Removed(kind.old_entry, reason, collected.objects, collected.nbytes))
+            failures += collected.failures
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
     removed = [item for item in removed if item.objects]

@@ -1,17 +1,20 @@
-"""Choose what a vacuum deletes, as pure functions of listings: data files, commits and checkpoints, each with a reason.
+"""Choose what a vacuum deletes, as pure functions of listings: data files, commits and checkpoints, with reasons.
 
-* The **floor** is the newest version older than `file.delete.delay.ms` by the store's clock: so long a reader of an
-  older version has had. A writer that uploads for an older version is refused once the floor is committed.
-* A data file goes if its writer had read a version below the floor, and neither the state at the floor, nor a later
-  commit, nor a held version names it; its index and filter go with it. A file without a name of sparklog's stays.
-* A commit goes below the **anchor**: the newest sound checkpoint at or below the second newest sound one, the floor,
-  and the oldest commit younger than max(7 days, twice the delay): so every version of that time can be rebuilt.
-  If records are in it, it also has to be unnamed, as a data file has.
-* Of the checkpoints above the anchor that are older than an hour, the first of each hour stays, and the newest two.
-* A held version stays rebuildable: the checkpoint below it and the commits between stay as well.
+* The **retention floor** is the latest version older than `file.delete.delay.ms` by the store's clock, so every reader
+  of an older version has had at least that long to finish. Once the floor is committed, uploads that are based on an
+  older version are rejected.
+* A data file is deleted if its writer had read a version below the floor, and if neither the state at the floor, nor a
+  later commit, nor a leased version refers to it. Its index and filter are deleted with it. Files with other names than
+  sparklog's are kept.
+* Commits below the **anchor** are deleted. The anchor is the latest valid checkpoint that is not above any of
+  these: the second latest valid checkpoint, the floor, and the oldest commit younger than max(7 days, twice the delay).
+  So every version of that period can be rebuilt. A commit with inline records must also be
+  unreferenced, like a data file.
+* Of the checkpoints above the anchor that are older than an hour, the first one of each hour and the latest two remain.
+* A leased version can be rebuilt: the checkpoint below it and the commits in between are kept.
 
-A clone's hold counts as long as the clone names files of the topic (`sparklog.log.topic.cloning`). A version of the
-clone counts for `file.delete.delay.ms` after a newer one, or while a hold in the clone keeps it.
+The lease of a clone is in effect while the clone refers to files of the topic (`sparklog.log.topic.cloning`). A version
+of the clone counts until `file.delete.delay.ms` after a later version exists, or while it is leased itself.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ COMMIT, CHECKPOINT, TEMPORARY = "commit", "checkpoint", "temporary file"
 KINDS = (APPEND, SEGMENT, INDEX, FILTER, COMMIT, CHECKPOINT, TEMPORARY)
 
 HOUR_MS = 3_600_000
-LEAST_COMMITS_MS = 7 * 24 * HOUR_MS
-"""Commits stay at least this long, so that a process that slept for less can still read the fate of its commit."""
+MIN_COMMIT_RETENTION_MS = 7 * 24 * HOUR_MS
+"""Minimum retention of commits, so that a process that slept for less can find out whether its commit succeeded."""
 
 _ID = r"[A-Za-z0-9_-]{1,64}"
 _APPEND = re.compile(rf"(append/([0-9]{{20}})-{_ID})\.(slices|bloom)")
@@ -55,7 +58,7 @@ _KIND_OF = {"slices": APPEND, "log": SEGMENT, "bloom": FILTER}
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file in a data folder: `path` as commits name it (an index: its segment's), the version its writer had read."""
+    """A file in a data directory: its path in commits (an index has that of its segment), its writer's read version."""
 
     key: str
     path: str
@@ -66,7 +69,7 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class DeletionCandidate:
-    """An object to delete: its kind (one of `KINDS`) and the reason in words."""
+    """An object to delete: its kind (one of `KINDS`) and the reason as text."""
 
     key: str
     kind: str
@@ -75,7 +78,7 @@ class DeletionCandidate:
 
 
 def data_file(info: ObjectInfo) -> ListedFile | None:
-    """Parse the name of an object below a topic's folder; None if it is not a name of sparklog's."""
+    """Return the data file of a listed object; None if its name does not have sparklog's form."""
     below = info.key.partition("/")[2]
     for pattern, suffix in ((_APPEND, "slices"), (_SEALED, "log")):
         if match := pattern.fullmatch(below):
@@ -85,25 +88,25 @@ def data_file(info: ObjectInfo) -> ListedFile | None:
 
 
 def own_paths(topic: str, paths: set[str]) -> set[str]:
-    """Return the paths below the topic's folder; files of other topics are theirs to vacuum."""
+    """Return the paths below the topic's directory; the vacuum of another topic handles its files."""
     folder = f"/{topic_folder(topic)}/"
     return {path.removeprefix(folder) for path in paths if not path.startswith("/") or path.startswith(folder)}
 
 
-def kept_commits_ms(delay_ms: int) -> int:
-    return max(LEAST_COMMITS_MS, 2 * delay_ms)
+def commit_retention_ms(delay_ms: int) -> int:
+    return max(MIN_COMMIT_RETENTION_MS, 2 * delay_ms)
 
 
 def floor_version(commits: CommitFiles, head_version: int, now_ms: int, delay_ms: int) -> int:
-    """Return the newest version that is older than the delay, with all before it; -1 if there is none."""
-    return oldest_young(commits, head_version, now_ms, delay_ms) - 1
+    """Return the latest version such that it and all earlier ones are older than the delay; -1 if there is none."""
+    return first_young_version(commits, head_version, now_ms, delay_ms) - 1
 
 
-def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: int) -> int:
-    """Return the first version that is not older than `kept_ms`, the one after the head if all are; 0 if none is.
+def first_young_version(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: int) -> int:
+    """Return the first version younger than `kept_ms`: 0 if no version is older, the next version if all are.
 
-    Only commits without a gap up to the head count: below a gap a stalled writer may have created a commit under a
-    number that was collected long ago.
+    Only commits without a gap up to the latest one count. Below a gap, a stalled writer may have created a commit again
+    under a number that was deleted long ago.
     """
     version = commits.version[: int(np.searchsorted(commits.version, head_version, "right"))]
     if not len(version):
@@ -117,40 +120,43 @@ def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: 
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """What tells why a file that begins below the floor is named no more.
+    """The facts that explain why a file from below the floor is unreferenced.
 
-    `deleted`: the topic was deleted; `created`: the version that created it; `recently_named`: paths that a version
-    since the last floor names.
+    Attributes:
+        floor: the retention floor.
+        deleted: whether the topic was deleted.
+        created: the version that created the topic.
+        recent_paths: paths that some version since the last floor refers to.
     """
 
     floor: int
     deleted: bool
     created: int
-    recently_named: Collection[str]
+    recent_paths: Collection[str]
 
     def of(self, file: ListedFile) -> str:
         if self.deleted or file.read_version < self.created:
             return "its topic was deleted"
-        if file.path in self.recently_named:
+        if file.path in self.recent_paths:
             return f"replaced or expired before version {self.floor}"
-        return f"orphan: no commit near version {self.floor} names it"
+        return f"unreferenced: no commit near version {self.floor} refers to it"
 
 
-def unnamed(files: Iterable[ListedFile], kept: Collection[str], reasons: Reasons) -> list[DeletionCandidate]:
-    """Choose data files begun below the floor whose paths are not `kept`."""
-    gone = (file for file in files if file.read_version < reasons.floor and file.path not in kept)
-    return [DeletionCandidate(file.key, file.kind, file.size, reasons.of(file)) for file in gone]
+def unreferenced_files(files: Iterable[ListedFile], kept: Collection[str], reasons: Reasons) -> list[DeletionCandidate]:
+    """Choose data files from below the floor whose paths are not in `kept`."""
+    candidates = (file for file in files if file.read_version < reasons.floor and file.path not in kept)
+    return [DeletionCandidate(file.key, file.kind, file.size, reasons.of(file)) for file in candidates]
 
 
 def old_commits(
-    topic: str, commits: CommitFiles, anchor: int, held: Sequence[tuple[int, int]], limit_ms: int
+    topic: str, commits: CommitFiles, anchor: int, leased: Sequence[tuple[int, int]], limit_ms: int
 ) -> list[DeletionCandidate]:
-    """Choose commits below the anchor, made before `limit_ms`, oldest first; `held`: ranges of versions that stay."""
-    goes = (commits.version < anchor) & (commits.modified_ms < limit_ms)
-    for first, last in held:
-        goes &= (commits.version < first) | (commits.version > last)
+    """Choose commits below the anchor from before `limit_ms`, oldest first, except those in the `leased` ranges."""
+    is_old = (commits.version < anchor) & (commits.modified_ms < limit_ms)
+    for first, last in leased:
+        is_old &= (commits.version < first) | (commits.version > last)
     reason = f"superseded by the checkpoint at version {anchor}"
-    rows = np.flatnonzero(goes)
+    rows = np.flatnonzero(is_old)
     return [
         DeletionCandidate(commit_key(topic, version), COMMIT, size, reason)
         for version, size in zip(commits.version[rows].tolist(), commits.size[rows].tolist(), strict=True)
@@ -158,19 +164,21 @@ def old_commits(
 
 
 def without_records(topic: str, commits: Sequence[DeletionCandidate], kept: set[str]) -> list[DeletionCandidate]:
-    """Return the commits to delete whose records no version in `kept`, paths of data files, needs."""
-    return [victim for victim in commits if victim.key.removeprefix(f"{topic_folder(topic)}/") not in kept]
+    """Return the candidates among commits whose inline records are not needed: their paths are not in `kept`."""
+    prefix = f"{topic_folder(topic)}/"
+    return [candidate for candidate in commits if candidate.key.removeprefix(prefix) not in kept]
 
 
 def old_checkpoints(
     checkpoints: Mapping[int, ObjectInfo], needed: set[int], anchor: int, *, now_ms: int, limit_ms: int
 ) -> dict[int, str]:
-    """Choose checkpoint heads to delete; return their versions with the reasons.
+    """Choose checkpoint headers to delete; return their versions with reasons.
 
-    `needed`: the newest two sound ones, the anchor and those below held versions. Below the anchor heads older than
-    `limit_ms` go; above it all but the first of each hour, except those younger than an hour.
+    `needed` has the latest two valid checkpoints, the anchor, and those below leased versions. Below the anchor,
+    headers older than `limit_ms` are deleted. Above it, all but the first one of each hour are deleted, except those
+    younger than an hour.
     """
-    gone: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     hours: set[int] = set()
     for version, info in sorted(checkpoints.items()):
         hour = info.modified_ms // HOUR_MS
@@ -180,21 +188,21 @@ def old_checkpoints(
         if version in needed:
             continue
         if version < anchor and info.modified_ms < limit_ms:
-            gone[version] = f"superseded by the checkpoint at version {anchor}"
+            reasons[version] = f"superseded by the checkpoint at version {anchor}"
         if version >= anchor and not first and info.modified_ms < now_ms - HOUR_MS:
-            gone[version] = "one an hour is enough"
-    return gone
+            reasons[version] = "only the first checkpoint of each hour is kept"
+    return reasons
 
 
 _LOG = logging.getLogger("sparklog.retention")
 
 
 def delete_delay_ms(history: History, state: TopicState, settings: Settings) -> int:
-    """Return `file.delete.delay.ms`; of a deleted topic its last value, if the log still has it."""
+    """Return `file.delete.delay.ms`; for a deleted topic its last value, if the log still has it."""
     configs = state.configs
     if state.deleted:
         with suppress(Corrupt, NotFound):
-            # After a delete only maintenance commits, and few of them.
+            # After a delete only maintenance commits to the log, so this loop is short.
             version = state.version
             while version > 0 and history.commit(version).op != DELETE:
                 version -= 1
@@ -202,22 +210,26 @@ def delete_delay_ms(history: History, state: TopicState, settings: Settings) -> 
     return settings.configs_of(history.topic, configs).file_delete_delay_ms
 
 
-def ended_holds(state: TopicState, now_ms: int, needed: Collection[str] = ()) -> list[str]:
-    ended = [name for name, hold in state.holds.items() if hold.expires_ms is not None and hold.expires_ms <= now_ms]
-    return [name for name in ended if name not in needed]
+def expired_leases(state: TopicState, now_ms: int, needed: Collection[str] = ()) -> list[str]:
+    """Return the names of the version leases that have expired, without the `needed` ones."""
+    return [
+        name
+        for name, lease in state.holds.items()
+        if lease.expires_ms is not None and lease.expires_ms <= now_ms and name not in needed
+    ]
 
 
-def held_versions(state: TopicState, now_ms: int, needed: Collection[str] = ()) -> set[int]:
-    """Return the versions whose files a hold keeps: it has not ended, or is one of the `needed` ones."""
-    ended = ended_holds(state, now_ms, needed)
-    return {hold.version for name, hold in state.holds.items() if name not in ended}
+def leased_versions(state: TopicState, now_ms: int, needed: Collection[str] = ()) -> set[int]:
+    """Return the versions under a lease that has not expired or is one of the `needed` ones."""
+    expired = expired_leases(state, now_ms, needed)
+    return {lease.version for name, lease in state.holds.items() if name not in expired}
 
 
-def give_up_clones(topic: Topic, state: TopicState, now_ms: int) -> frozenset[str]:
-    """Give up the clones whose holds have expired by `now_ms` and that do not exist: none can be created any more.
+def abandon_clones(topic: Topic, state: TopicState, now_ms: int) -> frozenset[str]:
+    """Abandon the clones that do not exist although their leases have expired, so that they can no longer be created.
 
-    Return the names of the holds for which this failed: they must stay. A clone under the topic's name is left out: its
-    hold is in the same log.
+    Returns the names of the leases for which this failed, which must stay in effect. A clone under the topic's own name
+    is skipped, because its lease is in the same log.
     """
 
     def give_up(clone: str, topic_id: str) -> bool:
@@ -225,19 +237,21 @@ def give_up_clones(topic: Topic, state: TopicState, now_ms: int) -> frozenset[st
             _give_up(topic.root.engine.log(clone), topic_id, now_ms)
         return False
 
-    return _staying_holds(topic, state, now_ms, give_up)
+    return _remaining_leases(topic, state, now_ms, give_up)
 
 
-def _staying_holds(topic: Topic, state: TopicState, now_ms: int, stays: Callable[[str, str], bool]) -> frozenset[str]:
-    """Return the names of the expired holds of clones (name, topic id) that stay, or cannot be asked about."""
+def _remaining_leases(
+    topic: Topic, state: TopicState, now_ms: int, stays: Callable[[str, str], bool]
+) -> frozenset[str]:
+    """Return the expired leases of clones for which `stays` (name, topic id) returns True or fails."""
     names = set()
-    for name in ended_holds(state, now_ms):
+    for name in expired_leases(state, now_ms):
         clone = clone_of_hold(name)
         try:
             if clone is not None and stays(*clone):
                 names.add(name)
         except (SparklogError, OSError) as error:
-            _LOG.warning("hold %s of topic %s stays: %s", name, topic.name, error)
+            _LOG.warning("lease %s of topic %s stays: %s", name, topic.name, error)
             names.add(name)
     return frozenset(names)
 
@@ -251,8 +265,8 @@ def _give_up(clone: TopicLog, topic_id: str, now_ms: int) -> None:
 
 
 def needed_by_clones(topic: Topic, state: TopicState, settings: Settings, now_ms: int) -> frozenset[str]:
-    """Return the names of expired holds whose clones still name the topic's files, or cannot be read."""
-    return _staying_holds(
+    """Return the expired leases whose clones still refer to files of the topic, or cannot be read."""
+    return _remaining_leases(
         topic, state, now_ms, lambda clone, id_: _still_named(topic.root, clone, id_, topic.name, settings, now_ms)
     )
 
@@ -263,8 +277,8 @@ def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, setti
     if state.version < 0 or (is_given_up(state, topic_id) and clone != owner):
         return False
     since = floor_version(history.commits, state.version, now_ms, delete_delay_ms(history, state, settings))
-    versions = held_versions(state, now_ms)
+    versions = leased_versions(state, now_ms)
     if since < 0:
-        # The log is too young: all of its versions may still be read.
+        # The clone is so young that all of its versions may still be read.
         return True
     return still_names(history, topic_id, owner, since, versions, state.version)

@@ -1,6 +1,6 @@
-"""What becomes of whole batches: held against Kafka's passes, and against the plain model on random histories.
+"""Actions on entire batches, compared with Kafka's passes, and with the plain model on random histories.
 
-A judged pass is simulated batch by batch: the judge says what goes as a whole, the plain model which records survive.
+A filtered pass is simulated batch by batch: the filter decides on entire batches, the plain model on their records.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def judged(
     offsets, latest = build_map(log, configs, told.first_dirty, told.first_uncleanable)
     records = Round(log, configs, now_ms, offsets, latest, Told(True))
     state = state_of(log)
-    judge = BatchFilter(
+    batch_filter = BatchFilter(
         state,
         now_ms=now_ms,
         expiration_ms=configs.producer_id_expiration_ms,
@@ -95,32 +95,32 @@ def judged(
             window = segment.batches[at : at + rng.choice((1, 2, 5, 100))]
             at += len(window)
             data = b"".join(batch.to_bytes() for batch in window)
-            verdicts = judge.judge(Window(data, 0, scan_headers(data), "x.log"))
+            actions = batch_filter.actions(Window(data, 0, scan_headers(data), "x.log"))
             for i, batch in enumerate(window):
-                kept = applied(records, batch, verdicts, i, now_ms + configs.delete_retention_ms)
+                kept = applied(records, batch, actions, i, now_ms + configs.delete_retention_ms)
                 left += [] if kept is None else [kept]
             columns = (
-                verdicts.aborted.producer_ids,
-                verdicts.aborted.first_offsets,
-                verdicts.aborted.last_offsets,
-                verdicts.aborted.last_stable_offsets,
+                actions.aborted.producer_ids,
+                actions.aborted.first_offsets,
+                actions.aborted.last_offsets,
+                actions.aborted.last_stable_offsets,
             )
             staying += [Aborted(*row) for row in zip(*(each.tolist() for each in columns), strict=True)]
     return left, staying
 
 
-def applied(records: Round, batch: PlainBatch, verdicts: BatchActions, i: int, horizon: int) -> PlainBatch | None:
-    """What the verdicts on batch i make of it."""
-    if verdicts.discard_data[i] or verdicts.drop_control[i]:
+def applied(records: Round, batch: PlainBatch, actions: BatchActions, i: int, horizon: int) -> PlainBatch | None:
+    """What the actions on batch i make of it."""
+    if actions.discard_data[i] or actions.drop_control[i]:
         survivors: tuple[PlainRecord, ...] = ()
     elif batch.control:
         survivors = batch.records
     else:
         survivors = tuple(record for record in batch.records if records.keeps(record, batch))
     if not survivors:
-        return emptied(batch) if verdicts.retain_empty[i] else None
+        return emptied(batch) if actions.retain_empty[i] else None
     tombstone = batch.horizon is None and any(record.value is None for record in survivors)
-    stamped = horizon if tombstone or verdicts.stamp_control[i] else batch.horizon
+    stamped = horizon if tombstone or actions.stamp_control[i] else batch.horizon
     newest = batch.max_timestamp if batch.log_append_time else max(record.timestamp for record in survivors)
     return replace(batch, records=survivors, horizon=stamped, max_timestamp=newest)
 
@@ -137,7 +137,7 @@ CHOSEN = [
 
 
 @pytest.mark.parametrize("one", CHOSEN, ids=lambda each: each.name)
-def test_a_judged_pass_leaves_the_batches_that_kafka_left(one: Pass) -> None:
+def test_a_filtered_pass_leaves_the_batches_that_kafka_left(one: Pass) -> None:
     left, staying = judged(one.before.plain, one.plain_configs, one.now_ms, random.Random(1))
     after = one.after.plain
     assert left == batches_of(after)
@@ -147,7 +147,7 @@ def test_a_judged_pass_leaves_the_batches_that_kafka_left(one: Pass) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", first_of(range(40), 12))
-def test_judged_passes_over_random_histories_equal_the_plain_model(seed: int) -> None:
+def test_filtered_passes_over_random_histories_equal_the_plain_model(seed: int) -> None:
     rng = random.Random(seed)
     history = History(rng, keys=rng.choice((3, 20)), keyless=rng.choice((0.0, 0.2)), tombstones=rng.choice((0.0, 0.3)))
     log, passes = history.log, 0
@@ -216,7 +216,7 @@ def marker(offset: int, producer_id: int, *, commit: bool, epoch: int = 0, horiz
     return replace(next(decoded(whole)), horizon=horizon, raw=None).to_bytes()
 
 
-def verdicts(
+def actions(
     parts: list[bytes],
     *,
     aborted: list[Aborted] | None = None,
@@ -225,15 +225,15 @@ def verdicts(
     first_uncleanable: int = 1000,
 ) -> tuple[BatchActions, BatchHeaders]:
     state = PartitionProducers(1000, entries(aborted or []), producers or {})
-    judge = BatchFilter(state, now_ms=now_ms, expiration_ms=DAY_MS, first_uncleanable=first_uncleanable)
+    batch_filter = BatchFilter(state, now_ms=now_ms, expiration_ms=DAY_MS, first_uncleanable=first_uncleanable)
     data = b"".join(parts)
     headers = scan_headers(data)
-    return judge.judge(Window(data, 0, headers, "x.log")), headers
+    return batch_filter.actions(Window(data, 0, headers, "x.log")), headers
 
 
 def test_a_marker_stays_while_data_of_its_transaction_is_met() -> None:
     abort = Aborted(7, 0, 2, 3)
-    found, _ = verdicts(
+    found, _ = actions(
         [data_batch(0, 0, 7), data_batch(1, 1, 8), marker(2, 7, commit=False), marker(3, 8, commit=True)],
         aborted=[abort],
     )
@@ -245,38 +245,38 @@ def test_a_marker_stays_while_data_of_its_transaction_is_met() -> None:
 
 def test_what_no_transaction_wrote_is_never_aborted() -> None:
     parts = [data_batch(0, 0, 7), data_batch(1, 1, 7, transactional=False), marker(2, 7, commit=False)]
-    found, _ = verdicts(parts, aborted=[Aborted(7, 0, 2, 3)])
+    found, _ = actions(parts, aborted=[Aborted(7, 0, 2, 3)])
     assert found.discard_data.tolist() == [True, False, False]
 
 
 def test_a_marker_of_which_nothing_is_left_is_stamped_once_and_goes_when_the_horizon_is_reached() -> None:
     fresh = [marker(2, 7, commit=False), marker(3, 8, commit=True)]
-    found, _ = verdicts(fresh, aborted=[Aborted(7, 0, 2, 3)])
+    found, _ = actions(fresh, aborted=[Aborted(7, 0, 2, 3)])
     assert found.stamp_control.tolist() == [True, True]
     assert not found.drop_control.any()
     assert len(found.aborted) == 0
     for at, gone in ((START_MS - 1, False), (START_MS, True)):
         stamped = [marker(2, 7, commit=False, horizon=START_MS), marker(3, 8, commit=True, horizon=START_MS)]
-        found, _ = verdicts(stamped, now_ms=at)
+        found, _ = actions(stamped, now_ms=at)
         assert found.drop_control.tolist() == [gone, gone]
         assert not found.stamp_control.any()
 
 
 def test_a_marker_with_a_horizon_stays_if_its_data_is_met_after_all() -> None:
-    found, _ = verdicts([data_batch(0, 0, 8), marker(1, 8, commit=True, horizon=1)])
+    found, _ = actions([data_batch(0, 0, 8), marker(1, 8, commit=True, horizon=1)])
     assert not found.drop_control.any()
 
 
 def test_an_emptied_data_batch_keeps_its_marker() -> None:
     empty = emptied(next(decoded(data_batch(0, 3, 7)))).to_bytes()
-    found, _ = verdicts([empty, marker(4, 7, commit=False)], aborted=[Aborted(7, 0, 4, 5)])
+    found, _ = actions([empty, marker(4, 7, commit=False)], aborted=[Aborted(7, 0, 4, 5)])
     assert found.discard_data.tolist() == [True, False]
     assert not found.stamp_control.any()
     assert found.aborted.last_offsets.tolist() == [4]
 
 
 def test_the_second_of_two_markers_finds_nothing_left() -> None:
-    found, _ = verdicts([data_batch(0, 0, 8), marker(1, 8, commit=True), marker(2, 8, commit=True)])
+    found, _ = actions([data_batch(0, 0, 8), marker(1, 8, commit=True), marker(2, 8, commit=True)])
     assert found.stamp_control.tolist() == [False, False, True]
 
 
@@ -285,13 +285,13 @@ def test_other_control_batches_are_never_touched() -> None:
     batch = PlainBatch(0, 0, START_MS, (leader_change,), control=True)
     in_between = replace(batch, base=2, last=2, producer_id=7, transactional=True)
     parts = [batch.to_bytes(), replace(batch, base=1, last=1, horizon=1).to_bytes(), in_between.to_bytes()]
-    found, _ = verdicts(parts, aborted=[Aborted(7, 0, 9, 10)])
+    found, _ = actions(parts, aborted=[Aborted(7, 0, 9, 10)])
     assert not (found.stamp_control | found.drop_control | found.discard_data).any()
 
 
 def test_an_emptied_marker_is_neither_stamped_nor_counted_as_one() -> None:
     empty = emptied(next(decoded(marker(1, 8, commit=True)))).to_bytes()
-    found, _ = verdicts([data_batch(0, 0, 8), empty, marker(2, 8, commit=True)])
+    found, _ = actions([data_batch(0, 0, 8), empty, marker(2, 8, commit=True)])
     assert not found.stamp_control.any()
     assert found.retain_empty.tolist() == [False, False, False]
 
@@ -299,29 +299,29 @@ def test_an_emptied_marker_is_neither_stamped_nor_counted_as_one() -> None:
 def test_the_last_data_batch_of_a_live_producer_is_retained() -> None:
     parts = [data_batch(0, 4, 7), data_batch(5, 9, 7), data_batch(10, 14, 8), data_batch(15, 19)]
     live = {7: ReplayedProducer(0, 9, START_MS, -1), 8: ReplayedProducer(0, 99, START_MS, -1)}
-    assert verdicts(parts, producers=live)[0].retain_empty.tolist() == [False, True, False, False]
-    gone = verdicts(parts, producers=live, now_ms=START_MS + DAY_MS)[0]
+    assert actions(parts, producers=live)[0].retain_empty.tolist() == [False, True, False, False]
+    gone = actions(parts, producers=live, now_ms=START_MS + DAY_MS)[0]
     assert not gone.retain_empty.any()
     still = {7: ReplayedProducer(0, 9, START_MS, 5)}
-    assert verdicts(parts, producers=still, now_ms=START_MS + DAY_MS)[0].retain_empty.tolist()[1]
+    assert actions(parts, producers=still, now_ms=START_MS + DAY_MS)[0].retain_empty.tolist()[1]
 
 
 def test_without_data_the_markers_of_the_producers_epoch_are_retained() -> None:
     parts = [marker(0, 7, commit=True, epoch=3), marker(1, 7, commit=True, epoch=4), data_batch(2, 2, 7, 4)]
     parts += [marker(3, 6, commit=True, epoch=4), marker(4, 8, commit=True, epoch=4)]
-    found, _ = verdicts(parts, producers={7: ReplayedProducer(4, -1, START_MS, -1)})
+    found, _ = actions(parts, producers={7: ReplayedProducer(4, -1, START_MS, -1)})
     assert found.retain_empty.tolist() == [False, True, False, False, False]
 
 
 def test_the_last_batch_of_the_cleanable_range_is_retained() -> None:
-    found, _ = verdicts([data_batch(0, 4), data_batch(5, 9), data_batch(10, 11)], first_uncleanable=10)
+    found, _ = actions([data_batch(0, 4), data_batch(5, 9), data_batch(10, 11)], first_uncleanable=10)
     assert found.retain_empty.tolist() == [False, True, False]
 
 
 def test_without_producers_nothing_is_kept_or_dropped_but_the_last_of_the_range() -> None:
     data = data_batch(0, 4, transactional=False) + data_batch(5, 9, transactional=False)
-    judge = BatchFilter(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10)
-    found = judge.judge(Window(data, 0, scan_headers(data), "x.log"))
+    batch_filter = BatchFilter(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10)
+    found = batch_filter.actions(Window(data, 0, scan_headers(data), "x.log"))
     assert found.retain_empty.tolist() == [False, True]
     assert not (found.discard_data | found.drop_control | found.stamp_control).any()
     assert len(found.aborted) == 0
@@ -331,26 +331,28 @@ def test_without_producers_nothing_is_kept_or_dropped_but_the_last_of_the_range(
 def test_producers_where_the_log_says_there_are_none_are_an_error(wrong: bytes) -> None:
     data = data_batch(0, 2, transactional=False) + wrong
     headers = scan_headers(data)
-    with pytest.raises(Corrupt, match="without producers") as caught:
-        BatchFilter(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10).judge(Window(data, 0, headers, "x.log"))
+    with pytest.raises(Corrupt, match="in a slice without any according to the log") as caught:
+        BatchFilter(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10).actions(
+            Window(data, 0, headers, "x.log")
+        )
     assert caught.value.offset == 3
-    with pytest.raises(Corrupt, match="without producers"):
+    with pytest.raises(Corrupt, match="in a slice without any according to the log"):
         aborted_batches(None, headers)
 
 
 def test_a_marker_that_cannot_be_read_is_named() -> None:
     whole = bytearray(marker(3, 7, commit=True))
     whole[66:68] = b"\xff\xff"  # a negative version
-    judge = BatchFilter(
+    batch_filter = BatchFilter(
         PartitionProducers(9, transaction_index.none(), {}), now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10
     )
     with pytest.raises(Corrupt, match="version") as caught:
-        judge.judge(Window(whole, 50, scan_headers(whole), "x.log"))
+        batch_filter.actions(Window(whole, 50, scan_headers(whole), "x.log"))
     assert (caught.value.file, caught.value.position, caught.value.offset) == ("x.log", 50, 3)
 
 
 def test_an_empty_window_has_no_verdicts() -> None:
-    found, _ = verdicts([])
+    found, _ = actions([])
     assert len(found.retain_empty) == 0
 
 

@@ -159,7 +159,7 @@ def expire(topic: Topic, each: Pass) -> int:
     expiry = expired(topic, each)
     told = each.after.cleaner
     deleted = told["segmentsAfterCleaning"][: told["deletedSegments"]]
-    assert [item.segment.base for item in expiry.gone] == [item["baseOffset"] for item in deleted if item["size"]]
+    assert [item.segment.base for item in expiry.expired] == [item["baseOffset"] for item in deleted if item["size"]]
     only_empty = bool(deleted) and not any(item["size"] for item in deleted)
     return each.before.log_start if only_empty else each.after.log_start
 

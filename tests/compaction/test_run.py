@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from sparklog.compaction.clean_work import CleanResult
-from sparklog.compaction.run import TRIES, CompactOptions, Plans, compact_root
+from sparklog.compaction.run import MAX_RETRIES, CompactOptions, Plans, compact_root
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.names import commit_key, file_key, sealed_path
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL, Edit
@@ -239,12 +239,17 @@ def test_who_always_loses_waits_gives_up_and_says_so() -> None:
     report = compact_topic(
         topic, SETTINGS, InProcess(), plans=merger.plans(), on_done=lambda work, result: shown.append(result)
     )
-    assert count[0] == TRIES + 1
-    assert [isinstance(result, Conflict) for result in shown] == [False, *[True] * TRIES], "0 was done in the first"
-    assert len(world.slept) == TRIES - 1, "not after the first loss, which is chance"
+    assert count[0] == MAX_RETRIES + 1
+    assert [isinstance(result, Conflict) for result in shown] == [False, *[True] * MAX_RETRIES], (
+        "0 was done in the first"
+    )
+    assert len(world.slept) == MAX_RETRIES - 1, "not after the first loss, which is chance"
     (failure,) = report.failures
     assert (failure.partitions, failure.code) == ((1,), "SPARKLOG_CONFLICT")
-    assert failure.message == f"another run rewrote the same slices first; given up for now, after {TRIES + 1} tries"
+    assert (
+        failure.message
+        == f"another run has already rewritten the same slices; gave up after {MAX_RETRIES + 1} attempts"
+    )
     assert slices_of(topic) == [1, 2]
 
 
@@ -263,7 +268,7 @@ def test_a_partition_that_loses_with_two_pieces_is_reported_once() -> None:
 
 def test_each_step_has_its_own_tries() -> None:
     _, _, topic = place(1)
-    left = {SEAL: TRIES, MERGE: TRIES}
+    left = {SEAL: MAX_RETRIES, MERGE: MAX_RETRIES}
 
     def step(op: str) -> Callable[..., list[Fake]]:
         def hook(work: Fake) -> None:
@@ -296,7 +301,7 @@ def test_inputs_that_are_gone_are_planned_again() -> None:
     report = compact_topic(topic, SETTINGS, InProcess(), plans=Merger(gone).plans())
     (failure,) = report.failures
     assert (failure.partitions, failure.code) == ((0,), "SPARKLOG_NOT_FOUND")
-    assert failure.message.startswith("no such file; given up")
+    assert failure.message.startswith("no such file; gave up")
 
 
 def test_a_file_that_is_missing_is_damage_and_not_somebody_who_was_faster() -> None:
@@ -373,7 +378,7 @@ def test_a_topic_deleted_in_the_middle_is_left_and_the_others_are_done() -> None
 
     reports = compact_root(root, SETTINGS, InProcess(), plans=Merger(delete).plans())
     assert [(report.topic, report.failed, report.notes) for report in reports] == [
-        ("t", False, ("deleted meanwhile, nothing left to do",)),
+        ("t", False, ("deleted during the run, nothing remains to do",)),
         ("u", False, ()),
     ]
     assert slices_of(other) == [1, 1, 1]
@@ -389,7 +394,7 @@ def test_a_topic_created_again_in_the_middle_is_not_touched() -> None:
         filled(elsewhere, "t", 1)
 
     (report,) = compact_root(root, SETTINGS, InProcess(), plans=Merger(again).plans())
-    assert report.notes == ("deleted meanwhile, nothing left to do",)
+    assert report.notes == ("deleted during the run, nothing remains to do",)
     assert not report.failed
     assert slices_of(root.topic("t")) == [2]
 

@@ -185,7 +185,7 @@ def test_a_file_stays_within_what_kafka_opens(monkeypatch: pytest.MonkeyPatch) -
     writer = writer_of(store())
     writer.begin(0)
     run = batch(0) + batch(1) + batch(2)
-    with pytest.raises(BadRequest, match="begin another"):
+    with pytest.raises(BadRequest, match="start another"):
         add(writer, run)
     assert writer.fits(scan_headers(run)) == 2
     add(writer, run, scan_headers(run)[:2])
@@ -249,7 +249,7 @@ def test_relative_offsets_reach_31_bits_and_no_further() -> None:
     near = scan_headers(batch(last) + batch(last + 1))
     assert writer.fits(near) == 1
     assert writer.fits(scan_headers(batch(last + 1))) == 0, "the base is too low for it, though the segment is empty"
-    with pytest.raises(BadRequest, match="begin another"):
+    with pytest.raises(BadRequest, match="start another"):
         add(writer, batch(last + 1))
     add(writer, batch(last))
     assert writer.fits(scan_headers(batch(last + 1))) == 0
@@ -282,7 +282,7 @@ def test_batches_that_do_not_follow_are_refused() -> None:
         with pytest.raises(BadRequest, match="must follow offset 10"):
             add(writer, wrong)
     apart = batch(10) + batch(11) + batch(12)
-    with pytest.raises(BadRequest, match="back to back"):
+    with pytest.raises(BadRequest, match="must be contiguous"):
         add(writer, apart, scan_headers(apart)[[0, 2]])
     add(writer, batch(10))
     with pytest.raises(BadRequest, match="must follow offset 11"):
@@ -332,7 +332,7 @@ def test_giving_up_takes_a_log_whose_indexes_could_not_be_written(suffix: str, m
 def test_a_segment_that_fails_while_the_next_one_is_written_is_named_and_leaves_nothing(
     suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_writer, "ASIDE_BYTES", 0)
+    monkeypatch.setattr(segment_writer, "BACKGROUND_BYTES", 0)
     place = store()
     writer = writer_of(place)
     writer.begin(0)
@@ -364,7 +364,7 @@ def test_a_segment_that_fails_while_the_next_one_is_written_is_named_and_leaves_
 def test_segments_that_become_durable_aside_are_given_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for least in (0, 1 << 30):
-        monkeypatch.setattr(segment_writer, "ASIDE_BYTES", least)
+        monkeypatch.setattr(segment_writer, "BACKGROUND_BYTES", least)
         place = store()
         writer = writer_of(place)
         for base in range(5):

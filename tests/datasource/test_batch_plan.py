@@ -63,7 +63,7 @@ def test_a_topic_folder_is_itself(view: MemoryView) -> None:
     assert ranges(view, TOPIC, "t") == [("t", 0, 0, 10), ("t", 1, 0, 4)]
     assert ranges(view, TOPIC, "t", assign='{"t":[0]}') == [("t", 0, 0, 10)]
     assert ranges(view, TOPIC, "u", subscribePattern="u|x") == [("u", 0, 0, 3)]
-    with pytest.raises(BadRequest, match="is the folder of topic 't' only"):
+    with pytest.raises(BadRequest, match="is the directory of topic 't' only"):
         ranges(view, TOPIC, "t", subscribe="u")
 
 
@@ -89,7 +89,7 @@ def test_times(view: MemoryView) -> None:
     assert ranges(view, assign='{"t":[0]}', endingTimestamp="99999") == [("t", 0, 0, 10)]
     each = '{"t":{"0":200}}'
     assert ranges(view, assign='{"t":[0]}', startingOffsetsByTimestamp=each) == [("t", 0, 2, 10)]
-    with pytest.raises(NotFound, match=r"at or after 950 ms \(1970-01-01T00:00:00.950Z\); give an earlier time"):
+    with pytest.raises(NotFound, match=r"at or after 950 ms \(1970-01-01T00:00:00.950Z\); set an earlier time"):
         ranges(view, subscribe="t", startingTimestamp="950")
     strategy = {"startingOffsetsByTimestampStrategy": "latest"}
     assert ranges(view, subscribe="t", startingTimestamp="950", **strategy) == [("t", 0, 10, 10), ("t", 1, 0, 4)]
@@ -137,5 +137,5 @@ def test_start_after_end(view: MemoryView) -> None:
 def test_partitions_not_read_may_not_be_named(view: MemoryView) -> None:
     with pytest.raises(BadRequest, match="endingOffsets names partitions that are not read: u-0"):
         ranges(view, subscribe="t", endingOffsets='{"t":{"0":1,"1":1},"u":{"0":1}}')
-    with pytest.raises(BadRequest, match="startingOffsets must name every partition that is read; missing: t-1"):
+    with pytest.raises(BadRequest, match="startingOffsets must name each partition that is read; missing: t-1"):
         ranges(view, subscribe="t", startingOffsets='{"t":{"0":1}}')

@@ -85,18 +85,18 @@ def test_columns_that_were_selected_are_no_table(root: str) -> None:
     schema = SparklogDataSource(created(path=root, topic="orders")).schema()
     assert isinstance(schema, StructType)
     for columns in (StructType(schema.fields[:2]), StructType().add("value", "string")):
-        with pytest.raises(Exception, match="No path: Spark drops LOCATION and OPTIONS of a table that has columns"):
+        with pytest.raises(Exception, match="No path: Spark ignores LOCATION and OPTIONS of a table with columns"):
             SparklogDataSource({"topic": "t"}).writer(columns, False)
 
 
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({}, "is a root: name the table's topics with OPTIONS"),
+        ({}, "is a root: set the topics of the table with OPTIONS"),
         ({"path": "/nowhere"}, "There is no log at /nowhere"),
-        ({"subscribe": "a", "assign": "{}"}, "Give one of"),
+        ({"subscribe": "a", "assign": "{}"}, "Set one of"),
         ({"frobnicate": "1"}, "Unknown option 'frobnicate'"),
-        ({"subscribe": "orders", "columns": "value"}, "A table has all columns: leave out the option 'columns'"),
+        ({"subscribe": "orders", "columns": "value"}, "A table has all columns: remove the option 'columns'"),
     ],
 )
 def test_a_table_that_could_not_be_read_is_refused(root: str, more: dict[str, str], expected: str) -> None:

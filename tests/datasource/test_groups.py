@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.datasource.data_source import check_group_place
+from sparklog.datasource.data_source import check_group_location
 from sparklog.datasource.group_progress import RETRY_MS, GroupProgress
 from sparklog.datasource.option_table import DEFAULT_SESSION_TIMEOUT_MS
 from sparklog.datasource.options import parse_options
@@ -131,7 +131,9 @@ def test_an_offset_out_of_range(
     group(world).alter({"a": {0: 4, 1: 4}})
     world.topic("a").delete_records({0: 6})
     reset = "kafka_auto_offset_reset"
-    with pytest.raises(NotFound, match=r"Group 'g' is at offset 4 of a-0, which has 6 to 10\. To go on .*failOnData"):
+    with pytest.raises(
+        NotFound, match=r"Group 'g' is at offset 4 of a-0, which has 6 to 10\. If this loss .*failOnData"
+    ):
         starts(world)
     with caplog.at_level(logging.WARNING):
         assert starts(world, failOnDataLoss="false") == {("a", 0): 6, ("a", 1): 4}
@@ -189,7 +191,7 @@ def test_a_batch_ends_where_it_is_told_to(world: TopicsWorld) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"startingoffsets": "group"}, "startingOffsets=group needs the name of a consumer group: give kafka.group.id"),
+        ({"startingoffsets": "group"}, "startingOffsets=group needs a consumer group: set kafka.group.id"),
         ({"startingoffsets": "grup"}, "must be 'earliest', 'latest', 'group' or JSON like"),
         ({"endingoffsets": "group"}, "must be 'earliest', 'latest' or JSON like"),
         ({"kafka.group.id": ""}, "a kafka.group.id has 1 to"),
@@ -199,7 +201,7 @@ def test_a_batch_ends_where_it_is_told_to(world: TopicsWorld) -> None:
             "'kafka.session.timeout.ms' must be a whole number from 1 to 86400000",
         ),
         ({"kafka.session.timeout.ms": "0"}, "must be a whole number from 1 to 86400000"),
-        ({"kafka.auto.offset.reset": "none"}, "goes with startingOffsets=group only: use startingOffsets=earliest or"),
+        ({"kafka.auto.offset.reset": "none"}, "needs startingOffsets=group; otherwise use startingOffsets=earliest or"),
         (
             {"startingoffsets": "group", "kafka.group.id": "g", "kafka.auto.offset.reset": "first"},
             "must be earliest, latest or none, found 'first'",
@@ -225,9 +227,9 @@ def test_settings_of_groups_are_those_of_kafkas_clients() -> None:
 
 def test_nothing_is_published_in_a_kafka_directory() -> None:
     place = Location(KAFKA_DIRECTORY, "/kafka", "/kafka")
-    check_group_place(parse_options({}).read, place)
+    check_group_location(parse_options({}).read, place)
     with pytest.raises(BadRequest, match=r"/kafka is a Kafka log directory, which is read-only: leave kafka.group.id"):
-        check_group_place(parse_options({"kafka.group.id": "g"}).read, place)
+        check_group_location(parse_options({"kafka.group.id": "g"}).read, place)
     read = parse_options({"subscribe": "t", "startingoffsets": "group", "kafka.group.id": "g"}).read
     view = MemoryView()
     view.create("t")
@@ -295,7 +297,7 @@ def test_the_newest_query_wins(world: TopicsWorld) -> None:
     old, new = Query(world, maxOffsetsPerTrigger="4"), Query(world, maxOffsetsPerTrigger="4")
     old.batch()
     new.batch()
-    with pytest.raises(Fenced, match=r"generation 1 \(spark-.*was superseded.*give each source a group of its own"):
+    with pytest.raises(Fenced, match=r"generation 1 \(spark-.*was superseded.*set a different group for each"):
         old.batch()
     new.batch()
     assert offsets(world) == {("a", 0): 2, ("a", 1): 2}
@@ -311,7 +313,7 @@ def test_a_reset_is_refused_while_the_query_lives_and_stops_one_that_was_silent_
         group(world).alter({"a": {0: 0}})
     world.now_ms += 31_000
     group(world).alter({"a": {0: 0}})
-    with pytest.raises(Fenced, match="or a reset of the group took over"):
+    with pytest.raises(Fenced, match="a reset of the group also stops the query"):
         query.batch()
     assert offsets(world) == {("a", 0): 0, ("a", 1): 2}
 
@@ -408,7 +410,7 @@ def test_a_restored_root_keeps_the_offsets_that_it_was_restored_with(world: Topi
     for loss in ("true", "false"):
         following = Query(world, failOnDataLoss=loss)
         following.at = first.at
-        with pytest.raises(Unavailable, match=r"read further in a-0, a-2 than .* a checkpointLocation of its own"):
+        with pytest.raises(Unavailable, match=r"is ahead of the log of a-0, a-2 .* a checkpointLocation of its own"):
             following.batch()
         assert offsets(world) == {("a", 0): 7, ("a", 1): 10}
     following = Query(world, startingOffsets="group")

@@ -247,8 +247,8 @@ def test_a_default_in_a_file_drops_no_records_without_a_key(tmp_path: Path, caps
     given = ("--properties", str(file), "--roll")
     assert job(InProcess(), root, *given, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "refused: topic 'logs' holds records without a key" in said
-    assert "refused: topic 'clicks'" not in said
+    assert "rejected: topic 'logs' holds records without a key" in said
+    assert "rejected: topic 'clicks'" not in said
     assert job(InProcess(), root, *given) == 1
     assert records(logs) == before
     assert records(clicks) == latest(others)
@@ -394,7 +394,7 @@ def test_an_interrupted_run_ends_with_130(
     sparklog.open(tmp_path / "root", create=True)
     monkeypatch.setattr(compact, "compact_root", interrupted)
     assert compact.main(["--root", str(tmp_path / "root")]) == 130
-    stays = "what was committed stays, the next run does the rest"
+    stays = "committed work is kept, and the next run does the rest"
     assert capsys.readouterr().err == f"sparklog compact: interrupted; {stays}\n"
 
 
@@ -409,7 +409,7 @@ def test_an_interrupted_run_counts_what_it_did(
     filled(tmp_path, "orders", {})
     assert job(Stopped(), tmp_path, "--roll", "--seal-only") == 130
     said = capsys.readouterr().err
-    assert re.search(r"sparklog compact: interrupted: 1 of \d+ work items?, .* of .*; what was committed", said)
+    assert re.search(r"sparklog compact: interrupted: 1 of \d+ work items?, .* of .*; committed work", said)
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,9 @@ def test_a_command_line_says_what_rows_are(avsc: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--schema", "a INT"], "--schema, --key-columns and --metadata are of --payload json and avro"),
-        (["--metadata"], "--payload json and avro"),
-        (["--key-columns", "id"], "--payload json and avro"),
+        (["--schema", "a INT"], "--schema, --key-columns and --metadata need --payload json or avro"),
+        (["--metadata"], "--payload json or avro"),
+        (["--key-columns", "id"], "--payload json or avro"),
         (["--payload", "json"], "--payload json needs --schema: columns such as"),
         (["--payload", "avro"], "--payload avro needs --schema: the file of the Avro schema"),
         (["--payload", "json", "--schema", "a INT", "--mode", "upsert"], "--mode upsert needs --key-columns"),
@@ -173,7 +173,9 @@ def test_an_avro_value_is_read_between_its_frame_and_its_end() -> None:
         assert (types["value"], types["end"]["size"]) == (ORDER, len(END))
 
 
-@pytest.mark.parametrize(("schema", "says"), [("{", "is not JSON"), ('"long"', "of a record"), ("[]", "of a record")])
+@pytest.mark.parametrize(
+    ("schema", "says"), [("{", "is not JSON"), ('"long"', "a record schema"), ("[]", "a record schema")]
+)
 def test_an_avro_schema_that_makes_no_columns(schema: str, says: str) -> None:
     with pytest.raises(BadRequest, match=says):
         framed_schema(schema, None)

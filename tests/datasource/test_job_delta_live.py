@@ -201,7 +201,7 @@ BAD = [
     ((b"1", b'{"id":1,"name":"\xff"}'), "the value is not UTF-8"),
     ((b"one", b'{"id":1}'), "the key does not fit id bigint"),
     ((b"\xff", b'{"id":1}'), "the key does not fit id bigint"),
-    ((None, b'{"id":1}'), "there is no key"),
+    ((None, b'{"id":1}'), "the record has no key"),
 ]
 
 
@@ -233,7 +233,7 @@ def test_what_an_append_makes_of_tombstones_nulls_and_several_keys(driver: Drive
         (None, None, 3, "orders", 0),
     ]
     assert [row["reason"] for row in sorted(case.bad, key=lambda row: int(row["offset"]))] == [
-        "there is no value: a tombstone, which only an upsert can use",
+        "the record has no value: tombstones need --mode upsert",
         "the key is not a JSON object with a, b",
         "column c is null",
     ]
@@ -279,8 +279,8 @@ def test_avro(driver: Driver, tmp_path: Path, frame: bytes) -> None:
     ]
     assert sorted(row["value"] for row in case.bad) == sorted(wrong)
     assert {row["reason"] for row in case.bad} <= {
-        "the value is not Avro of the schema",
-        "the value is not in the frame of schema 7",
+        "the value does not match the Avro schema",
+        "the value does not have the frame of schema 7",
     }
 
 
@@ -365,10 +365,10 @@ def test_what_is_wrong_with_a_table_is_one_line(driver: Driver, tmp_path: Path) 
     for number, (table, more, texts) in enumerate(
         (
             (tmp_path / "empty", "id", ("there is no Delta table at", "--table")),
-            (plain, "id", ("keeps no change data feed", "ALTER TABLE delta.`")),
+            (plain, "id", ("has no change data feed", "ALTER TABLE delta.`")),
             (rows, "key", ("there is no column 'key' in the table", "it has id, no")),
             (rows, "Id", ("did you mean 'id'?",)),
-            (rows, "id", ("id 1 is of two rows of version 1", "choose --key-columns")),
+            (rows, "id", ("id 1 identifies two rows of version 1", "choose --key-columns")),
             (rows, "no", ("no is null in a row of version 1",)),
             (rows, "id,no", ("id, no is null in a row of version 1",)),
         )

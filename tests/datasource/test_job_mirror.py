@@ -154,7 +154,7 @@ def test_a_pattern_that_nothing_matches_and_paths_that_are_no_roots(tmp_path: Pa
     with pytest.raises(BadRequest, match="found nothing yet"):
         planned(tmp_path, FakeKafka(), "--topics", "a", back=True)
     for target in (True, False):
-        with pytest.raises(BadRequest, match="found a Kafka log directory folder"):
+        with pytest.raises(BadRequest, match="found a Kafka log directory"):
             mirror.RootEndpoint(str(fixtures / "transactions" / "data"), target=target)
 
 
@@ -220,15 +220,15 @@ def test_topics_that_come_while_the_job_runs(
     monkeypatch.setattr(mirror, "start", start)
     given = [*INTO_ROOT, "--pattern", "o.", "--follow", "--kafka-option", "metadata.max.age.ms=7000"]
     status = QueryStatus(StatusLine("mirror"))
-    mirror.go_on(Any, mirror.arguments(given), kafka, place, {"o1": 2}, status, query)  # type: ignore[arg-type]
+    mirror.follow_pattern(Any, mirror.arguments(given), kafka, place, {"o1": 2}, status, query)  # type: ignore[arg-type]
     assert started == [{"o1": 2, "o2": 1}, {"o1": 2, "o2": 1, "o4": 3}]
     assert query.stopped == 2
     assert query.waited.count(7.0) == 5
     said = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
-    assert said[:2] == [f"created topic o2 with 1 partition at {place.location}", "new: o2"]
+    assert said[:2] == [f"created topic o2 with 1 partition at {place.location}", "new topics: o2"]
     assert said[2].startswith("sparklog mirror: topic 'o3' has 1 partition at kafka://one:9092,two:9093 and 5 at")
-    assert said[2].endswith("going on with the topics of before")
-    assert said[-1] == "new: o4"
+    assert said[2].endswith("continuing with the previous topics")
+    assert said[-1] == "new topics: o4"
 
 
 def test_the_line_that_is_said_of_an_error() -> None:

@@ -216,7 +216,7 @@ def test_a_topic_that_comes_while_the_job_runs(servers: str, spark_folder: Path,
                 time.sleep(0.5)
     finally:
         kill(process)
-    assert "new: come-2" in runs.said()
+    assert "new topics: come-2" in runs.said()
 
 
 def test_into_kafka_at_least_once_and_in_order(servers: str, spark_folder: Path, tmp_path: Path) -> None:
@@ -255,7 +255,10 @@ def test_into_kafka_at_least_once_and_in_order(servers: str, spark_folder: Path,
 
 def test_what_cannot_be_done_is_one_line(servers: str, spark_folder: Path, tmp_path: Path) -> None:
     patience = ["--kafka-option", "request.timeout.ms=1000", "--kafka-option", "default.api.timeout.ms=2000"]
-    for at, says in (("127.0.0.1:9", "cannot be described at kafka://127.0.0.1:9: "), (servers, "no topic 'nowhere'")):
+    for at, says in (
+        ("127.0.0.1:9", "cannot describe the topics of kafka://127.0.0.1:9: "),
+        (servers, "no topic 'nowhere'"),
+    ):
         given = ["--from", f"kafka://{at}", "--to", str(tmp_path / "root"), "--topics", "nowhere", *patience]
         runs = Runs(spark_folder, tmp_path, *given)
         assert runs.finish() == 1

@@ -40,7 +40,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "stream",
             ("--source", "root", "--root", "new", *CHECKPOINT),
-            "is a root with the topic t: name those to read",
+            "is a root with the topic t: select topics with",
         ),
         ("stream", ("--source", "root/t", "--root", "file", *CHECKPOINT), "is a file: give the root"),
         ("stream", ("--source", "root/t", "--root", "root/t/new", *CHECKPOINT), "lies inside the root"),

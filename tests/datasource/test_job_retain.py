@@ -113,7 +113,7 @@ def test_an_interrupt_says_how_many_topics_are_done(
     assert retain.run(chosen(place)) == 130
     said = capsys.readouterr().err
     done = "interrupted: 2 of 3 topics, 0 B deleted"
-    assert said == f"sparklog retain: {done}; what went is gone, the next run does the rest\n"
+    assert said == f"sparklog retain: {done}; deleted files stay deleted, and the next run does the rest\n"
 
 
 def test_json_has_exact_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +215,7 @@ def test_many_deletions_are_spread_over_tasks(
         assert retain.run(chosen(place, *clock(later)), SparkRunner(spark, quiet=True)) == 0
     assert before - len(list(folder.iterdir())) == 2 * CHUNK
     said = capsys.readouterr().out
-    assert "orphan" in said
+    assert "unreferenced" in said
     assert topic.scan().to_table().num_rows == 120
 
 

@@ -146,7 +146,10 @@ def test_an_interrupt_stops_spark_and_is_one_line(
     assert fake.stopped == (when != "Spark starts")
     done = ": up to micro-batch 7" if when == "the query runs" else ""
     said = capsys.readouterr().err
-    assert said == f"sparklog stream: interrupted{done}; the next run with this checkpoint goes on where it was\n"
+    assert (
+        said
+        == f"sparklog stream: interrupted{done}; the next run with this checkpoint resumes where this one stopped\n"
+    )
 
 
 def test_a_terminal_shows_what_a_query_has_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,8 @@ def test_of_several_bounds_the_connectors_first_counts(side: str) -> None:
     assert bound({**texts, names[2]: "nonsense"}) == Bound("timestamp", names[0], timestamp=7)
     (warning,) = parse_options(texts).warnings
     assert warning == (
-        f"Option '{names[0]}' counts and hides '{names[1]}' and '{names[2]}', as for Spark's Kafka connector: "
-        "give one of them"
+        f"Option '{names[0]}' overrides '{names[1]}' and '{names[2]}', as in Spark's Kafka connector: "
+        "set only one of them"
     )
 
 
@@ -153,20 +153,20 @@ def test_our_own_name_beats_kafkas() -> None:
     [
         ({"startingoffset": "earliest"}, "Unknown option 'startingoffset': did you mean 'startingOffsets'?"),
         ({"kafka.bootstrap.server": "x"}, "did you mean 'kafka.bootstrap.servers'?"),
-        ({"frobnicate": "x"}, "no option of that name exists; remove it"),
+        ({"frobnicate": "x"}, "there is no such option; remove it"),
         ({"kafka.auto.offset.reset": "earliest"}, "use startingOffsets"),
-        ({"subscribe": "a", "assign": '{"a":[0]}'}, "Give one of"),
+        ({"subscribe": "a", "assign": '{"a":[0]}'}, "Set one of"),
         ({"subscribe": " , "}, "must name topics"),
         ({"keys": ""}, "Option 'keys' must have keys, found none"),
         ({"keys": " , "}, "Option 'keys' must have keys, found none"),
         ({"keys": "[]"}, "Option 'keys' must have keys, found none"),
         ({"keys": "[1]"}, 'Option \'keys\' must be texts, or a JSON list like ["a","b"]: expected texts, found [1]'),
         ({"keys": "[a"}, "Option 'keys' must be texts, or a JSON list like"),
-        ({"keys": "a", "keysfile": "/f"}, "Give one of 'keys' and 'keysFile', not both"),
+        ({"keys": "a", "keysfile": "/f"}, "Set either 'keys' or 'keysFile', not both"),
         ({"keysfile": "/nowhere/f"}, "must be a file that can be read: '/nowhere/f': No such file or directory"),
         ({"keysfile": "/dev/null"}, "Option 'keysFile' must have keys, found none"),
-        ({"allpartitions": "true"}, "Option 'allPartitions' goes with 'keys' or 'keysFile': give one of these"),
-        ({"keyformat": "long"}, "Option 'keyFormat' goes with 'keys' or 'keysFile': give one of these"),
+        ({"allpartitions": "true"}, "Option 'allPartitions' needs 'keys' or 'keysFile': set one of these"),
+        ({"keyformat": "long"}, "Option 'keyFormat' needs 'keys' or 'keysFile': set one of these"),
         ({"keyformat": "avro", "keys": "a"}, "Option 'keyFormat' must be string, short, integer"),
         ({"keyformat": "long", "keys": "1,a"}, "Option 'keys': expected a long, found 'a'"),
         ({"allpartitions": "yes", "keys": "a"}, "Option 'allPartitions' must be true or false"),
@@ -182,7 +182,7 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"startingoffsets": '{"a":{"0":true}}'}, "found True"),
         ({"startingoffsets": '{"a":{"x":1}}'}, "partition 'x' of topic 'a' is not a number"),
         ({"startingoffsets": '{"a":'}, "not JSON"),
-        ({"startingoffsets": "{}"}, "names no partition"),
+        ({"startingoffsets": "{}"}, "lists no partition"),
         ({"startingoffsets": '{"a":1}'}, "must map partitions to offsets"),
         ({"startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "must be a whole number >= 0"),
         (
@@ -193,29 +193,32 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"endingtimestamp": str(1 << 63)}, "must be milliseconds or a time like"),
         ({"startingoffsetsbytimestamp": '{"a":{"0":"soon"}}'}, "expected milliseconds or a time like"),
         ({"startingoffsets": '{"a":{"0":"2026-01-31T12:00:00"}}'}, "must be a whole number >= -2"),
-        ({"versionasof": "3"}, "Option 'versionAsOf' is not supported: a log is read by offsets or times: give ending"),
+        (
+            {"versionasof": "3"},
+            "Option 'versionAsOf' is not supported: a log is read by offsets or times: set starting",
+        ),
         (
             {"TimestampAsOf": "3"},
-            "Option 'timestampAsOf' is not supported: a log is read by offsets or times: give end",
+            "Option 'timestampAsOf' is not supported: a log is read by offsets or times: set start",
         ),
         ({"startingversion": "3"}, "Option 'startingVersion' is not supported: a log is read by offsets or times"),
         (
             {"asyncprogresstrackingenabled": "true"},
-            "Option 'asyncProgressTrackingEnabled' is not supported: a query that is restarted may then use a batch id",
+            "Option 'asyncProgressTrackingEnabled' is not supported: a restarted query may then use a batch id",
         ),
         (
             {"_asyncProgressTrackingOverrideSinkSupportCheck": "true", "asyncProgressTrackingEnabled": "true"},
-            "Option 'asyncProgressTrackingEnabled' is not supported: a query that is restarted may then use a batch id",
+            "Option 'asyncProgressTrackingEnabled' is not supported: a restarted query may then use a batch id",
         ),
         ({"asyncProgressTrackingCheckpointIntervalMs": "9"}, "Option 'asyncProgressTrackingEnabled' is not supported"),
-        ({"paths": '["/a","/b"]'}, "load takes one path: give the root with subscribe='a,b', or load each and union"),
+        ({"paths": '["/a","/b"]'}, "load accepts one path: load the root with subscribe='a,b', or load each path and"),
         ({"topic.retention.mss": "1"}, "unknown topic config 'retention.mss'; did you mean 'retention.ms'?"),
         ({"topic.retention.ms": "soon"}, "retention.ms must be a whole number of at least -1, found 'soon'"),
         (
             {"retention.ms": "1"},
-            "a write that creates a topic takes its configs as 'topic.retention.ms'; `sparklog conf",
+            "a write that creates a topic accepts configs as 'topic.retention.ms'; `sparklog conf",
         ),
-        ({"kafka.retention.ms": "1"}, "a write that creates a topic takes its configs as 'topic.retention.ms'"),
+        ({"kafka.retention.ms": "1"}, "a write that creates a topic accepts configs as 'topic.retention.ms'"),
         ({"startingoffsetsbytimestampstrategy": "last"}, "did you mean 'latest'?"),
         ({"failondataloss": "yes"}, "must be true or false, found 'yes'"),
         ({"minpartitions": "0"}, "'minPartitions' must be a whole number of at least 1, found '0'"),
@@ -230,7 +233,7 @@ def test_our_own_name_beats_kafkas() -> None:
             {"write.buffer.bytes": str(MAX_BUFFER_BYTES + 1)},
             "must be a whole number from 1 to 1073741824, found '1073741825'",
         ),
-        ({"txnversion": "3"}, "txnVersion is given without txnAppId"),
+        ({"txnversion": "3"}, "txnVersion is set without txnAppId"),
         ({"replaymismatch": "acept"}, "did you mean 'accept'?"),
         ({"topic": " "}, "Option 'topic' is empty"),
         ({"path": " "}, "path is empty"),

@@ -10,8 +10,8 @@ import pytest
 
 import sparklog
 from sparklog.datasource.schema import (
-    LARGEST_MS,
-    SMALLEST_MS,
+    MAX_MS,
+    MIN_MS,
     SPARK_TYPES,
     pick,
     projection,
@@ -71,18 +71,18 @@ def test_arrow_types_are_those_that_spark_expects() -> None:
 
 def test_timestamps_become_microseconds_and_saturate() -> None:
     wanted = projection(struct(("timestamp", "timestamp")))
-    times = [0, -1, 1_700_000_000_123, LARGEST_MS, LARGEST_MS + 1, (1 << 63) - 1, SMALLEST_MS - 1, -(1 << 63)]
+    times = [0, -1, 1_700_000_000_123, MAX_MS, MAX_MS + 1, (1 << 63) - 1, MIN_MS - 1, -(1 << 63)]
     column = pa.array(times, pa.int64()).cast(pa.timestamp("ms", "UTC"))
     found = wanted.to_spark(pa.RecordBatch.from_arrays([column], names=["timestamp"]))
     assert found.column(0).cast(pa.int64()).to_pylist() == [
         0,
         -1000,
         1_700_000_000_123_000,
-        LARGEST_MS * 1000,
-        LARGEST_MS * 1000,
-        LARGEST_MS * 1000,
-        SMALLEST_MS * 1000,
-        SMALLEST_MS * 1000,
+        MAX_MS * 1000,
+        MAX_MS * 1000,
+        MAX_MS * 1000,
+        MIN_MS * 1000,
+        MIN_MS * 1000,
     ]
     assert found.schema.field(0).type == pa.timestamp("us", "UTC")
 
@@ -123,7 +123,11 @@ def test_wrong_read_schemas(schema: types.StructType, expected: str) -> None:
         ({"columns": "value,"}, None, "found 'value,'"),
         ({"columns": "value,timestamptype"}, None, "found 'timestamptype' (did you mean 'timestampType'?)"),
         ({"columns": "value,key,value"}, None, "Option 'columns' names 'value' twice: remove one"),
-        ({"columns": "key,value"}, struct(("value", "binary")), "(key,value) and a schema (value) are both given"),
+        (
+            {"columns": "key,value"},
+            struct(("value", "binary")),
+            "(key,value) conflicts with the schema (value) of the read",
+        ),
     ],
 )
 @pytest.mark.parametrize("read", ["reader", "streamReader"])
@@ -190,7 +194,7 @@ def test_write_columns() -> None:
         ),
         (struct(("value", "string"), ("headers", "string")), "t", "Column 'headers' must be array<struct<key:string"),
         (struct(("value", "string"), ("VALUE", "string")), "t", "two columns named 'value'"),
-        (struct(("value", "string")), None, "No topic: give the option 'topic'"),
+        (struct(("value", "string")), None, "No topic: set the option 'topic'"),
     ],
 )
 def test_wrong_write_schemas(schema: types.StructType, topic: str | None, expected: str) -> None:

@@ -103,7 +103,7 @@ def test_several_topics_in_one_write(spark: SparkSession, root: str) -> None:
 
 def test_a_null_topic_publishes_nothing(spark: SparkSession, root: str) -> None:
     df = spark.range(10).selectExpr("if(id = 7, null, 't') AS topic", "'v' AS value")
-    with pytest.raises(Exception, match=r"\[SPARKLOG_BAD_REQUEST\]: The topic column holds a null"):
+    with pytest.raises(Exception, match=r"\[SPARKLOG_BAD_REQUEST\]: The topic column has a null"):
         write(df, root)
     assert all(sparklog.open(root).topic(name).log.state().log_end.sum() == 0 for name in sparklog.open(root).topics())
 

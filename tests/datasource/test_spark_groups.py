@@ -91,7 +91,7 @@ def test_lag_of_a_query_that_goes_on_is_right_within_one_batch(spark: SparkSessi
         if batch == 1:
             feed(root, "in", range(25, 40), partitions=1)
         done = committed(root).get(("in", 0), 0)
-        first = rows.agg(functions.min("offset")).state()
+        first = rows.agg(functions.min("offset")).head()
         seen.append((done, first[0], behind(root) if done else -1))
 
     stream = source(spark, f"{root}/in", maxOffsetsPerTrigger=10, **GROUP).writeStream.foreachBatch(look)
@@ -148,7 +148,7 @@ def test_a_newer_query_stops_the_older_one(spark: SparkSession, root: str, tmp_p
         feed(root, "in", range(10, 12))
         assert wait_for(lambda: old.exception() is not None)
         assert "[SPARKLOG_FENCED]: generation 1 (spark-" in str(old.exception())
-        assert "give each source a group of its own" in str(old.exception())
+        assert "set a different group for each" in str(old.exception())
     finally:
         old.stop()
 
@@ -194,4 +194,4 @@ def test_what_cannot_be_is_said_in_one_line(spark: SparkSession, root: str, tmp_
     assert "[SPARKLOG_NOT_FOUND]: Group 'g' has no offset committed for in-0: reset the group" in message
     kafka = Path(__file__).parents[2] / "examples" / "data" / "kafka-log-dir"
     message = failure(copy(source(spark, kafka, **GROUP), root, tmp_path / "c2"))
-    assert "[SPARKLOG_BAD_REQUEST]: A stream with kafka.group.id publishes its progress, and" in message
+    assert "[SPARKLOG_BAD_REQUEST]: A stream with kafka.group.id commits its offsets to the group, but" in message

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparklog.datasource.schema import LARGEST_MS, SMALLEST_MS
+from sparklog.datasource.schema import MAX_MS, MIN_MS
 from tests.datasource.standard_error import StandardError
 from tests.datasource.streams import WAIT_SECONDS, copy, failure, needs_read_limits, source
 from tests.fixture_data import expected_records
@@ -50,7 +50,7 @@ def expected(fixture: Path, isolation: str) -> dict[str, list[Record]]:
         lines = [
             (
                 record.offset,
-                min(max(record.timestamp, SMALLEST_MS), LARGEST_MS) * 1000,
+                min(max(record.timestamp, MIN_MS), MAX_MS) * 1000,
                 record.timestamp_type,
                 record.key,
                 record.value,

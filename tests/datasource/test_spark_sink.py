@@ -55,7 +55,7 @@ def test_asynchronous_progress_that_is_forced_writes_nothing_and_loses_nothing(
     query = (
         copy(source(spark, f"{root}/in"), root, tmp_path / "c", **forced).trigger(processingTime="0 seconds").start()
     )
-    with pytest.raises(Exception, match="'asyncProgressTrackingEnabled' is not supported: a query that is restarted"):
+    with pytest.raises(Exception, match="'asyncProgressTrackingEnabled' is not supported: a restarted query"):
         query.awaitTermination(WAIT_SECONDS)
     assert "out" not in sparklog.open(root).topics()
     finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
@@ -200,7 +200,7 @@ def test_a_null_topic_stops_the_query_before_anything_is_published(
     feed(root, "in", range(30))
     routed = source(spark, f"{root}/in").selectExpr("value", "if(string(value) = '7', null, 't') AS topic")
     writer = routed.writeStream.format("sparklog").option("checkpointLocation", str(tmp_path / "c"))
-    assert "[SPARKLOG_BAD_REQUEST]: The topic column holds a null" in failure(writer.option("path", root))
+    assert "[SPARKLOG_BAD_REQUEST]: The topic column has a null" in failure(writer.option("path", root))
     assert all(
         sum(sparklog.open(root).topic(t).log.state().log_end) == 0 for t in ("t",) if t in sparklog.open(root).topics()
     )

@@ -40,8 +40,8 @@ def test_create_select_insert_and_drop(spark: SparkSession, tmp_path: Path) -> N
     assert sparklog.open(str(root)).topic("fresh").log.state().configs.explicit == {"retention.ms": "-1"}
 
     for wrong, expected in {
-        f"CREATE TABLE x USING sparklog OPTIONS (path '{root}')": "is a root: name the table's topics",
-        f"CREATE TABLE x USING sparklog OPTIONS (path '{root}', topic 'x') AS SELECT 'v' AS value": "has columns or AS",
+        f"CREATE TABLE x USING sparklog OPTIONS (path '{root}')": "is a root: set the topics of the table",
+        f"CREATE TABLE x USING sparklog OPTIONS (path '{root}', topic 'x') AS SELECT 'v' AS value": "or AS SELECT",
         insert("by_place", "k", "v", "INSERT OVERWRITE"): "append-only",
         f"SELECT * FROM sparklog.`{root}/orders`": "UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY",
     }.items():

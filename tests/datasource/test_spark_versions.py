@@ -118,7 +118,7 @@ def test_a_limit_is_warned_of_and_an_error_comes_through(
         OldQuery(root, monkeypatch).latest()
         assert not caplog.messages
         OldQuery(root, monkeypatch, maxBytesPerTrigger="100").latest()
-    assert "does not say which trigger a query has" in caplog.text
+    assert "does not report the trigger of a query" in caplog.text
     with pytest.raises(Exception, match="is for batch reads: a stream has no end"):
         OldQuery(root, monkeypatch, endingOffsets="latest").latest()
 
@@ -144,7 +144,7 @@ writer(None, None).abort([], 1)
 def test_what_is_missing_has_a_stand_in_and_a_newer_spark_is_one_line() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False True True"
-    tried = "sparklog: pyspark 5.1.0 is newer than what this sparklog was tried with (up to 4.3): try it first"
+    tried = "sparklog: pyspark 5.1.0 is later than the releases with which this sparklog was tested (up to 4.3)"
     assert done.stderr.splitlines() == [tried]
 
 
@@ -177,12 +177,12 @@ def test_rows_are_shuffled_by_hash_where_spark_has_nothing_better() -> None:
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("3.5.6", "Expected Spark 4.0 or newer, which has Python data sources, found pyspark 3.5.6: install"),
+        ("3.5.6", "Expected Spark 4.0 or later, which supports Python data sources, found pyspark 3.5.6: upgrade"),
         ("4.0.0", ""),
         ("4.3.2", ""),
         ("4.1.0.dev1", ""),
-        ("4.4.0", "pyspark 4.4.0 is newer than what this sparklog was tried with (up to 4.3)"),
-        ("5.0.0.dev0", "pyspark 5.0.0.dev0 is newer than what"),
+        ("4.4.0", "pyspark 4.4.0 is later than the releases with which this sparklog was tested (up to 4.3)"),
+        ("5.0.0.dev0", "pyspark 5.0.0.dev0 is later than the releases"),
     ],
 )
 def test_a_spark_that_was_not_tried(

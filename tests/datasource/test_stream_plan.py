@@ -363,7 +363,12 @@ ELSEWHERE = (
         ({"u": {"0": 5}}, {"subscribepattern": "t.*"}, BadRequest, f"(subscribePattern=t.*): {OWN}"),
         ({"u": {"0": 5}}, {"assign": '{"t":[0]}'}, BadRequest, f"(assign: t-0): {OWN}"),
         # The subscription has changed.
-        ({"t": {"0": 5}, "u": {"0": 5}}, {}, BadRequest, "or subscribe to them again if it is this query's"),
+        (
+            {"t": {"0": 5}, "u": {"0": 5}},
+            {},
+            BadRequest,
+            "or subscribe to them again if the checkpoint is this query's",
+        ),
         ({"t": {"0": 5, "1": 2}}, {"assign": '{"t":[0]}'}, BadRequest, "offsets of t-1, which this query does not"),
         # Created anew, in this root or in another one.
         (
@@ -487,7 +492,7 @@ def test_starting_offsets_and_timestamps() -> None:
         planner(view, startingoffsets="", startingTimestamp="31").initial()
     latest = planner(view, startingoffsets="", startingTimestamp="31", startingOffsetsByTimestampStrategy="latest")
     assert latest.initial()["t"] == {"0": 3, "1": 0}
-    with pytest.raises(BadRequest, match="must name every partition that is read; missing: t-1"):
+    with pytest.raises(BadRequest, match="must name each partition that is read; missing: t-1"):
         planner(view, startingoffsets='{"t":{"0":1}}').initial()
     with pytest.raises(BadRequest, match="names partitions that are not read: t-7"):
         planner(view, startingoffsets='{"t":{"0":1,"1":1,"7":1}}').initial()
@@ -501,7 +506,7 @@ def test_subscriptions_of_a_root() -> None:
         planner(view, subscribe="order").initial()
     read_options = parse_options({}).read
     subscriber = Subscriber(view, Location(ROOT, "/log", "/log"), read_options.subscription)
-    with pytest.raises(BadRequest, match="a root with the topics orders, payments: name those to read"):
+    with pytest.raises(BadRequest, match="a root with the topics orders, payments: select topics with"):
         subscriber.topics()
     with pytest.raises(NotFound, match="partition 3 of topic 'orders', which has partition 0 only"):
         planner(view, assign='{"orders":[0,3]}').initial()
@@ -524,10 +529,10 @@ def test_a_kafka_directory_is_all_its_topics_but_kafkas_own() -> None:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ({"t": {"0": -5}}, "damaged: offset of t-0 must be a whole number >= 0"),
-        ({"t": 5}, "damaged: topic 't' must map partitions"),
-        ({"t": {"0": 1}, "$future": 1}, "which this version of sparklog does not know"),
-        ({"t": {"0": 1}, "$ids": []}, "must have an object of topic ids"),
+        ({"t": {"0": -5}}, "invalid: offset of t-0 must be a whole number >= 0"),
+        ({"t": 5}, "invalid: topic 't' must map partitions"),
+        ({"t": {"0": 1}, "$future": 1}, "which this version of sparklog does not support"),
+        ({"t": {"0": 1}, "$ids": []}, "must be an object of topic ids"),
     ],
 )
 def test_an_offset_edited_by_hand(document: Document, expected: str) -> None:

@@ -104,18 +104,18 @@ def test_a_topic_deleted_since_it_was_listed_is_left_out(
     ("options", "kind", "message"),
     [
         ({"view": "tabel"}, BadRequest, "Option 'view' must be log or table, found 'tabel'; did you mean"),
-        ({"view": "log", "asOfTimestamp": "1"}, BadRequest, "'asOfTimestamp' goes with view=table only"),
+        ({"view": "log", "asOfTimestamp": "1"}, BadRequest, "'asOfTimestamp' needs view=table"),
         ({"asOfTimestamp": "noon"}, BadRequest, "Option 'asOfTimestamp' must be milliseconds or a time"),
-        ({"asOfTimestamp": "1", "asOfOffsets": OFFSETS}, BadRequest, "one of 'asOfTimestamp' and 'asOfOffsets'"),
+        ({"asOfTimestamp": "1", "asOfOffsets": OFFSETS}, BadRequest, "either 'asOfTimestamp' or 'asOfOffsets'"),
         ({"asOfOffsets": "5"}, BadRequest, "Option 'asOfOffsets' must be JSON like"),
         ({"asOfOffsets": '{"t":{"0":-2}}'}, BadRequest, "Option 'asOfOffsets' must be JSON like"),
-        ({"asOfOffsets": '{"t":{"0":1}}'}, BadRequest, "asOfOffsets must name every partition that is read; missing"),
+        ({"asOfOffsets": '{"t":{"0":1}}'}, BadRequest, "asOfOffsets must name each partition that is read; missing"),
         ({"asOfOffsets": '{"t":{"0":1,"1":1,"7":1}}'}, BadRequest, "asOfOffsets names partitions that are not read"),
         ({"asOfOffsets": '{"t":{"0":9,"1":1}}'}, NotFound, "as of offset 9 of t-0 is out of range: it has 0 to 4"),
         ({"startingOffsets": "earliest"}, BadRequest, "Option 'startingOffsets' is for view=log"),
         ({"endingTimestamp": "1700000000000"}, BadRequest, "Option 'endingTimestamp' is for view=log"),
-        ({"maxRecordsPerPartition": "5"}, BadRequest, "a table reads a partition in one task"),
-        ({"kafka.isolation.level": "read_uncommitted"}, BadRequest, "view=table is made of committed records"),
+        ({"maxRecordsPerPartition": "5"}, BadRequest, "a table reads each partition in one task"),
+        ({"kafka.isolation.level": "read_uncommitted"}, BadRequest, "view=table is built from committed records"),
         ({"subscribe": "nothing"}, NotFound, "There is no topic 'nothing'"),
     ],
 )
@@ -132,5 +132,7 @@ def test_a_stream_has_no_table(root: Root, options: dict[str, str]) -> None:
     source = SparklogDataSource({"path": root.location, "subscribe": "t", **options})
     reader = source.streamReader(schema())
     assert isinstance(reader, FailingStreamReader)
-    with pytest.raises(Exception, match=f"Option '{next(iter(options))}.*' is for batch reads: a stream gives every"):
+    with pytest.raises(
+        Exception, match=f"Option '{next(iter(options))}.*' is for batch reads, because a stream returns every"
+    ):
         reader.initialOffset()

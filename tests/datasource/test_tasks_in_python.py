@@ -44,7 +44,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StringType, StructType
 
 from sparklog.datasource import data_source
-from sparklog.datasource.data_source import COMMITS, SparklogDataSource
+from sparklog.datasource.data_source import COMMIT_RUNNER, SparklogDataSource
 from sparklog.datasource.read_task import LogPartition, ReadTask, log_partitions
 from sparklog.datasource.schema import projection
 from sparklog.datasource.writer import SinkPlan, SparklogCommitMessage, plan_commit, plan_write, publish, write_task
@@ -181,7 +181,7 @@ def test_records_deleted_while_a_task_reads(tmp_path: Path, caplog: pytest.LogCa
         list(read_task(root).read(partition))
     found = [row for batch in read_task(root, failondataloss="false").read(partition) for row in batch.to_pylist()]
     assert [row["offset"] for row in found] == [0, 1, 6, 7, 8, 9]
-    assert "reading goes on with what is left" in caplog.text
+    assert "with failOnDataLoss=false the read continues without them" in caplog.text
 
 
 def test_a_missing_record_that_was_not_deleted_is_an_error_even_then(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_a_run_of_a_query_is_fenced_however_many_came_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str
 ) -> None:
     """Spark keeps one data source for the commits of a run, and asks it for a writer at each."""
-    monkeypatch.setitem(sys.modules, COMMITS, sys)
+    monkeypatch.setitem(sys.modules, COMMIT_RUNNER, sys)
     clock = iter(range(1_700_000_000_000, 1_700_000_000_010))
     monkeypatch.setattr(data_source, "SYSTEM", replace(SYSTEM, wall_ms=lambda: next(clock)))
     by_column = "topic" in schema
@@ -553,7 +553,7 @@ def test_a_root_made_again_between_plan_and_commit(tmp_path: Path) -> None:
 def test_a_wrong_key_is_an_error_before_a_topic_is_made(tmp_path: Path) -> None:
     schema, root = StructType().add("value", StringType()), tmp_path / "log"
     options = {"path": str(root), "topic": "t", "txnappid": "a"}
-    with pytest.raises(Exception, match="txnAppId is given without txnVersion"):
+    with pytest.raises(Exception, match="txnAppId is set without txnVersion"):
         SparklogDataSource(options).writer(schema, False)
     with pytest.raises(Exception, match="txnVersion is for batch writes"):
         SparklogDataSource({**options, "txnversion": "1"}).streamWriter(schema, False)
@@ -599,7 +599,7 @@ def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog:
 def test_a_write_that_may_not_create_shows_what_would(tmp_path: Path, folder: str, expected: str) -> None:
     sparklog.open(tmp_path / "log", create=True)
     path = str(tmp_path / folder)
-    let_it = "let this write create it: auto.create.topics.enable=true, the default"
+    let_it = "let this write create it with auto.create.topics.enable=true, the default"
     with pytest.raises(NotFound) as raised:
         plan(path, topic="new", auto_create_topics_enable="false")
     assert str(raised.value) == expected.format(path=path, let_it=let_it)

@@ -78,7 +78,7 @@ def plan(path: str, schema: StructType = KEYS, **options: str) -> Any:
         (
             {"subscribe": "orders", "subscribePattern": "o.*"},
             (
-                "[SPARKLOG_BAD_REQUEST]: Give one of 'subscribe', 'subscribePattern' and 'assign', not 'subscribe' and "
+                "[SPARKLOG_BAD_REQUEST]: Set one of 'subscribe', 'subscribePattern' and 'assign', not 'subscribe' and "
                 "'subscribePattern'"
             ),
         ),
@@ -97,11 +97,11 @@ def test_paths_are_checked_at_load(root: str, tmp_path: Path) -> None:
 
 
 def test_topics_that_are_not_named_are_said_at_load(root: str) -> None:
-    nameless = "is a root with the topics orders, payments: name those to read with 'subscribe'"
+    nameless = "is a root with the topics orders, payments: select topics with 'subscribe'"
     assert nameless in line(lambda: source(root).schema())
     assert nameless in line(lambda: source(root, startingOffsets="earliest").schema())
     other = line(lambda: source(f"{root}/orders", subscribe="payments").schema())
-    assert "is the folder of topic 'orders' only: to read others give the root" in other
+    assert "is the directory of topic 'orders' only: to read other topics, use the root" in other
     assert source(f"{root}/orders").schema() == source(root, subscribe="orders").schema()
 
 
@@ -109,7 +109,7 @@ def test_topics_that_are_not_named_are_said_at_load(root: str) -> None:
     ("options", "expected"),
     [
         ({"subscribe": "order"}, "[SPARKLOG_NOT_FOUND]: There is no topic 'order' at"),
-        ({}, "is a root with the topics orders, payments: name those to read with 'subscribe'"),
+        ({}, "is a root with the topics orders, payments: select topics with 'subscribe'"),
         (
             {"assign": '{"orders":[4]}'},
             "Option 'assign' names partition 4 of topic 'orders', which has partition 0 only",
@@ -154,8 +154,8 @@ def test_schemas_of_reads(root: str, schema: StructType, expected: str) -> None:
             "[SPARKLOG_BAD_REQUEST]: Column 'value' must be string or binary but is int: cast it",
         ),
         (StructType().add("key", StringType()), {"topic": "orders"}, "A column 'value' (string or binary) is required"),
-        (VALUE, {}, "No topic: give the option 'topic'"),
-        (VALUE, {"topic": "orders", "txnAppId": "a"}, "txnAppId is given without txnVersion"),
+        (VALUE, {}, "No topic: set the option 'topic'"),
+        (VALUE, {"topic": "orders", "txnAppId": "a"}, "txnAppId is set without txnVersion"),
         (
             TOPIC_AND_VALUE,
             {"kafka.transaction.timeout.ms": "86400001"},

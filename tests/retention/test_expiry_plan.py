@@ -29,13 +29,13 @@ def test_the_fixtures(fixtures: Path, name: str, before: str, after: str, reason
     configs, stages = fixture(folder)
     found = stage_segments(folder, stages[before])
     expiry = expired(found, stages[before], stages[after], configs)
-    gone = {item.segment.base for item in expiry.gone}
+    gone = {item.segment.base for item in expiry.expired}
     # Kafka makes a new, empty segment where all have gone.
     left = [item["baseOffset"] for item in stages[after]["segments"] if item["size"]]
     assert [segment.base for segment in found if segment.base not in gone] == left
     assert expiry.log_start == stages[after]["logStartOffset"]
-    assert {item.reason for item in expiry.gone} == {reason}
-    assert len(expiry.gone) == stages[after]["cleaner"]["deletedSegments"] > 0
+    assert {item.reason for item in expiry.expired} == {reason}
+    assert len(expiry.expired) == stages[after]["cleaner"]["deletedSegments"] > 0
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_is_also_compacted_expires_after_the_cleaning(fixtures: Path, name:
     told = stages[after]["cleaner"]
     found = segments(told["segmentsAfterCleaning"], stages[after]["logEndOffset"])
     expiry = expired(found, stages[before], stages[after], configs)
-    assert len(expiry.gone) == told["deletedSegments"] > 0
+    assert len(expiry.expired) == told["deletedSegments"] > 0
     assert expiry.log_start == stages[after]["logStartOffset"]
 
 
@@ -78,7 +78,7 @@ FOUR = [row(0, 2), row(2, 4), row(4, 6), row(6, 7, active=True)]
 @pytest.mark.parametrize(("log_start", "gone"), [(0, []), (1, []), (2, [0]), (3, [0]), (7, [0, 2, 4])])
 def test_delete_records(log_start: int, gone: list[int]) -> None:
     expiry = plan(FOUR, log_start=log_start, retention_ms=-1)
-    assert [item.segment.base for item in expiry.gone] == gone
+    assert [item.segment.base for item in expiry.expired] == gone
     assert expiry.log_start == log_start
 
 
@@ -89,21 +89,21 @@ def test_delete_records(log_start: int, gone: list[int]) -> None:
 def test_size_never_goes_below_the_limit(limit: int, log_start: int) -> None:
     expiry = plan(FOUR, retention_ms=-1, retention_bytes=limit)
     assert expiry.log_start == log_start
-    assert sum(each.segment.size for each in expiry.gone) == 70 * len(expiry.gone)
+    assert sum(each.segment.size for each in expiry.expired) == 70 * len(expiry.expired)
 
 
 def test_the_active_segment_goes_when_all_of_it_is_too_old_and_not_before() -> None:
     found = [row(0, 2, max_ts=10), row(2, 5, max_ts=20, active=True)]
     assert plan(found, now_ms=1020, retention_ms=1000).log_start == 2
     expiry = plan(found, now_ms=1021, retention_ms=1000)
-    assert (expiry.log_start, len(expiry.gone)) == (5, 2)
+    assert (expiry.log_start, len(expiry.expired)) == (5, 2)
 
 
 def test_an_empty_active_segment_stays() -> None:
     expiry = plan(
         [row(5, 5, size=0, max_ts=-1, active=True)], now_ms=10**15, log_start=5, retention_ms=0, retention_bytes=0
     )
-    assert (expiry.log_start, expiry.gone) == (5, ())
+    assert (expiry.log_start, expiry.expired) == (5, ())
 
 
 def test_a_time_from_the_future_keeps_all_behind_it() -> None:
@@ -119,13 +119,13 @@ def test_a_log_start_inside_a_segment_is_not_moved_back_when_the_one_before_goes
 def test_size_counts_what_the_rule_before_has_left() -> None:
     """Two of four go by the log start; of the 140 bytes left, one more may go for 70."""
     expiry = plan(FOUR, log_start=4, retention_ms=-1, retention_bytes=70)
-    assert [(item.segment.base, item.reason) for item in expiry.gone] == [(0, START), (2, START), (4, SIZE)]
+    assert [(item.segment.base, item.reason) for item in expiry.expired] == [(0, START), (2, START), (4, SIZE)]
     assert expiry.log_start == 6
 
 
 def test_a_compacted_topic_loses_only_what_lies_below_its_log_start() -> None:
     expiry = plan(FOUR, now_ms=10**15, log_start=2, cleanup_policy="compact", retention_ms=0, retention_bytes=0)
-    assert [(item.segment.base, item.reason) for item in expiry.gone] == [(0, START)]
+    assert [(item.segment.base, item.reason) for item in expiry.expired] == [(0, START)]
 
 
 def test_a_gap_between_segments_ends_at_the_next_base() -> None:

@@ -206,7 +206,7 @@ def test_the_files_go_a_day_after_their_records() -> None:
     assert len(list(world.store.list("t/append/"))) == count - 19
     assert topic.scan().to_table().num_rows == 50
     text = summary([report])
-    assert "GONE" in text
+    assert "DELETED" in text
     assert "append file" in text
     assert "replaced or expired" in text
 
@@ -227,12 +227,12 @@ def test_segments_without_times_go_by_their_files() -> None:
     snapshot = world.process().topic().log.snapshot()
     snapshot.slices.all().max_ts[:] = -1
     world.advance(DAY_MS)
-    assert plan_topic(snapshot, world.settings())[0][0].gone == ()
+    assert plan_topic(snapshot, world.settings())[0][0].expired == ()
     world.advance(1)
     assert plan_topic(snapshot, world.settings())[0][0].log_start == 4
     for path in world.files():
         world.store.delete(f"t/{path}")
-    assert plan_topic(snapshot, world.settings())[0][0].gone == ()
+    assert plan_topic(snapshot, world.settings())[0][0].expired == ()
 
 
 class TestRoots:

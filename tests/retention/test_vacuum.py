@@ -58,7 +58,7 @@ class TestUnnamedFiles:
         world.vacuum()
         assert world.files() == {old[1]}
 
-    def test_orphans_go_and_say_so(self) -> None:
+    def test_unreferenced_files_are_deleted_and_reported(self) -> None:
         world = VacuumWorld()
         writer = world.process()
         orphan = writer.upload(writer.target(), {0: 1})
@@ -66,7 +66,7 @@ class TestUnnamedFiles:
         world.advance(DAY_MS + 1)
         report = world.vacuum()
         assert orphan.path not in world.files()
-        assert "orphan" in report.removed[0].reason
+        assert "unreferenced" in report.removed[0].reason
 
     def test_an_upload_for_the_newest_version_is_left_alone_however_old(self) -> None:
         world = VacuumWorld()

@@ -44,9 +44,9 @@ def test_the_floor_is_never_above_the_head_that_is_known() -> None:
 
 def test_the_oldest_young_commit() -> None:
     found = commits((0, 9 * DAY), (1, 8 * DAY), (2, 6 * DAY))
-    assert plan.oldest_young(found, 2, NOW, 7 * DAY) == 2
-    assert plan.oldest_young(found, 2, NOW, 5 * DAY) == 3
-    assert plan.oldest_young(found, 2, NOW, 10 * DAY) == 0
+    assert plan.first_young_version(found, 2, NOW, 7 * DAY) == 2
+    assert plan.first_young_version(found, 2, NOW, 5 * DAY) == 3
+    assert plan.first_young_version(found, 2, NOW, 10 * DAY) == 0
 
 
 def info(key: str, age: int = 0) -> ObjectInfo:
@@ -87,12 +87,12 @@ def test_files_that_go() -> None:
     files = [
         plan.ListedFile(f"t/f{version}", f"f{version}", version, plan.APPEND, 10) for version in (1, 4, 5, 8, 9, 10, 11)
     ]
-    found = plan.unnamed(files, {"f8"}, plan.Reasons(10, deleted=False, created=4, recently_named={"f5"}))
+    found = plan.unreferenced_files(files, {"f8"}, plan.Reasons(10, deleted=False, created=4, recent_paths={"f5"}))
     assert {victim.key: victim.reason for victim in found} == {
         "t/f1": "its topic was deleted",
-        "t/f4": "orphan: no commit near version 10 names it",
+        "t/f4": "unreferenced: no commit near version 10 refers to it",
         "t/f5": "replaced or expired before version 10",
-        "t/f9": "orphan: no commit near version 10 names it",
+        "t/f9": "unreferenced: no commit near version 10 refers to it",
     }
 
 
@@ -117,5 +117,5 @@ def test_checkpoints_that_go() -> None:
     hours = [found[version].modified_ms // plan.HOUR_MS for version in left - {18, 19}]
     assert len(hours) == len(set(hours))
     assert {6, 18, 19} <= left
-    assert plan.kept_commits_ms(DAY) == 7 * DAY
-    assert plan.kept_commits_ms(5 * DAY) == 10 * DAY
+    assert plan.commit_retention_ms(DAY) == 7 * DAY
+    assert plan.commit_retention_ms(5 * DAY) == 10 * DAY

@@ -32,7 +32,7 @@ from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, TOPIC_STATE_JSON, TopicState
 from sparklog.log.topic.cloning import clone_of_hold
 from sparklog.log.topic.inventory import NamedFile, NamedFiles
-from sparklog.retention.vacuum_plan import held_versions
+from sparklog.retention.vacuum_plan import leased_versions
 from sparklog.storage.store import Store
 from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again
 from sparklog.tools.verification.findings import CHECKPOINT, LOG, MISSING, STATE, TWO_WINNERS, CheckCounts, Finding
@@ -380,7 +380,7 @@ class _Replay:
 
     def _leased_versions(self, state: TopicState) -> set[int]:
         # The lease of a clone lasts for as long as the clone needs it, even after it expires.
-        return held_versions(state, self.now_ms, [name for name in state.holds if clone_of_hold(name) is not None])
+        return leased_versions(state, self.now_ms, [name for name in state.holds if clone_of_hold(name) is not None])
 
     def _has_shrunk(self) -> bool:
         """Return True if objects of the log were deleted since it was listed."""

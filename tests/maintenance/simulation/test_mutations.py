@@ -53,12 +53,12 @@ def files_go_at_once(patch: Patch) -> None:
 
 def commits_go_at_once(patch: Patch) -> None:
     """Commits are collected as soon as a checkpoint covers them."""
-    patch.setattr(vacuum_plan, "kept_commits_ms", lambda delay_ms: 0)
+    patch.setattr(vacuum_plan, "commit_retention_ms", lambda delay_ms: 0)
 
 
 def holds_count_for_nothing(patch: Patch) -> None:
     """The vacuum does not look at holds."""
-    patch.setattr(vacuum._Vacuum, "hold_versions", lambda self, state: [])
+    patch.setattr(vacuum._Vacuum, "leased_versions", lambda self, state: [])
 
 
 def passes_in_halves(patch: Patch) -> None:
