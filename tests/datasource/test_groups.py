@@ -228,7 +228,7 @@ def test_settings_of_groups_are_those_of_kafkas_clients() -> None:
 def test_nothing_is_published_in_a_kafka_directory() -> None:
     place = Location(KAFKA_DIRECTORY, "/kafka", "/kafka")
     check_group_location(parse_options({}).read, place)
-    with pytest.raises(BadRequest, match=r"/kafka is a Kafka log directory, which is read-only: leave kafka.group.id"):
+    with pytest.raises(BadRequest, match=r"/kafka is a Kafka log directory, which is read-only: remove kafka.group.id"):
         check_group_location(parse_options({"kafka.group.id": "g"}).read, place)
     read = parse_options({"subscribe": "t", "startingoffsets": "group", "kafka.group.id": "g"}).read
     view = MemoryView()
@@ -354,7 +354,7 @@ def test_a_group_that_cannot_be_written_holds_no_query_up(world: TopicsWorld, ca
     with caplog.at_level(logging.WARNING):
         query.batch()
         query.batch()
-    assert caplog.text.count("group 'g' is behind, a later micro-batch publishes") == 1
+    assert caplog.text.count("group 'g' is behind until a later micro-batch commits") == 1
     broken[0] = False
     query.batch()
     assert offsets(world) == {}

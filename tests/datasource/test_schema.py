@@ -119,7 +119,7 @@ def test_wrong_read_schemas(schema: types.StructType, expected: str) -> None:
         ({"columns": "value", "includeHeaders": "true"}, None, ["value", "headers"]),
         ({"columns": "headers,value", "includeHeaders": "true"}, None, ["headers", "value"]),
         ({"columns": "value"}, struct(("value", "binary")), ["value"]),
-        ({"columns": ""}, None, "must be names of columns, separated by commas, out of key, value, topic"),
+        ({"columns": ""}, None, "must be column names out of key, value, topic"),
         ({"columns": "value,"}, None, "found 'value,'"),
         ({"columns": "value,timestamptype"}, None, "found 'timestamptype' (did you mean 'timestampType'?)"),
         ({"columns": "value,key,value"}, None, "Option 'columns' names 'value' twice: remove one"),

@@ -574,12 +574,12 @@ def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog:
         plan(root, topic="kept", num_partitions="4", **{"topic.retention.ms": "5"})
     partitions, config = caplog.messages
     assert partitions == (
-        "sparklog: Option 'num.partitions' is 4, and the topic 'kept' keeps its 3: it counts where a write creates the "
-        "topic; `sparklog topics alter kept` adds partitions"
+        "sparklog: Option 'num.partitions' (4) has no effect on the existing topic 'kept', which has 3; use "
+        "`sparklog topics alter kept` to add partitions"
     )
     assert config == (
-        "sparklog: Option 'topic.retention.ms' is 5, and the topic 'kept' keeps -1: it counts where a write creates "
-        "the topic; use `sparklog configs alter kept --add-config retention.ms=5`"
+        "sparklog: Option 'topic.retention.ms' (5) has no effect on the existing topic 'kept', which has -1; "
+        "use `sparklog configs alter kept --add-config retention.ms=5`"
     )
 
 
