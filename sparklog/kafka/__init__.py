@@ -1,1 +1,1 @@
-"""Kafka's log directories, read in place, imported and exported; and the messages of Kafka's protocol."""
+"""Read, import and export Kafka log directories, and encode the messages of the Kafka protocol."""

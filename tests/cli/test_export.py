@@ -123,8 +123,6 @@ def test_a_directory_that_is_not_empty(orders: Path, sparklog: Sparklog, tmp_pat
     sparklog("export", "orders", "--to", tmp_path / "out")
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     said = sparklog("export", "orders", "--to", tmp_path / "out", code=1)
-    assert said.err.endswith(
-        "is not empty: an export goes to a directory of its own; choose another or empty it [SPARKLOG_CONFLICT]\n"
-    )
+    assert said.err.endswith("is not empty: choose an empty or new directory for the export [SPARKLOG_CONFLICT]\n")
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -118,7 +118,7 @@ def test_consume_at_damage(fixtures: Path, sparklog: Sparklog) -> None:
     failed = sparklog(*consume, code=1)
     assert printed_offsets(failed.lines) == [offset for offset in good if offset < 226]
     assert "position 3395, offset 226) [SPARKLOG_CORRUPT]" in failed.err
-    assert "read on after it with corruptRecords=skip" in failed.err
+    assert "skip the damage with corruptRecords=skip" in failed.err
     skipping = sparklog(*consume, "--corrupt-records", "skip")
     assert printed_offsets(skipping.lines) == [offset for offset in good if not 226 <= offset < 232]
     said, count = skipping.err.splitlines()

@@ -254,7 +254,7 @@ def test_kafka_reads_every_type_and_version_alike(kafka_tools: KafkaTools, tmp_p
 
 def _random_fields(message: Struct, version: int, rng: random.Random) -> Fields:
     return {
-        field.name: _random_value(field, version, rng) if field.present(version) else field.initial()
+        field.name: _random_value(field, version, rng) if field.is_present(version) else field.initial()
         for field in message.fields
     }
 

@@ -109,13 +109,13 @@ def test_partitions_of_other_brokers_are_left_out(fixtures: Path, tmp_path: Path
 
 
 def test_where_there_are_no_groups(fixtures: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(NotFound, match="holds no partition of __consumer_offsets, where Kafka keeps consumer groups"):
+    with pytest.raises(NotFound, match="has no partition of __consumer_offsets, where Kafka stores consumer groups"):
         KafkaGroups(KafkaView(str(fixtures / "codecs" / "data")))
     partition = KafkaView(str(fixtures / "transactions" / "data" / "txn-a-0"))
     assert not has_groups(partition)
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(BadRequest, match="is one partition: groups are in __consumer_offsets of the whole log"),
+        pytest.raises(BadRequest, match="is a single partition: open its log directory"),
     ):
         KafkaGroups(partition)
 

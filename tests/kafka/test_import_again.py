@@ -258,7 +258,7 @@ def test_another_topic_of_the_name(root: Root, tmp_path: Path) -> None:
 def test_folders_of_two_topics(root: Root, tmp_path: Path) -> None:
     for number, topic_id in enumerate(("DYgfIwO1zvCu-XXovTnyZg", "AAAAAAAAAAAAAAAAAAAAAQ")):
         metadata(write_partition(tmp_path, f"t-{number}", {0: FIRST}), topic_id)
-    refused(root, tmp_path, BadRequest, "topics of different ids, AAAA.* and DYgf.*: bring those of one topic together")
+    refused(root, tmp_path, BadRequest, "topics with different ids, AAAA.* and DYgf.*: keep only those of one topic")
 
 
 def test_a_topic_that_was_written_to(root: Root, tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_last_batch_that_was_sent_again_to_another_leader(root: Root, tmp_path
     for at in range(0, len(again), len(again) // 3):
         again[at + 12 : at + 16] = (1).to_bytes(4, "big")
     write_partition(tmp_path, "t-0", {0: FIRST + again})
-    with pytest.raises(Conflict, match="up to offset 5, is not the one that is there now"):
+    with pytest.raises(Conflict, match="up to offset 5, differs from the one in the log directory"):
         import_log_dir(root, tmp_path)
     assert [record.value for record in read_topic(root.topic("t"))[3:]] == [b"x", b"y", b"z"]
 
@@ -314,7 +314,7 @@ def test_a_cut_that_compaction_hides_shows_in_the_leader_epochs(root: Root, tmp_
     segment(folder, 3).write_bytes(batch(6, [b"g"]))
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 6}))
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 4\n")
-    refused(root, tmp_path, Conflict, "is not the one that is there now")
+    refused(root, tmp_path, Conflict, "differs from the one in the log directory")
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 6\n")
     import_log_dir(root, tmp_path)
     assert [record.offset for record in read_topic(root.topic("t"))] == [0, 1, 2, 3, 4, 5, 6]

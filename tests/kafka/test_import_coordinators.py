@@ -213,7 +213,7 @@ def test_a_group_with_members_here_is_left_alone(root: Root, place: Path) -> Non
 
 def test_a_record_that_nobody_can_read(root: Root, place: Path) -> None:
     write_groups(place, messages(0, {key(): value(1), b"\0\1\0\xffgarbage": b"x", key("u"): b"\0\x63"}))
-    with pytest.raises(Corrupt, match=r"record at offset 1 of __consumer_offsets-0 cannot be read: .* without groups"):
+    with pytest.raises(Corrupt, match=r"record at offset 1 of __consumer_offsets-0: .* without groups"):
         import_log_dir(root, place)
     assert root.topics() == []
     said: list[Skipped] = []

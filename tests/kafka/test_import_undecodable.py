@@ -97,7 +97,7 @@ def test_the_other_policies_refuse_it_as_reading_does(tmp_path: Path, policy: st
     (part,) = view.plan([OffsetRange("t", 0, 0, 6)], READ_UNCOMMITTED)
     with pytest.raises(Corrupt) as in_place:
         list(part.read(COLUMNS))
-    with pytest.raises(Corrupt, match="import what can be read with corrupt_records skip") as refused:
+    with pytest.raises(Corrupt, match="import the valid records with corrupt_records skip") as refused:
         imported(tmp_path, policy, [])
     assert (refused.value.position, refused.value.offset) == (in_place.value.position, in_place.value.offset)
 

@@ -62,7 +62,7 @@ def test_a_swap_under_way_is_waited_for(folder: Path, busy: Env, waits: list[flo
 def test_a_swap_that_never_ends_is_read_as_the_next_start_up_would(folder: Path, busy: Env, waits: list[float]) -> None:
     (folder / f"{0:020}.log.swap").write_bytes(batch(2, [b"c"]))
     segment(folder, 3).write_bytes(SECOND)
-    names = directory.settled_segments(file_path(folder), env=busy)
+    names = directory.list_segments(file_path(folder), env=busy)
     assert [name.path.name for name in names] == [f"{0:020}.log.swap", f"{3:020}.log"]
     assert len(waits) > 10
 
@@ -76,8 +76,8 @@ def test_a_folder_that_never_holds_still_is_unavailable(
         return next(looks)
 
     monkeypatch.setattr(directory, "_listing", changing)
-    with pytest.raises(Unavailable, match="keeps changing: expected two listings in a row that agree"):
-        directory.settled_segments(file_path(folder), env=busy)
+    with pytest.raises(Unavailable, match="keeps changing: expected two equal listings in a row"):
+        directory.list_segments(file_path(folder), env=busy)
 
 
 def test_a_segment_that_is_listed_and_never_there_is_unavailable(folder: Path, env: Env) -> None:
@@ -86,7 +86,7 @@ def test_a_segment_that_is_listed_and_never_there_is_unavailable(folder: Path, e
     part = plan(view, 0, 6)
     segment(folder, 3).unlink()
     segment(folder, 3).symlink_to(folder / "nowhere")
-    said = rf"expected to open {segment(folder, 3)}, which its folder lists, found it gone each time: try again"
+    said = rf"{segment(folder, 3)} is listed in its folder, but does not exist when it is opened: retry"
     with pytest.raises(Unavailable, match=said):
         list(part.read(("offset",)))
     with pytest.raises(Unavailable, match=said):
@@ -165,7 +165,7 @@ def test_expired_files_are_read_until_they_are_gone(folder: Path) -> None:
     segment(folder, 3).write_bytes(SECOND)
     view = KafkaView(folder.parent)
     part = plan(view, 0, 6)
-    names = directory.settled_segments(file_path(folder))
+    names = directory.list_segments(file_path(folder))
     segment(folder, 0).rename(segment(folder, 0).with_suffix(".log.deleted"))
     with SegmentFile(names[0].path) as file:
         assert file.read(0, 10) == FIRST[:10]

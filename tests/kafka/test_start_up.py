@@ -12,7 +12,7 @@ import pytest
 from sparklog.errors import Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, kafka_layout
-from sparklog.kafka.in_place.directory import SegmentName, after_start_up, next_offset_of
+from sparklog.kafka.in_place.directory import SegmentName, next_offset_of, segments_after_startup
 from sparklog.kafka.in_place.files import LocalPath, file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile, companion, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE
@@ -101,7 +101,7 @@ def test_which_segments_count(logs: list[int], swaps: list[int], cleaned: int | 
 
     names = [SegmentName(base, LocalPath(f"{base}"), 0) for base in logs]
     swapped = [SegmentName(base, LocalPath(f"swap {base}"), 0) for base in swaps]
-    found = after_start_up(names, swapped, cleaned, next_offset)
+    found = segments_after_startup(names, swapped, cleaned, next_offset)
     assert [str(name.path) for name in found] == expected
 
 

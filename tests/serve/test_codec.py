@@ -49,7 +49,7 @@ def some_value(item: Field, version: int, random_: random.Random, depth: int = 0
 def some_fields(struct: Struct, version: int, random_: random.Random, depth: int = 0) -> dict[str, Any]:
     return {
         item.name: some_value(item, version, random_, depth)
-        if item.present(version) and item.tag is None
+        if item.is_present(version) and item.tag is None
         else item.initial()
         for item in struct.fields
     }

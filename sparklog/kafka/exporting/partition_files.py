@@ -1,18 +1,20 @@
-"""Write the files of one exported partition: copied and written segments, and empty ones that mark the log end.
+"""Write the files of an exported partition: copied segments, new segments, and an empty one at the log end.
 
-Every exported batch is checked: copies against the slice's CRC-32C, and their headers give the leader epochs. Indexes
-have no checksum, and a broker trusts them, so each is copied only if all entries are right, else built again.
+All exported batches are checked: copies against the CRC-32C of their slice, and their headers for the leader epochs.
+Indexes have no checksum, and a broker trusts them, so an index is copied only if all of its entries are valid, and
+otherwise rebuilt.
 
-Leader epochs become 0. Those of another cluster may be above the ones that the new broker gives, and Kafka's consumers
-ignore a leader whose epoch is below one they have seen in a batch or a committed offset. Epochs are outside of the
-batches' checksums.
+Leader epochs become 0. Epochs of another cluster may be higher than those of the new broker, and Kafka consumers ignore
+a leader with a lower epoch than they have seen in a batch or a committed offset. The checksums of batches do not cover
+epochs.
 
-A broker appends to the last segment, so that is never a copy, which may be a link to a file of the root. After a copy
-comes an empty segment at the log end, as a broker leaves it when it rolls; also if the log ends after its last batch.
+A broker appends to the last segment, so it must not be a copy, which may be a hard link to a file of the root. A copy
+is followed by an empty segment at the log end, like the one that a broker creates when it rolls. The same applies if
+the log ends after its last batch.
 
-If the first batch is above the log start, the first segment is named by the log start. If it is too far above, an
-empty segment is put there, with a last-modified time before all records: Kafka takes that as the time of a segment
-without batches, and a lookup by time reads only the first segment that reaches the time.
+If the first batch is above the log start, the first segment is named by the log start. If it is too far above, an empty
+segment is added there, with a modification time before all records: Kafka uses it as the time of an empty segment, and
+a lookup by timestamp reads only the first segment that reaches the timestamp.
 """
 
 from __future__ import annotations
@@ -51,14 +53,14 @@ from sparklog.storage.store import Store
 
 SUFFIXES = ("log", "index", "timeindex")
 BEFORE_ALL_TIMES = -1
-"""Seconds since the epoch: no record is looked up by an earlier time than 0."""
+"""In seconds since the epoch; lookups use timestamps of 0 or later."""
 
 
 @dataclass(slots=True)
 class PartitionFiles:
-    """The files of the partition of `plan` in `folder` of `target`; `source` and `topic` name the origin.
+    """The files of the partition of `plan` in `folder` of `target`, from `topic` in the store `source`.
 
-    `link`: hard links instead of copies where they can be; `keep_epochs`: leader epochs stay what they are. Call in
+    `link`: create hard links instead of copies if possible; `keep_epochs`: preserve leader epochs. Call the methods in
     this order: `output` (for `write_segments`), `copy`, `finish`.
     """
 
@@ -83,7 +85,7 @@ class PartitionFiles:
         plan = self.plan
         writer = _OutgoingWriter(self.target, self.folder, plan.partition, 0, "", self.configs)
         writer.files = self
-        end = plan.log_end if plan.cut else None
+        end = plan.log_end if plan.is_cut else None
         return SegmentOutput(self.source, self.topic, plan.written, writer, lambda: self.producers().aborted, end)
 
     def copy(self, progress: Progress) -> None:
@@ -92,22 +94,22 @@ class PartitionFiles:
             progress(row.records, row.size)
 
     def finish(self, written: Iterable[FileSlices]) -> int:
-        """Write the empty segments and the producers' snapshot, after all else; return the log end offset."""
-        plan, log_end, active = self.plan, max(self.plan.log_end, self._copied_end), False
+        """Write the empty segments and the producer snapshot, as the last step; return the log end offset."""
+        plan, log_end, has_active = self.plan, max(self.plan.log_end, self._copied_end), False
         for file in written:
             end = file.base[0] + file.offsets[0]
             log_end = max(log_end, end)
-            active = end == log_end
+            has_active = end == log_end
             self._bases.append(file.base[0])
             self.segments += 1
             self.nbytes += file.size
-        if not active:
+        if not has_active:
             self._write_empty(log_end)
         if min(self._bases) > plan.log_start:
             self._write_empty(plan.log_start)
             path = os.path.join(self.target.location, self.folder, f"{plan.log_start:020d}.log")
             os.utime(path, (BEFORE_ALL_TIMES, BEFORE_ALL_TIMES))
-        if not plan.cut and log_end > plan.log_start:
+        if not plan.is_cut and log_end > plan.log_start:
             entries = [producer.entry(number) for number, producer in self.producers().producers.items()]
             self.target.create(f"{self.folder}/{log_end:020d}.snapshot", snapshot_to_bytes(entries))
         return log_end
@@ -120,18 +122,18 @@ class PartitionFiles:
         return min(self._bases)
 
     def last_stable(self, log_end: int) -> int:
-        """Return the last stable offset of the export: below its log end if a transaction of Kafka's is open."""
+        """Return the last stable offset of the export, which is below its log end if a Kafka transaction is open."""
         plan = self.plan
         if plan.written.history is None:
             return log_end
-        if not plan.cut:
+        if not plan.is_cut:
             return min(max(self.producers().last_stable, plan.log_start), log_end)
-        # The replay has the cut slice as a whole, so read what was written.
+        # The replay contains all of the last slice, so read the exported part of it.
         view = KafkaView(os.path.join(self.target.location, self.folder))
         return max(view.bounds(self.topic)[plan.partition].last_stable, plan.log_start)
 
     def producers(self) -> PartitionProducers:
-        """Replay the batches of Kafka's producers up to the log end."""
+        """Return the state of Kafka producers at the log end, from a replay of their batches."""
         if self._producers is None:
             history, end = self.plan.written.history, self.plan.log_end
             nothing = PartitionProducers(end, transaction_index.none(), {})
@@ -139,7 +141,7 @@ class PartitionFiles:
         return self._producers
 
     def base_for(self, base: int, last: int) -> int:
-        """Return the base offset to name a segment of batches `base` to `last` by: the first one by the log start."""
+        """Return the base offset in the name of a segment of batches `base` to `last`: the first gets the log start."""
         if self._lowest is None:
             copied = [int(_stem(row.path)) for row in self.plan.copied]
             self._lowest = min(copied + [int(sources.base[0]) for sources in self.plan.written.segments])
@@ -153,31 +155,31 @@ class PartitionFiles:
         self.segments += 1
 
     def _copy(self, row: PlannedSlice) -> None:
-        named = int(_stem(row.path))
-        base = self.base_for(named, row.end - 1)
+        original_base = int(_stem(row.path))
+        base = self.base_for(original_base, row.end - 1)
         stem = f"{self.folder}/{base:020d}"
-        whole = row.end <= self.plan.log_end
-        linked = self.link and whole and _linked(self.source, row.file, self.target, f"{stem}.log")
+        is_complete = row.end <= self.plan.log_end
+        linked = self.link and is_complete and _link(self.source, row.file, self.target, f"{stem}.log")
         try:
             try:
-                copied = self._copy_log(row, whole, None if linked else f"{stem}.log")
+                copied = self._copy_log(row, is_complete, None if linked else f"{stem}.log")
             except _EpochsToReset:
                 self.target.delete(f"{stem}.log")
                 linked = False
-                copied = self._copy_log(row, whole, f"{stem}.log")
+                copied = self._copy_log(row, is_complete, f"{stem}.log")
         except MissingFile as missing:
-            raise Conflict(f"{missing.file} is gone: it was replaced since this was planned; export again") from None
+            raise Conflict(f"{missing.file} was replaced and deleted during the export: export again") from None
         if copied is None:
             return
         interval, (batches, nbytes) = self.configs.index_interval_bytes, copied
         raw = {suffix: read_if_there(self.source, row.file.removesuffix("log") + suffix) for suffix in INDEXES}
-        if not whole or base != named:
-            # Of a part the time index would end with a time that may not be in it; offsets count from the base.
+        if not is_complete or base != original_base:
+            # The last time of the index may not be in a part of the segment, and its offsets are relative to the base.
             raw["index"] = raw["timeindex"] = None
         self.target.create(f"{stem}.index", offset_index_of(raw["index"], base, batches, interval))
         self.target.create(f"{stem}.timeindex", time_index_of(raw["timeindex"], base, batches, interval))
         aborted = raw["txnindex"]
-        if aborted and not whole:
+        if aborted and not is_complete:
             index = transaction_index.parse(aborted, base, file=row.file)
             aborted = index.select(index.last_offsets <= batches.last_offset[-1]).to_bytes()
         if aborted:
@@ -188,11 +190,11 @@ class PartitionFiles:
         self.nbytes += nbytes
         self.linked += nbytes if linked else 0
 
-    def _copy_log(self, row: PlannedSlice, whole: bool, key: str | None) -> tuple[IndexedBatches, int] | None:
-        """Read and check a sealed segment, or the wanted part of it, and write it to `key` (None: it is a link).
+    def _copy_log(self, row: PlannedSlice, is_complete: bool, key: str | None) -> tuple[IndexedBatches, int] | None:
+        """Read and check a sealed segment, or its exported part, and write it to `key`; None for a hard link.
 
-        Return its batches and bytes, None if no batch of it is wanted. `_EpochsToReset` for a link to batches whose
-        epochs must change.
+        Return its batches and bytes; None if none are exported. Raises `_EpochsToReset` if a linked segment has epochs
+        that must change.
         """
         writer = self.target.writer(key) if key is not None else None
         columns: list[tuple[npt.NDArray[np.int64], ...]] = []
@@ -200,21 +202,23 @@ class PartitionFiles:
         try:
             for window in read_windows(self.source, row):
                 data, headers = window.data, window.headers
-                kept = headers if whole else headers[: _wanted(headers, self.plan.log_end)]
-                if len(kept) < len(headers):
-                    data = data[: int(kept.position[-1] + kept.size[-1]) if len(kept) else 0]
-                for wrong in () if whole else crc_failures(data, kept).tolist():
+                batches = headers if is_complete else headers[: _count_below(headers, self.plan.log_end)]
+                if len(batches) < len(headers):
+                    data = data[: int(batches.position[-1] + batches.size[-1]) if len(batches) else 0]
+                for invalid in () if is_complete else crc_failures(data, batches).tolist():
                     reason = "the batch's checksum does not match its bytes: restore it"
-                    position, offset = low + int(kept.position[wrong]), int(kept.base_offset[wrong])
+                    position, offset = low + int(batches.position[invalid]), int(batches.base_offset[invalid])
                     raise Corrupt(reason, file=row.file, position=position, offset=offset)
-                columns.append((kept.position + low, kept.base_offset, kept.last_offset, kept.max_timestamp))
+                columns.append(
+                    (batches.position + low, batches.base_offset, batches.last_offset, batches.max_timestamp)
+                )
                 low += len(data)
-                outgoing = self.prepare(data, kept)
+                outgoing = self.prepare(data, batches)
                 if writer is not None:
                     writer.write(outgoing)
                 elif outgoing is not data:
                     raise _EpochsToReset
-                if len(kept) < len(headers):
+                if len(batches) < len(headers):
                     break
         except BaseException:
             if writer is not None:
@@ -229,12 +233,12 @@ class PartitionFiles:
         )
 
     def prepare(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
-        """Return the bytes to export of these batches; note their leader epochs. A bytearray is changed in place."""
-        high = headers.leader_epoch > 0
-        if not self.keep_epochs and high.any():
+        """Return the bytes of batches to export, and record their leader epochs. Changes a bytearray in place."""
+        is_reset = headers.leader_epoch > 0
+        if not self.keep_epochs and is_reset.any():
             data = data if isinstance(data, bytearray) else bytearray(data)
-            headers = rewrite_headers(data, headers, leader_epoch=np.where(high, 0, NO_LEADER_EPOCH))
-        # One entry for each batch whose epoch is not that of the one before.
+            headers = rewrite_headers(data, headers, leader_epoch=np.where(is_reset, 0, NO_LEADER_EPOCH))
+        # Add one entry for each batch with another epoch than the previous batch.
         changes = np.flatnonzero(np.diff(headers.leader_epoch, prepend=NO_LEADER_EPOCH - 1))
         epochs = headers.leader_epoch[changes].tolist()
         self._epochs += zip(headers.base_offset[changes].tolist(), epochs, strict=True)
@@ -242,7 +246,7 @@ class PartitionFiles:
 
 
 class _EpochsToReset(Exception):  # noqa: N818
-    """A segment that is linked has leader epochs above 0."""
+    """Raised if a linked segment has leader epochs above 0."""
 
 
 class _OutgoingWriter(SegmentWriter):
@@ -252,7 +256,7 @@ class _OutgoingWriter(SegmentWriter):
         return f"{base:020d}.log"
 
     def key(self, path: str) -> str:
-        # The name of Kafka's folder for a partition is not escaped.
+        # Folder names of partitions in Kafka are not escaped.
         return f"{self.files.folder}/{path}"
 
     def begin(self, base: int, keyed: bool | None = None) -> None:
@@ -263,14 +267,14 @@ class _OutgoingWriter(SegmentWriter):
         super().append(self.files.prepare(data, headers), headers, **facts)
 
 
-def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
-    """Make the entries of a `leader-epoch-checkpoint` from (base offset, epoch) of batches, in any order.
+def leader_epochs(epochs: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
+    """Return the entries of a `leader-epoch-checkpoint` from the (base offset, epoch) of batches, in any order.
 
-    Kafka's rules: a batch of another epoch begins an entry and drops those that are not below it; the first entry
-    begins at the log start, also where the batches that began it are gone. Messages of formats v0 and v1 have no epoch.
+    As in Kafka, a batch with another epoch adds an entry and removes entries that are not lower; the first entry starts
+    at the log start, even if its first batches have been deleted. Messages of formats v0 and v1 have no epoch.
     """
     entries: list[LeaderEpoch] = []
-    batches = sorted(noted)
+    batches = sorted(epochs)
     for offset, epoch in batches:
         if epoch <= NO_LEADER_EPOCH or (entries and entries[-1].epoch == epoch):
             continue
@@ -283,21 +287,22 @@ def leader_epochs(noted: Iterable[tuple[int, int]], log_start: int) -> list[Lead
     return [LeaderEpoch(entry.epoch, log_start) for entry in below[-1:]] + entries[len(below) :]
 
 
-def _wanted(headers: BatchHeaders, end: int) -> int:
-    """Count the batches, from the first on, that may hold offsets below `end`.
+def _count_below(headers: BatchHeaders, end: int) -> int:
+    """Return the number of batches that may contain offsets below `end`.
 
-    The header of a wrapper of format v0 or v1 does not have its first offset: it is after the batch before it.
+    The header of a wrapper message of format v0 or v1 does not contain its first offset, which is after the previous
+    batch.
     """
-    after = np.append(headers.base_offset[:1], headers.next_offset[:-1])
-    return int(np.searchsorted(np.where(headers.is_legacy, after, headers.base_offset), end))
+    previous_end = np.append(headers.base_offset[:1], headers.next_offset[:-1])
+    return int(np.searchsorted(np.where(headers.is_legacy, previous_end, headers.base_offset), end))
 
 
 def _stem(path: str) -> str:
     return path.rsplit("/", 1)[-1].removesuffix(".log")
 
 
-def _linked(source: Store, file: str, target: LocalStore, key: str) -> bool:
-    """Hard-link the source's file; False if that is not possible, as on different disks."""
+def _link(source: Store, file: str, target: LocalStore, key: str) -> bool:
+    """Create a hard link to a file of the source; return False if that is not possible, as across disks."""
     if not isinstance(source, LocalStore):
         return False
     path = os.path.join(target.location, key)

@@ -1,23 +1,23 @@
-"""Plan an export from a snapshot: per partition the segments to copy, the slices to write, and the topic's configs.
+"""Plan an export from a snapshot: the segments to copy and the slices to write per partition, configs and offsets.
 
-A sealed slice is a Kafka segment already and is copied, up to the wanted end. All other slices are cut into segments by
-the rule of sealing (`sparklog.log.state.segments`) and written by the same code. Records at or above the last stable
-offset are not exported: in Kafka's files an open transaction of sparklog's would be committed records. Slices of
-aborted transactions are left out, which leaves a gap in the offsets.
+A sealed slice is already a Kafka segment and is copied, up to the end of the export. Other slices are rewritten into
+segments with the rule and code of sealing (`sparklog.log.state.segments`). Records at or above the last stable offset
+are not exported, because in Kafka the records of an open sparklog transaction would be committed. Slices of aborted
+transactions are skipped, which leaves gaps in the offsets.
 
-An export may begin at any offset: the first file stays whole, and the log start says where records begin. It ends with
-the batch that holds the last wanted offset, because batches are not taken apart.
+An export may start at any offset: the first file is exported entirely, and the log start determines the first record.
+It ends with the batch that contains the last offset, because batches are not split.
 
-Configs go out as a properties file for Kafka's tools. A config that a broker refuses (removed in Kafka 4, or a
-`segment.bytes` below its least) is a comment there. Committed offsets go out as records for a broker, and as a file for
-Kafka's own tool:
+Configs are exported as a properties file for Kafka's tools. Configs that a broker rejects (removed in Kafka 4, or a
+`segment.bytes` below the minimum) become comments. Committed offsets are exported as records for a broker, and as a
+file for Kafka's own tool:
 
-    __consumer_offsets-<n>    n = abs(hashCode of the group's name) mod the number of partitions, as the coordinator
-                              chooses it: of each group GroupMetadata, then an OffsetCommit for each partition it reads
+    __consumer_offsets-<n>    n = abs(hashCode of the group's name) mod the number of partitions, as for the
+                              coordinator; a GroupMetadata record per group, and an OffsetCommit per partition
     consumer-groups.csv       group,topic,partition,offset: for `kafka-consumer-groups --reset-offsets --from-file`
 
-GroupMetadata says that the group is Empty, since the time of the export. Without it a broker would count the retention
-of offsets (`offsets.retention.minutes`, seven days) from each one's commit, and drop those that are older as soon as it
+GroupMetadata states that the group is empty since the time of the export. Without it, a broker would count the
+retention of offsets (`offsets.retention.minutes`, seven days) from each commit, and delete older offsets as soon as it
 has loaded them.
 """
 
@@ -58,62 +58,62 @@ if TYPE_CHECKING:
     from sparklog.log.topic.topic import Topic
 
 
-GONE = frozenset({"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"})
+REMOVED = frozenset({"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"})
 """Removed in Kafka 4.0."""
-OURS = frozenset({"inline.records.bytes", "carried.commits"})
-LEAST_SEGMENT_BYTES = 1 << 20
+SPARKLOG_ONLY = frozenset({"inline.records.bytes", "carried.commits"})
+MIN_SEGMENT_BYTES = 1 << 20
 
 
 def broker_configs(configs: TopicConfigs) -> tuple[dict[str, str], dict[str, str]]:
-    """Part the explicit configs into those that a broker takes, and those that it refuses, with the reason."""
-    taken: dict[str, str] = {}
-    refused: dict[str, str] = {}
+    """Return the explicit configs that a broker accepts, and the reasons why it rejects others, by name."""
+    accepted: dict[str, str] = {}
+    rejected: dict[str, str] = {}
     for name, value in sorted(configs.explicit.items()):
-        if name in OURS:
-            refused[name] = "Kafka has no such config"
-        elif name in GONE:
-            refused[name] = "Kafka 4 has no such config"
-        elif name == "segment.bytes" and int(value) < LEAST_SEGMENT_BYTES:
-            refused[name] = f"Kafka takes no less than {LEAST_SEGMENT_BYTES}"
+        if name in SPARKLOG_ONLY:
+            rejected[name] = "Kafka has no such config"
+        elif name in REMOVED:
+            rejected[name] = "Kafka 4 has no such config"
+        elif name == "segment.bytes" and int(value) < MIN_SEGMENT_BYTES:
+            rejected[name] = f"Kafka takes no less than {MIN_SEGMENT_BYTES}"
         else:
-            taken[name] = value
-    return taken, refused
+            accepted[name] = value
+    return accepted, rejected
 
 
 def properties_file(topic: str, partitions: int, configs: TopicConfigs) -> bytes:
-    taken, refused = broker_configs(configs)
-    options = "".join(f" --config {name}={value}" for name, value in taken.items())
+    accepted, rejected = broker_configs(configs)
+    options = "".join(f" --config {name}={value}" for name, value in accepted.items())
     file = properties_name(topic)
     lines = [
         f"# kafka-topics.sh --create --topic {topic} --partitions {partitions}{options}",
         f"# kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config-file {file}",
-        *(f"# {name}={configs.explicit[name]}  ({reason})" for name, reason in refused.items()),
-        *(f"{name}={value}" for name, value in taken.items()),
+        *(f"# {name}={configs.explicit[name]}  ({reason})" for name, reason in rejected.items()),
+        *(f"{name}={value}" for name, value in accepted.items()),
     ]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """One partition of an export.
+    """The export of one partition.
 
-    * `log_start`, `log_end`: the offsets that go out; `cut`: the last slice goes on after them, and is not taken whole
-    * `copied`: sealed segments to copy; `written`: slices to write as segments, by segment; its `history`: all slices
-      up to `log_end` where some hold batches of Kafka's producers, else None
+    * `log_start`, `log_end`: the exported offsets; `is_cut`: only a part of the last slice is exported
+    * `copied`: sealed segments to copy; `written`: slices to write, by segment. The `history` of `written` has all
+      slices up to `log_end` if some have batches of Kafka producers, and is None otherwise
     * `first_dirty_offset`: Kafka's cleaner checkpoint, None for topics that are not compacted
     """
 
     partition: int
     log_start: int
     log_end: int
-    cut: bool
+    is_cut: bool
     copied: tuple[PlannedSlice, ...]
     written: SealPart
     first_dirty_offset: int | None
 
     @property
     def nbytes(self) -> int:
-        """Bytes to read."""
+        """The number of bytes to read."""
         written = sum(int(sources.size.sum()) for sources in self.written.segments)
         return sum(row.size for row in self.copied) + written
 
@@ -123,22 +123,22 @@ def plan_export(
 ) -> list[PartitionPlan]:
     """Plan the export of partitions (None: all) from `starts` (default: log start) to `ends` (last stable offset).
 
-    `NotFound` for a partition or an offset that is not there, or that is not stable.
+    Raises `NotFound` for a missing partition, and for an offset that does not exist or is not stable.
     """
-    every = range(snapshot.state.partitions)
-    named = every if partitions is None else sorted({*partitions})
-    for partition in {*named, *starts, *ends}:
-        if partition not in every:
-            raise NotFound(f"topic '{snapshot.topic}' has partitions 0 to {len(every) - 1}, found {partition}")
-        if partition not in named:
-            raise NotFound(f"offsets are given for partition {partition}, which is not among those to export")
+    existing = range(snapshot.state.partitions)
+    chosen = existing if partitions is None else sorted({*partitions})
+    for partition in {*chosen, *starts, *ends}:
+        if partition not in existing:
+            raise NotFound(f"topic '{snapshot.topic}' has partitions 0 to {len(existing) - 1}, found {partition}")
+        if partition not in chosen:
+            raise NotFound(f"partition {partition} has a start or end offset, but is not exported")
     stable = stable_ends(snapshot)
-    return [_planned(snapshot, number, starts.get(number), ends.get(number), stable[number]) for number in named]
+    return [_planned(snapshot, number, starts.get(number), ends.get(number), stable[number]) for number in chosen]
 
 
 def stable_ends(snapshot: Snapshot) -> list[int]:
-    """Return by partition the offset after what may go out."""
-    # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
+    """Return the end of the exportable offsets, by partition."""
+    # Kafka transactions may stay open, because a broker will handle them.
     return [int(offset) for offset in replace(snapshot.state, kafka_open=()).last_stable()]
 
 
@@ -147,9 +147,9 @@ def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | 
     log_start = int(state.log_start[partition])
     start, end = log_start if first is None else first, stable if last is None else last
     if not log_start <= start <= end <= stable:
-        held = f", held back by an open transaction below {int(state.log_end[partition])}"
+        held = f", because an open transaction holds back the log end {int(state.log_end[partition])}"
         raise NotFound(
-            f"offsets {start} to {end} of {topic}-{partition} are out of range: expected a part of "
+            f"offsets {start} to {end} of {topic}-{partition} are out of range: expected a range within "
             f"{log_start} to {stable}{held if stable < state.log_end[partition] else ''}"
         )
     below = snapshot.slices.select(partition, 0, end)
@@ -167,13 +167,13 @@ def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | 
         else:
             segments.append(sources)
     cleaned = min(int(state.first_dirty_offset[partition]), end)
-    kafkas = bool((below.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
-    history = planned_slices(topic, partition, below) if kafkas else None
+    has_kafka_producers = bool((below.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
+    history = planned_slices(topic, partition, below) if has_kafka_producers else None
     return PartitionPlan(
         partition=partition,
         log_start=start,
         log_end=end,
-        cut=len(rows) > 0 and int(rows.end[-1]) > end,
+        is_cut=len(rows) > 0 and int(rows.end[-1]) > end,
         copied=tuple(copied),
         written=SealPart(partition, tuple(segments), history, end),
         first_dirty_offset=cleaned if configs.is_compacted and cleaned > 0 else None,
@@ -184,13 +184,13 @@ ALL_GROUPS = "all"
 DEFAULT_OFFSETS_PARTITIONS = 50
 """Kafka's `offsets.topic.num.partitions`."""
 OFFSETS_CONFIGS = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": 100 << 20}
-"""With which a coordinator creates the topic."""
+"""The configs with which a coordinator creates the topic."""
 PROTOCOL_TYPE = "consumer"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """Committed offsets of a group, ordered by topic and partition; `generation`: of its members, 0 without any."""
+    """The committed offsets of a group, by topic and partition; `generation` is 0 without members."""
 
     group: str
     generation: int
@@ -198,62 +198,63 @@ class GroupOffsets:
 
 
 def group_partition(group: str, partitions: int) -> int:
-    """The partition of the offsets topic that keeps a group: Java's `String.hashCode`, its sign dropped."""
+    """Return the partition of `__consumer_offsets` for a group, from Java's `String.hashCode`."""
     code = string_hash(group)
     signed = code - (1 << 32) if code >= 1 << 31 else code
-    # Kafka's Utils.abs: the smallest int has no positive counterpart, and counts as 0.
+    # Kafka's Utils.abs returns 0 for the smallest int, which has no positive counterpart.
     return 0 if signed == -(1 << 31) else abs(signed) % partitions
 
 
 def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mapping[str, str]) -> list[GroupOffsets]:
-    """Return the committed offsets of groups for topics (name -> id); `"all"` leaves out groups without any.
+    """Return the committed offsets of groups for topics (ids by name); `"all"` skips groups without offsets.
 
-    `NotFound` for a group that does not exist, or has no offset of these topics; `Corrupt` for a damaged one.
+    Raises `NotFound` for a group that does not exist or has no offset for these topics, and `Corrupt` for a damaged
+    one.
     """
     from sparklog.groups.lag import Groups
 
     opened = Groups(root)
-    everyone = isinstance(groups, str) and groups == ALL_GROUPS
-    names = opened.names(None if everyone else [])
-    group_names = names if everyone else [groups] if isinstance(groups, str) else list(dict.fromkeys(groups))
+    is_all = isinstance(groups, str) and groups == ALL_GROUPS
+    names = opened.names(None if is_all else [])
+    group_names = names if is_all else [groups] if isinstance(groups, str) else list(dict.fromkeys(groups))
     offsets = []
     for name in group_names:
         if name not in names and not opened.group(name).log.refresh().exists:
             raise NotFound(f"there is no group '{name}' in {root.location}{did_you_mean(name, names)}")
         group = opened.group(name)
-        mine = [offset for offset in group.committed().values() if topic_ids.get(offset.topic) == offset.topic_id]
-        if mine:
-            mine.sort(key=lambda offset: (offset.topic, offset.partition))
-            offsets.append(GroupOffsets(name, max(group.description().generation, 0), tuple(mine)))
-        elif not everyone:
-            raise NotFound(f"group '{name}' has no offset of {', '.join(topic_ids)}: leave it out")
+        committed = [row for row in group.committed().values() if topic_ids.get(row.topic) == row.topic_id]
+        if committed:
+            committed.sort(key=lambda offset: (offset.topic, offset.partition))
+            offsets.append(GroupOffsets(name, max(group.description().generation, 0), tuple(committed)))
+        elif not is_all:
+            raise NotFound(f"group '{name}' has no offsets for {', '.join(topic_ids)}: omit it")
     return offsets
 
 
 def exported_offsets(
     groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | None], keep_epochs: bool
 ) -> list[GroupOffsets]:
-    """Return the offsets of exported partitions, cut at `ends` (None: the whole partition was exported).
+    """Return the offsets of exported partitions, at most `ends` (None if the entire partition was exported).
 
-    With an offset above the end a consumer's position would be out of range, and its `auto.offset.reset` would apply.
-    Without `keep_epochs` leader epochs become 0, as in the exported batches.
+    Otherwise a consumer with a higher offset would be out of range, and its `auto.offset.reset` would apply. Without
+    `keep_epochs`, leader epochs become 0, as in the exported batches.
     """
     exported = []
     for group in groups:
-        kept = []
+        rows = []
         for committed in group.committed:
             if (committed.topic, committed.partition) in ends:
                 end = ends[committed.topic, committed.partition]
                 offset = committed.offset if end is None else min(committed.offset, end)
                 epoch = committed.leader_epoch if keep_epochs or committed.leader_epoch is None else 0
-                kept.append(replace(committed, offset=offset, leader_epoch=epoch))
-        if kept:
-            exported.append(replace(group, committed=tuple(kept)))
+                rows.append(replace(committed, offset=offset, leader_epoch=epoch))
+        if rows:
+            exported.append(replace(group, committed=tuple(rows)))
     return exported
 
 
 def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> Topic:
-    """Make the topic `__consumer_offsets` with these offsets, in memory. `BadRequest` for too many partitions."""
+    """Return a topic `__consumer_offsets` in memory with these offsets. Raises `BadRequest` for too many partitions."""
     import pyarrow as pa
 
     from sparklog.log.write.append_target import WriteOptions
@@ -287,7 +288,7 @@ def group_records(group: GroupOffsets, now_ms: int) -> Iterator[tuple[bytes, byt
 
 
 def groups_csv(groups: Sequence[GroupOffsets]) -> bytes:
-    """Lines `group,topic,partition,offset` (UTF-8; names with commas or quotes in quotes)."""
+    """Return lines `group,topic,partition,offset` in UTF-8, with quotes around names that contain commas or quotes."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for group in groups:

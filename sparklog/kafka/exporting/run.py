@@ -1,15 +1,15 @@
-"""Export topics to a directory with the files that a Kafka broker keeps in a log dir.
+"""Export topics to a directory with the files of a Kafka log directory.
 
     <path>/orders-0/00000000000000000000.log .index .timeindex [.txnindex]     segments, the last one active
-                    <log end, 20 digits>.snapshot                               what producers did up to there
+                    <log end, 20 digits>.snapshot                               the state of producers at the log end
                     leader-epoch-checkpoint, partition.metadata
     <path>/orders.properties                                                    the topic's configs
-    <path>/__consumer_offsets-0 ..., consumer-groups.csv                        offsets of groups, if asked for
+    <path>/__consumer_offsets-0 ..., consumer-groups.csv                        offsets of groups, if requested
     <path>/recovery-point-, replication-, log-start-, cleaner-offset-checkpoint
 
-The directory is there whole or not at all: all is written, durably, into a folder next to it, which takes its name in
-the end, and only if nothing has come to be there meanwhile. `.kafka_cleanshutdown` and `meta.properties` are not
-written: they belong to a broker, and without the first one it looks at the files before it believes them.
+The directory appears atomically: all files are written durably to a temporary folder next to it, which is renamed at
+the end, unless the directory has been created and filled since. `.kafka_cleanshutdown` and `meta.properties` are not
+written, because they belong to a broker. Without the first one, a broker checks the files when it starts.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ from sparklog.storage.local import LocalStore
 from sparklog.storage.locations import is_url, without_settings
 from sparklog.storage.system_errors import store_error
 
-PARTITIONS_AT_ONCE = 128
-"""Each may have a file open."""
+PARALLEL_PARTITIONS = 128
+"""Each partition may have an open file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedPartition:
-    """One partition as it was exported.
+    """An exported partition.
 
-    `last_stable`: below the log end where a transaction of Kafka's is open; `segments`: how many, empty ones included;
-    `nbytes`: of their `.log` files; `linked`: of those that are hard links to files of the root.
+    * `last_stable`: the last stable offset, below the log end if a Kafka transaction is open
+    * `segments`: number of segments, including empty ones; `nbytes`: size of their `.log` files
+    * `linked`: size of those that are hard links to files of the root
     """
 
     partition: int
@@ -73,9 +74,9 @@ class ExportedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ExportedTopic:
-    """One topic as it was exported: `version` of its log, `topic_id` in its files, `configs` that were set on it.
+    """An exported topic: the `version` of its log, the `topic_id` in its files, and its explicit `configs`.
 
-    `__consumer_offsets`, which is made for an export, has no `version`; `groups` are those whose offsets are in it.
+    `__consumer_offsets`, which is generated, has no `version`; `groups` are the groups whose offsets it contains.
     """
 
     topic: str
@@ -89,13 +90,14 @@ class ExportedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """Options of an export, as of `sparklog.export_kafka`; ranges apply to each topic.
+    """Options of an export, as in `sparklog.export_kafka`; ranges apply to each topic.
 
-    * `starts` (inclusive) and `ends` (exclusive; the batch that holds the last offset goes out whole)
-    * `topic_id`: the broker's id of the topic, by topic if there are several; default: the id that Kafka gave an
-      imported topic, else the id in the root
-    * `groups`: `__consumer_offsets` has `offsets_partitions` partitions, and comes last in the result
-    * `durable`: False skips every fsync
+    * `starts` (inclusive) and `ends` (exclusive, but the batch with the last offset is exported entirely)
+    * `topic_id`: the topic id in the files, by topic if there are several; by default the id in Kafka for imported
+      topics, otherwise the id in the root
+    * `groups`: groups whose offsets are exported in `__consumer_offsets`, which has `offsets_partitions` partitions and
+      is the last topic in the result
+    * `durable`: False skips all fsync calls
     """
 
     partitions: Sequence[int] | None = None
@@ -114,12 +116,11 @@ class ExportOptions:
 
     def check(self) -> None:
         if self.version is not None and self.time_ms is not None:
-            raise BadRequest("an export is of a version or of a time: give one of both")
+            raise BadRequest("expected either a version or a time to export, found both")
         if (self.starts and self.start_ms is not None) or (self.ends and self.end_ms is not None):
-            raise BadRequest("an export begins, and ends, at offsets or at a time: give one of both")
+            raise BadRequest("expected either offsets or a time for the start and the end of an export, found both")
         if self.start_ms is not None and self.end_ms is not None and self.end_ms < self.start_ms:
-            times = f"from {self.start_ms} ms to {self.end_ms} ms"
-            raise BadRequest(f"an export {times} ends before it begins: exchange them")
+            raise BadRequest(f"the export ends at {self.end_ms} ms, before its start at {self.start_ms} ms: swap them")
 
 
 def export_topics(
@@ -130,13 +131,13 @@ def export_topics(
     progress: Progress = silent,
     planned: Callable[[int], object] = lambda nbytes: None,
 ) -> list[ExportedTopic]:
-    """Export topics to the directory `path`, which must be empty or new; return them in the order given.
+    """Export topics to the directory `path`, which must be empty or not exist; return them in order.
 
     `planned` is called with the number of bytes to export, then `progress` with records and bytes.
 
-    `NotFound` for a topic, partition, offset, version, time or group that does not exist; `Conflict` if the directory
-    is not empty or a file was replaced meanwhile; `BadRequest` for a directory or an id that is not valid; `Corrupt`
-    for damage. Nothing is left at `path` then.
+    Raises `NotFound` for a missing topic, partition, offset, version, time or group; `Conflict` if the directory is not
+    empty or a file was replaced during the export; `BadRequest` for an invalid directory or id; `Corrupt` for damage.
+    Then nothing is created at `path`.
     """
     options.check()
     if not topics or len(set(topics)) < len(topics):
@@ -144,13 +145,13 @@ def export_topics(
     topic_ids = _topic_ids(options.topic_id, topics, options.groups is not None)
     if is_url(path):
         raise BadRequest(
-            f"{without_settings(os.fspath(path))} is a bucket, and an export goes to a disk, where it appears whole: "
-            "give a path and copy that, as with `aws s3 sync`"
+            f"{without_settings(os.fspath(path))} is in a bucket, but an export needs a disk to appear atomically:"
+            " export to a path, and upload that, for example with `aws s3 sync`"
         )
     directory = _check_directory(root, local_path(path))
     offsets: list[GroupOffsets] | None = None
     if options.groups is not None:
-        # Before the snapshots: an offset that is committed later could be beyond the end of the export.
+        # Read the offsets before the snapshots, because later ones could be beyond the end of the export.
         ids = {name: root.topic(name).log.state(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, options.groups, ids)
     snapshots = _read_snapshots(root, topics, options.version, options.time_ms)
@@ -171,7 +172,7 @@ def export_topics(
 
 
 def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """Return starts and ends of this topic's partitions, times as offsets. A time after the last record is the end."""
+    """Return the start and end offsets by partition, with times converted; a time after the last record is the end."""
     stable = stable_ends(snapshot)
     partitions = [p for p in options.partitions or range(len(stable)) if p < len(stable)]
 
@@ -189,42 +190,42 @@ def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapp
 
 def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:
     if groups and CONSUMER_OFFSETS in topics:
-        raise BadRequest(f"{CONSUMER_OFFSETS} is exported as a topic or made from groups: give one of both")
+        raise BadRequest(f"expected either the topic {CONSUMER_OFFSETS} or groups to export, found both")
     if isinstance(given, str):
         if len(topics) > 1:
-            raise BadRequest(f"a topic id is of one topic, found {len(topics)}: give them by topic")
+            raise BadRequest(f"expected one topic for a topic id, found {len(topics)}: pass ids by topic")
         given = {topics[0]: given}
     for topic, topic_id in (given or {}).items():
         if topic not in topics and not (groups and topic == CONSUMER_OFFSETS):
-            raise BadRequest(f"a topic id is given for '{topic}', which is not among those to export")
+            raise BadRequest(f"topic '{topic}' has a topic id, but is not exported")
         try:
             checkpoint_files.checked_topic_id(topic_id)
         except Corrupt as error:
-            raise BadRequest(f"{error.message}: give the id that kafka-topics.sh --describe shows") from None
+            raise BadRequest(f"{error.message}: use the id in the output of kafka-topics.sh --describe") from None
     return given or {}
 
 
 def _check_directory(root: Root, path: str) -> str:
-    """Return the real path. `BadRequest` for a file, or within or around the root; `Conflict` if not empty."""
+    """Return the real path. Raises `BadRequest` if it is a file or overlaps the root, `Conflict` if not empty."""
     real = os.path.realpath(path)
     store = root.store
     if isinstance(store, LocalStore):
         inside = os.path.realpath(store.location)
         if os.path.commonpath([real, inside]) in (inside, real):
-            raise BadRequest(f"{path} lies within the root {store.location} or around it: choose another directory")
+            raise BadRequest(f"{path} is inside the root {store.location} or contains it: choose another directory")
     if os.path.lexists(real) and not os.path.isdir(real):
-        raise BadRequest(f"{path} is a file; expected a directory that is empty or new")
+        raise BadRequest(f"{path} is a file: expected an empty or new directory")
     if os.path.isdir(real) and os.listdir(real):
         raise _not_empty(path)
     return real
 
 
 def _not_empty(path: str) -> Conflict:
-    return Conflict(f"{path} is not empty: an export goes to a directory of its own; choose another or empty it")
+    return Conflict(f"{path} is not empty: choose an empty or new directory for the export")
 
 
 def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
-    """Return snapshots that end, in all topics, before a transaction that is hidden in one: none goes out in part."""
+    """Return snapshots that end before the first open transaction, so that no transaction is exported in part."""
     if version is None and time_ms is None:
         raw = {name: root.topic(name).log.snapshot() for name in topics}
         shown, gone = consistent_snapshots(root.engine.decisions, raw, lambda name: root.topic(name).log.snapshot())
@@ -232,7 +233,7 @@ def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time
             raise no_topic(name, root.location)
     else:
         shown = {name: _read_older(root, name, version, time_ms) for name in topics}
-    # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
+    # Kafka transactions may stay open, because a broker will handle them.
     native = {name: replace(shot, state=replace(shot.state, kafka_open=())) for name, shot in shown.items()}
     held = [limited_to(native[name], ends) for name, ends in consistent_ends(native).items()]
     return [replace(shot, state=replace(shot.state, kafka_open=shown[shot.topic].state.kafka_open)) for shot in held]
@@ -244,21 +245,21 @@ def _read_older(root: Root, name: str, version: int | None, time_ms: int | None)
     if not len(history.commits):
         root.topic(name)
     version = version if version is not None else history.version_at(time_ms or 0)
-    newest = int(history.commits.version[-1]) if len(history.commits) else -1
-    if not 0 <= version <= newest:
-        raise BadRequest(f"topic '{name}' has versions up to {newest}, found {version}")
+    latest = int(history.commits.version[-1]) if len(history.commits) else -1
+    if not 0 <= version <= latest:
+        raise BadRequest(f"topic '{name}' has versions up to {latest}, found {version}")
     snapshot = history.at(version)
     if not snapshot.state.exists:
-        raise BadRequest(f"topic '{name}' was deleted at version {version}: name an earlier one")
+        raise BadRequest(f"topic '{name}' was deleted at version {version}: choose an earlier one")
     return snapshot
 
 
 @dataclass(slots=True)
 class _Export:
-    """The export of several topics: their files, and the checkpoints of the whole directory.
+    """The export of several topics: their files, and the checkpoints of the directory.
 
-    `topic_ids`: written instead of those in the root; `ends`: end of each partition that was exported in part, None for
-    whole ones.
+    * `topic_ids`: topic ids to write instead of those in the root
+    * `ends`: the end of each partition that was exported in part, None for the others
     """
 
     root: Root
@@ -273,12 +274,12 @@ class _Export:
 
     def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
         state = snapshot.state
-        kafkas = state.kafka_source.topic_id if state.kafka_source else ""
-        topic_id = self.topic_ids.get(snapshot.topic) or kafkas or state.topic_id
+        kafka_id = state.kafka_source.topic_id if state.kafka_source else ""
+        topic_id = self.topic_ids.get(snapshot.topic) or kafka_id or state.topic_id
         exported = [
             partition
-            for first in range(0, len(plans), PARTITIONS_AT_ONCE)
-            for partition in self._partitions(snapshot, plans[first : first + PARTITIONS_AT_ONCE], topic_id)
+            for first in range(0, len(plans), PARALLEL_PARTITIONS)
+            for partition in self._partitions(snapshot, plans[first : first + PARALLEL_PARTITIONS], topic_id)
         ]
         file = properties_file(snapshot.topic, state.partitions, state.configs)
         self.target.create(properties_name(snapshot.topic), file)
@@ -287,12 +288,12 @@ class _Export:
 
     def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
         """Write the committed offsets of groups, after all topics."""
-        kept = exported_offsets(offsets, self.ends, self.options.keep_leader_epochs)
-        topic = offsets_topic(kept, partitions, self.root.env)
+        exportable = exported_offsets(offsets, self.ends, self.options.keep_leader_epochs)
+        topic = offsets_topic(exportable, partitions, self.root.env)
         snapshot = topic.log.snapshot()
         exported = self.topic(snapshot, plan_export(snapshot, None, {}, {}))
-        self.target.create(GROUPS_FILE, groups_csv(kept))
-        return replace(exported, version=None, groups=tuple(group.group for group in kept))
+        self.target.create(GROUPS_FILE, groups_csv(exportable))
+        return replace(exported, version=None, groups=tuple(group.group for group in exportable))
 
     def finish(self) -> None:
         self.target.create(checkpoint_files.LOG_STARTS_FILE, checkpoint_files.offsets_to_bytes(self.log_starts))
@@ -327,9 +328,9 @@ class _Export:
             )
             key = (topic, plan.partition)
             self.log_ends[key] = log_end
-            older = self.options.version is not None or self.options.time_ms is not None
-            whole = log_end >= snapshot.state.log_end[plan.partition] and not older
-            self.ends[key] = None if whole else log_end
+            is_old = self.options.version is not None or self.options.time_ms is not None
+            is_complete = log_end >= snapshot.state.log_end[plan.partition] and not is_old
+            self.ends[key] = None if is_complete else log_end
             if plan.log_start > part.first_base:
                 self.log_starts[key] = plan.log_start
             if plan.first_dirty_offset is not None:
@@ -346,35 +347,34 @@ class _Export:
 
 
 class _Stage:
-    """The temporary folder next to `place` that an export is written to."""
+    """The temporary folder next to `path` that an export is written to."""
 
-    def __init__(self, place: str, env: Env, durable: bool) -> None:
-        self._place = place
-        self._parent, name = os.path.split(place)
-        self._path = os.path.join(self._parent, f".{name}.partial-{env.new_id()}")
+    def __init__(self, path: str, env: Env, durable: bool) -> None:
+        self._path = path
+        self._parent, name = os.path.split(path)
+        self._folder = os.path.join(self._parent, f".{name}.partial-{env.new_id()}")
         try:
-            os.makedirs(self._path)
+            os.makedirs(self._folder)
         except OSError as error:
-            raise store_error(error, "create", "", self._path) from None
-        self.store = LocalStore(self._path, durable=durable)
+            raise store_error(error, "create", "", self._folder) from None
+        self.store = LocalStore(self._folder, durable=durable)
         self._durable = durable
 
     def publish(self) -> None:
-        """Rename the folder to its name, atomically; `Conflict` if the name is taken by now."""
+        """Rename the folder to its final path, atomically. Raises `Conflict` if the path is in use now."""
         try:
-            # Onto an empty directory this is atomic, too; one that is not empty stays as it is.
-            os.rename(self._path, self._place)
+            # This also replaces an empty directory atomically, and fails if the directory is not empty.
+            os.rename(self._folder, self._path)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise _not_empty(self._place) from None
+                raise _not_empty(self._path) from None
             if error.errno in (errno.EBUSY, errno.EXDEV, errno.EPERM):
                 raise BadRequest(
-                    f"{self._place} cannot be replaced, it is a mount point or kept otherwise: name a new directory"
-                    " below it"
+                    f"cannot replace {self._path}, which is a mount point or in use: choose a new directory below it"
                 ) from None
-            raise store_error(error, "create", "", self._place) from None
+            raise store_error(error, "create", "", self._path) from None
         if self._durable:
             sync_folder(self._parent)
 
     def discard(self) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""Kafka's directories taken into a root: partitions, consumer groups, open transactions."""
+"""Import Kafka log directories into a root: partitions, consumer groups, open transactions."""

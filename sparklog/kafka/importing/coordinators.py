@@ -1,24 +1,24 @@
-"""Read what Kafka's coordinators keep in compacted topics of their own, import it, and compute consumer lag from it.
+"""Read the internal topics of Kafka's coordinators, import groups and transactions, and compute consumer lag.
 
-The newest record of a key counts, one without a value deletes it. Records of transactions (offsets that a producer
-sends with what it writes) count from their COMMIT marker on, those of other writers at once, also after a transaction
-that is open: so this is no read with read_committed, which ends at the first open one. A record that was written
-earlier never replaces one that was written later, whenever its marker comes.
+These topics are compacted: the latest record of a key is its state, and a record without a value deletes it. Records of
+a transaction (offsets that a producer commits with its records) are applied at its COMMIT marker; other records are
+applied immediately, even after an open transaction. So these reads differ from read_committed, which ends at the first
+open transaction. An earlier record never replaces a later one, even if its marker comes later.
 
 **Groups** (`__consumer_offsets`): the committed offsets of each group in the imported topics, with times, leader epochs
-and metadata, and the group's generation. Left out are offsets past their expire timestamp (from old clients), those of
-topics that were not imported or were created again, and groups without offsets. An offset replaces an older one only,
-so a second import brings groups up to date. A group that has been used in the root since is not changed: its members go
-on from the offsets they committed there.
+and metadata, and the generation of the group. Offsets past their expire timestamp (from old clients), offsets of topics
+that were not imported or were created again, and groups without offsets are skipped. An offset replaces only an older
+one, so another import updates the groups. A group that has been used in the root since then is not changed: its members
+continue from the offsets that they committed there.
 
 **Transactions** (`__transaction_state`): the transactional id of each open transaction, its start and timeout, and the
-decision if the marker has not reached the partition yet (`sparklog.log.state.commit`). A running broker may begin
-the next transaction during the import. So a decision counts only if its record is the newest both before the logs are
-copied and after: an id begins no transaction before all markers of the last one are written.
+decision, if the marker has not been written to the partition yet (see `sparklog.log.state.commit`). A running broker
+may start the next transaction during the import. So a decision is used only if its record is the latest both before and
+after the logs are copied: an id cannot start a transaction before all markers of the previous one are written.
 
-**Consumer lag**: rows are those of `sparklog.groups.lag`. The members of a group are in a broker's memory, so its state
-is unknown. Each broker of a cluster has some partitions of `__consumer_offsets`, and of the topics: groups are those of
-the coordinators in this directory, rows those of its logs.
+**Consumer lag**: the rows are those of `sparklog.groups.lag`. The members of a group are only in the memory of a
+broker, so its state is unknown. Each broker of a cluster has some partitions of `__consumer_offsets` and of the other
+topics: the groups are those of the coordinators in this directory, and the rows those of its logs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place import segment_recovery as recovery
-from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, TRANSACTION_STATE, SegmentName, settled_segments
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, TRANSACTION_STATE, SegmentName, list_segments
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.view import KafkaView
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from sparklog.log.topic.topic import Topic
 
 
-class Kept(NamedTuple):
-    """The value of a key and where its record is."""
+class StoredValue(NamedTuple):
+    """The value of a key, and the partition and offset of its record."""
 
     value: bytes
     partition: int
@@ -65,7 +65,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A log dir to read Kafka's own topics in; `policy`, `on_skipped`: what damage does, see `segment_recovery`."""
+    """A log directory with Kafka's internal topics; see `segment_recovery` for `policy` and `on_skipped`."""
 
     path: FilePath
     env: Env
@@ -75,27 +75,27 @@ class LogDir:
 
 @dataclass(slots=True)
 class LogReading(ABC):
-    """A reading of the sound batches of one of Kafka's own partitions, which derived classes `add` up."""
+    """Reads the valid batches of a partition of an internal topic; derived classes `add` the records."""
 
     log_dir: LogDir
     topic: str
     partition: int
-    cut: bool = False
+    truncated: bool = False
 
     def load(self, names: tuple[SegmentName, ...]) -> None:
         for name, after in zip(names, [*names[1:], None], strict=True):
-            if self.cut:
+            if self.truncated:
                 return
             try:
                 with SegmentFile(name.path) as file:
                     for window in self._windows(file, name, after):
                         self.add(window)
             except FileNotFoundError:
-                raise Unavailable(f"{name.path} is gone: Kafka's cleaner was at work; try again") from None
+                raise Unavailable(f"{name.path} was replaced by Kafka's cleaner: retry") from None
 
     @abstractmethod
     def add(self, window: Window) -> None:
-        """Take the records of a window."""
+        """Add the records of a window."""
 
     def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
         last, policy = after is None, self.log_dir.policy
@@ -109,20 +109,20 @@ class LogReading(ABC):
             elif policy != recovery.TRUNCATE:
                 raise Corrupt(found.reason, file=file.path, position=found.position, offset=found.offset)
             else:
-                self.cut = True
+                self.truncated = True
                 self._skipped(found, file.size, None)
                 return
 
     def _skipped(self, damage: Damage, until: int, end: int | None) -> None:
-        place = self.topic, self.partition, damage.file.path, damage.position, until - damage.position, damage.offset
-        self.log_dir.on_skipped(Skipped(*place, end, damage.reason))
+        source = self.topic, self.partition, damage.file.path, damage.position, until - damage.position, damage.offset
+        self.log_dir.on_skipped(Skipped(*source, end, damage.reason))
 
 
 @dataclass(slots=True)
-class _Loading(LogReading):
+class _LatestValues(LogReading):
     values: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
     pending: dict[int, dict[bytes, tuple[int, bytes | None]]] = field(default_factory=dict)
-    """By producer id: what its open transaction has written."""
+    """By producer id: the records of its open transaction."""
 
     def add(self, window: Window) -> None:
         headers = window.headers
@@ -136,28 +136,28 @@ class _Loading(LogReading):
         for row, end in enumerate(ends):
             producer = int(headers.producer_id[row])
             if markers[row]:
-                # Of a marker that the cleaner has emptied, the records are gone as well.
+                # If the cleaner has emptied a marker, it has also removed the records of the transaction.
                 if headers.count[row]:
                     self._end(producer, int(control.control_types(window.data, headers[row : row + 1])[0]))
                 continue
             target = self.pending.setdefault(producer, {}) if headers.is_transactional[row] else self.values
-            for i in range(start, end):
-                if keys[i] is not None:
-                    target[keys[i]] = (offsets[i], values[i])
+            for index in range(start, end):
+                if keys[index] is not None:
+                    target[keys[index]] = (offsets[index], values[index])
             start = end
 
     def _end(self, producer: int, kind: int) -> None:
         written = self.pending.pop(producer, {}) if kind in (control.COMMIT, control.ABORT) else {}
-        for key, item in written.items() if kind == control.COMMIT else ():
-            if key not in self.values or self.values[key][0] < item[0]:
-                self.values[key] = item
+        for key, record in written.items() if kind == control.COMMIT else ():
+            if key not in self.values or self.values[key][0] < record[0]:
+                self.values[key] = record
 
 
 CONSUMER_GROUP_METADATA = 3
 """The key type of a group of the new protocol (KIP-848)."""
 MAX_GENERATION = 2**31 - 1
 _DECIDED = {coded.Status.PREPARE_COMMIT: COMMIT, coded.Status.PREPARE_ABORT: ABORT}
-BEGUN = (
+OPEN_STATUSES = (
     coded.Status.ONGOING,
     coded.Status.PREPARE_COMMIT,
     coded.Status.PREPARE_ABORT,
@@ -167,7 +167,7 @@ BEGUN = (
 
 @dataclass(slots=True)
 class KafkaGroup:
-    """A group of the coordinator: (topic, partition) -> committed offset; `generation` 0: unknown."""
+    """A group with its committed offsets by (topic, partition); `generation` is 0 if unknown."""
 
     id: str
     generation: int = 0
@@ -176,9 +176,9 @@ class KafkaGroup:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGroup:
-    """The import of a group: how many `offsets` were imported, how many were `left_out` with their topics.
+    """The import of a group: the number of imported `offsets`, and of those `left_out` because of their topics.
 
-    `in_use`: the group has had a member in the root, and was not changed.
+    `in_use`: True if the group was not changed, because it has had a member in the root.
     """
 
     group: str
@@ -188,26 +188,26 @@ class ImportedGroup:
 
 
 def kafka_groups(log_dir: LogDir, now_ms: int) -> dict[str, KafkaGroup]:
-    """Read the groups of a log dir, by id, without offsets that have expired by `now_ms` (ms)."""
+    """Read the groups of a log directory by id, without offsets that have expired by `now_ms`."""
     groups: dict[str, KafkaGroup] = {}
 
-    def take(key: bytes, kept: Kept) -> None:
+    def add(key: bytes, stored: StoredValue) -> None:
         decoded = coded.decode_group_key(key)
         if isinstance(decoded, coded.OffsetKey):
-            value = coded.decode_offset_value(kept.value)
+            value = coded.decode_offset_value(stored.value)
             if value is not None and (value.expire_timestamp is None or value.expire_timestamp > now_ms):
                 group = groups.setdefault(decoded.group, KafkaGroup(decoded.group))
                 group.offsets[decoded.topic, decoded.partition] = value
         elif isinstance(decoded, coded.GroupKey):
-            classic = coded.decode_group_value(kept.value)
+            classic = coded.decode_group_value(stored.value)
             _note_generation(groups, decoded.group, 0 if classic is None else classic.generation)
         elif isinstance(decoded, coded.OtherKey) and decoded.type == CONSUMER_GROUP_METADATA:
-            fields = coded.decode_other_value(decoded, kept.value)
+            fields = coded.decode_other_value(decoded, stored.value)
             group_id, epoch = decoded.fields.get("groupId"), None if fields is None else fields.get("epoch")
             if isinstance(group_id, str) and isinstance(epoch, int):
                 _note_generation(groups, group_id, epoch)
 
-    read_newest(log_dir, CONSUMER_OFFSETS, take)
+    read_latest(log_dir, CONSUMER_OFFSETS, add)
     return dict(sorted(groups.items()))
 
 
@@ -217,7 +217,7 @@ def _note_generation(groups: dict[str, KafkaGroup], group_id: str, generation: i
 
 
 class GroupTopic(NamedTuple):
-    """A topic that offsets are imported of: its id here and in Kafka ("": unknown), and how many partitions it has."""
+    """An imported topic: its id here, its id in Kafka (empty if unknown), and its number of partitions."""
 
     topic_id: str
     kafka_id: str
@@ -227,7 +227,7 @@ class GroupTopic(NamedTuple):
 def import_groups(
     root: Root, groups: Mapping[str, KafkaGroup], topics: Mapping[str, GroupTopic]
 ) -> tuple[ImportedGroup, ...]:
-    """Import the groups' offsets in `topics`, by name. Idempotent."""
+    """Import the offsets of groups in `topics` (by name). Idempotent."""
     from sparklog.groups.group_state import CommittedOffset
     from sparklog.groups.lag import Groups
 
@@ -237,14 +237,14 @@ def import_groups(
         offsets = []
         for (name, partition), value in sorted(kafka_group.offsets.items()):
             topic = topics.get(name, GroupTopic("", "", 0))
-            same = value.topic_id is None or not topic.kafka_id or value.topic_id == topic.kafka_id
-            if partition < topic.partitions and same and value.offset >= 0:
+            is_same = value.topic_id is None or not topic.kafka_id or value.topic_id == topic.kafka_id
+            if partition < topic.partitions and is_same and value.offset >= 0:
                 committed = value.offset, value.leader_epoch, value.metadata, max(value.commit_timestamp, 0)
                 offsets.append(CommittedOffset(name, topic.topic_id, partition, *committed))
         if not offsets:
             continue
         group = opened.group(group_id)
-        # Also if its member has left or sleeps: Kafka's offsets would skip records that it has not read here.
+        # Even if its member has left or is idle: Kafka's offsets would skip records that it has not read here.
         in_use = group.description().session_timeout_ms is not None
         if not in_use:
             group.restore(offsets, generation=kafka_group.generation)
@@ -253,32 +253,34 @@ def import_groups(
 
 
 def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
-    """Read the entries of the transaction coordinators in a log dir, by producer id."""
+    """Read the entries of the transaction coordinators in a log directory, by producer id."""
     entries: dict[int, CoordinatorEntry] = {}
 
-    def take(key: bytes, kept: Kept) -> None:
+    def add(key: bytes, stored: StoredValue) -> None:
         owner = coded.decode_transaction_key(key)
-        value = coded.decode_transaction_value(kept.value)
+        value = coded.decode_transaction_value(stored.value)
         if owner is not None and value is not None:
-            begun = value.status in BEGUN
+            is_open = value.status in OPEN_STATUSES
             entry = CoordinatorEntry(
                 transactional_id=owner,
                 timeout_ms=max(value.timeout_ms, 0),
-                start_ms=value.start_ms if begun and value.start_ms is not None and value.start_ms >= 0 else None,
+                start_ms=value.start_ms if is_open and value.start_ms is not None and value.start_ms >= 0 else None,
                 decided=_DECIDED.get(value.status),
-                partitions=frozenset(value.partitions or ()) if begun else frozenset(),
-                record=(kept.partition, kept.offset),
+                partitions=frozenset(value.partitions or ()) if is_open else frozenset(),
+                record=(stored.partition, stored.offset),
             )
-            # While an id moves to another producer id, the one before writes the markers.
+            # While an id changes to another producer id, the previous one writes the markers.
             for producer in {value.producer_id, value.previous_producer_id} - {-1}:
                 entries[producer] = entry
 
-    read_newest(log_dir, TRANSACTION_STATE, take)
+    read_latest(log_dir, TRANSACTION_STATE, add)
     return entries
 
 
-def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: Mapping[int, CoordinatorEntry]) -> None:
-    """Commit the decisions of the topic's open transactions that both readings of the coordinators agree on."""
+def commit_decisions(
+    topic: Topic, before: Mapping[int, CoordinatorEntry], after: Mapping[int, CoordinatorEntry]
+) -> None:
+    """Commit the decisions on open transactions that are in both reads of the coordinators."""
     state = topic.log.state(refresh=False)
     source = state.kafka_source
     decided = {
@@ -314,36 +316,36 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
         topic.log.commit(ImportIntent(state.topic_id, tuple(parts), source.topic_id), state)
 
 
-def read_newest(log_dir: LogDir, topic: str, take: Callable[[bytes, Kept], None]) -> None:
-    """Call `take` with the newest record of each key in the partitions of one of Kafka's own topics.
+def read_latest(log_dir: LogDir, topic: str, add: Callable[[bytes, StoredValue], None]) -> None:
+    """Call `add` with the latest value of each key in the partitions of an internal topic.
 
     A record that no version of Kafka writes counts as damage.
     """
-    newest: dict[bytes, Kept] = {}
+    values: dict[bytes, StoredValue] = {}
     for (name, number), folder in sorted(directory.partition_folders(log_dir.path).items()):
         if name == topic:
-            loading = _Loading(log_dir, topic, number)
-            loading.load(settled_segments(folder, env=log_dir.env))
-            for key, (offset, value) in loading.values.items():
+            latest = _LatestValues(log_dir, topic, number)
+            latest.load(list_segments(folder, env=log_dir.env))
+            for key, (offset, value) in latest.values.items():
                 if value is not None:
-                    newest[key] = Kept(value, number, offset)
-    for key, kept in newest.items():
+                    values[key] = StoredValue(value, number, offset)
+    for key, stored in values.items():
         try:
-            take(key, kept)
+            add(key, stored)
         except Corrupt as error:
             if log_dir.policy == recovery.FAIL:
                 raise Corrupt(
-                    f"the record at offset {kept.offset} of {topic}-{kept.partition} cannot be read: {error.message};"
-                    " import without groups and transactions, or with corrupt_records skip",
-                    offset=kept.offset,
+                    f"cannot decode the record at offset {stored.offset} of {topic}-{stored.partition}: {error.message}"
+                    "; import without groups and transactions, or with corrupt_records skip",
+                    offset=stored.offset,
                 ) from None
-            why = f"its key or value cannot be read: {error.message}"
-            file, offset = str(log_dir.path), kept.offset
-            log_dir.on_skipped(Skipped(topic, kept.partition, file, None, 0, offset, offset + 1, why))
+            why = f"its key or value cannot be decoded: {error.message}"
+            file, offset = str(log_dir.path), stored.offset
+            log_dir.on_skipped(Skipped(topic, stored.partition, file, None, 0, offset, offset + 1, why))
 
 
 UNKNOWN = "Unknown"
-"""Kafka's word for an unknown state."""
+"""Kafka's name of an unknown state."""
 
 
 def has_groups(view: KafkaView) -> bool:
@@ -351,10 +353,10 @@ def has_groups(view: KafkaView) -> bool:
 
 
 class KafkaGroups:
-    """The groups of a directory at `now_ms` (ms since the epoch), without offsets that have expired by then.
+    """The groups of a log directory at `now_ms` (ms since the epoch), without expired offsets.
 
-    `failures`: damage met by `lag`. `BadRequest` for the folder of one partition, `NotFound` without a coordinator's
-    topic, `Corrupt` if it is damaged.
+    `failures` collects the damage that `lag` finds. Raises `BadRequest` for a partition folder, `NotFound` if there is
+    no `__consumer_offsets`, and `Corrupt` if that is damaged.
     """
 
     def __init__(self, view: KafkaView, now_ms: int | None = None) -> None:
@@ -364,37 +366,38 @@ class KafkaGroups:
         self._view = view
         if view.layout != "log-dir":
             raise BadRequest(
-                f"{view.location} is one partition: groups are in {CONSUMER_OFFSETS} of the whole log directory; give "
-                "that"
+                f"{view.location} is a single partition: open its log directory, which has consumer groups in"
+                f" {CONSUMER_OFFSETS}"
             )
         if not has_groups(view):
             raise NotFound(
-                f"{view.location} holds no partition of {CONSUMER_OFFSETS}, where Kafka keeps consumer groups: give "
-                "the log directory of a broker that does"
+                f"{view.location} has no partition of {CONSUMER_OFFSETS}, where Kafka stores consumer groups: open the"
+                " log directory of a broker that has one"
             )
-        self._groups = kafka_groups(LogDir(view.place, SYSTEM), self.now_ms)
+        self._groups = kafka_groups(LogDir(view.folder, SYSTEM), self.now_ms)
 
     def names(self) -> list[str]:
         return sorted(self._groups)
 
     def descriptions(self, names: Iterable[str], failures: list[SparklogError] | None = None) -> list[GroupDescription]:
-        """Describe groups; their time is that of the newest offset."""
+        """Describe groups; their time is that of the latest committed offset."""
         described = []
         for name in names:
             group = self._groups.get(name, KafkaGroup(name))
-            newest = max((value.commit_timestamp for value in group.offsets.values()), default=0)
+            latest = max((value.commit_timestamp for value in group.offsets.values()), default=0)
             state = UNKNOWN if name in self._groups else DEAD
-            described.append(GroupDescription(name, state, group.generation, None, None, max(0, newest)))
+            described.append(GroupDescription(name, state, group.generation, None, None, max(0, latest)))
         return described
 
     def lag(
         self, names: Iterable[str] | None = None, *, topics: Collection[str] | None = None, seconds: bool = True
     ) -> list[Lag]:
-        """Return a row per committed offset of the directory's partitions, ordered by group, topic and partition.
+        """Return a row per committed offset in the partitions of the directory, by group, topic and partition.
 
-        `names`: None is all; a group that does not exist has no rows. `topics`: only these, as the view has them
-        (None: all, and the view takes a new snapshot of them). `seconds` reads the first unread record of each
-        partition.
+        Args:
+            names: groups, None for all. Unknown groups have no rows.
+            topics: topics, as of the view's latest snapshot. None takes a new snapshot of all.
+            seconds: read the first unread record of each partition.
         """
         groups = [self._groups[name] for name in (self.names() if names is None else names) if name in self._groups]
         if topics is None:
@@ -414,7 +417,7 @@ class KafkaGroups:
     def _read_waiting_time(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
         """Return the seconds since the first record from `offset` on was written; 0 without such a record.
 
-        None if it has no time, or is damaged; the error goes into `failures`.
+        Returns None if it has no timestamp or is damaged; damage is added to `failures`.
         """
         unread = OffsetRange(topic, partition, max(offset, limits.log_start), limits.log_end)
         try:

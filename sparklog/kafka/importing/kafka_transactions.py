@@ -1,10 +1,10 @@
-"""Transactional ids of a Kafka log directory, in Kafka's words: what its coordinators and partitions have written down.
+"""Describe the transactional ids and producers in a Kafka log directory, with Kafka's names.
 
-`__transaction_state` has the newest state of each id, as `kafka-transactions.sh list` and `describe` tell it. No file
-says which broker the coordinator is: it is the one that leads the id's partition of that topic.
+`__transaction_state` has the latest state of each id, as shown by `kafka-transactions.sh list` and `describe`. The
+files do not show which broker is the coordinator: it is the leader of the id's partition of that topic.
 
-The newest `.snapshot` of a partition has its producers up to an offset, as `describe-producers` tells them. A broker
-writes one when it stops or rolls.
+The latest `.snapshot` of a partition has its producers up to an offset, as shown by `describe-producers`. A broker
+writes a snapshot when it stops and when it rolls a segment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
 from sparklog.format.producer_snapshot import parse_snapshot
-from sparklog.kafka.importing.coordinators import BEGUN, Kept, LogDir, read_newest
+from sparklog.kafka.importing.coordinators import OPEN_STATUSES, LogDir, StoredValue, read_latest
 from sparklog.kafka.in_place.directory import TRANSACTION_STATE, partition_folders
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.kafka.messages.coordinator_records import decode_transaction_key, decode_transaction_value
@@ -25,9 +25,11 @@ SNAPSHOT = ".snapshot"
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransactionalId:
-    """An id as in its coordinator's log; times in ms. `coordinator`: its partition of `__transaction_state`.
+    """An id as in the log of its coordinator; times in ms.
 
-    `partitions`: those of an open transaction, `topic-0`; `start_ms` None: none was begun.
+    * `coordinator`: its partition of `__transaction_state`
+    * `start_ms`: None if no transaction has started
+    * `partitions`: the partitions of an open transaction, such as `topic-0`
     """
 
     transactional_id: str
@@ -44,9 +46,9 @@ class KafkaTransactionalId:
 
 @dataclass(frozen=True, slots=True)
 class KafkaProducerState:
-    """A producer in one partition, as of the partition's newest snapshot, which is of offset `snapshot`.
+    """A producer in the latest snapshot of a partition, which is as of offset `snapshot`.
 
-    None for a last coordinator epoch or a first offset of an open transaction that there is not.
+    The coordinator epoch and the start offset of the current transaction are None if there are none.
     """
 
     partition: str
@@ -60,23 +62,26 @@ class KafkaProducerState:
 
 
 def kafka_transactional_ids(view: KafkaView) -> list[KafkaTransactionalId]:
-    """Read all ids of a log directory, in order. `BadRequest`, `NotFound` where none can be; `Corrupt` for damage."""
+    """Return all ids of a log directory, in order.
+
+    Raises `BadRequest` for a partition folder, `NotFound` without `__transaction_state`, and `Corrupt` for damage.
+    """
     if view.layout != "log-dir":
-        raise BadRequest(f"{view.location} is one partition: give the log directory, which has {TRANSACTION_STATE}")
-    if TRANSACTION_STATE not in {topic for topic, _ in partition_folders(view.place)}:
+        raise BadRequest(f"{view.location} is a single partition: open its log directory, with {TRANSACTION_STATE}")
+    if TRANSACTION_STATE not in {topic for topic, _ in partition_folders(view.folder)}:
         raise NotFound(
-            f"{view.location} holds no partition of {TRANSACTION_STATE}, where Kafka keeps transactional ids: give the "
-            "log directory of a broker that does"
+            f"{view.location} has no partition of {TRANSACTION_STATE}, where Kafka stores transactional ids: open the"
+            " log directory of a broker that has one"
         )
     ids: list[KafkaTransactionalId] = []
 
-    def take(key: bytes, kept: Kept) -> None:
-        name, value = decode_transaction_key(key), decode_transaction_value(kept.value)
+    def add(key: bytes, stored: StoredValue) -> None:
+        name, value = decode_transaction_key(key), decode_transaction_value(stored.value)
         if name is not None and value is not None:
             ids.append(
                 KafkaTransactionalId(
                     transactional_id=name,
-                    coordinator=f"{TRANSACTION_STATE}-{kept.partition}",
+                    coordinator=f"{TRANSACTION_STATE}-{stored.partition}",
                     producer_id=value.producer_id,
                     producer_epoch=value.producer_epoch,
                     transaction_state=value.status.name.title().replace("_", ""),
@@ -84,11 +89,11 @@ def kafka_transactional_ids(view: KafkaView) -> list[KafkaTransactionalId]:
                     start_ms=value.start_ms,
                     last_update_ms=value.last_update_ms,
                     partitions=tuple(f"{topic}-{partition}" for topic, partition in sorted(value.partitions or ())),
-                    is_open=value.status in BEGUN,
+                    is_open=value.status in OPEN_STATUSES,
                 )
             )
 
-    read_newest(LogDir(view.place, SYSTEM), TRANSACTION_STATE, take)
+    read_latest(LogDir(view.folder, SYSTEM), TRANSACTION_STATE, add)
     return sorted(ids, key=lambda item: item.transactional_id)
 
 
@@ -101,21 +106,21 @@ def find_transactional_id(view: KafkaView, name: str) -> KafkaTransactionalId:
 
 
 def producer_states(view: KafkaView, failures: list[SparklogError]) -> Iterator[KafkaProducerState]:
-    """Yield the producers in the newest snapshot of each partition. Damaged ones are put into `failures`."""
-    for (topic, partition), folder in sorted(partition_folders(view.place).items()):
+    """Yield the producers in the latest snapshot of each partition. Damaged snapshots are added to `failures`."""
+    for (topic, partition), folder in sorted(partition_folders(view.folder).items()):
         names = [name for name in folder.names() if name.endswith(SNAPSHOT) and name.removesuffix(SNAPSHOT).isdigit()]
         if not names:
             continue
-        newest = max(names)
+        latest = max(names)
         try:
-            entries = parse_snapshot(folder.child(newest).data() or b"", file=str(folder.child(newest)))
+            entries = parse_snapshot(folder.child(latest).data() or b"", file=str(folder.child(latest)))
         except Corrupt as error:
             failures.append(error)
             continue
         for entry in sorted(entries, key=lambda entry: entry.producer_id):
             yield KafkaProducerState(
                 partition=f"{topic}-{partition}",
-                snapshot=int(newest.removesuffix(SNAPSHOT)),
+                snapshot=int(latest.removesuffix(SNAPSHOT)),
                 producer_id=entry.producer_id,
                 producer_epoch=entry.producer_epoch,
                 last_sequence=entry.last_sequence,

@@ -1,16 +1,16 @@
-"""Copy one partition folder of Kafka's into a root, with its segment boundaries and an active last segment.
+"""Copy a partition folder of Kafka into a root, with its segment boundaries and an active last segment.
 
-Kafka's bounds hold (see `sparklog.kafka.in_place.view`): the log starts at `log-start-offset-checkpoint` or at the
-first segment, and ends after the last batch of the last one. Segments of 0 bytes, which Kafka's cleaner leaves behind,
-and segments below the log start are not copied.
+The bounds are those of Kafka (see `sparklog.kafka.in_place.view`): the log starts at `log-start-offset-checkpoint` or
+at the first segment, and ends after the last batch of the last segment. Empty segments, which Kafka's cleaner leaves
+behind, and segments below the log start are not copied.
 
-A partition is copied in pieces, which are committed one by one, because a large one takes hours. A piece ends with a
-segment. Segments that the topic has already are not read again. The first new segment may begin below the end of the
-last import (it was active, or the cleaner has grouped segments since): its new batches go to an append file.
+A large partition takes hours, so it is copied in chunks of segments, which are committed one by one. Segments that the
+topic already has are not read again. The first new segment may start below the end of the last import (it was active
+then, or the cleaner has merged segments since): its new batches go to an append file.
 
-A closed segment may become a hard link to Kafka's file: a broker replaces and deletes such files by name, and does not
-change their bytes. It truncates one only to drop records above the high watermark, so only segments below the
-checkpointed high watermark are linked.
+A closed segment may become a hard link to Kafka's file, because a broker replaces and deletes such files by name, and
+never changes their bytes. It truncates a segment only to remove records above the high watermark, so only segments
+below the checkpointed high watermark are linked.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from sparklog.format.checksums import index_crc
 from sparklog.format.transaction_index import AbortedTransactions, agrees, unite
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
-    Lost,
-    OldMessages,
+    LegacyMessages,
     Progress,
     SegmentCopy,
+    SkippedRange,
     copy_segment,
     offset_index_of,
     time_index_of,
 )
-from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, settled_segments
+from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, list_segments
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile, aborted_by_index, companion
-from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE
+from sparklog.kafka.in_place.segment_recovery import AFTER_TRUNCATION, SKIP, TRUNCATE
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.create_object import create_or_read
@@ -50,7 +50,7 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class PartitionSource:
-    """A partition folder, and its entries in the log dir's checkpoints (None: no entry)."""
+    """A partition folder with its entries in the checkpoints of the log directory; None for a missing entry."""
 
     number: int
     folder: FilePath
@@ -61,7 +61,7 @@ class PartitionSource:
 
 @dataclass(frozen=True, slots=True)
 class ImportedPart:
-    """The imported part of a partition: all below `imported.end`; `open`: Kafka's open transactions in it."""
+    """The part of a partition that is already imported, up to `imported.end`, with Kafka's open transactions in it."""
 
     imported: ImportedEnd
     open: tuple[KafkaOpen, ...] = ()
@@ -71,15 +71,16 @@ class ImportedPart:
         return self.imported.end
 
 
-FRESH = ImportedPart(ImportedEnd(0))
+NOTHING_IMPORTED = ImportedPart(ImportedEnd(0))
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorEntry:
-    """The transaction coordinator's entry for a producer id; fields that are not named here as in `KafkaOpen`.
+    """The transaction coordinator's entry for a producer id; the other fields are those of `KafkaOpen`.
 
-    * `decided`: `commit`, `abort`, or None while it is not decided; `partitions`: those that are in the transaction
-    * `record`: partition and offset of its record in `__transaction_state`
+    * `decided`: `commit`, `abort`, or None without a decision
+    * `partitions`: the partitions in the transaction
+    * `record`: partition and offset of the record in `__transaction_state`
     """
 
     transactional_id: str
@@ -91,13 +92,13 @@ class CoordinatorEntry:
 
 
 @dataclass(slots=True)
-class Target:
-    """The folder of `topic` in `store` that copies go to. `read_version`: of the topic, for the names of new files.
+class CopyTarget:
+    """The topic that the segments are copied to. `read_version`: version of the topic, for the names of new files.
 
-    * `written`: keys of all files that were begun, which are deleted if the import fails
-    * `policy`: what to do with damage (see `segment_recovery`); `on_skipped` gets what was left out
-    * `coordinator`: producer id -> entry of the transaction coordinator
-    * `copied`, `linked`: bytes of segments so far; `records` in them
+    * `written`: keys of all new files, which are deleted if the import fails
+    * `policy`: how to handle damage (see `segment_recovery`); `on_skipped`: called for skipped damage
+    * `coordinator`: entries of the transaction coordinator by producer id
+    * `copied`, `linked`: bytes of the segments so far; `records`: their records
     """
 
     store: Store
@@ -115,61 +116,60 @@ class Target:
     linked: int = 0
     records: int = 0
 
-    def begin(self, path: str) -> str:
-        """Return the key of a file that is written now."""
+    def add_file(self, path: str) -> str:
+        """Return the key of a new file, and record it in `written`."""
         self.written.append(file_key(self.topic, path))
         return self.written[-1]
 
 
 @dataclass(slots=True)
 class _Linked:
-    """A writer of an object that exists already, as a hard link to the file that is being read."""
+    """A writer for an object that already exists as a hard link to the file that is being read."""
 
     store: Store
     key: str
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Do nothing: the object has these bytes."""
+        """Do nothing, because the object has these bytes."""
 
     def close(self) -> None:
-        """Do nothing: the object exists."""
+        """Do nothing, because the object is complete."""
 
     def discard(self) -> None:
         self.store.delete(self.key)
 
 
 def copy_partition(
-    source: PartitionSource, target: Target, before: ImportedPart = FRESH
+    source: PartitionSource, target: CopyTarget, before: ImportedPart = NOTHING_IMPORTED
 ) -> Iterator[ImportedPartition]:
-    """Copy the segments of a partition after what was imported before; yield pieces, at least one, to commit.
+    """Copy the segments of a partition after the imported part; yield chunks to commit, at least one.
 
-    `Corrupt` with file, position and offset for damage in front of the log's end that is not left out, `Unavailable` if
-    a broker replaces the folder's files meanwhile, `Conflict` if a batch goes across its end.
+    Raises `Corrupt` with file, position and offset for damage before the log end that is not skipped, `Unavailable` if
+    a broker replaces files during the copy, and `Conflict` if a batch contains the end of the imported part.
     """
-    names, limits = settled_segments(source.folder, env=target.env), target.store.limits
+    names, limits = list_segments(source.folder, env=target.env), target.store.limits
     log_start = max(names[0].base if names else 0, source.log_start or 0)
     copies = _Copies(source, target, log_start, before)
     for name, after in zip(names, [*names[1:], None], strict=True):
         if copies.truncated:
-            reason = "it is after damage, where the log was cut"
-            copies.leave_out(name, Lost(0, name.size, copies.next_offset, None, reason))
+            copies.skip(name, SkippedRange(0, name.size, copies.next_offset, None, AFTER_TRUNCATION))
         elif after is None or after.base > max(log_start, before.end):
             copies.add(name, after)
             if after is not None and copies.nbytes >= limits.import_piece_bytes and not copies.truncated:
-                yield copies.piece(after.base, None)
+                yield copies.chunk(after.base, None)
     cleaned = source.first_dirty_offset if before.end == 0 else None
-    # Batches have epochs as well.
+    # The checkpoint may have a later epoch than the batches.
     last_epoch = next((entry.epoch for entry in reversed(leader_epochs(source.folder))), -1)
-    yield copies.piece(max(log_start, copies.next_offset), cleaned, last_epoch)
+    yield copies.chunk(max(log_start, copies.next_offset), cleaned, last_epoch)
 
 
 class _Copies:
-    def __init__(self, source: PartitionSource, target: Target, log_start: int, before: ImportedPart) -> None:
+    def __init__(self, source: PartitionSource, target: CopyTarget, log_start: int, before: ImportedPart) -> None:
         self.next_offset = before.end
         self.leader_epoch = -1
         self.truncated = False
         self.nbytes = 0
-        """Bytes of the current piece."""
+        """Bytes of the current chunk."""
         self._source = source
         self._partition = source.number
         self._target = target
@@ -179,23 +179,21 @@ class _Copies:
         self._last = before.imported
         self._files: list[FileSlices] = []
         self._run = target.env.new_id()
-        # If the log now starts above the imported part, its open transactions are gone with their records.
+        # If the log now starts above the imported part, the records of its open transactions have been deleted.
         self._reported = before.open if log_start <= before.end else ()
         self._transactions = TransactionState(
             {transaction.producer: transaction.first for transaction in self._reported}
         )
         self._epochs = {transaction.producer: transaction.epoch for transaction in self._reported}
 
-    def piece(self, log_end: int, first_dirty_offset: int | None, leader_epoch: int = -1) -> ImportedPartition:
-        """End the current piece, and with it the log, at `log_end`."""
-        was = {transaction.producer: transaction.first for transaction in self._reported}
-        now = self._transactions.open
-        ended = tuple(
-            KafkaEnded(self._partition, producer) for producer in sorted(was) if now.get(producer) != was[producer]
-        )
+    def chunk(self, log_end: int, first_dirty_offset: int | None, leader_epoch: int = -1) -> ImportedPartition:
+        """Return the current chunk, which ends at `log_end`, and start the next one."""
+        reported = {transaction.producer: transaction.first for transaction in self._reported}
+        is_open = self._transactions.open.items()
+        ended = tuple(KafkaEnded(self._partition, row[0]) for row in sorted(reported.items()) if row not in is_open)
         opened = self._open(log_end)
         self._last = replace(self._last, end=log_end)
-        piece = ImportedPartition(
+        chunk = ImportedPartition(
             partition=self._partition,
             log_start=min(self._log_start, log_end),
             log_end=log_end,
@@ -208,7 +206,7 @@ class _Copies:
             imported=self._last,
         )
         self._files, self.nbytes, self._since, self._reported = [], 0, log_end, opened
-        return piece
+        return chunk
 
     def _open(self, log_end: int) -> tuple[KafkaOpen, ...]:
         reported = {(transaction.producer, transaction.first): transaction for transaction in self._reported}
@@ -229,9 +227,9 @@ class _Copies:
         return tuple(opened)
 
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
-        """Copy the next segment, which `after` follows; None: it is the active one.
+        """Copy the next segment. `after`: the segment after it; None for the active segment.
 
-        Where damage truncates the log, the damaged segment becomes the active one.
+        With the policy `truncate`, a damaged segment becomes the active one.
         """
         try:
             copied = self._copy(name, after)
@@ -252,9 +250,9 @@ class _Copies:
         self.next_offset = max(self.next_offset, copied.next_offset)
         self.leader_epoch = max(self.leader_epoch, copied.leader_epoch)
 
-    def leave_out(self, name: SegmentName, damage: Lost) -> None:
+    def skip(self, name: SegmentName, damage: SkippedRange) -> None:
         target, end = self._target, damage.end
-        # What reading in place leaves out has its offsets there, at the log's end as well.
+        # As in reads in place, skipped records keep their offsets, even at the log end.
         self.next_offset = max(self.next_offset, 0 if end is None else end)
         target.on_skipped(Skipped(target.topic, self._partition, str(name.path), *damage))
 
@@ -269,7 +267,7 @@ class _Copies:
             since=self._imported_end if name.base < self._imported_end else None,
             limit=None if after is None else after.base,
             policy=target.policy,
-            left_out=[],
+            skipped=[],
             open=self._transactions.open,
             epochs=self._epochs,
             leader_epoch=self.leader_epoch,
@@ -278,7 +276,7 @@ class _Copies:
             copy.path = append_path(target.read_version, target.env.new_id())
             try:
                 return self._copy_to(copy, name)
-            except OldMessages:
+            except LegacyMessages:
                 pass
         copy.path = sealed_path(self._partition, target.read_version, self._run, copy.begin)
         return self._copy_to(copy, name)
@@ -287,37 +285,37 @@ class _Copies:
         target = self._target
         try:
             with SegmentFile(name.path) as file:
-                key = target.begin(copy.path)
-                linked = file.place.is_local and self._may_link(copy) and target.store.link(file.path, file.inode, key)
+                key = target.add_file(copy.path)
+                can_link = file.location.is_local and self._may_link(copy)
+                linked = can_link and target.store.link(file.path, file.inode, key)
                 writer = _Linked(target.store, key) if linked else target.store.writer(key)
                 copied = copy_segment(file, writer, copy, lambda events: self._aborted(name, events), target.progress)
         except FileNotFoundError:
             raise Unavailable(
-                f"{name.path} is gone: expected a log that no broker cleans or expires during the import; try again,"
-                " or stop the broker first"
+                f"{name.path} was cleaned or expired by a broker during the import: retry, or stop the broker first"
             ) from None
-        except OldMessages:
-            copy.left_out.clear()  # The second copy reports damage again.
+        except LegacyMessages:
+            copy.skipped.clear()  # The second attempt reports the damage again.
             raise
         finally:
-            for damage in copy.left_out:
-                self.leave_out(name, damage)
+            for damage in copy.skipped:
+                self.skip(name, damage)
         if copied.file is not None:
             target.copied += 0 if linked else copied.nbytes
             target.linked += copied.nbytes if linked else 0
         return copied
 
     def _may_link(self, copy: SegmentCopy) -> bool:
-        """Return True if the whole segment is copied as it is, and no broker will truncate it."""
+        """Return True if the entire segment is copied unchanged, and no broker will truncate it."""
         if copy.last or copy.limit is None or copy.since is not None or copy.policy == SKIP:
             return False
         watermark = self._source.high_watermark
         return self._target.link and (watermark is None or copy.limit <= watermark)
 
     def _aborted(self, name: SegmentName, events: TransactionEvents) -> AbortedTransactions:
-        """Return the transactions that the segment's ABORT markers end, by the log and by `.txnindex` where it fits.
+        """Return the transactions that the segment's ABORT markers end, from the log and a matching `.txnindex`.
 
-        Kafka's index also has the beginning of those whose first data the cleaner removed.
+        Kafka's index also has the start of transactions whose first data the cleaner has removed.
         """
         markers = list(self._transactions.abort_markers(events))
         if not markers:
@@ -327,18 +325,18 @@ class _Copies:
         return unite([index] if agrees(index, markers) else [], markers)
 
     def _add_indexes(self, name: SegmentName, copied: CopiedSegment, path: str) -> int:
-        """Write the index files beside a sealed segment; return their `index_crc`."""
+        """Write the index files of a sealed segment, and return their `index_crc`."""
         interval, batches = self._target.index_interval, copied.batches()
-        made: tuple[tuple[str, Callable[[bytes | None], bytes]], ...] = (
+        builders: tuple[tuple[str, Callable[[bytes | None], bytes]], ...] = (
             ("index", lambda raw: offset_index_of(raw, copied.base, batches, interval)),
             ("timeindex", lambda raw: time_index_of(raw, copied.base, batches, interval)),
             ("txnindex", lambda _: copied.aborted.to_bytes()),
         )
         indexes = []
-        for suffix, make in made:
+        for suffix, make in builders:
             data = make(companion(name.path, suffix).data() if copied.base == name.base else None)
             indexes.append(data)
             if data or suffix != "txnindex":
-                key = self._target.begin(f"{path.removesuffix('log')}{suffix}")
+                key = self._target.add_file(f"{path.removesuffix('log')}{suffix}")
                 create_or_read(self._target.store, key, data, self._target.env)
         return index_crc(*indexes)

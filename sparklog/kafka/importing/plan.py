@@ -1,31 +1,31 @@
-"""Plan an import: the topics of a log dir, their configs, and the offset from which on each partition is imported.
+"""Plan an import: the topics of a log directory, their configs, and the start offset of each partition.
 
-A topic that the root has already goes on where its last import ended, if it is the same topic of Kafka's and nothing
-else was written to it since. It is the same if
+If the root already has a topic, the import continues where the last one ended, provided that it is the same topic in
+Kafka and that nothing else was written to it since. It is the same topic if
 
-* the topic ids are equal, where both are known,
-* the log in Kafka reaches at least to the end of the last import. A shorter log was truncated, as after an unclean
-  leader election, and the imported records beyond its end are no longer Kafka's,
-* the last imported batch still exists with the same checksum and leader epoch. (The epoch is outside of the checksum:
-  after a change of leader, producers send unacknowledged records again, maybe in another order.) If the cleaner may
-  have removed or rewritten the batch (below its checkpoint), the leader epoch of that offset must be the same, by
-  `leader-epoch-checkpoint`. If retention has removed it, the topic id alone decides.
+* the topic ids are equal, or one of them is unknown;
+* the log in Kafka reaches at least to the end of the last import. A shorter log was truncated, for example after an
+  unclean leader election, so the imported records beyond its end are no longer in Kafka;
+* the last imported batch still exists with the same checksum and leader epoch. (The checksum does not cover the epoch.
+  After a change of leader, producers send unacknowledged records again, possibly in another order.) If the cleaner may
+  have removed or rewritten the batch, because it is below the cleaner's checkpoint, `leader-epoch-checkpoint` must have
+  the same epoch for its offset. If retention has removed the batch, only the topic id is compared.
 
 All topics are checked before the first one is imported.
 
-**Configs** are in the copy of the cluster's metadata that a KRaft broker keeps as `__cluster_metadata-0` in one of its
-log dirs: a log of records and, from time to time, a snapshot of all that is in force (`<offset>-<epoch>.checkpoint`, a
-log too, without offsets of its own). The newest snapshot counts, then the log from its offset on. A record's value is
-three uvarints (version of this frame, number of the record's type, version of the record) and the record. Of its types
-these matter:
+**Configs** come from the cluster metadata, which a KRaft broker stores as `__cluster_metadata-0` in one of its log
+directories: a log of records, and occasional snapshots of the current state (`<offset>-<epoch>.checkpoint`, also a log,
+but without offsets of its own). The state is that of the latest snapshot and the records from its offset on. The value
+of a record is three uvarints (version of the frame, record type, version of the record) and the record. These types are
+used:
 
 | type | record            | fields                                                                          |
 |------|-------------------|---------------------------------------------------------------------------------|
 | 2    | TopicRecord       | name, topic id                                                                  |
 | 4    | ConfigRecord      | type of the resource (2: a topic), its name, a config's name, its value or null |
-| 9    | RemoveTopicRecord | topic id: its configs are gone with it                                          |
+| 9    | RemoveTopicRecord | topic id; also removes its configs                                              |
 
-Defaults of the brokers (`log.retention.ms` in their properties file) are not in it.
+The metadata does not contain the defaults of brokers, such as `log.retention.ms` in their properties files.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, did_you_mea
 from sparklog.format.batch_walk import BatchWalk, Window
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.importing.coordinators import LogDir, LogReading
-from sparklog.kafka.importing.partition import FRESH, ImportedPart, PartitionSource
+from sparklog.kafka.importing.partition import NOTHING_IMPORTED, ImportedPart, PartitionSource
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import (
     CLUSTER_METADATA,
     SegmentName,
     leader_epochs,
+    list_segments,
     next_offset_of,
-    settled_segments,
 )
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
@@ -79,13 +79,13 @@ _RECORDS: Mapping[int, Struct] = {
 }
 _SNAPSHOT = re.compile(r"\d{20}-\d{10}\.checkpoint")
 INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
-"""Kafka's internal override of `segment.bytes`, whose least value is 1 MiB."""
+"""Kafka's internal override of `segment.bytes`, whose minimum is 1 MiB."""
 NAMES = {INTERNAL_SEGMENT_BYTES: "segment.bytes"}
 
 
 @dataclass(frozen=True, slots=True)
-class TakenConfigs:
-    """Configs of a topic in Kafka that it gets here too, and those that it does not, with the reason."""
+class KafkaConfigs:
+    """The configs of a topic in Kafka: those that are imported, and those that are not, with the reason."""
 
     taken: Mapping[str, str]
     left_out: Mapping[str, str]
@@ -93,7 +93,7 @@ class TakenConfigs:
 
 @dataclass(slots=True)
 class MetadataLog(LogReading):
-    """The metadata log up to where it was read: ids and configs by the names of topics."""
+    """The metadata log as read so far: ids and configs by topic name."""
 
     ids: dict[str, str] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -106,11 +106,11 @@ class MetadataLog(LogReading):
         for offset, value in zip(records.offset.tolist(), records.value.to_pylist(), strict=True):
             if value and offset >= self.since:
                 try:
-                    self._take(value)
+                    self._apply(value)
                 except Corrupt as error:
-                    self._refuse(window.file, offset, error)
+                    self._report(window.file, offset, error)
 
-    def _take(self, value: bytes) -> None:
+    def _apply(self, value: bytes) -> None:
         (_, kind, version), body = uvarints(value, 3)
         if kind not in _RECORDS:
             return
@@ -130,26 +130,26 @@ class MetadataLog(LogReading):
             else:
                 configs[fields["name"]] = fields["value"]
 
-    def _refuse(self, path: str, offset: int, error: Corrupt) -> None:
+    def _report(self, path: str, offset: int, error: Corrupt) -> None:
         if self.log_dir.policy == FAIL:
             raise Corrupt(
-                f"a record of Kafka's metadata log cannot be read: {error.message}; give the topics' configs yourself,"
-                " and import with corrupt_records skip",
+                f"cannot decode a record of Kafka's metadata log: {error.message}; pass the configs of the topics, and"
+                " import with corrupt_records skip",
                 file=path,
                 offset=offset,
             ) from None
-        why = f"it cannot be read: {error.message}"
+        why = f"it cannot be decoded: {error.message}"
         self.log_dir.on_skipped(Skipped(self.topic, self.partition, path, None, 0, offset, offset + 1, why))
 
 
 def read_metadata(log_dir: LogDir) -> MetadataLog | None:
-    """Read the metadata log of a log dir; None if it has none."""
+    """Read the metadata log of a log directory; None if it does not exist."""
     folder = directory.partition_folders(log_dir.path).get((CLUSTER_METADATA, 0))
     if folder is None:
         return None
     metadata = MetadataLog(log_dir, CLUSTER_METADATA, 0)
     snapshots = sorted(filter(_SNAPSHOT.fullmatch, folder.names()))
-    segments = settled_segments(folder, env=log_dir.env)
+    segments = list_segments(folder, env=log_dir.env)
     if snapshots:
         file = folder.child(snapshots[-1])
         metadata.load((SegmentName(0, file, file.stat().st_ino),))
@@ -158,8 +158,8 @@ def read_metadata(log_dir: LogDir) -> MetadataLog | None:
     return metadata
 
 
-def configs_to_take(metadata: MetadataLog, topic: str, topic_id: str, *, force: bool) -> TakenConfigs | None:
-    """Choose a topic's configs; None if the metadata log does not know this topic, or another one of its name."""
+def importable_configs(metadata: MetadataLog, topic: str, topic_id: str, *, force: bool) -> KafkaConfigs | None:
+    """Return the configs of a topic; None if the metadata log has no topic with this name and id."""
     metadata_id = metadata.ids.get(topic)
     if metadata_id is None or (topic_id and metadata_id != topic_id):
         return None
@@ -169,18 +169,18 @@ def configs_to_take(metadata: MetadataLog, topic: str, topic_id: str, *, force: 
         here = NAMES.get(name, name)
         try:
             if here not in CONFIGS:
-                raise BadRequest(f"{name} is no config here")
+                raise BadRequest(f"sparklog has no config {name}")
             explicit = TopicConfigs.of({here: value}).explicit
             check_delete_delay(dict(explicit), force)
             taken.update(explicit)
         except BadRequest as error:
             left_out[name] = str(error)
-    return TakenConfigs(taken, left_out)
+    return KafkaConfigs(taken, left_out)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSource:
-    """A topic of a log dir: `topic_id` by `partition.metadata`, empty without one."""
+    """A topic of a log directory; `topic_id` is from `partition.metadata`, or empty."""
 
     name: str
     topic_id: str
@@ -189,9 +189,10 @@ class TopicSource:
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """The import of a topic. `before`: per partition, the part in the root already; `exists`: the root has the topic.
+    """The import of a topic.
 
-    `finished`: the root has all of it and has ended Kafka's open transactions since, so there is nothing to import.
+    * `before`: the part of each partition that the root already has; `exists`: True if the root has the topic
+    * `finished`: True if the root has all of it and has ended its open transactions, so that there is nothing to import
     """
 
     source: TopicSource
@@ -203,31 +204,31 @@ class TopicPlan:
 def plan_import(
     root: Root | None, sources: Sequence[TopicSource], policy: str, *, last: bool = False
 ) -> list[TopicPlan]:
-    """Plan the import of each source, checked against the root (None: it does not exist yet).
+    """Plan the import of each source into the root (None if it does not exist yet).
 
-    `last`: this import will end Kafka's open transactions, after which no other import can go on. If one was killed
-    while it ended them, its topics have been written to; they count as `finished` if the log dir has nothing new.
+    `last`: this import will end Kafka's open transactions, so that no later import can continue. If such an import was
+    killed while it ended them, its topics were written to; they are `finished` if the log directory has no new records.
 
-    `BadRequest` for an invalid topic name; `Conflict` if a topic of that name exists and cannot go on.
+    Raises `BadRequest` for an invalid topic name, and `Conflict` if the import of an existing topic cannot continue.
     """
     plans = []
     for source in sources:
         check_topic_name(source.name)
         state = root.engine.log(source.name).refresh().topic_state if root else None
         if root is None or state is None or not state.exists:
-            plans.append(TopicPlan(source, (FRESH,) * len(source.partitions), exists=False))
+            plans.append(TopicPlan(source, (NOTHING_IMPORTED,) * len(source.partitions), exists=False))
             continue
         ends = state.kafka_source.ends if state.kafka_source else {}
         before = tuple(
             ImportedPart(
-                ends.get(number, FRESH.imported),
+                ends.get(number, NOTHING_IMPORTED.imported),
                 tuple(transaction for transaction in state.kafka_open if transaction.partition == number),
             )
             for number in range(len(source.partitions))
         )
         finished = _check_topic(root, source, state, before, last)
         for part, imported in zip(source.partitions, before, strict=True):
-            _check_goes_on(source, part, imported.imported, policy, root.env)
+            _check_same_log(source, part, imported.imported, policy, root.env)
         plans.append(TopicPlan(source, before, exists=True, finished=finished))
     return plans
 
@@ -235,14 +236,14 @@ def plan_import(
 def _check_topic(
     root: Root, source: TopicSource, state: TopicState, before: Sequence[ImportedPart], last: bool
 ) -> bool:
-    """Raise `Conflict` unless the topic was imported from this topic of Kafka's and was not written to since.
+    """Raise `Conflict` unless the topic was imported from this topic in Kafka and was not written to since.
 
-    With `last` a topic that was written to is accepted if there is nothing new to import: return True then.
+    With `last`, accept a topic that was written to if there is nothing new to import, and return True.
     """
     name, imported = source.name, state.kafka_source
     if imported is None:
         raise Conflict(
-            f"topic '{name}' exists in {root.location} and was not imported; delete it first, or import into another"
+            f"topic '{name}' exists in {root.location} and was not imported: delete it first, or import into another"
             " root"
         )
     if imported.topic_id and source.topic_id and imported.topic_id != source.topic_id:
@@ -252,64 +253,63 @@ def _check_topic(
         )
     if state.partitions > len(source.partitions):
         raise Conflict(
-            f"topic '{name}' in {root.location} has {state.partitions} partitions, "
-            f"found {len(source.partitions)} of it: expected at least as many; "
-            "bring the folders of all partitions together first"
+            f"topic '{name}' in {root.location} has {state.partitions} partitions, but the log directory has only"
+            f" {len(source.partitions)}: copy the folders of all partitions into one directory first"
         )
     written = [partition for partition, end in enumerate(state.log_end.tolist()) if end != before[partition].end]
     if not written:
         return False
-    ends = (_read_bounds(part, settled_segments(part.folder, env=root.env))[1] for part in source.partitions)
-    if last and all(end <= taken.end for end, taken in zip(ends, before, strict=True)):
+    ends = (_read_bounds(part, list_segments(part.folder, env=root.env))[1] for part in source.partitions)
+    if last and all(end <= part.end for end, part in zip(ends, before, strict=True)):
         return True
     raise Conflict(
         f"topic '{name}' in {root.location} was written to since it was imported: partition {written[0]} ends at"
-        f" {state.log_end[written[0]]}, the import ended at {before[written[0]].end}; Kafka's offsets cannot go on"
-        " there, import into another root"
+        f" {state.log_end[written[0]]}, the import ended at {before[written[0]].end}. Its offsets no longer match those"
+        " in Kafka: import into another root"
     )
 
 
 def _read_bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
-    """Return log start and log end, the latter by a walk over the last segment."""
+    """Return the log start, and the log end after a scan of the last segment."""
     log_start = max(names[0].base if names else 0, part.log_start or 0)
     return log_start, max(log_start, next_offset_of(names[-1]) if names else 0)
 
 
-def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEnd, policy: str, env: Env) -> None:
-    """Raise `Conflict` unless the partition still has the log that was imported, up to `taken`."""
-    if taken.end == 0:
+def _check_same_log(source: TopicSource, part: PartitionSource, imported: ImportedEnd, policy: str, env: Env) -> None:
+    """Raise `Conflict` unless the partition still has the log that was imported, up to `imported`."""
+    if imported.end == 0:
         return
     where = f"{source.name}-{part.number}"
-    names = settled_segments(part.folder, env=env)
+    names = list_segments(part.folder, env=env)
     try:
         log_start, log_end = _read_bounds(part, names)
-        # If damage is skipped, the log may go on after its apparent end.
-        if log_end < taken.end and policy != SKIP:
+        # If damage is skipped, there may be records after the apparent log end.
+        if log_end < imported.end and policy != SKIP:
             raise Conflict(
-                f"{where} ends at {log_end}, below {taken.end}, up to where it was imported: its log was cut, as after"
-                " an unclean leader election; delete the topic here and import it again"
+                f"{where} ends at {log_end}, but was imported up to {imported.end}: its log was truncated, for example"
+                " after an unclean leader election; delete the topic here and import it again"
             )
-        if taken.last < 0 or (taken.last < log_start and source.topic_id):
+        if imported.last < 0 or (imported.last < log_start and source.topic_id):
             return
-        last_batch = _read_batch_at(names, taken.last) if taken.last >= log_start else None
+        last_batch = _read_batch_at(names, imported.last) if imported.last >= log_start else None
     except FileNotFoundError:
         last_batch = None
-    if last_batch == (taken.crc, taken.epoch):
+    if last_batch == (imported.crc, imported.epoch):
         return
-    if part.first_dirty_offset is not None and taken.last < part.first_dirty_offset:
+    if part.first_dirty_offset is not None and imported.last < part.first_dirty_offset:
         epochs = reversed(leader_epochs(part.folder))
-        epoch = next((entry.epoch for entry in epochs if entry.start_offset <= taken.last), None)
-        if epoch is None or taken.epoch < 0 or epoch == taken.epoch:
+        epoch = next((entry.epoch for entry in epochs if entry.start_offset <= imported.last), None)
+        if epoch is None or imported.epoch < 0 or epoch == imported.epoch:
             return
     raise Conflict(
-        f"the last batch that was imported of {where}, up to offset {taken.last}, is not the one that is there now:"
-        " expected the same log (with its cleaner-offset-checkpoint, if it is compacted); delete the topic here and"
+        f"the last imported batch of {where}, up to offset {imported.last}, differs from the one in the log directory:"
+        " expected the same log (and its cleaner-offset-checkpoint, if it is compacted); delete the topic here and"
         " import it again, or import into another root"
     )
 
 
 class ExpectedSize(NamedTuple):
-    """Log start and log end of a partition after an import, and the most bytes that the import reads."""
+    """The log start and log end of a partition after an import, and the maximum bytes that the import reads."""
 
     log_start: int
     log_end: int
@@ -317,7 +317,7 @@ class ExpectedSize(NamedTuple):
 
 
 def expected_size(part: PartitionSource, before: ImportedPart, env: Env) -> ExpectedSize:
-    names = settled_segments(part.folder, env=env)
+    names = list_segments(part.folder, env=env)
     log_start, log_end = _read_bounds(part, names)
     nbytes = 0
     for name, after in zip(names, [*names[1:], None], strict=True):
@@ -328,7 +328,7 @@ def expected_size(part: PartitionSource, before: ImportedPart, env: Env) -> Expe
 
 
 def _read_batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
-    """Return checksum and leader epoch of the batch that ends with offset `last`; None without such a batch."""
+    """Return checksum and leader epoch of the batch that ends with offset `last`; None if there is no such batch."""
     name = next((name for name in reversed(names) if name.base <= last), None)
     if name is None:
         return None
@@ -343,21 +343,22 @@ def _read_batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] |
 
 
 def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSource]:
-    """List topics of the log dir at `path` (None: all but Kafka's internal ones), by name.
+    """Return topics of the log directory at `path`, by name; None for all except Kafka's internal ones.
 
-    `NotFound` without a log dir or such a topic; `BadRequest` for missing partitions.
+    Raises `NotFound` if there is no log directory or topic, and `BadRequest` for missing partitions.
     """
     layout = directory.kafka_layout(path)
     if layout is None and not path.is_folder():
-        raise NotFound(f"{path} is no folder: give the one that a broker's log.dirs names")
+        raise NotFound(f"{path} does not exist: expected a directory of a broker's log.dirs")
     if layout is None and path.child(ROOT_KEY).is_file():
-        raise BadRequest(f"{path} is a sparklog root already: copy it with `sparklog backup` or `sparklog clone`")
+        raise BadRequest(f"{path} is already a sparklog root: copy it with `sparklog backup` or `sparklog clone`")
     if layout is None:
         raise NotFound(
-            f"{path} is no Kafka log dir: expected folders like orders-0 with files like 00000000000000000000.log"
+            f"{path} is not a Kafka log directory: expected folders like orders-0 with files like"
+            " 00000000000000000000.log"
         )
     if layout == "partition":
-        raise BadRequest(f"{path} is one partition: give the log dir it is in, {path.parent}")
+        raise BadRequest(f"{path} is a single partition: import its log directory, {path.parent}")
     folders = directory.partition_folders(path)
     names = sorted({topic for topic, _ in folders})
     topics_to_import = (
@@ -367,10 +368,10 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
     if unknown is not None:
         raise NotFound(f"there is no topic '{unknown}' in {path}{did_you_mean(unknown, names)}")
     if not topics_to_import:
-        raise NotFound(f"there are only Kafka's internal topics in {path}: name those to import, of {', '.join(names)}")
+        raise NotFound(f"{path} has only internal topics of Kafka: choose the topics to import from {', '.join(names)}")
     starts = directory.offset_checkpoint(path, LOG_STARTS_FILE)
     cleaned = directory.offset_checkpoint(path, CLEANER_OFFSETS_FILE)
-    # Without a checkpoint there are none; what it lacks, or all of it if it is damaged, counts as 0.
+    # Without this file there are no watermarks; missing entries, and all of a damaged file, count as 0.
     try:
         watermarks: dict[TopicPartition, int] | None = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE) or None
     except Corrupt:
@@ -393,20 +394,20 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
 
 
 def _read_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]) -> str:
-    """Return the topic's id. `BadRequest` for missing partitions, or such of several topics."""
+    """Return the topic id. Raises `BadRequest` for missing partitions, or for partitions of several topics."""
     numbers = [part.number for part in partitions]
     missing = next((expected for expected, number in enumerate(numbers) if expected != number), None)
     if missing is not None:
         raise BadRequest(
-            f"expected partitions 0 to {numbers[-1]} of {name} in {path}, found no {name}-{missing}: bring the folders"
-            " of all partitions together first, from the brokers that hold them"
+            f"expected partitions 0 to {numbers[-1]} of {name} in {path}, found no {name}-{missing}: copy the folders"
+            " of all partitions from their brokers into one directory first"
         )
     if len(numbers) > MAX_PARTITIONS:
         raise BadRequest(f"a topic has at most {MAX_PARTITIONS} partitions, found {len(numbers)} of {name} in {path}")
-    ids = set(path.look_at_each(lambda part: directory.kafka_topic_id(part.folder), partitions)) - {""}
+    ids = set(path.map_files(lambda part: directory.kafka_topic_id(part.folder), partitions)) - {""}
     if len(ids) > 1:
         raise BadRequest(
-            f"the folders of {name} in {path} belong to topics of different ids, {' and '.join(sorted(ids))}: bring"
-            " those of one topic together"
+            f"the folders of {name} in {path} belong to topics with different ids, {' and '.join(sorted(ids))}: keep"
+            " only those of one topic"
         )
     return next(iter(ids), "")

@@ -1,13 +1,15 @@
-"""Import topics of a Kafka log dir into a root.
+"""Import topics of a Kafka log directory into a root.
 
-Kept are offsets and log starts, batches byte for byte (closed segments whole, with their indexes, as hard links where
-possible), the cleaner's checkpoint, leader epochs (later appends get the next one) and Kafka's topic id. A new topic
-gets its configs in Kafka where the log dir has the metadata log, and over them those that the caller gives.
+An import preserves offsets and log starts, the bytes of all batches (entire closed segments, with their indexes, if
+possible as hard links), the cleaner's checkpoint, leader epochs (later appends get the next epoch) and Kafka's topic
+id. A new topic gets its configs from the metadata log, if the log directory has one, and those that the caller passes.
 
-A topic is created first, with the id of Kafka's topic. Then pieces of its partitions are copied, checked and committed,
-each from the end of the one before. So a second import completes one that was killed, and copies no committed piece
-twice. An import of a log that has grown takes the new part (`sparklog.kafka.importing.plan` has the conditions).
-Readers see the beginning of a partition meanwhile.
+1. Create the topic with the id of Kafka's topic.
+2. Copy, check and commit each partition in chunks, each from the end of the previous one.
+
+So another import completes one that was killed, and copies no committed chunk again. If the log has grown, it copies
+the new part (see `sparklog.kafka.importing.plan` for the conditions). During an import, readers see the first part of a
+partition.
 """
 
 from __future__ import annotations
@@ -23,19 +25,25 @@ from sparklog.kafka.importing.coordinators import (
     ImportedGroup,
     KafkaGroup,
     LogDir,
+    commit_decisions,
     import_groups,
     kafka_groups,
     kafka_transactions,
-    note_decisions,
 )
-from sparklog.kafka.importing.partition import CoordinatorEntry, ImportedPart, PartitionSource, Target, copy_partition
+from sparklog.kafka.importing.partition import (
+    CoordinatorEntry,
+    CopyTarget,
+    ImportedPart,
+    PartitionSource,
+    copy_partition,
+)
 from sparklog.kafka.importing.plan import (
     NAMES,
-    TakenConfigs,
+    KafkaConfigs,
     TopicPlan,
     TopicSource,
-    configs_to_take,
     expected_size,
+    importable_configs,
     plan_import,
     read_metadata,
     topic_sources,
@@ -53,9 +61,9 @@ from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 
 KEEP, ABORT, REFUSE = OPEN_CHOICES = ("keep", "abort", "refuse")
-"""Choices for transactions that are open in Kafka."""
+"""How to import transactions that are open in Kafka."""
 AUTO, NEVER = LINK_CHOICES = ("auto", "never")
-"""Choices for hard links from closed segments to Kafka's files on the same disk."""
+"""Whether to create hard links to Kafka's closed segments on the same disk."""
 
 OnProgress: TypeAlias = Callable[[str, int, int, int], None]
 """Called with the progress since the last call: topic, partition, records, bytes."""
@@ -63,11 +71,12 @@ OnProgress: TypeAlias = Callable[[str, int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The import of one partition, or with a dry run the plan of it, by names and sizes of files alone.
+    """The import of a partition, or in a dry run its plan from the names and sizes of files.
 
-    * `log_start`, `log_end`: as they are now; `since`: the first offset that was not there before
-    * `records`: imported now; `copied`, `linked`: bytes copied (the most that would be), and shared by hard links
-    * `skipped`: places where damage was left out; `open`: transactions that no marker ends
+    * `log_start`, `log_end`: after the import; `since`: the first newly imported offset
+    * `records`: number of imported records
+    * `copied`, `linked`: bytes that were copied (in a dry run the maximum) and shared by hard links
+    * `skipped`: number of ranges of skipped damage; `open`: number of transactions without a marker
     """
 
     partition: int
@@ -83,16 +92,16 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportedTopic:
-    """The import of one topic, which it `created` or went on with.
+    """The import of a topic, which was `created` or existed.
 
-    `kafka_configs`: what a topic that was created got of its configs in Kafka; None: they are not in the log dir.
+    `kafka_configs`: the configs of a created topic in Kafka; None if the log directory does not contain them.
     """
 
     topic: str
     kafka_topic_id: str
     created: bool
     partitions: tuple[PartitionReport, ...]
-    kafka_configs: TakenConfigs | None = None
+    kafka_configs: KafkaConfigs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +118,13 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """Options of an import, as of `sparklog.import_kafka`; `force` as in `Root.create_topic`.
+    """Options of an import, as in `sparklog.import_kafka`; `force` as in `Root.create_topic`.
 
-    `open_transactions`: `keep`: they hold back the last stable offset until a later import brings their markers, or
-    they are ended here. `abort`: they end as Kafka's coordinator has decided, else by ABORT, and no import can go on
-    with these topics. `refuse`: `Conflict`.
+    Values of `open_transactions`:
+
+    * `keep`: they hold back the last stable offset until a later import has their markers, or until they are ended here
+    * `abort`: they end as Kafka's coordinator has decided, otherwise with ABORT; later imports of the topics will fail
+    * `refuse`: raise `Conflict`
     """
 
     topics: Sequence[str] | None = None
@@ -150,22 +161,27 @@ def import_log_dir(
     on_progress: OnProgress = lambda topic, partition, records, nbytes: None,
     on_planned: Callable[[int], object] | None = None,
 ) -> ImportReport:
-    """Import topics of the log dir at `path`, or the new part of topics that were imported before.
+    """Import topics of the log directory at `path`, or the new records of topics that were imported before.
 
-    * `dry_run`: change nothing and report what would be done; `root` may be None then: it does not exist yet
-    * `on_skipped`: called with what is not imported, bytes after the log's end included (default: log a warning)
-    * `on_planned`: called with the number of bytes to import, before the first topic; finding it out reads more
-    * `on_progress`: called with what was copied, see `OnProgress`
+    Args:
+        root: the target; may be None for a dry run, if it does not exist yet.
+        path: the log directory.
+        options: see `ImportOptions`.
+        dry_run: only report what the import would do.
+        on_skipped: called for records that are not imported, including bytes after the log end; logs a warning by
+            default.
+        on_progress: called with the progress, see `OnProgress`.
+        on_planned: called with the number of bytes to import, before the first topic. This takes additional reads.
 
-    `NotFound` if there is no log dir or no such topic; `Conflict` if a topic exists and was not imported from this one,
-    was written to since, or was cut in Kafka; `BadRequest` for partitions that are missing in the log dir, a config or
-    a name that is not valid: nothing is changed then. `Corrupt` with file, position and offset for damage. A topic of
-    which nothing could be imported is not created; what was committed before an error stays, and the next import goes
-    on from there.
+    Raises `NotFound` if the log directory or a topic does not exist; `Conflict` if a topic exists and was not imported
+    from this one, was written to since, or was truncated in Kafka; `BadRequest` for missing partitions and invalid
+    configs or names. In these cases nothing is changed. Raises `Corrupt` with file, position and offset for damage. A
+    topic is not created if none of its records could be imported. Commits before an error remain, and the next import
+    continues after them.
     """
     options.check()
     if root is None and not dry_run:
-        raise BadRequest("expected a root to import into, found none: only a dry run can do without")
+        raise BadRequest("expected a root to import into, found None: only a dry run works without one")
     log_dir = LogDir(file_path(path), SYSTEM if root is None else root.env, options.corrupt_records, on_skipped)
     plan = _planned(root, log_dir, options)
     if root is None or dry_run:
@@ -177,11 +193,11 @@ def import_log_dir(
 
 @dataclass(frozen=True, slots=True)
 class _ImportPlan:
-    """The topics to import, the configs that new ones get from Kafka, and all groups of the log dir."""
+    """The topics to import, the configs of new topics in Kafka, and all groups of the log directory."""
 
     log_dir: LogDir
     topics: Sequence[TopicPlan]
-    configs: Mapping[str, TakenConfigs]
+    configs: Mapping[str, KafkaConfigs]
     groups: Mapping[str, KafkaGroup]
 
     @property
@@ -207,17 +223,17 @@ def _planned(root: Root | None, log_dir: LogDir, options: ImportOptions) -> _Imp
     return _ImportPlan(log_dir, topics, configs, groups)
 
 
-def _kafka_configs(sources: Sequence[TopicSource], log_dir: LogDir, options: ImportOptions) -> dict[str, TakenConfigs]:
-    """Read the configs in Kafka of the topics to create, as far as they are known; check them with those given."""
+def _kafka_configs(sources: Sequence[TopicSource], log_dir: LogDir, options: ImportOptions) -> dict[str, KafkaConfigs]:
+    """Return the known configs of new topics in Kafka, and check them together with those in the options."""
     metadata = read_metadata(log_dir) if sources else None
     if metadata is None:
         return {}
-    configs: dict[str, TakenConfigs] = {}
+    configs: dict[str, KafkaConfigs] = {}
     for source in sources:
-        taken = configs_to_take(metadata, source.name, source.topic_id, force=options.force)
-        if taken is not None:
-            configs[source.name] = taken
-            options.topic_configs().over(taken.taken)
+        of_topic = importable_configs(metadata, source.name, source.topic_id, force=options.force)
+        if of_topic is not None:
+            configs[source.name] = of_topic
+            options.topic_configs().over(of_topic.taken)
     return configs
 
 
@@ -233,10 +249,10 @@ def _import(root: Root, plan: _ImportPlan, options: ImportOptions, on_progress: 
     )
     open_topics = [topic for name in plan.names if (topic := root.topic(name)).log.state(refresh=False).kafka_open]
     if open_topics and coordinator:
-        log_dir.path.renew()
+        log_dir.path.refresh()
         after = kafka_transactions(log_dir)
         for topic in open_topics:
-            note_decisions(topic, coordinator, after)
+            commit_decisions(topic, coordinator, after)
     heads = {topic.source: root.topic(topic.source.name).log.state(refresh=False) for topic in plan.topics}
     imported = {
         source.name: GroupTopic(state.topic_id, source.topic_id, state.partitions) for source, state in heads.items()
@@ -250,7 +266,7 @@ def _import(root: Root, plan: _ImportPlan, options: ImportOptions, on_progress: 
 
 @dataclass(slots=True)
 class _TopicImport:
-    """The import of one topic: create it or go on with it, and commit pieces of its partitions as they are copied."""
+    """The import of a topic: create it if it does not exist, and copy and commit its partitions in chunks."""
 
     root: Root
     plan: TopicPlan
@@ -258,7 +274,7 @@ class _TopicImport:
     coordinator: Mapping[int, CoordinatorEntry]
     on_skipped: OnSkipped
     on_progress: OnProgress
-    kafka_configs: Mapping[str, TakenConfigs]
+    kafka_configs: Mapping[str, KafkaConfigs]
     pending: list[ImportedPartition] = field(default_factory=list)
     files: int = 0
     nbytes: int = 0
@@ -278,7 +294,7 @@ class _TopicImport:
                 self._refuse_open(topic)
             self._commit(topic)
         except BaseException:
-            # The first error is the one to report.
+            # Report the first error, not one of the cleanup.
             with suppress(SparklogError):
                 self._delete_files(topic)
             raise
@@ -288,7 +304,7 @@ class _TopicImport:
         return ImportedTopic(source.name, source.topic_id, not self.plan.exists, reports, configs)
 
     def _topic(self) -> Topic:
-        """Return the topic, created or with new partitions and configs."""
+        """Create the topic, or add its new partitions and configs."""
         source, configs = self.plan.source, self.options.topic_configs()
         count = len(source.partitions)
         if not self.plan.exists:
@@ -307,13 +323,13 @@ class _TopicImport:
 
     def _partition(self, topic: Topic, part: PartitionSource, before: ImportedPart) -> None:
         name = self.plan.source.name
-        damages: list[Skipped] = []
+        skipped: list[Skipped] = []
 
-        def skipped(damage: Skipped) -> None:
-            damages.append(damage)
+        def on_skipped(damage: Skipped) -> None:
+            skipped.append(damage)
             self.on_skipped(damage)
 
-        target = Target(
+        target = CopyTarget(
             store=self.root.store,
             topic=name,
             read_version=max(topic.log.state(refresh=False).version, 0),
@@ -321,60 +337,59 @@ class _TopicImport:
             env=self.root.env,
             written=self.written,
             policy=self.options.corrupt_records,
-            on_skipped=skipped,
+            on_skipped=on_skipped,
             link=self.options.link == AUTO,
             coordinator=self.coordinator,
             progress=lambda records, nbytes: self.on_progress(name, part.number, records, nbytes),
         )
         limits = self.root.store.limits
-        for piece in copy_partition(part, target, before):
-            last = piece
-            self.pending.append(piece)
-            self.new += piece.files
-            self.files += len(piece.files)
-            self.nbytes += sum(file.size for file in piece.files)
-            full = self.files >= limits.import_commit_slices or self.nbytes >= limits.import_commit_bytes
-            # With `refuse` all is one commit: only the end shows what is open.
-            if full and self.options.open_transactions != REFUSE:
+        for chunk in copy_partition(part, target, before):
+            self.pending.append(chunk)
+            self.new += chunk.files
+            self.files += len(chunk.files)
+            self.nbytes += sum(file.size for file in chunk.files)
+            is_full = self.files >= limits.import_commit_slices or self.nbytes >= limits.import_commit_bytes
+            # With `refuse` there is a single commit, because transactions may be open until the end.
+            if is_full and self.options.open_transactions != REFUSE:
                 self._commit(topic)
                 target.read_version = max(topic.log.state(refresh=False).version, 0)
         self.reports[part.number] = PartitionReport(
             partition=part.number,
-            log_start=last.log_start,
-            log_end=last.log_end,
+            log_start=chunk.log_start,
+            log_end=chunk.log_end,
             since=before.end,
             records=target.records,
             copied=target.copied,
             linked=target.linked,
-            skipped=len(damages),
-            open=len(last.still_open()),
+            skipped=len(skipped),
+            open=len(chunk.still_open()),
         )
 
     def _commit(self, topic: Topic) -> None:
-        """Commit the pending pieces, one of each partition at a time."""
-        # From here on a commit may name these files, whatever fails. Unreferenced ones are left to the vacuum.
+        """Commit the pending chunks, one of each partition per commit."""
+        # From now on a commit may refer to these files, even after an error. The vacuum deletes unreferenced ones.
         self.attempted |= bool(self.pending)
         self.written.clear()
         while self.pending:
-            group: dict[int, ImportedPartition] = {}
-            for piece in self.pending:
-                group.setdefault(piece.partition, piece)
+            first: dict[int, ImportedPartition] = {}
+            for chunk in self.pending:
+                first.setdefault(chunk.partition, chunk)
             state = topic.log.state(refresh=False)
-            topic.log.commit(ImportIntent(state.topic_id, tuple(group.values()), self.plan.source.topic_id), state)
-            self.pending = [piece for piece in self.pending if group[piece.partition] is not piece]
+            topic.log.commit(ImportIntent(state.topic_id, tuple(first.values()), self.plan.source.topic_id), state)
+            self.pending = [chunk for chunk in self.pending if first[chunk.partition] is not chunk]
         self.files = self.nbytes = 0
 
     def _refuse_open(self, topic: Topic) -> None:
-        last = {piece.partition: piece for piece in self.pending}
-        opened = [transaction for piece in last.values() for transaction in piece.still_open()]
+        last = {chunk.partition: chunk for chunk in self.pending}
+        opened = [transaction for chunk in last.values() for transaction in chunk.still_open()]
         if opened:
             raise Conflict(
                 f"expected no open transactions in {topic.name}, found {len(opened)}, the first is {opened[0]}: end it"
-                " in Kafka, or import with another choice for open transactions"
+                " in Kafka, or choose to keep or abort open transactions"
             )
 
     def _delete_files(self, topic: Topic) -> None:
-        """Delete the files that no commit can name, and the topic if this import created it and committed nothing."""
+        """Delete files that no commit can refer to, and the topic if this import created it and committed nothing."""
         if not self.plan.exists and not self.attempted:
             with suppress(Conflict):
                 topic.delete(version=self.created)
@@ -382,7 +397,7 @@ class _TopicImport:
             self.root.store.delete(key)
 
 
-def _plan_report(plan: TopicPlan, env: Env, configs: TakenConfigs | None = None) -> ImportedTopic:
+def _plan_report(plan: TopicPlan, env: Env, configs: KafkaConfigs | None = None) -> ImportedTopic:
     source = plan.source
     reports = []
     for part, before in zip(source.partitions, plan.before, strict=True):

@@ -1,25 +1,25 @@
-"""Copy one Kafka segment into a root: every batch checked, its bytes kept.
+"""Copy a Kafka segment into a root: every batch is checked, and its bytes are preserved.
 
-A closed segment becomes a sealed one: the `.log` byte for byte, and its index files where they are right. Indexes have
-no checksum, so each entry is compared with the batches. An index that is missing, cut off or wrong is built again, as
-Kafka's recovery does. (Entries that a follower wrote name several batches at once. Kafka reads them, its tools call
-them mismatches; they are built again, too. An index with fewer entries than possible stays, for the
-cleaner looks at the size of indexes, unless it leaves out more than a follower's fetch.)
+**A closed segment** becomes a sealed segment: a copy of the `.log`, and of its index files if they are valid. Indexes
+have no checksum, so each entry is compared with the batches. A missing, truncated or wrong index is rebuilt, as in
+Kafka's recovery. (So is an index with entries that a follower wrote for several batches together: Kafka reads these,
+but its tools report mismatches. An index with fewer entries than possible is kept, because the cleaner considers the
+size of indexes, unless it skips more than a follower's fetch.)
 
-The active segment becomes the one slice of an append file: its batches, whose base offsets are those of the log
-(`shift` 0), and a footer with the entries of a `.txnindex`. Only whole, valid batches count, as in reads in place. With
-messages of formats v0 or v1 in it, it is closed instead: merging moves batches to other offsets, and such messages
-cannot be moved.
+**The active segment** becomes a single slice of an append file: its batches, whose base offsets are those of the log
+(`shift` 0), and a footer with the entries of a `.txnindex`. Only complete, valid batches are copied, as in reads in
+place. A segment with messages of formats v0 or v1 becomes a sealed segment instead, because merging moves batches to
+other offsets, and such messages cannot be moved.
 
-Of a segment whose beginning was imported before, only the later batches are copied, to an append file as well. Sealing
-puts the two together.
+**A segment whose first batches are already imported** also becomes an append file, with its later batches only. Sealing
+joins the two.
 
-With damage that is skipped, the copy has the sound batches, back to back, and its indexes are new. A transaction whose
-marker is lost must not be ended by a later marker of the same producer: a COMMIT would show records that may have been
-aborted. So the copy must hold a marker. The offsets of the damage are free, and so is the gap in front of them. There
-each transaction that may have ended in the damage gets an ABORT marker with the next epoch, as Kafka's coordinator ends
-a transaction that has timed out. A marker that can be read, but is at a wrong offset, is written as it was. Readers
-of the directory in place leave out the same records (`sparklog.kafka.in_place.partition_state`).
+**If damage is skipped**, the copy consists of the valid batches, and its indexes are new. A transaction whose marker is
+damaged must not be ended by a later marker of the same producer, because a COMMIT would make records visible that may
+have been aborted. So each transaction that may have ended in the damage gets an ABORT marker with the next epoch, as
+when Kafka's coordinator ends a transaction after its timeout. The markers get offsets of the damage, or of the gap
+before it. A marker that is readable, but at a wrong offset, keeps its type. Reads in place skip the same records (see
+`sparklog.kafka.in_place.partition_state`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE
-from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, TransactionState, lost_markers
+from sparklog.kafka.in_place.transaction_state import ANY_PRODUCER, TransactionEvents, TransactionState, lost_markers
 from sparklog.log.journal.names import is_sealed
 from sparklog.log.state.kafka_source import ImportedEnd
 from sparklog.log.state.slices import FileSlices, SliceFlag
@@ -52,7 +52,7 @@ from sparklog.storage.store import ObjectWriter
 
 T = TypeVar("T")
 Int64s = npt.NDArray[np.int64]
-GO_ON = "restore the file, or import what is whole with corrupt_records skip or truncate"
+REMEDY = "restore the file, or import the valid records with corrupt_records skip or truncate"
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the progress since the last call: records, bytes."""
 
@@ -60,8 +60,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
 
 
-class Lost(NamedTuple):
-    """Damage that is not copied: the fields of `Skipped` after its file."""
+class SkippedRange(NamedTuple):
+    """Damage that is not copied, with the last fields of `Skipped`."""
 
     position: int | None
     nbytes: int
@@ -70,17 +70,17 @@ class Lost(NamedTuple):
     reason: str
 
 
-class OldMessages(Exception):  # noqa: N818
-    """Messages of formats v0 or v1 in a copy that may hold batches only: copy the segment as a closed one."""
+class LegacyMessages(Exception):  # noqa: N818
+    """Raised for messages of formats v0 or v1 in an append file: the segment must be copied as a sealed one."""
 
 
-class Ending(Window):
-    """Markers that are not in the file; `start` is the position of the damage."""
+class MarkerWindow(Window):
+    """Markers to insert in place of damage at position `start`."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedBatches:
-    """The batches of a segment for its indexes, in file order; int64[n] each, offsets absolute, times in ms."""
+    """The batches of a segment for its indexes, in file order: int64[n] arrays, absolute offsets, times in ms."""
 
     position: Int64s
     base_offset: Int64s
@@ -90,14 +90,13 @@ class IndexedBatches:
 
 @dataclass(slots=True)
 class SegmentCopy:
-    """The part of one segment to copy, and its target.
+    """The part of a segment to copy, and its target.
 
-    * `path`: of the copy, a sealed segment or an append file; `base`: the base offset in the segment's name
-    * `last`: it is the active segment, or becomes that; `limit`: the base of the next one, None without one
-    * `log_start`: batches below it alone are not copied; `since`: the offset where the copy begins, None: at the base
-    * `policy`: what to do with damage, see `sparklog.kafka.in_place.segment_recovery`
-    * `left_out`: gets damage that is not copied
-    * `open` (producer id -> first offset), `epochs` of transactional producers, `leader_epoch`: before the segment
+    * `path`: path of the copy, a sealed segment or an append file; `base`: base offset of the source
+    * `last`: True for the active segment; `limit`: base offset of the next segment, None for the last one
+    * `log_start`: a segment without batches above it is not copied; `since`: offset to start from, None for the base
+    * `policy`: how to handle damage (see `sparklog.kafka.in_place.segment_recovery`); `skipped`: collects the damage
+    * `open` (first offsets by producer id), `epochs` (by transactional producer), `leader_epoch`: before the segment
     """
 
     path: str
@@ -108,7 +107,7 @@ class SegmentCopy:
     since: int | None
     limit: int | None
     policy: str
-    left_out: list[Lost]
+    skipped: list[SkippedRange]
     open: Mapping[int, int]
     epochs: Mapping[int, int]
     leader_epoch: int
@@ -120,11 +119,12 @@ class SegmentCopy:
 
 @dataclass
 class CopiedSegment:
-    """One segment after the batches copied so far.
+    """A segment with the batches copied so far.
 
-    `file`: None if it holds no batch above the log start, then nothing was written; `next_offset`: after its last
-    batch, or the base; `aborted`: transactions with their ABORT marker in it; `epochs`: of each transactional producer,
-    in its last batch; `last`: the last batch, None without one.
+    * `file`: None if there is no batch above the log start, so that nothing was written
+    * `next_offset`: the offset after the last batch, or the base offset; `last`: the last batch, if any
+    * `aborted`: the transactions that end with an ABORT marker in the segment
+    * `epochs`: the epoch of the last batch of each transactional producer
     """
 
     base: int
@@ -155,11 +155,11 @@ class CopiedSegment:
         data = memoryview(window.data)[:nbytes]
         self.events.add(window)
         self._add_records(window)
-        # Positions in the copy, which has not the damaged parts of the source.
+        # Positions in the copy, which does not contain the skipped damage of the source.
         position = headers.position + self.nbytes
         self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
         self.next_offset = int(headers.next_offset[-1])
-        if not isinstance(window, Ending):
+        if not isinstance(window, MarkerWindow):
             last = int(headers.last_offset[-1]), int(headers.crc[-1]), int(headers.leader_epoch[-1])
             self.last = ImportedEnd(self.next_offset, *last)
         self.nbytes += nbytes
@@ -177,24 +177,24 @@ class CopiedSegment:
 
     def _add_records(self, window: Window) -> None:
         headers = window.headers
-        holds = ~headers.is_control & (headers.count > 0)
+        has_records = ~headers.is_control & (headers.count > 0)
         try:
-            records = window.decode(("offset", "timestamp", "key"), holds)
+            records = window.decode(("offset", "timestamp", "key"), has_records)
         except Corrupt as error:
-            message = f"{error.message}; restore the file, or import what can be read with corrupt_records skip"
+            message = f"{error.message}; restore the file, or import the valid records with corrupt_records skip"
             raise Corrupt(message, file=error.file, position=error.position, offset=error.offset) from None
         self.records += len(records)
         if records.key is not None and records.key.null_count:
             self.flags |= SliceFlag.HAS_NULL_KEYS
-        # A marker has one record; of a batch that the cleaner emptied only the greatest time is left.
-        times = np.concatenate((records.timestamp, headers.max_timestamp[~holds]))
+        # A marker has one record. An emptied batch has only the maximum timestamp of its header.
+        times = np.concatenate((records.timestamp, headers.max_timestamp[~has_records]))
         times = times[times >= 0]
         if len(times):
-            least = int(times.min())
-            self.min_ts = least if self.min_ts < 0 else min(self.min_ts, least)
+            min_ts = int(times.min())
+            self.min_ts = min_ts if self.min_ts < 0 else min(self.min_ts, min_ts)
 
     def finish(self, writer: ObjectWriter, copy: SegmentCopy, modified_ms: int) -> None:
-        """Write the footer of an append file, and describe the file; `modified_ms`: time of the source."""
+        """Write the footer of an append file, and set `file`; `modified_ms` is the time of the source file."""
         written = WrittenSlice(
             partition=copy.partition,
             nbytes=self.nbytes,
@@ -213,7 +213,7 @@ class CopiedSegment:
             footer = encode_footer([replace(written, index=index, aborted=self.aborted)])
         writer.write(footer)
         writer.close()
-        # Kafka takes the file's time where no record has one.
+        # Without record timestamps, Kafka uses the time of the file.
         max_ts = modified_ms if self.max_ts < 0 else self.max_ts
         written = replace(written, offsets=self.next_offset - self.base, max_ts=max_ts)
         self.file = replace(FileSlices.of(copy.path, [written], len(footer)).in_log(self.base), position=(0,))
@@ -226,12 +226,12 @@ def copy_segment(
     aborted_by: Callable[[TransactionEvents], AbortedTransactions],
     progress: Progress,
 ) -> CopiedSegment:
-    """Copy a segment with `writer`, which is closed.
+    """Copy a segment to `writer`, and close it.
 
-    `aborted_by` returns, from the segment's events, the transactions with their ABORT marker in it.
+    `aborted_by` returns the transactions that end with an ABORT marker in the segment, from its events.
 
-    `Corrupt` with file, position and offset for damage, unless the policy is to skip it, or to truncate and this is the
-    last segment. `OldMessages` for such messages if the copy is an append file; `Conflict` if a batch goes across
+    Raises `Corrupt` with file, position and offset for damage, unless it is skipped, or the log is truncated in the
+    last segment; `LegacyMessages` for such messages if the copy is an append file; `Conflict` if a batch contains
     `since`. Nothing is written then.
     """
     copied = CopiedSegment(copy.begin, copy.begin)
@@ -242,7 +242,7 @@ def copy_segment(
     try:
         for window in windows:
             if not is_sealed(copy.path) and window.headers.is_legacy.any():
-                raise OldMessages
+                raise LegacyMessages
             before = copied.records
             writer.write(copied.add(window))
             progress(copied.records - before, int(window.headers.size.sum()))
@@ -260,7 +260,7 @@ def copy_segment(
 
 
 def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]:
-    """Yield the windows without batches whose checksums are right and whose records cannot be decoded."""
+    """Yield the windows without batches that cannot be decoded although their checksums match."""
     for window in windows:
         try:
             window.decode(RECORD_COLUMNS, ~window.headers.is_control & (window.headers.count > 0))
@@ -271,7 +271,7 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]
                 continue
             header, end = window.headers.row(0), int(window.headers.next_offset[0])
             position = window.start + int(window.headers.position[0])
-            copy.left_out.append(Lost(position, header.size, header.base_offset, end, error.message))
+            copy.skipped.append(SkippedRange(position, header.size, header.base_offset, end, error.message))
         else:
             yield window
 
@@ -279,10 +279,10 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]
 def _with_markers(
     windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile
 ) -> Iterator[Window]:
-    """Yield the windows, and markers at the gaps between them. `copied` has the windows yielded so far."""
-    noted = 0
+    """Yield the windows, and markers in place of the damage between them. `copied`: the windows yielded so far."""
+    handled = 0
     for window in chain(windows, [None]):
-        gaps, noted = copy.left_out[noted:], len(copy.left_out)
+        gaps, handled = copy.skipped[handled:], len(copy.skipped)
         for gap in gaps:
             markers = _markers(gap, copy, copied, file)
             if markers is not None:
@@ -291,23 +291,24 @@ def _with_markers(
             yield window
 
 
-def _markers(gap: Lost, copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> Ending | None:
-    """Return markers for the transactions that may have ended in a gap; None: there are none, or they are written."""
+def _markers(gap: SkippedRange, copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> MarkerWindow | None:
+    """Return markers for the transactions that may have ended in a gap; None without any, or after a later batch."""
     if gap.position is None or gap.end is None or gap.end <= copied.next_offset:
         return None
     state = TransactionState(dict(copy.open))
     state.apply(copied.events.triples)
     commits: dict[int, bool | None] = {}
     for lost in lost_markers(file, gap.position, gap.position + gap.nbytes):
-        owners = state.open if lost.producer == ANYBODY else state.open.keys() & {lost.producer}
+        owners = state.open if lost.producer == ANY_PRODUCER else state.open.keys() & {lost.producer}
         commits.update(dict.fromkeys(owners, lost.commit))
     if not commits:
         return None
     first = gap.end - len(commits)
     if first < copied.next_offset:
         raise Corrupt(
-            f"{len(commits)} transactions were open where damage may have taken their markers, with room for"
-            f" {gap.end - copied.next_offset} others: restore the file, or import with corrupt_records truncate",
+            f"damage may have removed the markers of {len(commits)} transactions, but there are only"
+            f" {gap.end - copied.next_offset} offsets for new ones: restore the file, or import with corrupt_records"
+            " truncate",
             file=file.path,
             position=gap.position,
             offset=copied.next_offset,
@@ -316,7 +317,7 @@ def _markers(gap: Lost, copy: SegmentCopy, copied: CopiedSegment, file: SegmentF
     for offset, (producer, commit) in enumerate(sorted(commits.items()), first):
         if commit is None:
             reason = f"records of producer {producer}, the marker that ended its transaction is damaged"
-            copy.left_out.append(Lost(None, 0, state.open[producer], offset + 1, reason))
+            copy.skipped.append(SkippedRange(None, 0, state.open[producer], offset + 1, reason))
         epoch = copied.epochs.get(producer, copy.epochs.get(producer, 0))
         data += end_txn_marker(
             commit=bool(commit),
@@ -327,7 +328,7 @@ def _markers(gap: Lost, copy: SegmentCopy, copied: CopiedSegment, file: SegmentF
             coordinator_epoch=0,
             leader_epoch=max(copied.leader_epoch, copy.leader_epoch),
         )
-    return Ending(data, gap.position, scan_headers(data), file.path)
+    return MarkerWindow(data, gap.position, scan_headers(data), file.path)
 
 
 def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator[Window]:
@@ -339,57 +340,57 @@ def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator
         first = int(headers.base_offset[row])
         if first < since:
             raise Conflict(
-                f"{file.path} holds a batch of offsets {first} to {int(headers.last_offset[row])}: expected one to "
-                f"begin at {since}, where the last import ended; this is not the log that was imported"
+                f"{file.path} has a batch of offsets {first} to {int(headers.last_offset[row])}, but the last import"
+                f" ended at {since}: this is not the log that was imported"
             )
         yield window.select(slice(row, None)).trimmed()
 
 
 def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
-    """Yield the segment's sound batches; of the last segment those that are written whole."""
+    """Yield the valid batches of a segment. The last segment may end with an incomplete one."""
     start = 0 if copy.since is None else seek(file, copy.base, copy.since)
     for found in checked_batches(file, start, copy.base, limit=copy.limit):
         if isinstance(found, Window):
             yield found
         elif copy.policy == SKIP and not (copy.last and found.stop == "zeros"):
             nbytes = found.until - found.position
-            copy.left_out.append(Lost(found.position, nbytes, found.offset, found.next_offset, found.reason))
+            copy.skipped.append(SkippedRange(found.position, nbytes, found.offset, found.next_offset, found.reason))
         elif copy.last and (found.unwritten or copy.policy == TRUNCATE):
             if found.stop != "zeros":
                 nbytes = file.size - found.position
-                copy.left_out.append(Lost(found.position, nbytes, found.offset, None, found.reason))
+                copy.skipped.append(SkippedRange(found.position, nbytes, found.offset, None, found.reason))
             return
         else:
-            whole = "expected record batches to the end of a closed segment: " if found.structural else ""
-            reason = f"{whole}{found.reason}; {GO_ON}"
+            prefix = "expected record batches to the end of a closed segment: " if found.structural else ""
+            reason = f"{prefix}{found.reason}; {REMEDY}"
             raise Corrupt(reason, file=file.path, position=found.position, offset=found.offset)
 
 
 def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
-    """Return the bytes of an `.index` for these batches: `raw` without unused slots if it is right, else a new one.
+    """Return the bytes of an `.index` for these batches: `raw` without unused entries if it is valid, else a new index.
 
-    `raw` None: the file is missing. `interval`: `index.interval.bytes`.
+    `raw` is None if the file does not exist; `interval` is `index.interval.bytes`.
     """
     index = _parsed(OffsetIndex.parse, raw, base)
     if index is not None and len(index):
         rows = np.minimum(np.searchsorted(batches.position, index.positions), len(batches.position) - 1)
-        named = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
-        index = index if named.all() else None
+        matches = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
+        index = index if matches.all() else None
     if index is None or not index.covers(batches.position, interval):
         index = OffsetIndex.build(base, batches.position, batches.last_offset, interval)
     return index.to_bytes()
 
 
 def time_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
-    """Return the bytes of a `.timeindex`; its last entry must be the segment's greatest timestamp."""
+    """Return the bytes of a `.timeindex`, whose last entry has the maximum timestamp of the segment."""
     index = _parsed(TimeIndex.parse, raw, base)
     running = np.maximum.accumulate(batches.max_timestamp)
     if index is not None:
-        greatest = int(index.timestamps[-1]) if len(index) else -1
+        max_timestamp = int(index.timestamps[-1]) if len(index) else -1
         rows = np.minimum(np.searchsorted(batches.last_offset, index.offsets), len(batches.last_offset) - 1)
-        named = (batches.last_offset[rows] == index.offsets) & (running[rows] == index.timestamps)
-        named &= batches.max_timestamp[rows] == index.timestamps
-        index = index if named.all() and greatest == int(running[-1]) else None
+        matches = (batches.last_offset[rows] == index.offsets) & (running[rows] == index.timestamps)
+        matches &= batches.max_timestamp[rows] == index.timestamps
+        index = index if matches.all() and max_timestamp == int(running[-1]) else None
     if index is None:
         index = TimeIndex.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
     return index.to_bytes()

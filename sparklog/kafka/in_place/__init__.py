@@ -1,4 +1,4 @@
-"""Kafka's directories read where they are, also under a live broker."""
+"""Read Kafka directories in place, even under a live broker."""
 
 from typing import TYPE_CHECKING
 

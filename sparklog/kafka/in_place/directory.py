@@ -1,25 +1,30 @@
-"""List a Kafka log dir or partition folder: segments, checkpoints, topic ids.
+"""List a Kafka log directory or partition folder: segments, checkpoints, topic ids.
 
-A log dir holds one folder `<topic>-<partition>` for each partition (split at the last dash) and small text files. A
-partition folder holds segments: `<base offset, 20 digits>.log` with `.index`, `.timeindex` and, if transactions were
-aborted, `.txnindex`. A suffix after the extension marks a file that changes: `.cleaned` (the log cleaner is writing
-it), `.swap` (about to be renamed), `.deleted` (replaced or expired, removed later). Folders that end in `-delete`,
-`-future` or `-stray` are no partitions.
+A log directory contains a folder `<topic>-<partition>` for each partition (split at the last dash) and small text
+files. A partition folder contains segments: `<base offset, 20 digits>.log` with `.index`, `.timeindex` and, if
+transactions were aborted, `.txnindex`. A second suffix marks a temporary state: `.cleaned` (the log cleaner is writing
+the file), `.swap` (about to be renamed), `.deleted` (replaced or expired, removed later). Folders that end in
+`-delete`, `-future` or `-stray` are not partitions.
 
-The cleaner writes `<base>.log.cleaned`, renames it to `.swap` when it is whole and durable, renames the old segments to
-`.deleted`, then the `.swap` to its name. (The split of an overflowing segment does the same with several new segments,
-from the last to the first.) Between the renames a listing shows a hole. So a listing counts only if two in a row agree
-and show no `.swap`. A swap lasts milliseconds. If one stays, the broker died in it, and the folder is read as Kafka's
-next start-up (LogLoader) would leave it:
+The cleaner replaces segments in these steps, which take milliseconds after the first one:
 
-1. `.deleted` and `.cleaned` do not count.
-2. A `.swap` at or above the lowest `.cleaned` does not count: its group was not complete.
-3. The `.log.swap` files replace the segments from their lowest base up to their greatest next offset.
-4. Every other `.swap` takes its name.
+1. It writes `<base>.log.cleaned`, and renames it to `.swap` when it is complete and durable.
+2. It renames the old segments to `.deleted`.
+3. It renames the `.swap` file to its final name.
 
-So at every moment of a swap a reader sees the old records, or those that the cleaner kept. (`.cleaned` files alone do
-no harm: their origins are in place until the first of them becomes a `.swap`. A cleaner writes them for minutes, and a
-crashed one leaves them behind, so a tail must not wait for them.)
+(To split a segment that is too large, it does the same with several new segments, from the last to the first.) Between
+the renames, a listing has a gap. So a listing is used only if the next one is equal and neither contains a `.swap`. If
+a `.swap` remains, the broker died during the swap, and the folder is read as Kafka's LogLoader would leave it at the
+next start:
+
+1. `.deleted` and `.cleaned` files are ignored.
+2. A `.swap` at or above the lowest `.cleaned` is ignored, because its group is incomplete.
+3. The `.log.swap` files replace the segments from their lowest base offset up to their highest next offset.
+4. All other `.swap` files get their final names.
+
+So at any time during a swap, a reader sees either the old records or those that the cleaner kept. `.cleaned` files
+alone are harmless, because the old segments remain until the first of them becomes a `.swap`. A cleaner writes them for
+minutes, and a crashed one leaves them behind, so a tailing reader must not wait for them.
 """
 
 from __future__ import annotations
@@ -45,24 +50,24 @@ TRANSACTION_STATE = "__transaction_state"
 CLUSTER_METADATA = "__cluster_metadata"
 OTHER_INTERNAL_TOPICS = ("__share_group_state", CLUSTER_METADATA, "__remote_log_metadata")
 GROUPS_FILE = "consumer-groups.csv"
-"""Committed offsets, beside the partitions of an export."""
+"""The file of committed offsets in an export."""
 PROPERTIES = ".properties"
 MAX_FILE_NAME = 255
-"""Bytes, on all file systems in use; a topic's name may have 249."""
+"""In bytes, on all common file systems; a topic name may have 249."""
 _SEGMENT = re.compile(r"^(\d{20})\.log$")
 _SWAPPED_SEGMENT = re.compile(r"^(\d{20})\.log\.swap$")
 _CLEANED_FILE = re.compile(r"^(\d{20})\..*\.cleaned$")
 _PARTITION = re.compile(r"^([a-zA-Z0-9._-]{1,249})-(\d{1,10})$")
 _LAST_SEGMENT = "9" * 20 + ".log"
-SETTLE_TRIES = 20
-SETTLE_PAUSE_SECONDS = 0.05
+LIST_ATTEMPTS = 20
+LIST_PAUSE_SECONDS = 0.05
 ABANDONED_MS = 10_000
-"""A swap in a folder that did not change for so long is not waited for: its broker is dead."""
+"""If a folder with a swap has not changed for this long, its broker is dead."""
 
 
 def properties_name(topic: str) -> str:
-    """Return the name of an export's file of configs: the topic's, or 180 letters and a hash of it if that is longer
-    than a file name may be."""
+    """Return the name of the file of a topic's configs in an export; a long topic name is replaced by 180 letters and a
+    hash."""
     if len(topic) + len(PROPERTIES) > MAX_FILE_NAME:
         topic = f"{topic[:180]}-{hashlib.sha256(topic.encode()).hexdigest()[:32]}"
     return topic + PROPERTIES
@@ -70,9 +75,9 @@ def properties_name(topic: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """A `.log` file in a listing; the inode tells a replaced file from its namesake.
+    """A `.log` file in a listing; the inode distinguishes it from a later file of the same name.
 
-    `size` (bytes) and `modified` (ns) are what they were then: files that grow between two listings are still equal.
+    `size` (bytes) and `modified` (ns) are as of the listing, and are not compared, because files grow between listings.
     """
 
     base: int
@@ -82,13 +87,13 @@ class SegmentName:
     modified: int = field(default=0, compare=False)
 
 
-def after_start_up(
+def segments_after_startup(
     logs: Sequence[SegmentName],
     swaps: Sequence[SegmentName],
     lowest_cleaned: int | None,
     next_offset: Callable[[SegmentName], int],
 ) -> list[SegmentName]:
-    """The segments that count, by base: of `.log` files, `.log.swap` files and the lowest base of a `.cleaned`."""
+    """Return the segments that Kafka would keep when it starts, by base offset; see the module."""
     valid = [swap for swap in swaps if lowest_cleaned is None or swap.base < lowest_cleaned]
     if not valid:
         return sorted(logs)
@@ -98,7 +103,7 @@ def after_start_up(
 
 
 def next_offset_of(segment: SegmentName) -> int:
-    """Return the offset after a segment's last batch, its base without one. `FileNotFoundError` if it is gone."""
+    """Return the offset after a segment's last batch, or its base offset. Raises `FileNotFoundError`."""
     next_offset = segment.base
     with SegmentFile(segment.path) as file:
         for window in BatchWalk(file, seek(file, segment.base, 2**63 - 1)):
@@ -107,7 +112,7 @@ def next_offset_of(segment: SegmentName) -> int:
 
 
 def is_internal(topic: str) -> bool:
-    """True for one of Kafka's internal topics, which "all topics" leaves out."""
+    """Return True for one of Kafka's internal topics, which "all topics" excludes."""
     return topic in (CONSUMER_OFFSETS, TRANSACTION_STATE, *OTHER_INTERNAL_TOPICS)
 
 
@@ -115,24 +120,24 @@ Layout: TypeAlias = Literal["log-dir", "partition"]
 
 
 def kafka_layout(path: AnyPath) -> Layout | None:
-    """Return the kind of a folder: a partition (with 20-digit `.log` files), a log dir (with such folders), None."""
+    """Return the kind of a folder: a partition, which has 20-digit `.log` files, a log directory, or None."""
     folder = file_path(path)
     if not folder.is_folder():
         return None
-    if _holds_segments(folder):
+    if _has_segments(folder):
         return "partition"
     return "log-dir" if partition_folders(folder) else None
 
 
 _LAYOUT_KEYS = 1000
-_LAYOUT_TRIES = 10
+_LAYOUT_FOLDERS = 10
 
 
 def bucket_layout(folder: FilePath) -> Layout | None:
-    """Return `kafka_layout` of a folder in a bucket of any size: one request as a rule, at most a dozen.
+    """Return the `kafka_layout` of a folder in a bucket of any size, usually with one request, and at most a dozen.
 
-    The first keys of a listing tell a Kafka directory. Where other things come first, the folders that are named like
-    partitions tell it: all but a few hold a segment, even in half a copy.
+    The first keys of a listing usually identify a Kafka directory. If other objects come first, check the first folders
+    with names of partitions: almost all contain a segment, even if the directory is copied only in part.
     """
     if not isinstance(folder, StorePath):
         return kafka_layout(folder)
@@ -148,26 +153,25 @@ def bucket_layout(folder: FilePath) -> Layout | None:
     if layout is not None:
         return layout
     partitions = [name for name in folder.folders() if _PARTITION.match(name)]
-    tries = partitions[:_LAYOUT_TRIES]
-    holds = any(_SEGMENT.match(key) for name in tries for key in folder.child(name).first_keys(_LAYOUT_KEYS))
-    return "log-dir" if holds else None
+    keys = (key for name in partitions[:_LAYOUT_FOLDERS] for key in folder.child(name).first_keys(_LAYOUT_KEYS))
+    return "log-dir" if any(map(_SEGMENT.match, keys)) else None
 
 
-def partition_folders(log_dir: FilePath, seen: Container[FilePath] = ()) -> dict[TopicPartition, FilePath]:
-    """List the partition folders of a log dir: (topic, partition) -> folder. Those `seen` are not opened again."""
+def partition_folders(log_dir: FilePath, known: Container[FilePath] = ()) -> dict[TopicPartition, FilePath]:
+    """Return the folders of the partitions in a log directory. Folders in `known` are not checked for segments."""
     folders: dict[TopicPartition, FilePath] = {}
     try:
         for name in log_dir.names():
             match = _PARTITION.match(name)
-            if match is not None and ((folder := log_dir.child(name)) in seen or _holds_segments(folder)):
+            if match is not None and ((folder := log_dir.child(name)) in known or _has_segments(folder)):
                 folders[match[1], int(match[2])] = folder
     except FileNotFoundError:
-        raise NotFound(f"there is no folder {log_dir}: check the path") from None
+        raise NotFound(f"folder {log_dir} does not exist: check the path") from None
     return folders
 
 
 def split_folder_name(folder: FilePath) -> TopicPartition:
-    """Topic and partition of a partition folder; a folder of another name is partition 0 of a topic of that name."""
+    """Return topic and partition of a folder; a folder of another name is partition 0 of a topic with that name."""
     name = folder.real.name
     match = _PARTITION.match(name)
     return (match[1], int(match[2])) if match else (name, 0)
@@ -175,7 +179,7 @@ def split_folder_name(folder: FilePath) -> TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class _FolderListing:
-    """One look at a folder. `swapping`: there are `.swap` files, of indexes perhaps."""
+    """One listing of a folder. `swapping`: it has `.swap` files, possibly only of indexes."""
 
     segments: tuple[SegmentName, ...]
     swaps: tuple[SegmentName, ...]
@@ -183,38 +187,38 @@ class _FolderListing:
     lowest_cleaned: int | None
 
 
-def settled_segments(folder: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
-    """The segments of a partition folder in offset order, from a listing that counts (see above).
+def list_segments(folder: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
+    """Return the segments of a partition folder in offset order; wait while a broker is replacing files.
 
-    `NotFound` if the folder is gone, `Unavailable` if it never holds still.
+    Raises `NotFound` if the folder does not exist, and `Unavailable` if it keeps changing.
     """
-    for tries_left in reversed(range(SETTLE_TRIES)):
+    for attempts_left in reversed(range(LIST_ATTEMPTS)):
         listing = _list_twice(folder)
         if listing is not None and not listing.swapping:
             return listing.segments
-        if listing is not None and (not tries_left or _is_abandoned(folder, env)):
-            # If a file is gone, a broker is at work after all.
+        if listing is not None and (not attempts_left or _is_abandoned(folder, env)):
+            # If a file is missing, a broker is still running.
             with suppress(FileNotFoundError):
-                names = after_start_up(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
+                names = segments_after_startup(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
                 return tuple(names)
-        env.sleep(SETTLE_PAUSE_SECONDS)
-    raise Unavailable(f"{folder} keeps changing: expected two listings in a row that agree; try again")
+        env.sleep(LIST_PAUSE_SECONDS)
+    raise Unavailable(f"{folder} keeps changing: expected two equal listings in a row; retry")
 
 
-def settled_now(folder: FilePath) -> tuple[SegmentName, ...] | None:
-    """As `settled_segments`, without waiting: None if no listing counts at this moment."""
+def try_list_segments(folder: FilePath) -> tuple[SegmentName, ...] | None:
+    """Return the same without waiting; None if a broker is replacing files."""
     listing = _list_twice(folder)
     return None if listing is None or listing.swapping else listing.segments
 
 
-def gone_folder(folder: FilePath) -> NotFound:
-    return NotFound(f"there is no folder {folder} any more: was the topic deleted?")
+def missing_folder(folder: FilePath) -> NotFound:
+    return NotFound(f"folder {folder} no longer exists: was the topic deleted?")
 
 
-def never_there(error: FileNotFoundError) -> Unavailable:
-    """Make the error for a segment that every listing shows, and that is gone at each open."""
+def missing_segment(error: FileNotFoundError) -> Unavailable:
+    """Return the error for a segment that is in every listing but cannot be opened."""
     path = str(error.filename).removesuffix(".deleted")
-    return Unavailable(f"expected to open {path}, which its folder lists, found it gone each time: try again")
+    return Unavailable(f"{path} is listed in its folder, but does not exist when it is opened: retry")
 
 
 def _list_twice(folder: FilePath) -> _FolderListing | None:
@@ -247,7 +251,7 @@ def _listing(folder: FilePath) -> _FolderListing:
             elif name.endswith(CLEANED) and (match := _CLEANED_FILE.match(name)):
                 cleaned.append(int(match[1]))
     except FileNotFoundError:
-        raise gone_folder(folder) from None
+        raise missing_folder(folder) from None
     return _FolderListing(tuple(sorted(segments)), tuple(sorted(swaps)), swapping, min(cleaned, default=None))
 
 
@@ -259,7 +263,7 @@ def _segment(base: int, path: FilePath) -> SegmentName:
     return SegmentName(base, path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
-def _holds_segments(folder: FilePath) -> bool:
+def _has_segments(folder: FilePath) -> bool:
     try:
         return any(_SEGMENT.match(name) or _SWAPPED_SEGMENT.match(name) for name in folder.names())
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -267,29 +271,29 @@ def _holds_segments(folder: FilePath) -> bool:
 
 
 def offset_checkpoint(log_dir: FilePath, name: str) -> dict[TopicPartition, int]:
-    """Read a `*-offset-checkpoint`, which Kafka replaces by rename, never half; empty if there is none."""
+    """Read a `*-offset-checkpoint`, which Kafka replaces atomically; empty if it does not exist."""
     file = log_dir.child(name)
     data = file.data()
     return {} if data is None else checkpoint_files.parse_offsets(data, file=str(file))
 
 
 def topic_id(folder: FilePath, topic: str) -> str:
-    """The topic's id by `partition.metadata` in one of its partition folders.
+    """Return the topic id in `partition.metadata` of a partition folder, or a derived one without a valid file.
 
-    Where that file is missing or damaged (brokers before 2.8 wrote none) it is derived from the folder's place and so
-    stays the same as long as the folder does, but does not tell a re-created topic from its predecessor.
+    Brokers before 2.8 did not write the file. A derived id is that of the folder's path, so it stays the same if the
+    topic is deleted and created again.
     """
     return kafka_topic_id(folder) or derived_topic_id(folder, topic)
 
 
 def derived_topic_id(folder: FilePath, topic: str) -> str:
-    """Return the id that a topic has by its name and the location of its folder."""
+    """Return the id that is derived from a topic's name and the path of its folder."""
     location = f"{folder.real.parent}\n{topic}".encode()
     return base64.urlsafe_b64encode(hashlib.sha256(location).digest()[:16]).decode().rstrip("=")
 
 
 def kafka_topic_id(folder: FilePath) -> str:
-    """The topic's id by `partition.metadata`, empty where that is missing or damaged."""
+    """Return the topic id in `partition.metadata`; empty if the file is missing or invalid."""
     try:
         return checkpoint_files.parse_partition_metadata(partition_metadata(folder))
     except Corrupt:
@@ -297,7 +301,7 @@ def kafka_topic_id(folder: FilePath) -> str:
 
 
 def leader_epochs(folder: FilePath) -> tuple[LeaderEpoch, ...]:
-    """The entries of `leader-epoch-checkpoint`; none where there is no such file or it is damaged."""
+    """Return the entries of `leader-epoch-checkpoint`; none if it is missing or invalid."""
     data = folder.child(checkpoint_files.LEADER_EPOCHS_FILE).data()
     try:
         return () if data is None else tuple(checkpoint_files.parse_leader_epochs(data))
@@ -306,5 +310,5 @@ def leader_epochs(folder: FilePath) -> tuple[LeaderEpoch, ...]:
 
 
 def partition_metadata(folder: FilePath) -> bytes:
-    """The bytes of `partition.metadata`, empty if there is none."""
+    """Return the bytes of `partition.metadata`; empty if it does not exist."""
     return folder.child(checkpoint_files.PARTITION_METADATA_FILE).data() or b""

@@ -1,13 +1,12 @@
-"""The files of Kafka's directories, on a disk and in buckets: the calls that Kafka's files are listed and read with.
+"""Access to the files of Kafka directories on disks and in buckets: list folders, and read files.
 
-Two classes answer them: a `LocalPath`, of which each method is the system call of its name, and a `StorePath`. On a
-disk a file that is open stays readable after a broker has deleted it.
+`LocalPath` uses system calls. On a disk, an open file stays readable after a broker has deleted it.
 
-No broker works in a bucket, so nothing is renamed while it is read: one listing counts, and a `.swap` that it shows is
-not waited for. Files have no inodes: one is the same as long as its size and time are. A folder exists by what is in
-it. A listing is kept until `renew`, and tells without a request which files exist below its folder, their sizes and
-times. A file that is gone, or shorter than it was listed, has been replaced since: reading it is a `FileNotFoundError`,
-and the next look makes a listing of its own.
+`StorePath` uses a store. No broker runs on a bucket, so files are not renamed during a read: a single listing is
+sufficient, and a `.swap` in it is final. Since objects have no inodes, an object with the same size and time is the
+same file. A folder exists if it contains a file. A listing is cached until `refresh`, so that no request is needed to
+know which files exist below its folder, and their sizes and times. If a file is missing, or shorter than in the
+listing, it was replaced: reading it raises `FileNotFoundError`, and the next call lists the folder again.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RANGES_AHEAD = 2
-"""Ranges requested before they are asked for, once two in a row were, by a store that has `parallel_reads`."""
-RANGES_KEPT = RANGES_AHEAD + 2
-"""Ranges in memory, those ahead among them."""
+"""Ranges to read ahead after two consecutive reads, if the store has `parallel_reads`."""
+CACHED_RANGES = RANGES_AHEAD + 2
+"""Ranges in memory, including those that are read ahead."""
 _SMALL_BYTES = 64 * 1024
-"""A file up to this size is read again only if its size or time has changed."""
+"""Files up to this size are cached until their size or time changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStat:
-    """Size and time of a file, under the names of `os.stat_result`."""
+    """The size and time of a file, with the names of `os.stat_result`."""
 
     st_size: int
     st_mtime_ns: int
@@ -56,9 +55,9 @@ class StoreStat:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StorePath:
-    """A file or folder in a store of objects, by its key: an empty one is the whole store. Picklable as its store is.
+    """A file or folder in a store, by its key; the empty key is the root. Picklable if the store is.
 
-    `str` gives its URL, for messages: without settings.
+    `str` returns the URL without settings, for messages.
     """
 
     is_local: ClassVar[bool] = False
@@ -86,13 +85,13 @@ class StorePath:
     def names(self) -> Iterator[str]:
         names = self.files.names(self.key)
         if not names:
-            raise self._gone()
+            raise self.missing()
         return iter(sorted(names))
 
     def stat(self) -> StoreStat:
         info = self.files.info(self.key)
         if info is None:
-            raise self._gone()
+            raise self.missing()
         return StoreStat.of(info)
 
     def is_folder(self) -> bool:
@@ -103,13 +102,13 @@ class StorePath:
 
     exists = is_file
 
-    def first_keys(self, most: int) -> Iterator[str]:
-        """Yield the names of the first files below a folder, from a listing of its own: `orders-0/x`."""
+    def first_keys(self, limit: int) -> Iterator[str]:
+        """Yield the relative keys of the first files below a folder, such as `orders-0/x`, from a new listing."""
         prefix = f"{self.key}/" if self.key else ""
-        return (info.key.removeprefix(prefix) for info in islice(self.files.store.list(prefix), most))
+        return (info.key.removeprefix(prefix) for info in islice(self.files.store.list(prefix), limit))
 
     def folders(self) -> Iterator[str]:
-        """Yield the names of the folders in a folder, from a listing of its own."""
+        """Yield the names of the folders in a folder, from a new listing."""
         return self.files.store.list_folders(f"{self.key}/" if self.key else "")
 
     def data(self) -> bytes | None:
@@ -118,21 +117,21 @@ class StorePath:
     def open(self) -> StoreFile:
         return StoreFile(self, self.stat())
 
-    def renew(self) -> None:
-        self.files.renew(self.key)
+    def refresh(self) -> None:
+        self.files.refresh(self.key)
 
-    def look_at_each(self, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        return map_requests(self.files.store, look, items)
+    def map_files(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        return map_requests(self.files.store, function, items)
 
     def as_object(self) -> tuple[Store, str]:
         return self.files.store, self.key
 
-    def _gone(self) -> FileNotFoundError:
+    def missing(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
 
 
 class _StoreListing:
-    """The files below a folder, and by folder the names of what is directly in it."""
+    """The files below a folder, and the names in each folder."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self.folder = folder
@@ -154,7 +153,7 @@ class _StoreListing:
 
 
 class StoreFiles:
-    """The files of a store, and the newest listing of a part of them. Safe to use from threads."""
+    """The files of a store, with the latest listing of a folder. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -166,16 +165,16 @@ class StoreFiles:
     def __reduce__(self) -> tuple[type[StoreFiles], tuple[Store]]:
         return StoreFiles, (self.store,)
 
-    def renew(self, folder: str) -> None:
-        self.forget()
+    def refresh(self, folder: str) -> None:
+        self.invalidate()
         self.names(folder)
 
-    def forget(self) -> None:
-        """Forget the listing: the next look makes another one."""
+    def invalidate(self) -> None:
+        """Discard the listing, so that the next call lists the folder again."""
         self._listing = None
 
     def names(self, folder: str) -> set[str]:
-        """Return the names of what is in a folder; none if there is no such folder."""
+        """Return the names of the files and folders in a folder; none if it does not exist."""
         with self._lock:
             listing = self._listing
             if listing is None or not listing.covers(folder):
@@ -183,21 +182,22 @@ class StoreFiles:
         return listing.names.get(folder, set())
 
     def info(self, key: str) -> ObjectInfo | None:
-        """Return size and time of a file; None if there is none. A request if its folder has not been listed."""
+        """Return the size and time of a file; None if it does not exist. A request if the folder is not listed."""
         listing = self._listing
         if listing is not None and listing.covers(key.rpartition("/")[0]):
             return listing.files.get(key)
         return self.store.stat(key) if key else None
 
     def data(self, key: str) -> bytes | None:
+        """Return the bytes of a file; None if it does not exist."""
         listing = self._listing
-        listed = listing is not None and listing.covers(key.rpartition("/")[0])
-        info = self.info(key) if listed else None
-        if listed and info is None:
+        is_listed = listing is not None and listing.covers(key.rpartition("/")[0])
+        info = self.info(key) if is_listed else None
+        if is_listed and info is None:
             return None
-        before = self._small.get(key)
-        if before is not None and before[0] == info:
-            return before[1]
+        cached = self._small.get(key)
+        if cached is not None and cached[0] == info:
+            return cached[1]
         data = read_if_there(self.store, key)
         if data is not None and info is not None and len(data) == info.size <= _SMALL_BYTES:
             self._small[key] = info, data
@@ -205,7 +205,7 @@ class StoreFiles:
 
 
 class StoreFile:
-    """A file that is open for reading: of the size that it was listed with."""
+    """An open file of a store, with the size in the listing."""
 
     inode = 0
 
@@ -215,12 +215,12 @@ class StoreFile:
         self._store = path.files.store
         self._range_bytes = self._store.limits.range_bytes
         self._ranges: dict[int, bytes] = {}
-        """The ranges read last, by number."""
+        """The latest ranges, by number."""
         self._last = -1
         self._coming: dict[int, Request] = {}
-        """Ranges to read next, in order: the one that is asked for, and those after it that are read ahead."""
-        at_once = min(self._store.parallel_reads, RANGES_AHEAD + 1)
-        self._ahead = ReadAhead(at_once, self._fetch, self._more, self._store.limits)
+        """The ranges in progress, in order: the required one, and those after it that are read ahead."""
+        parallel = min(self._store.parallel_reads, RANGES_AHEAD + 1)
+        self._ahead = ReadAhead(parallel, self._fetch, self._more, self._store.limits)
 
     def read(self, position: int, length: int) -> bytes:
         parts: list[bytes] = []
@@ -232,8 +232,8 @@ class StoreFile:
             position += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def replaced(self) -> bool:
-        """True if the file has another size or time by now, or is gone. A request."""
+    def is_replaced(self) -> bool:
+        """Return True if the file has another size or time now, or was deleted. Needs a request."""
         info = self._store.stat(self.path.key)
         return info is None or StoreStat.of(info) != StoreStat(self.size, self.modified)
 
@@ -251,7 +251,7 @@ class StoreFile:
             del self._coming[number]
         self._ranges[number] = data
         self._last = number
-        while len(self._ranges) > 1 and len(self._ranges) + len(self._coming) > RANGES_KEPT:
+        while len(self._ranges) > 1 and len(self._ranges) + len(self._coming) > CACHED_RANGES:
             del self._ranges[next(iter(self._ranges))]
         return data
 
@@ -262,9 +262,9 @@ class StoreFile:
         self._ahead.add([self._coming[number]])
 
     def _more(self) -> bool:
-        """Add the next range if two in a row have been asked for."""
-        asked, following = next(iter(self._coming)), next(reversed(self._coming)) + 1
-        if self._last < 0 or asked != self._last + 1 or following * self._range_bytes >= self.size:
+        """Start to read the next range, if two consecutive ranges were read."""
+        current, following = next(iter(self._coming)), next(reversed(self._coming)) + 1
+        if self._last < 0 or current != self._last + 1 or following * self._range_bytes >= self.size:
             return False
         self._add(following)
         return True
@@ -275,8 +275,8 @@ class StoreFile:
         except NotFound:
             data = b""
         if len(data) < request.length:
-            self.path.files.forget()
-            raise self.path._gone()
+            self.path.files.invalidate()
+            raise self.path.missing()
         return data
 
 
@@ -309,7 +309,7 @@ class LocalPath:
         return LocalPath(os.path.join(self.path, name))
 
     def names(self) -> Iterator[str]:
-        """Yield the names of what is in the folder. `FileNotFoundError` if there is no such folder."""
+        """Yield the names in the folder. Raises `FileNotFoundError` if it does not exist."""
         with os.scandir(self.path) as entries:
             for entry in entries:
                 yield entry.name
@@ -327,7 +327,7 @@ class LocalPath:
         return os.path.isdir(self.path)
 
     def data(self) -> bytes | None:
-        """Read the file whole; None if there is none."""
+        """Return the bytes of the file; None if it does not exist."""
         try:
             with open(self.path, "rb") as source:
                 return source.read()
@@ -337,23 +337,23 @@ class LocalPath:
     def open(self) -> LocalFile:
         return LocalFile(self)
 
-    def renew(self) -> None:
-        """Look again: one listing of a bucket counts until then. A disk is looked at each time."""
+    def refresh(self) -> None:
+        """List the folder again. Only buckets have cached listings."""
 
-    def look_at_each(self, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Yield the answers of `look`, which reads files of this folder, in order; from a bucket several at once."""
-        return map(look, items)
+    def map_files(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """Yield the results of a function that reads files of this folder, in order. Buckets are read in parallel."""
+        return map(function, items)
 
     def as_object(self) -> tuple[Store, str]:
-        """Return the store that the file is an object of, and its key in it."""
+        """Return the store that contains the file, and its key in the store."""
         return open_store(os.path.dirname(self.path)), self.name
 
 
 class LocalFile:
-    """A file on a disk that is open for reading: `size` and `modified` (ns) are those it had when it was opened."""
+    """An open file on a disk; `size` and `modified` (ns) are as of its opening."""
 
     def __init__(self, path: LocalPath) -> None:
-        """Open `path`, or its `.deleted` namesake. `FileNotFoundError` if there is neither."""
+        """Open `path` or the `.deleted` file. Raises `FileNotFoundError` if neither exists."""
         self.path = path
         try:
             self._descriptor = os.open(path.path, os.O_RDONLY)
@@ -366,8 +366,8 @@ class LocalFile:
     def read(self, position: int, length: int) -> bytes:
         return read_at(self._descriptor, position, length)
 
-    def replaced(self) -> bool:
-        """Return True if what was read may be of two files: on a disk an open file stays the one that was opened."""
+    def is_replaced(self) -> bool:
+        """Return False: on a disk, an open file is never replaced."""
         return False
 
     def close(self) -> None:
@@ -376,7 +376,7 @@ class LocalFile:
 
 @contextmanager
 def held_lock(path: LocalPath) -> Iterator[bool]:
-    """Hold the lock of a file, as a broker does on `.lock`; False: another process holds it. Nothing without a file."""
+    """Lock a file, as a broker locks `.lock`; yields False if another process holds it. Ignores a missing file."""
     import fcntl
 
     try:
@@ -400,19 +400,19 @@ AnyPath: TypeAlias = "str | os.PathLike[str] | FilePath"
 
 
 def file_path(path: AnyPath) -> FilePath:
-    """Return the place of a Kafka directory or file, given by a path or URL: an absolute path, or one in a store."""
+    """Return the path of a Kafka directory or file from a path or URL."""
     if isinstance(path, (LocalPath, StorePath)):
         return path
     location = str(path)
     if not is_url(location):
         return LocalPath(local_path(location))
     above, name = split(normal_location(location))
-    # A name that no key can have is no partition's, so nothing above it matters.
+    # If the name cannot be part of a key, it is not a partition, so the folder above is not needed.
     return store_path(open_store(above), name) if is_part(name) else store_path(open_store(location), "")
 
 
 def relative(path: FilePath, folder: FilePath) -> str:
-    """Return a path as seen from a folder above it."""
+    """Return a path relative to a folder above it."""
     return str(path).removeprefix(f"{folder}/")
 
 

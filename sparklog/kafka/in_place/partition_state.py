@@ -1,8 +1,8 @@
-"""One partition as a planner knows it: enough to plan, estimate and look up times without reading it again.
+"""The state of a partition in a Kafka directory: enough to plan reads, estimate sizes and look up timestamps.
 
-It is kept up to date by looking only at what changed: the headers of every batch are walked once, later those of
-appended batches only. About a megabyte is kept of a gigabyte of batches: one block for each 64 KiB or more, and the
-transaction events.
+A refresh reads only what has changed: the headers of all batches are read once, and later only those of appended
+batches. The state takes about a megabyte per gigabyte of batches, for one block per 64 KiB or more and the transaction
+events.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from sparklog.log.state.view import BatchRuns, Stored
 
 BLOCK_BYTES = 64 * 1024
 UNWRITTEN = "unwritten"
-UNSOUND = "unsound"
-"""Why a walk stopped, besides BatchWalk's reasons: the checksum of the last batch does not match (yet); a batch is not
-sound, and where the policy is to truncate, the log ends in front of it."""
+INVALID = "invalid"
+"""Reasons for the end of a scan, in addition to those of `BatchWalk`: the checksum of the last batch does not match
+(yet); with the policy `truncate`, the log ends at an invalid batch."""
 
 
 @dataclass
 class SegmentState:
-    """One segment up to `end`, the position after its last whole batch.
+    """One segment up to `end`, the position after its last complete batch.
 
-    * `records`: that its batches say they hold, markers left out; a compressed message of format v0 or v1 is one
-    * `batches`: how many there are, markers among them
-    * `next_offset`: the offset after the last batch in order, or the base offset; `max_timestamp` of its batches, -1
-      without any
-    * `stray`: where batches begin that end the segment and are out of order, -1: there are none
-    * `stop`, `reason`: why the last look went no further (see `BatchWalk`)
-    * `closed`: it has a successor, which begins at `limit`, and was read to its end since; the file then had `size`
-      bytes and was `modified` (ns)
-    * blocks (parallel arrays): where each begins, its offsets `[offset, end)`, its greatest timestamp, how many offsets
-      it takes (those of records and markers) and how many batches it has
+    * `records`: number of records according to the headers, without markers; a compressed message of format v0 or v1
+      counts as one
+    * `batches`: number of batches, including markers
+    * `next_offset`: the offset after the last batch in order, or the base offset; `max_timestamp`: -1 without any
+    * `out_of_order`: the position of the out-of-order batches at the end of the segment; -1 if there are none
+    * `stop`, `reason`: why the last scan ended (see `BatchWalk`)
+    * `closed`: the segment has a successor, whose base is `limit`, and has been read to its end since; its file then
+      had `size` bytes and was `modified` at this time (ns)
+    * blocks (parallel arrays): the position, offsets `[offset, end)` and maximum timestamp of each block, and its
+      numbers of offsets (of records and markers) and batches
     """
 
     name: directory.SegmentName
@@ -63,7 +63,7 @@ class SegmentState:
     limit: int | None = None
     size: int = 0
     modified: int = 0
-    stray: int = -1
+    out_of_order: int = -1
     last_position: int = -1
     last_header: bytes = b""
     events: TransactionEvents = field(default_factory=TransactionEvents)
@@ -79,132 +79,167 @@ class SegmentState:
         self.next_offset = max(self.next_offset, self.name.base)
         self._order = recovery.OffsetOrder(self.next_offset)
 
-    def still_holds(self, file: SegmentFile) -> bool:
-        """Is the opened file the one that was read before, grown at most?
+    def is_same_file(self, file: SegmentFile) -> bool:
+        """Return True if the opened file is the one that was read before, unless for appended batches.
 
-        A follower that truncates to its leader's log writes other batches at the same positions.
+        A follower that truncates its log to that of the leader writes other batches at the same positions.
         """
         if file.inode != self.name.inode or file.size < self.end:
             return False
-        if not file.place.is_local and (file.size, file.modified) == (self.size, self.modified):
-            return True  # In a bucket no file changes without another time: this spares a request.
+        if not file.location.is_local and (file.size, file.modified) == (self.size, self.modified):
+            return True  # In a bucket, a changed file has another time. This saves a request.
         header = self.last_header
         return not header or file.read(self.last_position, len(header)) == header
 
-    def unchanged(self, listed: directory.SegmentName) -> bool:
-        """Does a listing show the file as it was when it was closed? Inodes are used again, names too."""
+    def is_unchanged(self, listed: directory.SegmentName) -> bool:
+        """Return True if a listing shows the file as it was when it was closed. Inodes and names can be reused."""
         return not self.closed or (listed.size, listed.modified) == (self.size, self.modified)
 
     def scan(self, file: SegmentFile, *, last: bool, policy: str = recovery.FAIL, limit: int | None = None) -> None:
-        """Walk on from `end` to the file's end. In the partition's last segment a last batch with a wrong checksum is
-        not written yet and does not count; elsewhere checksums are the readers' business, unless `policy` is to
-        truncate: then the segment ends in front of the first batch that is not sound. `limit`: the next segment's base.
+        """Scan the batches from `end` to the end of the file; `limit` is the base offset of the next segment.
+
+        If the last batch of the partition does not match its checksum, it is not completely written yet and does not
+        count. Other checksums are left to readers, unless the policy is `truncate`: then the segment ends at the first
+        invalid batch.
         """
         if policy == recovery.TRUNCATE:
             self.stop, self.reason = "end", ""
             for found in checked_batches(file, self.end, self.next_offset, limit=limit):
                 if isinstance(found, Damage):
-                    self.stop, self.reason = UNSOUND, found.reason
+                    self.stop, self.reason = INVALID, found.reason
                     break
-                self._take(found, file)
+                self._add(found, file)
         else:
             while (damage := self._scan_headers(file, last=last, limit=limit)) is not None:
                 if damage.size and not damage.wrong_crc:
-                    # A batch of an unknown format: Kafka's recovery keeps it, so the log does not end there.
+                    # Kafka's recovery keeps a batch of an unknown format, so the log does not end there.
                     self.events.lost(self.next_offset)
-                    self._order.take(single_header(file.read(self.end, HEADER_BYTES)), self.end, lambda position: True)
+                    self._order.add(single_header(file.read(self.end, HEADER_BYTES)), self.end, lambda position: True)
                     self.next_offset = self._order.end
                     self.end += damage.size
                 elif policy == recovery.SKIP and not (last and self.stop == "zeros") and damage.following is not None:
-                    # Markers may have been there.
+                    # The skipped bytes may have contained markers.
                     self.events.lost(self.next_offset)
                     self.end = damage.following.position
                 else:
                     break
         self.size, self.modified = file.size, file.modified
         self.closed, self.limit = not last, limit
-        if self.is_cut and policy != recovery.TRUNCATE:
+        if self.is_incomplete and policy != recovery.TRUNCATE:
             self.events.lost(self.next_offset)
 
     @property
-    def is_cut(self) -> bool:
-        """True if a successor follows although the file does not end at `end`: batches after it are not known."""
+    def is_incomplete(self) -> bool:
+        """True if the segment is closed but was not read to its end, so that its last batches are unknown."""
         return self.closed and self.stop != "end"
 
     def _scan_headers(self, file: SegmentFile, *, last: bool, limit: int | None) -> Damage | None:
-        """Take in the headers from `end` on. Return the damage that they end at, None at the end of the file."""
+        """Add the batches from `end` on by their headers. Return the damage after them; None at the end of the file."""
         walk = BatchWalk(file, self.end, headers_only=True)
         last_window: Window | None = None
         for window in walk:
             if last_window is not None:
-                self._take(last_window, file)
+                self._add(last_window, file)
             last_window = window
         self.stop, self.reason = walk.stop, walk.reason
         if last_window is not None:
             final = last_window.headers.row(len(last_window.headers) - 1)
             if last and not file.crc_holds(last_window.start + int(last_window.headers.position[-1]), final):
-                self.stop, self.reason = UNWRITTEN, "the last batch does not match its checksum: not written yet"
+                self.stop, self.reason = (
+                    UNWRITTEN,
+                    "the last batch does not match its checksum, so it is not completely written yet",
+                )
                 last_window = last_window.select(slice(-1))
-            self._take(last_window, file)
+            self._add(last_window, file)
         if self.stop == UNWRITTEN:
             return Damage(file, self.end, 0, self.next_offset, self.reason, True, self.next_offset, limit, UNWRITTEN)
         return walk.damage(self.next_offset, limit)
 
-    def _take(self, window: Window, file: SegmentFile) -> None:
+    def _add(self, window: Window, file: SegmentFile) -> None:
         headers = window.headers
         if not len(headers):
             return
-        greatest = int(headers.max_timestamp.max())
+        max_timestamp = int(headers.max_timestamp.max())
         self.records += int(headers.count[~headers.is_control].sum())
         self.batches += len(headers)
-        self.max_timestamp = max(self.max_timestamp, greatest)
+        self.max_timestamp = max(self.max_timestamp, max_timestamp)
         start = window.start + int(headers.position[0])
         if not self.block_position or start - self.block_position[-1] >= BLOCK_BYTES:
             base = int(headers.base_offset[0])
             columns = (*self.block_columns, self.block_timestamp)
-            for column, number in zip(columns, (base, base, 0, start, 0, greatest), strict=True):
-                column.append(number)
-        self.block_timestamp[-1] = max(self.block_timestamp[-1], greatest)
+            for column, value in zip(columns, (base, base, 0, start, 0, max_timestamp), strict=True):
+                column.append(value)
+        self.block_timestamp[-1] = max(self.block_timestamp[-1], max_timestamp)
         self.block_records[-1] += int(np.maximum(headers.count, 0).sum())
         self.block_batches[-1] += len(headers)
-        # One damaged or stale offset moves the end neither up nor down.
-        ordered = self._order.take(headers, window.start, file.holds_at)
+        # A single corrupt or stale offset must not move the end of the log.
+        ordered = self._order.add(headers, window.start, file.holds_at)
         self.next_offset = self._order.end
         self.block_end[-1] = max(self.block_offset[-1], self.next_offset)
-        strays = np.flatnonzero(np.logical_and.accumulate(~ordered[::-1])[::-1])
-        if len(strays) < len(headers):
-            self.stray = -1
-        if len(strays) and self.stray < 0:
-            self.stray = window.start + int(headers.position[strays[0]])
+        trailing = np.flatnonzero(np.logical_and.accumulate(~ordered[::-1])[::-1])
+        if len(trailing) < len(headers):
+            self.out_of_order = -1
+        if len(trailing) and self.out_of_order < 0:
+            self.out_of_order = window.start + int(headers.position[trailing[0]])
         last = int(headers.position[-1])
         self.last_position = window.start + last
         self.last_header = bytes(window.data[last : last + HEADER_BYTES])
-        # A stray marker ends its transaction, whatever its offset; stray data begins none.
+        # An out-of-order marker ends its transaction, but out-of-order data never begins one.
         self.events.add(window if ordered.all() else window.select(ordered | headers.is_control))
         self.end = self.last_position + int(headers.size[-1])
 
     @property
     def block_columns(self) -> tuple[array[int], ...]:
-        """Offset, end, records, position and batches of the blocks."""
+        """The offset, end, records, position and batches of the blocks."""
         return self.block_offset, self.block_end, self.block_records, self.block_position, self.block_batches
 
     def blocks_with(self, timestamp: int) -> list[tuple[int, int]]:
-        """(start, end) positions of the blocks that hold a batch with maxTimestamp >= `timestamp`, in order."""
+        """Return the (start, end) positions of the blocks that have a batch with maxTimestamp >= `timestamp`."""
         blocks = zip(self.block_position, [*self.block_position[1:], self.end], self.block_timestamp, strict=True)
-        return [(start, end) for start, end, greatest in blocks if greatest >= timestamp]
+        return [(start, end) for start, end, max_timestamp in blocks if max_timestamp >= timestamp]
 
 
 RACY_MS = 100
-"""A folder that changed so shortly before it was listed may have changed again since without showing it."""
-OPEN_TRIES = 5
+"""If a folder changed less than this before it was listed, a later change may have left the same time."""
+OPEN_ATTEMPTS = 5
 DETAILED_BLOCKS = 1 << 17
-"""Some 8 GB."""
+"""The blocks of about 8 GB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """A listing of a partition folder. Its `origin` (device, inode and metadata) identifies the folder and topic."""
+
+    segments: tuple[directory.SegmentName, ...]
+    origin: tuple[tuple[int, int], bytes]
+    changed_ns: int | None
+    listed_ms: int
+
+    def is_current(self, changed_ns: int | None) -> bool:
+        """Return True if the folder, which last changed at this time, certainly has not changed since the listing."""
+        if changed_ns is None or changed_ns != self.changed_ns:
+            return False
+        return self.listed_ms - changed_ns // 1_000_000 > RACY_MS
+
+
+def _merged(before: list[SegmentState], names: tuple[directory.SegmentName, ...]) -> tuple[list[SegmentState], bool]:
+    """Return the states of the listed segments, and whether the transactions must be computed again.
+
+    Unchanged segments keep their states. Segments may be added at the end and expire at the start; any other change
+    affects the transactions.
+    """
+    known = {state.name: state for state in before}
+    states = [known[name] if name in known and known[name].is_unchanged(name) else SegmentState(name) for name in names]
+    is_changed = any(state.name in known and state is not known[state.name] for state in states)
+    old, kept = list(known), [name for name in names if name in known]
+    is_moved = bool(old) and (not kept or kept != old[-len(kept) :] or kept != list(names[: len(kept)]))
+    return states, is_changed or is_moved
 
 
 class PartitionState:
-    """Segments and transactions of one partition folder; `refresh` brings them up to date.
+    """The segments and transactions of a partition folder, as of the latest `refresh`.
 
-    `policy`: what damage does (see `segment_recovery`); `cut`: what it left out after the log's end.
+    `policy`: how to handle damage (see `segment_recovery`); `skipped`: damage that ends or follows the log.
     """
 
     def __init__(
@@ -212,16 +247,14 @@ class PartitionState:
     ) -> None:
         self.folder = folder
         self.policy = policy
-        self.cut: list[Skipped] = []
+        self.skipped: list[Skipped] = []
         self._key = topic, partition
         self._env = env
         self.segments: list[SegmentState] = []
         self.transactions = TransactionState()
-        self._changed_at = -1
-        self._listed_at = -1
+        self._listing: _Listing | None = None
+        self._is_stale = True
         self._replay = False
-        self._identity = (-1, -1)
-        self._metadata = b""
         self._indexed: dict[directory.SegmentName, AbortedTransactions] = {}
         self._aborted: AbortedTransactions | None = None
 
@@ -234,79 +267,71 @@ class PartitionState:
         return self.segments[-1].next_offset if self.segments else 0
 
     def refresh(self) -> None:
-        """Look at the folder if it changed, and at what was appended to the last segment.
+        """List the folder if it has changed, and read the batches that were appended to the last segment.
 
-        `NotFound` if the folder is gone, `Unavailable` if it never holds still.
+        Raises `NotFound` if the folder does not exist, and `Unavailable` if it keeps changing.
         """
-        gone = False
-        for tries_left in reversed(range(OPEN_TRIES)):
-            self._list(wait=gone)
+        is_missing = False
+        for attempts_left in reversed(range(OPEN_ATTEMPTS)):
+            self._list(wait=is_missing)
             try:
                 self._scan()
             except FileNotFoundError as error:
-                # A segment went between the listing and its opening: look again, and trust nothing half done.
-                self.folder.renew()
-                self._changed_at, self._replay, gone = -1, True, True
-                if not tries_left:
-                    raise directory.never_there(error) from None
+                # A segment was deleted after it was listed. List again, and discard the incomplete scan.
+                self.folder.refresh()
+                self._is_stale = self._replay = is_missing = True
+                if not attempts_left:
+                    raise directory.missing_segment(error) from None
             else:
                 return
 
     def _list(self, *, wait: bool) -> None:
-        """Take over the folder's listing, keeping what is known of the segments that are still there.
+        """Adopt the current listing, and keep the states of unchanged segments.
 
-        A tail goes on in the segments it knows while the folder changes; a first look has to wait, and so has one that
-        missed a segment.
+        Without `wait`, a known partition keeps its segments while its folder is changing. A first listing always waits,
+        and so does one after a missing segment.
         """
-        changed_at, identity = self._folder_state()
-        if identity != self._identity:
-            self.segments, self._identity, self._replay = [], identity, True
-        quiet = changed_at is not None and self._listed_at - changed_at // 1_000_000 > RACY_MS
-        if self.segments and quiet and changed_at == self._changed_at:
+        listing = self._next_listing(wait=wait)
+        if listing is None:
             return
-        now = self._env.wall_ms()
-        wait |= not self.segments or changed_at is None
-        names = directory.settled_segments(self.folder, env=self._env) if wait else directory.settled_now(self.folder)
-        if names is None:
-            return
-        self._changed_at, self._listed_at = -1 if changed_at is None else changed_at, now
-        metadata = directory.partition_metadata(self.folder)
-        if metadata != self._metadata:
-            self.segments, self._metadata, self._replay = [], metadata, True
-        before = {state.name: state for state in self.segments}
-        self.segments = [SegmentState(name) for name in names]
-        for row, name in enumerate(names):
-            if name in before and before[name].unchanged(name):
-                self.segments[row] = before[name]
-            self._replay |= name in before and self.segments[row] is not before[name]
-        # Growing at the end and expiring at the start leave the middle as it was. All else is read and replayed again.
-        kept = [name for name in names if name in before]
-        old = list(before)
-        if old != list(names) and old and (not kept or kept != old[-len(kept) :] or kept != list(names[: len(kept)])):
-            self._replay = True
+        is_same = self._listing is not None and listing.origin == self._listing.origin
+        self.segments, is_changed = _merged(self.segments if is_same else [], listing.segments)
+        self._replay |= is_changed or not is_same
+        self._listing, self._is_stale = listing, False
 
-    def _folder_state(self) -> tuple[int | None, tuple[int, int]]:
-        """Return when the folder last changed (ns; None: it cannot be known, look into it), and which folder it is."""
-        if not isinstance(self.folder, LocalPath):
-            return None, (0, 0)
-        try:
-            stat = self.folder.stat()
-        except FileNotFoundError:
-            raise directory.gone_folder(self.folder) from None
-        return stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
+    def _next_listing(self, *, wait: bool) -> _Listing | None:
+        """Return a new listing; None if the folder has not changed, or is changing and need not be awaited."""
+        before, changed_ns, folder_id = self._listing, None, (0, 0)
+        if isinstance(self.folder, LocalPath):
+            try:
+                stat = self.folder.stat()
+            except FileNotFoundError:
+                raise directory.missing_folder(self.folder) from None
+            changed_ns, folder_id = stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
+        is_known = bool(self.segments) and before is not None and before.origin[0] == folder_id
+        if before is not None and is_known and not self._is_stale and before.is_current(changed_ns):
+            return None
+        now_ms = self._env.wall_ms()
+        if wait or not is_known or changed_ns is None:
+            names = directory.list_segments(self.folder, env=self._env)
+        elif (settled := directory.try_list_segments(self.folder)) is not None:
+            names = settled
+        else:
+            return None
+        return _Listing(names, (folder_id, directory.partition_metadata(self.folder)), changed_ns, now_ms)
 
     def _scan(self) -> None:
-        self.cut = []
-        for position, state in enumerate(self.segments):
-            last = position == len(self.segments) - 1
+        self.skipped = []
+        for index, state in enumerate(self.segments):
+            last = index == len(self.segments) - 1
             if not state.closed or last or self._replay:
-                self._look_at(position, last=last)
-            if self._truncate_at(position):
+                self._scan_segment(index, last=last)
+            if self._truncate_at(index):
                 break
-        if self.policy == recovery.SKIP and self.segments and self.segments[-1].stray >= 0:
+        if self.policy == recovery.SKIP and self.segments and self.segments[-1].out_of_order >= 0:
             state = self.segments[-1]
             reason = f"expected a batch at offset {state.next_offset} or above; found one below"
-            self._leave_out(str(state.name.path), state.stray, state.size - state.stray, state.next_offset, reason)
+            self._skip(state.name, state.out_of_order, state.size, state.next_offset, reason)
         if self._replay:
             self._indexed.clear()
             self.transactions = TransactionState()
@@ -314,52 +339,51 @@ class PartitionState:
                 self.transactions.apply(state.events.triples)
             self._replay, self._aborted = False, None
 
-    def _look_at(self, position: int, *, last: bool) -> None:
-        state = self.segments[position]
+    def _scan_segment(self, index: int, *, last: bool) -> None:
+        state = self.segments[index]
         with SegmentFile(state.name.path) as file:
-            replaced = not state.still_holds(file) or (state.closed and (last or file.size != state.size))
-            if replaced:
+            if not state.is_same_file(file) or (state.closed and (last or file.size != state.size)):
                 state = SegmentState(directory.SegmentName(state.name.base, state.name.path, file.inode))
-                self.segments[position] = state
+                self.segments[index] = state
                 self._replay = True
-            seen = len(state.events.triples)
+            applied = len(state.events.triples)
             if not state.closed:
-                limit = None if last else self.segments[position + 1].name.base
+                limit = None if last else self.segments[index + 1].name.base
                 state.scan(file, last=last, policy=self.policy, limit=limit)
-            if len(state.events.triples) > seen:
-                self.transactions.apply(state.events.triples, seen)
+            if len(state.events.triples) > applied:
+                self.transactions.apply(state.events.triples, applied)
                 self._aborted = None
 
-    def _truncate_at(self, position: int) -> bool:
-        """End the log in a segment that damage cuts short, where that is the policy; the next listing looks again."""
-        state = self.segments[position]
+    def _truncate_at(self, index: int) -> bool:
+        """With the policy `truncate`, end the log in an incomplete segment. The next refresh lists the folder again."""
+        state = self.segments[index]
         if self.policy != recovery.TRUNCATE or state.stop == "end":
             return False
-        later = self.segments[position + 1 :]
+        later = self.segments[index + 1 :]
         if later or state.stop != "zeros":
-            self._leave_out(str(state.name.path), state.end, state.size - state.end, state.next_offset, state.reason)
+            self._skip(state.name, state.end, state.size, state.next_offset, state.reason)
         for segment in later:
-            reason = "it is after damage, where the log was cut"
-            self._leave_out(str(segment.name.path), 0, segment.name.size, state.next_offset, reason)
+            self._skip(segment.name, 0, segment.name.size, state.next_offset, recovery.AFTER_TRUNCATION)
         if later:
-            del self.segments[position + 1 :]
-            self._changed_at = -1
+            del self.segments[index + 1 :]
+            self._is_stale = True
         return True
 
-    def _leave_out(self, file: str, position: int, nbytes: int, start: int, reason: str) -> None:
-        self.cut.append(Skipped(*self._key, file, position, nbytes, start, None, reason))
+    def _skip(self, segment: directory.SegmentName, position: int, end: int, offset: int, reason: str) -> None:
+        file, nbytes = str(segment.path), end - position
+        self.skipped.append(Skipped(*self._key, file, position, nbytes, offset, None, reason))
 
     def aborted(self, start: int, end: int) -> AbortedTransactions:
-        """The aborted transactions that matter to offsets `[start, end)`, from the whole partition's markers.
+        """Return the aborted transactions with offsets in `[start, end)`, by the markers of the entire partition.
 
-        `Corrupt` if damage hides the end of a transaction in that range; where the policy is to skip what is damaged,
-        such a transaction counts as aborted.
+        If the marker of a transaction in this range is damaged, raises `Corrupt`; with the policy `skip`, the
+        transaction counts as aborted.
         """
         unknown = self.unknown(start, end)
         if unknown and self.policy != recovery.SKIP:
             raise Corrupt(
-                f"the outcome of a transaction of producer {unknown[0][0].producer} cannot be known: its marker is"
-                " damaged; read other offsets, or leave the transaction out with corruptRecords=skip",
+                f"the marker of a transaction of producer {unknown[0][0].producer} is damaged, so its result is"
+                " unknown; read other offsets, or skip the transaction with corruptRecords=skip",
                 file=unknown[0][1],
                 offset=unknown[0][0].last,
             )
@@ -369,15 +393,15 @@ class PartitionState:
         aborted = self._aborted.overlapping(start, end)
         if not unknown:
             return aborted
-        # As if they had been aborted where reading stopped.
+        # Treat them as aborted at the damage.
         columns = np.array([(*span, span.last + 1) for span, _ in unknown], np.int64).T
         every = concatenate([aborted, AbortedTransactions(*columns)])
         return every.select(np.argsort(every.last_offsets, kind="stable"))
 
     def unknown(self, start: int, end: int) -> list[tuple[TransactionSpan, str]]:
-        """Return transactions with offsets in `[start, end)` whose outcome is in no marker and no `.txnindex`.
+        """Return the transactions with offsets in `[start, end)` whose end is in no marker and no `.txnindex`.
 
-        Each comes with the file that its marker was in.
+        Each comes with the file that contained its marker.
         """
         entries = [span for span in self.transactions.unknown if span.first < end and span.last >= start]
         if not entries:
@@ -392,7 +416,7 @@ class PartitionState:
         ]
 
     def _transaction_index(self, name: directory.SegmentName) -> AbortedTransactions:
-        """Return the `.txnindex` of a segment, empty if missing or wrong. That of the last segment still grows."""
+        """Return the `.txnindex` of a segment; empty if it is missing or invalid. The last segment's is not cached."""
         index = self._indexed.get(name)
         if index is None:
             index = aborted_by_index(name.path, name.base)
@@ -401,10 +425,10 @@ class PartitionState:
         return index
 
     def stored(self, start: int, end: int, *, detailed: int = DETAILED_BLOCKS) -> Stored:
-        """Return the stored size of these offsets: a run for each block of their segments.
+        """Return the stored size of these offsets, with one row per block of their segments.
 
-        After the first `detailed` blocks a segment is one run, so that a stream with rate limits does not walk all
-        blocks of a terabyte for each micro-batch.
+        After the first `detailed` blocks there is one row per segment, so that a stream with rate limits does not
+        process all blocks of a terabyte in each micro-batch.
         """
         by_base = attrgetter("name.base")
         low = max(bisect_right(self.segments, start, key=by_base) - 1, 0)
@@ -413,13 +437,13 @@ class PartitionState:
         for state in self.segments[low : bisect_left(self.segments, end, key=by_base)]:
             if len(edges) >= detailed:
                 row = (state.name.base, state.next_offset, state.records, 0, state.batches)
-                for column, number in zip(columns, row, strict=True):
-                    column.append(number)
+                for column, value in zip(columns, row, strict=True):
+                    column.append(value)
                 edges.append(state.end)
                 continue
-            for column, numbers in zip(columns, state.block_columns, strict=True):
-                column.extend(numbers)
-            # A block ends where the next one begins, the last one of a segment where that does.
+            for column, values in zip(columns, state.block_columns, strict=True):
+                column.extend(values)
+            # A block ends where the next one starts; the last block ends with its segment.
             edges.extend(state.block_position[1:])
             edges.extend([state.end] if state.block_position else ())
         base, stop, records, position, batches = (np.array(column, np.int64) for column in columns)

@@ -1,9 +1,9 @@
-"""One `.log` file of a Kafka partition, read in bounded windows, and the files beside it.
+"""Read a `.log` file of a Kafka partition, and the index files beside it.
 
-Plain positioned reads, no memory map: a broker cuts a preallocated file to its length when it rolls, and touching a
-mapped page after the new end would kill the process. What the file held when it was opened counts; what is appended
-later is for the next look. A file that is gone was replaced or has expired: for `file.delete.delay.ms` it is still
-there as `.deleted`, with the same records. In a bucket neither happens (`sparklog.kafka.in_place.files`).
+Files are not memory-mapped: a broker truncates a preallocated file when it rolls, and access to a mapped page after the
+new end would kill the process. Reads end at the size that the file had when it was opened. A missing file was replaced
+or has expired; until `file.delete.delay.ms` has passed, its records are in the `.deleted` file. In a bucket neither
+happens (see `sparklog.kafka.in_place.files`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CLEANED = ".cleaned"
 
 
 def companion(log: FilePath, suffix: str) -> FilePath:
-    """The file beside a `.log` (`.log.swap`, `.log.deleted`) with another extension, as `index`.
+    """Return the file with another suffix, such as `index`, beside a `.log`, `.log.swap` or `.log.deleted` file.
 
-    A swap renames the files of a segment one by one, the `.log` first, so the others may still be named `.swap`.
+    A swap renames the files of a segment one by one, the `.log` first, so the others may still end in `.swap`.
     """
     folder, name = log.parent, log.name
     for state in (SWAP, DELETED):
@@ -34,13 +34,13 @@ def companion(log: FilePath, suffix: str) -> FilePath:
 
 
 class SegmentFile(BatchFile):
-    """An open `.log` file: `size` is what it had when it was opened, `path` its name for messages."""
+    """An open `.log` file, with the `size` that it had when it was opened; `path` is its name for messages."""
 
     def __init__(self, path: FilePath) -> None:
-        """Open `path`, or on a disk its `.deleted` namesake. `FileNotFoundError` if there is neither."""
+        """Open `path` or, on a disk, the `.deleted` file. Raises `FileNotFoundError` if neither exists."""
         self._file = path.open()
-        self.place: FilePath = self._file.path
-        self.path = str(self.place)
+        self.location: FilePath = self._file.path
+        self.path = str(self.location)
         self.size, self.modified, self.inode = self._file.size, self._file.modified, self._file.inode
 
     def __enter__(self) -> SegmentFile:
@@ -50,16 +50,16 @@ class SegmentFile(BatchFile):
         self._file.close()
 
     def read(self, position: int, length: int) -> bytes:
-        """Bytes from `position`; fewer than `length` only at the end of the file."""
+        """Return `length` bytes from `position`, or fewer at the end of the file."""
         return self._file.read(position, length)
 
-    def replaced(self) -> bool:
-        """True if another file has this name in a bucket by now, so that what was read may be of both."""
-        return self._file.replaced()
+    def is_replaced(self) -> bool:
+        """Return True if the file was replaced in a bucket, so that earlier reads may be of both files."""
+        return self._file.is_replaced()
 
 
 def aborted_by_index(log: FilePath, base: int) -> AbortedTransactions:
-    """Return the entries of the `.txnindex` beside a `.log`; none where it is missing or damaged."""
+    """Return the entries of the `.txnindex` beside a `.log` file; none if it is missing or invalid."""
     try:
         return transaction_index.parse(companion(log, "txnindex").data() or b"", base)
     except Corrupt:
@@ -67,15 +67,14 @@ def aborted_by_index(log: FilePath, base: int) -> AbortedTransactions:
 
 
 def seek(file: SegmentFile, base: int, offset: int) -> int:
-    """Position of a batch of the file from which a reader of `offset` can start: by the `.index` beside it where that
-    is right, else 0.
+    """Return the position of a batch where a reader of `offset` can start: from the `.index` if it is valid, else 0.
 
-    An index has no checksum and may belong to another file of the same name, so its entry counts only if a batch starts
-    there, ends with the entry's offset and matches its checksum.
+    An index has no checksum and may belong to an earlier file of the same name. So its entry is used only if a batch
+    starts at its position, ends with its offset and matches the checksum.
     """
-    if offset <= base and not file.place.is_local:
-        return 0  # It spares a request.
-    path = companion(file.place, "index")
+    if offset <= base and not file.location.is_local:
+        return 0  # This saves a request.
+    path = companion(file.location, "index")
     data = path.data()
     try:
         last, position = (-1, 0) if data is None else OffsetIndex.parse(data, base, file=str(path)).lookup(offset)

@@ -1,15 +1,15 @@
-"""Open and aborted transactions of a partition, from the headers of its batches, and the markers lost to damage.
+"""Find the open and aborted transactions of a partition from batch headers, and the markers that damage may hide.
 
-Kafka keeps this in producer snapshots and `.txnindex` files. Headers and markers hold the same and are always there:
-the first transactional batch of a producer after its last marker opens a transaction, its next marker ends it. (Under
-transaction.version 2 the marker's epoch is one above the data's, so only the producer id counts.) A marker whose
-record the cleaner has removed ends nothing. Events are kept per segment, so that only a segment which the cleaner
-replaces is read again.
+Kafka stores transactions in producer snapshots and `.txnindex` files. Headers and markers contain the same information
+and always exist: the first transactional batch of a producer after its last marker opens a transaction, and the next
+marker ends it. (With transaction.version 2 the epoch of a marker is one above that of the data, so only the producer id
+is compared.) A marker whose record the cleaner has removed ends nothing. Events are stored per segment, so that only
+segments that the cleaner replaces are read again.
 
-A batch with a wrong checksum may have been a marker: if its header says so, or if it is transactional and has no
-sequence, which data always has. Its producer id may be the damaged part. But most damage is a single flipped bit, and
-one that explains the checksum can be flipped back to read the id. Bytes that are no batch may have held markers of any
-producer (`ANYBODY`).
+A batch with a wrong checksum may have been a marker if its header is that of a marker, or if it is transactional and
+has no sequence, because data always has one. Its producer id may be corrupt. But most damage is a single flipped bit;
+if one bit explains the wrong checksum, it is flipped back to read the id. Bytes that are not a batch may have contained
+markers of any producer (`ANY_PRODUCER`).
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, NO_SEQUENCE,
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, concatenate
 from sparklog.kafka.in_place.segment_file import SegmentFile
 
-ANYBODY = NO_PRODUCER_ID
-MOST_BYTES = 64 * 1024
-"""A longer batch is not searched for a flipped bit: markers have 78 bytes."""
+ANY_PRODUCER = NO_PRODUCER_ID
+MAX_MARKER_BYTES = 64 * 1024
+"""Longer batches are not searched for a flipped bit; a marker has 78 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostMarker:
-    """A marker of `producer` (or `ANYBODY`) that damage took; `commit`: its type, None: unknown."""
+    """A damaged marker of `producer`; `commit` is its type, None if unknown."""
 
     producer: int
     commit: bool | None
 
 
 def may_be_markers(headers: BatchHeaders) -> npt.NDArray[np.bool_]:
-    """Mark batches that are markers, or may have been before damage."""
-    bare = headers.is_transactional & (headers.base_sequence == NO_SEQUENCE)
-    maybe: npt.NDArray[np.bool_] = (headers.is_control | bare) & (headers.producer_id != NO_PRODUCER_ID)
-    return maybe
+    """Return True for each batch that is a marker, or may have been one before damage."""
+    has_no_sequence = headers.is_transactional & (headers.base_sequence == NO_SEQUENCE)
+    marks: npt.NDArray[np.bool_] = (headers.is_control | has_no_sequence) & (headers.producer_id != NO_PRODUCER_ID)
+    return marks
 
 
 def lost_producer(batch: bytes) -> int | None:
-    """Return the producer id of a damaged marker, `ANYBODY` if unknown; None if the batch was no marker."""
+    """Return the producer id of a damaged marker, `ANY_PRODUCER` if unknown; None if the batch was not a marker."""
     header = single_header(batch)
     size, expected = int(header.size[0]), int(header.crc[0])
-    if len(batch) < size or size > MOST_BYTES:
-        return ANYBODY
+    if len(batch) < size or size > MAX_MARKER_BYTES:
+        return ANY_PRODUCER
     actual = crc32c(memoryview(batch)[CRC_START:size])
     if (actual ^ expected).bit_count() > 1:
-        place = flipped_bit(size - CRC_START, actual, expected)
-        if place is None:
-            return ANYBODY
+        flipped = flipped_bit(size - CRC_START, actual, expected)
+        if flipped is None:
+            return ANY_PRODUCER
         repaired = bytearray(batch[:size])
-        repaired[CRC_START + place[0]] ^= 1 << place[1]
+        repaired[CRC_START + flipped[0]] ^= 1 << flipped[1]
         header = single_header(bytes(repaired))
     return int(header.producer_id[0]) if header.is_control[0] else None
 
 
 def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarker]:
-    """Return the markers that bytes `[position, until)` of a file held; `ANYBODY`'s if some bytes are no batch."""
+    """Return the markers that `[position, until)` of a file may have contained: of `ANY_PRODUCER` after other bytes."""
     lost_here: list[LostMarker] = []
     while position < until:
         header = file.header_at(position)
         if header is None or position + header.size > until:
-            return [*lost_here, LostMarker(ANYBODY, None)]
-        batch = file.read(position, min(header.size, MOST_BYTES))
+            return [*lost_here, LostMarker(ANY_PRODUCER, None)]
+        batch = file.read(position, min(header.size, MAX_MARKER_BYTES))
         lost = _lost_marker(batch, header.size) if may_be_markers(single_header(batch))[0] else None
         lost_here += [] if lost is None else [lost]
         position += header.size
@@ -86,7 +86,7 @@ def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarke
 def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
     header = single_header(batch)
     if len(batch) == size and crc32c(memoryview(batch)[CRC_START:]) == header.crc[0]:
-        # What is wrong is outside of the checksum.
+        # The damage is outside the bytes with the checksum.
         try:
             kind = control_types(batch, scan_headers(batch))[0]
         except Corrupt:
@@ -98,13 +98,13 @@ def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
 
 DATA = 100
 LOST = 101
-"""Event kinds besides ABORT and COMMIT: a producer's first data since its last marker; damage that may hide markers, of
-that producer or of `ANYBODY`."""
+"""Kinds of events in addition to ABORT and COMMIT: the first data of a producer after its last marker; damage that may
+hide markers of a producer, or of `ANY_PRODUCER`."""
 
 
 @dataclass
 class TransactionEvents:
-    """Events of one segment in offset order, as flat triples (kind, producer id, offset)."""
+    """The events of a segment in offset order, as flat triples (kind, producer id, offset)."""
 
     triples: array[int] = field(default_factory=lambda: array("q"))
     _writing: set[int] = field(default_factory=set)
@@ -127,16 +127,16 @@ class TransactionEvents:
                 if owner is not None:
                     self.lost(offset, owner)
             elif kind == DATA:
-                if producer not in self._writing and not _damaged(window, row):
+                if producer not in self._writing and not _is_damaged(window, row):
                     self._writing.add(producer)
                     self.triples.extend((kind, producer, offset))
             elif kind in (ABORT, COMMIT):
                 self._writing.discard(producer)
                 self.triples.extend((kind, producer, offset))
 
-    def lost(self, offset: int, producer: int = ANYBODY) -> None:
-        """Add the loss of the marker at `offset`, or of all markers from it on in the segment."""
-        if producer == ANYBODY:
+    def lost(self, offset: int, producer: int = ANY_PRODUCER) -> None:
+        """Record that the marker of a producer at `offset` is damaged, or all markers in damage that starts there."""
+        if producer == ANY_PRODUCER:
             self._writing.clear()
         else:
             self._writing.discard(producer)
@@ -144,7 +144,7 @@ class TransactionEvents:
 
 
 class TransactionSpan(NamedTuple):
-    """A transaction's producer id, first offset, and the offset of its marker or of the damage that hides it."""
+    """A transaction: producer id, first offset, and the offset of its marker or of the damage that hides it."""
 
     producer: int
     first: int
@@ -153,10 +153,11 @@ class TransactionSpan(NamedTuple):
 
 @dataclass
 class TransactionState:
-    """Transactions of a partition after the events applied so far.
+    """The transactions of a partition after the events so far.
 
-    `open`: producer id -> first offset; `aborted`: by marker; `unknown`: open when damage hid what came next.
-    `markers`: producer id -> offset of its last marker that `abort_markers` has passed.
+    * `open`: first offset by producer id
+    * `aborted`: in the order of their markers; `unknown`: transactions whose markers may be hidden by damage
+    * `markers`: offset of the last marker by producer id, for the segments passed to `abort_markers`
     """
 
     open: dict[int, int] = field(default_factory=dict)
@@ -170,7 +171,7 @@ class TransactionState:
             if kind == DATA:
                 self.open.setdefault(producer, offset)
             elif kind == LOST:
-                for writer in list(self.open) if producer == ANYBODY else [producer] if producer in self.open else []:
+                for writer in list(self.open) if producer == ANY_PRODUCER else self.open.keys() & {producer}:
                     self.unknown.append(TransactionSpan(writer, self.open.pop(writer), offset))
             else:
                 first = self.open.pop(producer, None)
@@ -195,34 +196,33 @@ class TransactionState:
 
 
 def merged(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> AbortedTransactions:
-    """Unite the aborted transactions seen in headers and those of `.txnindex` files.
+    """Combine the aborted transactions from headers and from `.txnindex` files; each is aborted if either has it.
 
-    The index of the segment that is being written lags behind the log, and indexes get lost; headers are lost only to
-    damage. Whatever either calls aborted is aborted.
+    The index of the active segment lags behind the log, and indexes may be missing; headers may be damaged.
     """
     seen = np.array(state.aborted, np.int64).reshape(-1, 3)
     every = concatenate([AbortedTransactions(seen[:, 0], seen[:, 1], seen[:, 2], seen[:, 2] + 1), *indexed])
-    # By marker; of two entries for one marker the one that begins earlier comes first and stays.
+    # If a marker has two entries, keep the one that begins earlier.
     order = np.lexsort((every.first_offsets, every.producer_ids, every.last_offsets))
     producers, last = every.producer_ids[order], every.last_offsets[order]
-    again = np.zeros(len(order), np.bool_)
-    again[1:] = (producers[1:] == producers[:-1]) & (last[1:] == last[:-1])
-    return every.select(order[~again])
+    is_repeated = np.zeros(len(order), np.bool_)
+    is_repeated[1:] = (producers[1:] == producers[:-1]) & (last[1:] == last[:-1])
+    return every.select(order[~is_repeated])
 
 
-def _damaged(window: Window, row: int) -> bool:
-    """True if the checksum of a whole batch is wrong: its producer id may be any, and open a transaction for ever."""
+def _is_damaged(window: Window, row: int) -> bool:
+    """Return True if a complete batch has a wrong checksum: a wrong producer id would open a transaction forever."""
     header = window.headers[row : row + 1]
-    # A batch longer than its window comes without its body: it is believed.
+    # The window does not contain all bytes of a longer batch, so its checksum cannot be verified.
     whole = int(header.position[0] + header.size[0]) <= len(window.data)
     return whole and bool(len(crc_failures(window.data, header)))
 
 
 def _kind(window: Window, row: int) -> int:
-    """ABORT, COMMIT, another control type, DATA or, for damage that may have been a marker, LOST."""
+    """Return ABORT, COMMIT, another control type, DATA, or LOST for damage that may have been a marker."""
     header = window.headers[row : row + 1]
     if not header.is_control[0]:
-        return LOST if _damaged(window, row) else DATA
+        return LOST if _is_damaged(window, row) else DATA
     try:
         return LOST if len(crc_failures(window.data, header)) else int(control_types(window.data, header)[0])
     except Corrupt:

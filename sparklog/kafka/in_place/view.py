@@ -1,18 +1,17 @@
-"""A Kafka log dir, or one partition folder of it, as a `LogView`: read in place, also under a live broker.
+"""Read a Kafka log directory, or one of its partition folders, in place as a `LogView`, even under a live broker.
 
-Nothing is written. Batch readers see whole batches up to the end of the log. A tail (`tailing=True`) stops at the
-broker's last high watermark in `replication-offset-checkpoint`, because records above it can still be replaced.
+Nothing is written. Batch readers see complete batches up to the end of the log. A tailing reader (`tailing=True`) stops
+at the broker's last high watermark in `replication-offset-checkpoint`, because records above it can still be replaced.
 
-A damaged log is read as Kafka's start-up would leave it after an unclean shutdown with the recovery point in the last
-segment: the log ends after its last whole batch, and damage before that is an error for its reader. Unlike Kafka,
-indexes are never trusted, and a wrong checksum inside the last segment is an error that hides no batch.
-`corrupt_records` (see `segment_recovery`) has two other policies: go on after damage, or end the log in front of it as
-with recovery point 0.
+A damaged log is read as Kafka would leave it when it starts after an unclean shutdown, with the recovery point in the
+last segment: the log ends after its last complete batch, and reading damage before that is an error. Unlike in Kafka,
+indexes are never trusted, and a wrong checksum inside the last segment is an error that hides no later batch.
+`corrupt_records` selects other policies (see `segment_recovery`): continue after damage, or end the log before it, as
+Kafka does with recovery point 0.
 
-A lookup by time returns the first record in offset order, at or above the log start, whose timestamp is >= the target;
-markers and aborted records count. Batches are skipped by the maxTimestamp in their headers, so that only the batch with
-the answer is decoded. Kafka reads only the first segment that can hold an answer, and so sometimes has none where this
-rule has one.
+A lookup by timestamp returns the first record in offset order, at or above the log start, whose timestamp is at or
+after the target; markers and aborted records count. Only batches whose header has a sufficient maxTimestamp are
+decoded. Kafka looks only in the first segment that may contain such a record, and so sometimes finds none.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
-from sparklog.kafka.in_place.read_part import GO_ON, KafkaReadPart
+from sparklog.kafka.in_place.read_part import REMEDY, KafkaReadPart
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.skipped import OnSkipped, Skipped
@@ -48,14 +47,14 @@ from sparklog.log.state.view import (
 
 
 def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> TimestampOffset | None:
-    """Look up a time (ms) below the log's end, by the rule above.
+    """Look up a timestamp (ms) below the log end, as the module describes.
 
-    `Corrupt` if the batch that may hold the answer is damaged, unless damage is skipped.
+    Raises `Corrupt` if damage may hide the record, unless the policy is to skip damage.
     """
     skipping = state.policy == recovery.SKIP
     for segment in state.segments:
         is_late = segment.max_timestamp >= timestamp
-        if segment.next_offset <= log_start or not (is_late or segment.is_cut):
+        if segment.next_offset <= log_start or not (is_late or segment.is_incomplete):
             continue
         with SegmentFile(segment.name.path) as file:
             for start, end in segment.blocks_with(timestamp):
@@ -63,14 +62,14 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
                 records = (_in_window(window, end, timestamp, log_start, skipping) for window in windows)
                 if (record := next(filter(None, records), None)) is not None:
                     return record
-        if segment.is_cut and state.policy == recovery.FAIL:
-            message = f"{segment.reason}; {GO_ON}"
+        if segment.is_incomplete and state.policy == recovery.FAIL:
+            message = f"{segment.reason}; {REMEDY}"
             raise Corrupt(message, file=file.path, position=segment.end, offset=segment.next_offset)
     return None
 
 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
-    """Yield windows of valid batches up to position `end`. `Corrupt` at damage, unless it is skipped."""
+    """Yield windows of valid batches up to position `end`. Raises `Corrupt` for damage, unless it is skipped."""
 
     def window(position: int) -> bytes:
         return file.read(position, HEADER_WINDOW_BYTES)
@@ -83,7 +82,7 @@ def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, ski
         elif found.position >= end:
             return
         elif not skipping:
-            message = f"{found.reason}; {GO_ON}"
+            message = f"{found.reason}; {REMEDY}"
             raise Corrupt(message, file=file.path, position=found.position, offset=found.offset)
 
 
@@ -107,7 +106,7 @@ def _in_window(window: Window, end: int, timestamp: int, log_start: int, skippin
 
 LOCAL_POLL_MS = 10
 BUCKET_POLL_MS = 1000
-"""A copy in a bucket grows when it is copied again; a look at it costs a request for each 1,000 files."""
+"""A directory in a bucket changes only when it is copied again, and listing it takes a request per 1,000 files."""
 FRESH_MS = 1000
 
 
@@ -129,39 +128,43 @@ class KafkaView:
         on_skipped: OnSkipped = recovery.log_skipped,
         env: Env = SYSTEM,
     ) -> None:
-        """`path` is a log dir or one partition folder, on a disk or by its URL; `tailing`: what is read must never be
-        taken back (see above).
+        """Open a log directory or a partition folder.
 
-        `corrupt_records` says what damage does: `fail`, `skip` or `truncate`; `on_skipped` is called with what was left
-        out, where it is planned or read. `NotFound` if `path` is neither a Kafka log dir nor a partition folder.
+        Args:
+            path: a path or URL.
+            tailing: read only records that the broker cannot replace any more.
+            corrupt_records: how to handle damage: `fail`, `skip` or `truncate`.
+            on_skipped: called for skipped damage, in the process that plans or reads.
+
+        Raises `NotFound` if `path` is neither a Kafka log directory nor a partition folder.
         """
         self._corrupt_records = recovery.check_policy(corrupt_records)
         self._on_skipped = on_skipped
         self._reported: set[Skipped] = set()
-        self.place = file_path(path)
-        self.location = str(self.place)
+        self.folder = file_path(path)
+        self.location = str(self.folder)
         self._tailing = tailing
         self.env = env
         self._opened_ms: int | None = env.boot_ms()
-        self.layout = directory.kafka_layout(self.place)
+        self.layout = directory.kafka_layout(self.folder)
         if self.layout is None:
             raise NotFound(
                 f"{self.location} is not a Kafka directory: expected folders like orders-0 with files like"
                 " 00000000000000000000.log, or one such folder"
             )
-        self._single = directory.split_folder_name(self.place) if self.layout == "partition" else None
-        self._log_dir = self.place.real.parent if self._single else self.place
+        self._single = directory.split_folder_name(self.folder) if self.layout == "partition" else None
+        self._log_dir = self.folder.real.parent if self._single else self.folder
         self._partitions: dict[str, dict[int, _Partition]] = {}
         self._compared: set[str] = set()
-        """The topics whose ids were compared with one another."""
+        """The topics whose ids were compared to find `_shared_ids`."""
         self._shared_ids: set[str] = set()
 
     @property
     def poll_interval_ms(self) -> int:
-        return LOCAL_POLL_MS if self.place.is_local else BUCKET_POLL_MS
+        return LOCAL_POLL_MS if self.folder.is_local else BUCKET_POLL_MS
 
     def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        self._renew()
+        self._refresh_listing()
         return sorted(filter(wanted, {topic for topic, _ in self._folders()}))
 
     def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
@@ -172,33 +175,30 @@ class KafkaView:
         return directory.topic_id(folders[min(folders)], topic)
 
     def unique_topic_id(self, topic: str) -> str:
-        """Return the topic's id, or a derived one if another topic has the same id: a folder was copied.
+        """Return the topic's id, or a derived id if another topic has the same one, because a folder was copied.
 
-        Reads `partition.metadata` of all topics at first, and again when topics come or go.
+        Reads the `partition.metadata` of all topics, and again after topics have been added or removed.
         """
         folders = self._folders()
         of_topic = self._of_topic(folders, topic)
         names = {name for name, _ in folders}
         if names != self._compared:
             first = {name: folder for (name, _), folder in sorted(folders.items(), reverse=True)}
-            counts = Counter(self.place.look_at_each(directory.kafka_topic_id, list(first.values())))
+            counts = Counter(self.folder.map_files(directory.kafka_topic_id, list(first.values())))
             self._compared, self._shared_ids = names, {topic_id for topic_id, count in counts.items() if count > 1}
         folder = of_topic[min(of_topic)]
         topic_id = directory.topic_id(folder, topic)
         return directory.derived_topic_id(folder, topic) if topic_id in self._shared_ids else topic_id
 
     def refresh(self, topics: Sequence[str]) -> None:
-        """Take a new snapshot of these topics.
-
-        The headers of all batches are walked at first, later only those of what was appended.
-        """
-        self._renew()
+        """Take a new snapshot of topics. Reads the headers of all batches at first, later only of appended batches."""
+        self._refresh_listing()
         starts = self._checkpoint(LOG_STARTS_FILE)
         watermarks = self._checkpoint(HIGH_WATERMARKS_FILE) if self._tailing else {}
         folders = self._folders()
         folders_by_topic = {topic: sorted(self._of_topic(folders, topic).items()) for topic in topics}
 
-        def look(part: tuple[str, int, FilePath]) -> _Partition:
+        def refreshed(part: tuple[str, int, FilePath]) -> _Partition:
             topic, number, folder = part
             before, key = self._partitions.get(topic, {}).get(number), (topic, number)
             policy = self._corrupt_records
@@ -207,13 +207,13 @@ class KafkaView:
             return _Partition(state, _bounds(state, starts.get(key), watermarks.get(key)))
 
         parts = [(topic, number, folder) for topic in folders_by_topic for number, folder in folders_by_topic[topic]]
-        looks = self.place.look_at_each(look, parts)
+        partitions = self.folder.map_files(refreshed, parts)
         for topic in folders_by_topic:
             after: dict[int, _Partition] = {}
             for number, _ in folders_by_topic[topic]:
-                partition = next(looks)
-                for skipped in partition.state.cut:
-                    self._say(skipped)
+                partition = next(partitions)
+                for skipped in partition.state.skipped:
+                    self._report(skipped)
                 if partition.state.segments:
                     after[number] = partition
             self._partitions[topic] = after
@@ -222,7 +222,7 @@ class KafkaView:
         return {number: partition.bounds for number, partition in self._snapshot(topic).items()}
 
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
-        return ()  # A directory has no earlier states.
+        return ()  # A Kafka directory does not record earlier numbers of partitions.
 
     def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
         cleaned = self._checkpoint(CLEANER_OFFSETS_FILE)
@@ -237,9 +237,9 @@ class KafkaView:
         records: dict[int, TimestampOffset | None] = {}
         for number, target in targets.items():
             partition = self._partition(topic, number)
-            answer = first_at_or_after(partition.state, target, partition.bounds.log_start)
-            below = answer is not None and answer.offset < partition.bounds.end(isolation)
-            records[number] = answer if below else None
+            record = first_at_or_after(partition.state, target, partition.bounds.log_start)
+            is_visible = record is not None and record.offset < partition.bounds.end(isolation)
+            records[number] = record if is_visible else None
         return records
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
@@ -255,15 +255,15 @@ class KafkaView:
         return sizes
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
-        """One part per non-empty range, in the order given.
+        """Return one part per non-empty range, in order.
 
-        `NotFound` for offsets outside the snapshot's log; `Corrupt` if damage hides which records were aborted.
+        Raises `NotFound` for offsets outside the log, and `Corrupt` if damage hides which records were aborted.
         """
         if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
             raise BadRequest(f"unknown isolation level {isolation!r}: expected {READ_COMMITTED} or {READ_UNCOMMITTED}")
-        filled = [part for part in ranges if part.end > part.start]
+        nonempty = [part for part in ranges if part.end > part.start]
         parts: list[ReadPart] = []
-        for part, stored in zip(filled, self.stored(filled), strict=True):
+        for part, stored in zip(nonempty, self.stored(nonempty), strict=True):
             partition = self._partition(part.topic, part.partition)
             bounds = partition.bounds
             if part.start < bounds.log_start or part.end > bounds.log_end:
@@ -275,26 +275,26 @@ class KafkaView:
             aborted = partition.state.aborted(part.start, part.end) if committed else None
             for lost, file in partition.state.unknown(part.start, part.end) if committed else ():
                 reason = f"records of producer {lost.producer}, the marker that ended its transaction is damaged"
-                self._say(Skipped(part.topic, part.partition, file, None, 0, lost.first, lost.last + 1, reason))
+                self._report(Skipped(part.topic, part.partition, file, None, 0, lost.first, lost.last + 1, reason))
             policy, folder = self._corrupt_records, partition.state.folder
             parts.append(KafkaReadPart(folder, part, stored.records, stored.nbytes, aborted, policy, self._on_skipped))
         return parts
 
     def first_time(self, offsets: OffsetRange) -> int | None:
-        """Return the time (ms) of the first record of these offsets, -1: it has no time; None: there is no record."""
+        """Return the timestamp (ms) of the first record in these offsets, -1 if it has none; None without a record."""
         for part in self.plan([offsets], READ_UNCOMMITTED):
             for batch in part.read(("timestamp",), batch_bytes=1):
                 if batch.num_rows:
                     return max(int(batch.column(0)[0].value), -1)
         return None
 
-    def _renew(self) -> None:
-        """List a bucket again, unless that was done a moment ago, to open it."""
+    def _refresh_listing(self) -> None:
+        """List the directory again, unless it has just been listed to open it."""
         opened_ms, self._opened_ms = self._opened_ms, None
         if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
-            self.place.renew()
+            self.folder.refresh()
 
-    def _say(self, skipped: Skipped) -> None:
+    def _report(self, skipped: Skipped) -> None:
         if skipped not in self._reported:
             self._reported.add(skipped)
             self._on_skipped(skipped)
@@ -303,28 +303,28 @@ class KafkaView:
         try:
             return directory.offset_checkpoint(self._log_dir, name)
         except Corrupt as error:
-            # A single partition folder may have been copied anywhere: what is next to it need not be Kafka's.
+            # A single partition folder may have been copied anywhere, so the files beside it need not be Kafka's.
             if self._single:
                 return {}
             if self._corrupt_records != recovery.FAIL and name == LOG_STARTS_FILE:
-                # As Kafka's start-up; the file is replaced by rename, so this is no moment of its writing.
+                # Kafka does the same when it starts. The file is replaced by a rename, so it is not being written.
                 recovery.warn_once(f"{error}: the logs of {self.location} start at their first segments")
                 return {}
             raise
 
     def _folders(self) -> dict[TopicPartition, FilePath]:
         if self._single:
-            return {self._single: self.place}
-        seen = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
-        return directory.partition_folders(self.place, seen)
+            return {self._single: self.folder}
+        known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
+        return directory.partition_folders(self.folder, known)
 
     def _of_topic(self, folders: Mapping[TopicPartition, FilePath], topic: str) -> dict[int, FilePath]:
-        mine = {number: folder for (name, number), folder in folders.items() if name == topic}
-        if not mine:
+        of_topic = {number: folder for (name, number), folder in folders.items() if name == topic}
+        if not of_topic:
             names = sorted({name for name, _ in folders})
             near = nearest(topic, names) or names[:10]
             raise NotFound(f"there is no topic {topic!r} in {self.location}: did you mean one of {near}?")
-        return mine
+        return of_topic
 
     def _snapshot(self, topic: str) -> dict[int, _Partition]:
         if topic not in self._partitions:
@@ -339,7 +339,7 @@ class KafkaView:
 
 
 def _bounds(state: PartitionState, start: int | None, watermark: int | None) -> Bounds:
-    """Kafka's bounds: the log start may be inside a segment; open transactions hold back the last stable offset."""
+    """Return the bounds of a partition. As in Kafka, the log start may be inside a segment."""
     log_start = max(state.first_base, start or 0)
     log_end = max(state.log_end, log_start)
     high = log_end if watermark is None else min(max(watermark, log_start), log_end)

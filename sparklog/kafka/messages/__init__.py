@@ -1,1 +1,1 @@
-"""Messages of Kafka's protocol and of its coordinators, encoded and decoded by Kafka's own schemas."""
+"""Encode and decode the messages of the Kafka protocol and of its coordinators, with Kafka's own schemas."""

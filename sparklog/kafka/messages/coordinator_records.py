@@ -1,23 +1,22 @@
-"""Records of Kafka's `__consumer_offsets` and `__transaction_state`; `message_codec` has the encoding.
+"""Encode and decode the records of Kafka's `__consumer_offsets` and `__transaction_state`, using `message_codec`.
 
-`__consumer_offsets`: committed offsets of groups, and their members.
+`__consumer_offsets` has the committed offsets and the members of groups:
 
 | type | key                     | value and its versions                                                             |
 |-----:|-------------------------|------------------------------------------------------------------------------------|
 | 0, 1 | group, topic, partition | the committed offset, 0 to 4, flexible from 4 (type 0: before Kafka 0.9, value 0)  |
 |    2 | group                   | a classic group: generation, protocol, members; 0 to 4, flexible from 4            |
 |  3-8 | groupId (, memberId)    | consumer groups of KIP-848: epochs, members, assignments                           |
-| 10-15 | groupId (, memberId)   | share groups (9 came and went before a release)                                    |
+| 10-15 | groupId (, memberId)   | share groups (9 was never released)                                                |
 |   16 | groupId, regularExpression | the topics a consumer group's regular expression resolved to                    |
-| 17, 19-23 | groupId (, memberId) | streams groups (18 came and went, too)                                            |
+| 17, 19-23 | groupId (, memberId) | streams groups (18 was never released)                                            |
 
-The types 0 to 2 have classes, the others are plain fields under Kafka's names. Of a committed offset Kafka 4.1 writes
-version 3, 4 where group.version allows, or 1 if the client asked for an expiry of its own.
+Types 0 to 2 have classes; the others are plain fields with Kafka's names. Kafka 4.1 writes committed offsets in version
+3, in version 4 if group.version allows it, or in version 1 if the client requested a retention time.
 
-`__transaction_state`: the newest state of every transactional id. The key is int16 0, then the id (string). Version 1
-of the value, a flexible one, is written from transaction.version 1 on. The files in `schemas/` say what each field is.
-
-No value (null): the transactional id expired.
+`__transaction_state` has the latest state of each transactional id. The key is int16 0 and the id (string). Version 1
+of the value, a flexible version, is written since transaction.version 1. A null value means that the transactional id
+has expired. The files in `schemas/` describe the fields.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from sparklog.kafka.messages.message_schema import NO_UUID, Fields, Struct, reco
 
 GROUPS = "groups"
 TRANSACTIONS = "transactions"
-"""The folders of these records' definitions."""
+"""The folders with the schemas of these records."""
 OFFSET_COMMIT_LEGACY = 0
 OFFSET_COMMIT = 1
 GROUP_METADATA = 2
 TRANSACTION_LOG = 0
 CONSUMER_PROTOCOL = "consumer"
-"""The protocol type of a group of consumers; its members' subscriptions and assignments are then messages, too."""
+"""The protocol type of groups of consumers, whose subscriptions and assignments are also messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetKey:
-    """The key of a committed offset: type 1 (0 as Kafka wrote it before 0.9)."""
+    """The key of a committed offset: type 1, or type 0 before Kafka 0.9."""
 
     group: str
     topic: str
@@ -52,9 +51,10 @@ class OffsetKey:
 
 @dataclass(frozen=True, slots=True)
 class OffsetValue:
-    """A committed offset: the next one to read. Times in ms.
+    """A committed offset: the next one to read. Times are in ms.
 
-    None stands for an unknown `leader_epoch`, an `expire_timestamp` left to the broker's retention, no `topic_id`.
+    * `leader_epoch`, `topic_id`: None if unknown
+    * `expire_timestamp`: None if the broker's retention applies
     """
 
     offset: int
@@ -72,7 +72,7 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class GroupValue:
-    """A classic group's state, without its members; `state_timestamp`: when the group came into it, ms, None: unknown.
+    """The state of a classic group, without its members; `state_timestamp`: start of the state (ms), None if unknown.
 
     An empty group has neither `protocol` nor `leader`.
     """
@@ -86,19 +86,19 @@ class GroupValue:
 
 @dataclass(frozen=True, slots=True)
 class OtherKey:
-    """A key of the types 3 to 23, its fields under Kafka's names."""
+    """A key of the types 3 to 23, with Kafka's names of its fields."""
 
     type: int
     fields: Fields
 
 
 def decode_group_key(key: bytes | None) -> OffsetKey | GroupKey | OtherKey | None:
-    """Return the key of a record of `__consumer_offsets`. `Corrupt` if it is missing or malformed.
+    """Return the key of a record of `__consumer_offsets`; None if its type is unknown to Kafka 4.1, as Kafka skips it.
 
-    None for a key of a type that Kafka 4.1 does not know: a later Kafka's, to be passed over as Kafka does.
+    Raises `Corrupt` if the key is missing or malformed.
     """
     if key is None:
-        raise Corrupt("a record of __consumer_offsets has a key, this one has none")
+        raise Corrupt("a record of __consumer_offsets has no key")
     kind, body = split_version(key, "key")
     types = record_types(GROUPS)
     if kind not in types:
@@ -112,9 +112,9 @@ def decode_group_key(key: bytes | None) -> OffsetKey | GroupKey | OtherKey | Non
 
 
 def decode_offset_value(value: bytes | None) -> OffsetValue | None:
-    """Return the value of an `OffsetKey`'s record, None for a tombstone.
+    """Return the value of a committed offset; None for a tombstone.
 
-    `Corrupt` if it is malformed or of an unknown version.
+    Raises `Corrupt` if it is malformed or has an unknown version.
     """
     fields = decode_value(_value(OFFSET_COMMIT), value)
     if fields is None:
@@ -134,7 +134,7 @@ def _or_none(value: Any, nothing: Any = -1) -> Any:
 
 
 def decode_group_value(value: bytes | None) -> GroupValue | None:
-    """Return the value of a `GroupKey`'s record, None for a tombstone. `Corrupt` as above."""
+    """Return the state of a classic group; None for a tombstone. Raises `Corrupt` like `decode_offset_value`."""
     fields = decode_value(_value(GROUP_METADATA), value)
     if fields is None:
         return None
@@ -148,7 +148,7 @@ def decode_group_value(value: bytes | None) -> GroupValue | None:
 
 
 def decode_other_value(key: OtherKey, value: bytes | None) -> Fields | None:
-    """Return the fields of an `OtherKey`'s value, None for a tombstone. `Corrupt` as above."""
+    """Return the fields of another value; None for a tombstone. Raises `Corrupt` like `decode_offset_value`."""
     return decode_value(_value(key.type), value)
 
 
@@ -161,9 +161,9 @@ def encode_group_key(key: GroupKey) -> bytes:
 
 
 def encode_offset_value(value: OffsetValue) -> bytes:
-    """Return a committed offset's bytes in version 3, or 1 with an expiry; both are without `topic_id`.
+    """Return the bytes of a committed offset in version 3, or in version 1 with an expiry, without `topic_id`.
 
-    Kafka up to 4.0 writes these, and every later one reads them.
+    Kafka up to 4.0 writes these versions, and later releases read them.
     """
     fields: Fields = {
         "offset": value.offset,
@@ -176,7 +176,7 @@ def encode_offset_value(value: OffsetValue) -> bytes:
 
 
 def encode_group_value(value: GroupValue) -> bytes:
-    """Return the state of a classic group without members in version 3 (Kafka 2.3 and later)."""
+    """Return the bytes of a classic group without members in version 3 (Kafka 2.3 and later)."""
     fields: Fields = {
         "protocolType": value.protocol_type,
         "generation": value.generation,
@@ -192,7 +192,7 @@ def _value(kind: int) -> Struct:
 
 
 def _encode_key(kind: int, fields: Fields) -> bytes:
-    # The int16 before a key's fields is its type; fields are those of version 0.
+    # The fields of a key are those of version 0, after an int16 with the type.
     return kind.to_bytes(2, "big") + encode(record_types(GROUPS)[kind].key, 0, fields)
 
 
@@ -209,9 +209,10 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionValue:
-    """State of a transactional id, as far as it is needed; times in ms, `start_ms` None: no transaction began.
+    """The state of a transactional id; times are in ms.
 
-    `partitions`: (topic, partition) in the record's order, None where Kafka has null (an id that began nothing).
+    * `start_ms`: None if no transaction has started
+    * `partitions`: (topic, partition) in the order of the record; None if it is null, because nothing has started
     """
 
     producer_id: int
@@ -225,12 +226,12 @@ class TransactionValue:
 
 
 def decode_transaction_key(key: bytes | None) -> str | None:
-    """Return the transactional id of a key of `__transaction_state`, None for a type that Kafka 4.1 does not know.
+    """Return the transactional id in a key of `__transaction_state`; None if its type is unknown to Kafka 4.1.
 
-    `Corrupt` if the key is missing or malformed.
+    Raises `Corrupt` if the key is missing or malformed.
     """
     if key is None:
-        raise Corrupt("a record of __transaction_state has a key, this one has none")
+        raise Corrupt("a record of __transaction_state has no key")
     kind, body = split_version(key, "key")
     if kind != TRANSACTION_LOG:
         return None
@@ -239,9 +240,9 @@ def decode_transaction_key(key: bytes | None) -> str | None:
 
 
 def decode_transaction_value(value: bytes | None) -> TransactionValue | None:
-    """Return the value of such a record, None for a tombstone.
+    """Return the state of a transactional id; None for a tombstone.
 
-    `Corrupt` if it is malformed, of an unknown version or of an unknown status.
+    Raises `Corrupt` if it is malformed, or has an unknown version or status.
     """
     fields = decode_value(record_types(TRANSACTIONS)[TRANSACTION_LOG].value, value)
     if fields is None:

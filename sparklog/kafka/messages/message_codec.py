@@ -1,7 +1,7 @@
-"""Bytes of Kafka's messages to fields and back: a compiled reader and writer for each message and version.
+"""Encode and decode Kafka messages, with a compiled reader and writer for each message and version.
 
-Both are Python functions, whose text `message_source` makes when a version of a message is first met. The encoding of
-one version of a message:
+Both are Python functions. `message_source` generates their source when a version of a message is first used. The
+encoding of a version of a message:
 
 | type           | bytes                                                             | in a flexible version         |
 |----------------|-------------------------------------------------------------------|-------------------------------|
@@ -15,17 +15,18 @@ one version of a message:
 | struct         | its fields; a nullable one begins with int8: below 0 null, else 1 | the same, then tagged fields  |
 | tagged fields  | (none)                                                            | see below                     |
 
-Tagged fields: uvarint count, then of each field uvarint tag, uvarint size and the value; fields at their default are
-left out, unknown ones are skipped. A uvarint has 7 bits per byte, lowest first, at most 5 bytes. A nullable struct in
-a tagged field begins with a uvarint (0 null, 1 present) instead of the int8. A version above those that are defined is
-read as the highest one, as clients read each other's subscriptions; a record of such a version is refused.
+Tagged fields are a uvarint count and, for each field, a uvarint tag, a uvarint size and the value. Writers omit fields
+at their default, and readers skip unknown ones. A uvarint has 7 bits per byte, lowest first, and at most 5 bytes. A
+nullable struct in a tagged field starts with a uvarint (0 for null, 1 otherwise) instead of the int8. A message of an
+unknown higher version is decoded as the highest known one, as clients decode each other's subscriptions; a record of
+such a version is rejected.
 
-A coordinator's record has a key of int16 type and the key's fields, and a value of int16 version and the value's
-fields. Keys are never flexible. No value (null) is a tombstone.
+The key of a coordinator's record is an int16 type and the fields of the key; the value is an int16 version and the
+fields of the value. Keys are never flexible. A null value is a tombstone.
 
-Records (batches) are not copied: a reader gives views, a writer takes buffers and gives a list of them, as a socket
-takes it. Bytes that do not fit are `Corrupt`; a number of elements is believed only as far as bytes are left for them.
-Values that do not fit are `BadRequest`.
+Records (batches) are not copied: a reader returns views, and a writer takes buffers and returns a list of buffers, as
+sockets accept it. Malformed bytes raise `Corrupt`, also if an array claims more elements than there are bytes left.
+Invalid values raise `BadRequest`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _SHORT = struct.Struct(">h")
 
 @dataclass(slots=True)
 class MessageBytes:
-    """The bytes of a message: `small` is what follows the finished `parts`. Records are parts of their own."""
+    """The bytes of a message: the finished `parts`, and the bytes after them in `small`. Records are separate parts."""
 
     small: bytearray = field(default_factory=bytearray)
     parts: list[Buffer] = field(default_factory=list)
@@ -60,9 +61,9 @@ class MessageBytes:
 def read_message(
     message: Struct, version: int, data: bytes, start: int = 0, text_errors: str = "strict"
 ) -> tuple[Fields, int]:
-    """Return the fields of a message from `start` on, and where it ends.
+    """Return the fields of the message at `start`, and the position after it.
 
-    `text_errors`: what is done with text that is not UTF-8, as `bytes.decode`. `Corrupt` if the bytes do not fit.
+    `text_errors`: how to handle text that is not UTF-8, as in `bytes.decode`. Raises `Corrupt` for malformed bytes.
     """
     if version < 0:
         raise Corrupt(f"expected a {message.name} of version 0 or more, found {version}")
@@ -77,18 +78,18 @@ def read_message(
 
 
 def write_message(message: Struct, version: int, values: Mapping[str, Any], output: MessageBytes) -> None:
-    """Append a message; fields that `values` does not have are at their defaults. `BadRequest` as `encode`."""
+    """Append a message to `output`; missing fields are at their defaults. Raises `BadRequest` like `encode`."""
     try:
         _compiled(message, version, "write")(output, values)
     except struct.error:
-        _refuse_number(message, version, values)
+        _check_numbers(message, version, values)
         raise
 
 
 def decode(message: Struct, version: int, data: bytes) -> Fields:
-    """Return the fields of a message's bytes, which follow its version number; text as Java reads it.
+    """Return the fields of a message of a version, decoding text like Java.
 
-    `Corrupt` where the bytes do not fit the schema, and for bytes after the message.
+    Raises `Corrupt` for malformed bytes, and for bytes after the message.
     """
     fields, end = decode_prefix(message, version, data)
     if end != len(data):
@@ -97,12 +98,12 @@ def decode(message: Struct, version: int, data: bytes) -> Fields:
 
 
 def decode_prefix(message: Struct, version: int, data: bytes) -> tuple[Fields, int]:
-    """Return the same where bytes may follow the message, and how many bytes the message has."""
+    """Return the fields of a message that other bytes may follow, and its size."""
     return read_message(message, version, data, 0, JAVA_ERRORS)
 
 
 def decode_value(message: Struct, value: bytes | None) -> Fields | None:
-    """Return the fields of a record's value, None for a tombstone. `Corrupt` for an unknown version, or as `decode`."""
+    """Return the fields of a record's value; None for a tombstone. Raises `Corrupt`, also for an unknown version."""
     if value is None:
         return None
     version, body = split_version(value, "value")
@@ -112,20 +113,20 @@ def decode_value(message: Struct, value: bytes | None) -> Fields | None:
 
 
 def split_version(data: bytes, part: str) -> tuple[int, bytes]:
-    """Return the int16 that a record's key or value begins with, and the bytes after it."""
+    """Return the int16 at the start of a record's key or value, and the bytes after it."""
     if len(data) < _SHORT.size:
-        raise Corrupt(f"a record's {part} begins with 2 bytes of version, found {data.hex() or 'none'}")
+        raise Corrupt(f"expected a 2-byte version at the start of a record's {part}, found {data.hex() or 'no bytes'}")
     return int(_SHORT.unpack_from(data)[0]), data[_SHORT.size :]
 
 
 def uvarints(data: bytes, count: int) -> tuple[tuple[int, ...], bytes]:
-    """Return so many numbers of variable length that bytes begin with, and the bytes after them."""
+    """Return the first `count` uvarints, and the bytes after them."""
     numbers, position = list[int](), 0
     for _ in range(count):
         try:
             number, position = _uvarint_at(data, position)
         except IndexError:
-            raise Corrupt(f"expected {count} numbers of variable length, found {data.hex() or 'nothing'}") from None
+            raise Corrupt(f"expected {count} uvarints, found {data.hex() or 'no bytes'}") from None
         numbers.append(number)
     return tuple(numbers), data[position:]
 
@@ -135,9 +136,9 @@ def encode_versioned(message: Struct, version: int, values: Mapping[str, Value])
 
 
 def encode(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
-    """Return a message's bytes in a version, without the version's number. Fields not given are at their defaults.
+    """Return the bytes of a message, without its version number; missing fields are at their defaults.
 
-    `BadRequest` for a field that the message does not have, a null where none may be and a number out of range.
+    Raises `BadRequest` for an unknown field, an invalid null and a number out of range.
     """
     output = MessageBytes()
     write_message(message, version, values, output)
@@ -146,17 +147,17 @@ def encode(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
 
 @cache
 def _compiled(message: Struct, version: int, name: str) -> Any:
-    """Return the function `read` or `write` of `message_source` for a version of a message."""
+    """Return the compiled function `read` or `write` for a version of a message."""
     source = {"read": reader_source, "write": writer_source}[name](message, version)
     helpers = (_tagged_bytes, _tagged_fields, _uuid_bytes, _uuid_text, _uvarint_at, uvarint, BadRequest, Corrupt)
     names = {helper.__name__: helper for helper in (*helpers, struct.Struct, struct.pack, struct.unpack_from)}
-    # Safe: the text comes from Kafka's definitions, which are part of this package. No byte of a client is in it.
+    # This is safe: the source is generated only from Kafka's schemas in this package, not from bytes of clients.
     exec(compile(source, f"<{name} {message.name} of version {version}>", "exec"), names)
     return names[name]
 
 
 def _tagged_fields(data: bytes, position: int) -> Iterator[tuple[int, int]]:
-    """Yield each tag that is there with where its value begins, and -1 with where they end."""
+    """Yield each tag with the position of its value, and finally -1 with the position after the tagged fields."""
     count, position = _uvarint_at(data, position)
     for _ in range(count):
         tag, position = _uvarint_at(data, position)
@@ -182,27 +183,27 @@ def _uvarint_at(data: bytes, position: int) -> tuple[int, int]:
             return value | byte << shift, position
         value |= (byte & 0x7F) << shift
         shift += 7
-    raise Corrupt("a number of variable length has more than 5 bytes")
+    raise Corrupt("a uvarint has more than 5 bytes")
 
 
 def _uuid_text(data: bytes) -> str:
     if len(data) != 16:
-        raise Corrupt("an id has 16 bytes, fewer are left")
+        raise Corrupt(f"expected a UUID of 16 bytes, found {len(data)}")
     return base64.urlsafe_b64encode(data)[:22].decode("ascii")
 
 
-def _refuse_number(schema: Struct, version: int, values: Mapping[str, Any]) -> None:
-    """`BadRequest` for the first number that does not fit: the packing of several does not say which one it was."""
+def _check_numbers(schema: Struct, version: int, values: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` for the first number out of range, because `struct` does not report which of several it is."""
     for item in schema.untagged(version) + schema.tagged(version):
         value = values.get(item.name, [] if item.array else item.initial())
-        for one in (value or ()) if item.array else (value,):
+        for element in (value or ()) if item.array else (value,):
             if isinstance(item.kind, Struct):
-                _refuse_number(item.kind, version, one or {})
+                _check_numbers(item.kind, version, element or {})
             elif item.kind in NUMBERS:
                 try:
-                    struct.pack(">" + NUMBERS[item.kind], one)
+                    struct.pack(">" + NUMBERS[item.kind], element)
                 except struct.error:
-                    text = f"field {item.name} takes a value of type {item.kind}, not {one!r}"
+                    text = f"field {item.name} takes a value of type {item.kind}, not {element!r}"
                     raise BadRequest(text) from None
 
 
@@ -217,7 +218,7 @@ def _uuid_bytes(text: str) -> bytes:
 
 
 def uvarint(value: int) -> bytes:
-    """Return an unsigned number of variable length."""
+    """Return the bytes of a uvarint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

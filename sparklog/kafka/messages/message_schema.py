@@ -1,16 +1,16 @@
-"""Messages of Kafka's protocol: their definitions, and how Kafka's tools print them.
+"""The schemas of Kafka's messages, and the JSON that Kafka's tools print for a message.
 
-Kafka describes by schemas what it stores in its internal topics, and its requests. `schemas/` has the JSON files of
-Kafka 4.1.0 that its code generator reads, verbatim (JSON with lines of comments):
+Kafka defines the records of its internal topics and its requests by schemas. `schemas/` has verbatim copies of those in
+Kafka 4.1.0, which are JSON files with comment lines:
 
 | folder         | records of                       | files                                                          |
 |----------------|----------------------------------|----------------------------------------------------------------|
-| `groups`       | `__consumer_offsets`             | key and value of every type, and what members of a consumer    |
-|                |                                  | group send each other (`ConsumerProtocol…`)                    |
+| `groups`       | `__consumer_offsets`             | key and value of each type, and the messages between members   |
+|                |                                  | of a consumer group (`ConsumerProtocol…`)                      |
 | `shares`       | `__share_group_state` (KIP-932)  | key and value of both types                                    |
 | `transactions` | `__transaction_state`            | key and value of the only type                                 |
 | `control`      | control batches of KRaft's log   | values                                                         |
-| `protocol`     | (requests and responses)         | what `sparklog serve` speaks: headers and messages             |
+| `protocol`     | (requests and responses)         | headers and messages that `sparklog serve` supports            |
 
 `message_codec` reads and writes the bytes.
 """
@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 Value: TypeAlias = "int | str | bytes | list[Value] | dict[str, Value] | None"
 Fields: TypeAlias = dict[str, Any]
-"""A message or struct by Kafka's names of its fields, those that a version lacks at their defaults."""
+"""The fields of a message or struct, with Kafka's names. Fields that a version does not have are at their defaults."""
 
 PACKAGE = "sparklog.kafka.messages"
 NO_UUID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -36,9 +36,9 @@ NO_UUID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of the versions `since` to `until` (None: all later ones), of a type of `message_codec` or a struct.
+    """A field in the versions `since` to `until` (None: all later ones), of a type of `message_codec` or a struct.
 
-    `compact`: its length is a uvarint in flexible versions.
+    `compact`: True if its length is a uvarint in flexible versions.
     """
 
     name: str
@@ -50,17 +50,17 @@ class Field:
     tag: int | None = None
     default: Value = None
     nullable_since: int = 0
-    """The first version in which a field that is nullable may be null."""
+    """The first version in which a nullable field may be null."""
     compact: bool = True
 
     def may_be_null(self, version: int) -> bool:
         return self.nullable and version >= self.nullable_since
 
-    def present(self, version: int) -> bool:
+    def is_present(self, version: int) -> bool:
         return version >= self.since and (self.until is None or version <= self.until)
 
     def element(self) -> Field:
-        """Return what an array's elements are."""
+        """Return the field of an array's elements."""
         return replace(self, array=False, nullable=False)
 
     def initial(self) -> Value:
@@ -76,7 +76,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Struct:
-    """A message or a part of one. `highest` version that Kafka 4.1 knows; first `flexible` one, None without one."""
+    """A message or a part of one. `highest`: latest version in Kafka 4.1; `flexible`: first flexible version."""
 
     name: str
     fields: tuple[Field, ...]
@@ -87,11 +87,11 @@ class Struct:
         return self.flexible is not None and version >= self.flexible
 
     def untagged(self, version: int) -> list[Field]:
-        return [field for field in self.fields if field.present(version) and field.tag is None]
+        return [field for field in self.fields if field.is_present(version) and field.tag is None]
 
     def tagged(self, version: int) -> list[Field]:
-        """Return the tagged fields of a version, by their tags."""
-        tagged = [field for field in self.fields if field.present(version) and field.tag is not None]
+        """Return the tagged fields of a version, in the order of their tags."""
+        tagged = [field for field in self.fields if field.is_present(version) and field.tag is not None]
         return sorted(tagged, key=lambda field: field.tag or 0)
 
 
@@ -103,9 +103,9 @@ class RecordType:
 
 @cache
 def record_types(folder: str) -> Mapping[int, RecordType]:
-    """Return the types of a folder's records, by the number that a key begins with."""
+    """Return the record types of a folder, by the number at the start of a key."""
     schemas: dict[tuple[int, str], Struct] = {}
-    # Late: it brings zipfile, tempfile and lzma along.
+    # Imported here because it imports zipfile, tempfile and lzma.
     from importlib import resources
 
     for file in (resources.files(PACKAGE) / "schemas" / folder).iterdir():
@@ -158,7 +158,7 @@ def _field(definition: dict[str, Any], common: dict[str, dict[str, Any]]) -> Fie
 
 
 def _default(text: Value, kind: str) -> Value:
-    """Return a default as a value of its type: a number may be written with base, a truth value as a word."""
+    """Return a default in a schema as a value of its type; numbers may have a base prefix."""
     if text in (None, "null") or kind == "string":
         return None if text in (None, "null") else str(text)
     if kind == "bool":
@@ -167,23 +167,22 @@ def _default(text: Value, kind: str) -> Value:
 
 
 def _versions(text: str) -> tuple[int, int | None]:
-    """The first and the last version of a range: `3`, `0-4`, or `2+`, whose last one is None."""
+    """Return the first and last version of a range: `3`, `0-4`, or `2+`, whose last version is None."""
     first, dash, last = text.removesuffix("+").partition("-")
     return int(first), None if text.endswith("+") else int(last if dash else first)
 
 
 def json_fields(message: Struct, version: int, fields: Mapping[str, Value]) -> Fields:
-    """Return a message as Kafka's tools print it: without tagged fields at their default, and with bytes as base64."""
-    shown: Fields = {}
-    for field in message.fields:
-        value = fields[field.name]
-        if field.present(version) and (field.tag is None or value != field.initial()):
-            shown[field.name] = _json_value(field.kind, version, value)
-    return shown
+    """Return the fields that Kafka's tools print: without tagged fields at their default, and with bytes as base64."""
+    return {
+        field.name: _json_value(field.kind, version, fields[field.name])
+        for field in message.fields
+        if field.is_present(version) and (field.tag is None or fields[field.name] != field.initial())
+    }
 
 
 def json_text(value: Value) -> str:
-    """Return JSON as Kafka's tools write it (Jackson): without spaces, only quotes, backslashes and control characters
+    """Return JSON as Kafka's tools (Jackson) write it: without spaces, only quotes, backslashes and control characters
     escaped, those like \\u001F with capital letters."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return re.sub(r"\\(u....|.)", lambda escape: "\\" + escape[1][0] + escape[1][1:].upper(), text)

@@ -1,13 +1,13 @@
-"""The text of functions that read and write one version of one of Kafka's messages; `message_codec` compiles it.
+"""Generate the source of functions that read and write a version of a Kafka message; `message_codec` compiles it.
 
-Straight lines take a fraction of the calls of a walk over fields: numbers of fixed size that follow each other, and the
-length after them, are one `struct` call; structs and arrays are lines and loops in place. What is rare is a call of a
-helper of `message_codec`. `print(reader_source(message("protocol", "ProduceRequest"), 9))` shows such a text.
+Generated code needs a fraction of the calls of an interpreter of schemas: consecutive numbers of fixed size, with the
+length after them, become a single `struct` call, and structs and arrays become inline code. Rare cases call helpers of
+`message_codec`. To see an example, run `print(reader_source(message("protocol", "ProduceRequest"), 9))`.
 
-A field is a local variable: its name, `_` and the number of its struct. Others are `p`, a position in the bytes; `n`, a
-length or a number of elements; `q`, where a value ends; `small`, the bytes written since the last records; and words
-that end with a number. The text is made of Kafka's definitions, which come with this package: no byte of a
-client gets into it. Constants are written by `repr`.
+Each field is a local variable, named by the field, `_` and the number of its struct. The other variables are `p`, a
+position in the bytes; `n`, a length or a number of elements; `q`, the end of a value; `small`, the bytes written since
+the last records; and names that end with a number. The source contains only names and constants (with `repr`) of
+Kafka's schemas in this package, never bytes from clients.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from struct import calcsize
 from sparklog.kafka.messages.message_schema import Field, Struct
 
 NUMBERS = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "bool": "?", "float64": "d"}
-LONGEST_STRING = 0x7FFF
+MAX_STRING_BYTES = 0x7FFF
 
 
 def reader_source(message: Struct, version: int) -> str:
-    """Return the text of `read(data, p, errors)`: fields and their end. `errors`: as of `bytes.decode`."""
+    """Return the source of `read(data, p, errors)`, which returns fields and end; `errors` as in `bytes.decode`."""
     function = _ReaderText(message, version, "def read(data, p, errors):", "size = len(data)")
     function.add(f"return {function.struct(message)}, p")
     return function.text()
 
 
 def writer_source(message: Struct, version: int) -> str:
-    """Return the text of `write(output, values)`, which adds to a `MessageBytes`."""
+    """Return the source of `write(output, values)`, which appends to a `MessageBytes`."""
     function = _WriterText(message, version, "def write(output, values):", "small = output.small")
     function.struct(message, "values")
     return function.text()
 
 
 class _FunctionText:
-    """Lines of a function. `waiting`: formats of numbers that become one `struct` call, and their texts."""
+    """The lines of a function. `pending`: formats and expressions of numbers that will become one `struct` call."""
 
     def __init__(self, message: Struct, version: int, head: str, first: str) -> None:
         self.version, self.flexible = version, message.is_flexible(version)
         self.structs = 0
-        self.waiting: list[tuple[str, str]] = []
+        self.pending: list[tuple[str, str]] = []
         self.constants: dict[str, str] = {}
         self._lines, self._indent = [head], "    "
         self.add(first)
@@ -54,14 +54,14 @@ class _FunctionText:
     def add(self, *lines: str) -> None:
         self._lines += [self._indent + line for line in lines]
 
-    def refuse(self, condition: str, kind: str, text: str) -> None:
-        """Raise an error of a kind; `text` may have values in braces."""
+    def reject(self, condition: str, kind: str, text: str) -> None:
+        """Add code that raises an exception under a condition; `text` may contain expressions in braces."""
         self.add(condition, f"    raise {kind}(f{text!r})")
 
     def packing(self, call: str) -> tuple[str, str, str]:
-        """Return the `struct` call for what waits, its format and the texts; none of it waits any longer."""
-        letters, texts = zip(*self.waiting, strict=True)
-        self.waiting = []
+        """Remove the pending numbers; return the name of their `struct` call, its format, and the expressions."""
+        letters, texts = zip(*self.pending, strict=True)
+        self.pending = []
         formats = "".join(letters)
         name = f"{call.removesuffix('_from')}_{formats.replace('?', '_')}"
         self.constants[name] = f"Struct({'>' + formats!r}).{call}"
@@ -77,7 +77,7 @@ class _FunctionText:
 
 class _ReaderText(_FunctionText):
     def struct(self, schema: Struct) -> str:
-        """Read a struct; return the text of its dict, in which each list is a new one: callers may keep it."""
+        """Read a struct; return the expression of its dict. Its lists are new, so that callers may keep them."""
         self.structs += 1
         number, texts = self.structs, {item.name: repr(item.initial()) for item in schema.fields}
         for item in schema.untagged(self.version):
@@ -109,7 +109,7 @@ class _ReaderText(_FunctionText):
             return
         with self.length("i", item, name):
             announced = f"field {item.name} announces {{n}} elements, {{size - p}} bytes are left"
-            self.refuse("if n > size - p:", "Corrupt", announced)
+            self.reject("if n > size - p:", "Corrupt", announced)
             letter = NUMBERS.get(str(item.kind))
             if letter:
                 self.add(f"{name} = list(unpack_from(f'>{{n}}{letter}', data, p))")
@@ -120,7 +120,7 @@ class _ReaderText(_FunctionText):
                 self.add(f"{name}.append({self.value(item.element(), 'value')})")
 
     def value(self, item: Field, name: str) -> str:
-        """Read what is no array; return its text, which is the variable but for a struct. A number waits."""
+        """Read a value that is not an array; return its expression. Numbers become pending."""
         kind = item.kind
         if isinstance(kind, Struct):
             if not item.may_be_null(self.version):
@@ -128,7 +128,7 @@ class _ReaderText(_FunctionText):
             with self.length("b", item, name):
                 self.add(f"{name} = {self.struct(kind)}")
         elif kind in NUMBERS:
-            self.waiting.append((NUMBERS[kind], name))
+            self.pending.append((NUMBERS[kind], name))
         elif kind == "uuid":
             self.flush()
             self.add(f"{name} = _uuid_text(data[p:p + 16])", "p += 16")
@@ -141,64 +141,64 @@ class _ReaderText(_FunctionText):
         with self.length("h" if kind == "string" else "i", item, name):
             self.add("q = p + n")
             has = f"field {item.name} has {{n}} bytes"
-            self.refuse("if q > size:", "Corrupt", f"{has}, {{size - p}} are left")
+            self.reject("if q > size:", "Corrupt", f"{has}, {{size - p}} are left")
             if kind == "string" and self.flexible and item.compact:
-                longest = f"at most {LONGEST_STRING} are allowed"
-                self.refuse(f"if n > {LONGEST_STRING}:", "Corrupt", f"{has} of text: {longest}")
-            taken = {"string": "data[p:q].decode('utf-8', errors)", "records": "memoryview(data)[p:q]"}
-            self.add(f"{name} = {taken.get(kind, 'data[p:q]')}", "p = q")
+                longest = f"at most {MAX_STRING_BYTES} are allowed"
+                self.reject(f"if n > {MAX_STRING_BYTES}:", "Corrupt", f"{has} of text: {longest}")
+            values = {"string": "data[p:q].decode('utf-8', errors)", "records": "memoryview(data)[p:q]"}
+            self.add(f"{name} = {values.get(kind, 'data[p:q]')}", "p = q")
 
     @contextmanager
     def length(self, letter: str, item: Field, name: str) -> Iterator[None]:
-        """Read a length into `n`, below 0 for null: a number of fixed size, or a uvarint that is one more.
+        """Read a length into `n`, from a number of fixed size or a uvarint that is one higher; below 0 for null.
 
-        What is added inside is for a value that is not null.
+        Lines added in the `with` block apply to values that are not null.
         """
         if item.tag is not None if letter == "b" else self.flexible and item.compact:
             self.byte()
             self.add("if n > 127:", "    n, p = _uvarint_at(data, p - 1)", "n -= 1")
         else:
-            self.waiting.append((letter, "n"))
+            self.pending.append((letter, "n"))
             self.flush()
         if item.may_be_null(self.version):
             self.add("if n < 0:", f"    {name} = None")
             with self.block("else:"):
                 yield
         else:
-            self.refuse("if n < 0:", "Corrupt", f"field {item.name} is null, and must not be")
+            self.reject("if n < 0:", "Corrupt", f"field {item.name} is null, and must not be")
             yield
 
     def byte(self) -> None:
-        """Read a byte into `n`, in the call for the numbers before it if there are any."""
-        if self.waiting:
-            self.waiting.append(("B", "n"))
+        """Read a byte into `n`, together with the pending numbers, if any."""
+        if self.pending:
+            self.pending.append(("B", "n"))
             self.flush()
         else:
             self.add("n = data[p]", "p += 1")
 
     def flush(self) -> None:
-        if self.waiting:
+        if self.pending:
             unpack, formats, names = self.packing("unpack_from")
             self.add(f"[{names}] = {unpack}(data, p)", f"p += {calcsize('>' + formats)}")
 
 
 class _WriterText(_FunctionText):
     out = "small"
-    """The variable that bytes are added to."""
+    """The variable to append bytes to."""
 
     def struct(self, schema: Struct, values: str) -> None:
-        """Write a struct that is in a variable."""
+        """Write the struct in a variable."""
         self.structs += 1
         number = self.structs
         self.constants[f"names{number}"] = f"frozenset({[item.name for item in schema.fields]!r})"
         unknown = f"{schema.name} has no field {{min({values}.keys() - names{number})!r}}"
-        self.refuse(f"if not names{number}.issuperset({values}):", "BadRequest", unknown)
+        self.reject(f"if not names{number}.issuperset({values}):", "BadRequest", unknown)
         for item in schema.untagged(self.version):
-            # A field without a value is null only in versions in which it may be.
+            # A missing field is null only in versions that allow it.
             default = (item if item.may_be_null(self.version) else replace(item, nullable=False)).initial()
             text, name = f"{values}.get({item.name!r}, {default!r})", f"{item.name}_{number}"
             if item.kind in NUMBERS and not item.array:
-                self.waiting.append((NUMBERS[str(item.kind)], text))
+                self.pending.append((NUMBERS[str(item.kind)], text))
             else:
                 self.add(f"{name} = {text}")
                 self.field(item, name)
@@ -236,12 +236,12 @@ class _WriterText(_FunctionText):
             self.value(item.element(), element)
 
     def value(self, item: Field, name: str) -> None:
-        """Write what is in a variable and is no array. A number waits."""
+        """Write the value in a variable, unless it is an array. Numbers become pending."""
         kind, out = item.kind, self.out
         if isinstance(kind, Struct):
             self.nested(item, kind, name)
         elif kind in NUMBERS:
-            self.waiting.append((NUMBERS[kind], name))
+            self.pending.append((NUMBERS[kind], name))
         elif kind == "uuid":
             self.flush()
             self.add(f"{out} += _uuid_bytes({name})")
@@ -254,8 +254,8 @@ class _WriterText(_FunctionText):
             self.length("i", item)
             self.add(f"{out} += {name}")
         else:
-            long = f"field {item.name} takes at most {LONGEST_STRING} bytes of text, not {{n}}"
-            lines = [f"{name} = {name}.encode('utf-8', 'replace')", f"n = len({name})", f"if n > {LONGEST_STRING}:"]
+            long = f"field {item.name} takes at most {MAX_STRING_BYTES} bytes of text, not {{n}}"
+            lines = [f"{name} = {name}.encode('utf-8', 'replace')", f"n = len({name})", f"if n > {MAX_STRING_BYTES}:"]
             self.checked(item, name, ("str", "b''"), [*lines, f"    raise BadRequest(f{long!r})"])
             self.length("h", item)
             self.add(f"{out} += {name}")
@@ -273,7 +273,7 @@ class _WriterText(_FunctionText):
         self.misfit("else:", item, name)
 
     def checked(self, item: Field, name: str, types: tuple[str, str], lines: Sequence[str]) -> None:
-        """Take the length `n` by lines. `types`: what the value must be, and what stands for null."""
+        """Add the lines that compute the length `n`. `types`: the required type, and the replacement of null."""
         self.add(f"if isinstance({name}, {types[0]}):", *(f"    {line}" for line in lines))
         if item.may_be_null(self.version):
             self.add(f"elif {name} is None:", f"    n, {name} = -1, {types[1]}")
@@ -281,18 +281,18 @@ class _WriterText(_FunctionText):
 
     def misfit(self, condition: str, item: Field, name: str) -> None:
         kind = "list" if item.array else item.kind.name if isinstance(item.kind, Struct) else item.kind
-        self.refuse(condition, "BadRequest", f"field {item.name} takes a value of type {kind}, not {{{name}!r}}")
+        self.reject(condition, "BadRequest", f"field {item.name} takes a value of type {kind}, not {{{name}!r}}")
 
     def length(self, letter: str, item: Field) -> None:
-        """Write the length `n`, with the numbers before it if it has a fixed size."""
+        """Write the length `n`, together with the pending numbers if it has a fixed size."""
         compact = self.flexible and item.compact
         if not compact:
-            self.waiting.append((letter, "n"))
+            self.pending.append((letter, "n"))
         self.flush()
         if compact:
             self.add("if n < 127:", f"    {self.out}.append(n + 1)", "else:", f"    {self.out} += uvarint(n + 1)")
 
     def flush(self) -> None:
-        if self.waiting:
+        if self.pending:
             pack, _, texts = self.packing("pack")
             self.add(f"{self.out} += {pack}({texts})")

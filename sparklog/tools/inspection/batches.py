@@ -96,7 +96,7 @@ def kafka_partition(topic: str, partition: int, state: PartitionState, bounds: B
 
 def _segment(state: SegmentState) -> BatchRange:
     store, key = state.name.path.as_object()
-    size = state.size if state.is_cut else state.end
+    size = state.size if state.is_incomplete else state.end
     return BatchRange(
         store, key, state.name.path.name, SEGMENT, 0, size, state.name.base, state.limit, file_size=state.size
     )

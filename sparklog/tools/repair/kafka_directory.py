@@ -85,7 +85,7 @@ def repair_log_dir(
                     _replace(path_to_fix, data)
         after = report
         if execute and repaired:
-            log_dir.renew()
+            log_dir.refresh()
             after = verify_log_dir(log_dir, topics=topics, say=say, env=env)
         remaining = remaining_findings(after, () if execute else [fixed.file for fixed in repaired])
     return RepairReport(str(log_dir), execute, tuple(repaired), remaining, len(report.findings))

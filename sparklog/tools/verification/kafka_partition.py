@@ -34,7 +34,7 @@ from sparklog.format.decode import RecordColumns
 from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex
-from sparklog.kafka.in_place.directory import SegmentName, settled_segments
+from sparklog.kafka.in_place.directory import SegmentName, list_segments
 from sparklog.kafka.in_place.files import FilePath, relative
 from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, aborted_by_index, companion
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
@@ -203,7 +203,7 @@ class KafkaPartition:
     def read(self, log_start: int) -> None:
         """Read all files; `log_start` is the offset in the checkpoint of the log directory, 0 without one."""
         self.cleaned = self.cleaner_offset or 0
-        names = settled_segments(self.folder, env=self.env)
+        names = list_segments(self.folder, env=self.env)
         limits = [*(name.base for name in names[1:]), None]
         segments = [SegmentRead(name, limit is None, limit) for name, limit in zip(names, limits, strict=False)]
         self.segments = segments
@@ -272,13 +272,13 @@ class KafkaPartition:
         with SegmentFile(segment.name.path) as file:
             for found in checked_batches(file, 0, expected, limit=segment.limit):
                 if isinstance(found, Window):
-                    self._add_window(segment, found, file.place)
+                    self._add_window(segment, found, file.location)
                     continue
                 if segment.last and found.stop == "zeros":
                     break
                 segment.damaged, segment.torn = True, segment.last and found.unwritten
                 remedy = CUT_OFF if segment.torn else REPLICA
-                kind, name = CHECKSUM if found.wrong_crc else CONTENT, self._relative(file.place)
+                kind, name = CHECKSUM if found.wrong_crc else CONTENT, self._relative(file.location)
                 finding = Finding(kind, name, found.reason, remedy, found.position, found.offset)
                 self.findings.append(self._at_flipped_bit(file, found, finding))
                 if segment.torn and not self.passes_torn:

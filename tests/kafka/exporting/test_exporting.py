@@ -452,9 +452,9 @@ def open_and_export(root: Path, path: Path) -> None:
     [
         ({"partitions": [2]}, NotFound, "partitions 0 to 1, found 2"),
         ({"starts": {9: 0}}, NotFound, "partitions 0 to 1, found 9"),
-        ({"partitions": [0], "ends": {1: 5}}, NotFound, "partition 1, which is not among"),
+        ({"partitions": [0], "ends": {1: 5}}, NotFound, "partition 1 has a start or end offset"),
         ({"starts": {0: 61}, "ends": {0: 60}}, NotFound, "offsets 61 to 60 of t-0 are out of range"),
-        ({"ends": {0: 10**6}}, NotFound, "expected a part of 0 to"),
+        ({"ends": {0: 10**6}}, NotFound, "expected a range within 0 to"),
         ({"topic_id": "short"}, BadRequest, "kafka-topics.sh --describe"),
         ({"topic_id": "AAAAAAAAAAAAAAAAAAAAAA"}, BadRequest, "22 characters"),
     ],
@@ -472,7 +472,7 @@ def test_requests_that_cannot_be(
 def test_above_the_last_stable_offset_is_named(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1)
     prepared(place, topic, some_rows(10, 1), "tx", 1)
-    with pytest.raises(NotFound, match="held back by an open transaction below 10"):
+    with pytest.raises(NotFound, match="because an open transaction holds back the log end 10"):
         export(topic, tmp_path / "out", ends={0: 10})
     (part,) = export(topic, tmp_path / "out").partitions
     assert (part.log_start, part.log_end, part.segments) == (0, 0, 1)

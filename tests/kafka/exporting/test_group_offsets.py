@@ -236,7 +236,7 @@ def test_offsets_of_a_topic_of_before_stay_behind(root: Root, tmp_path: Path) ->
     [
         ({"groups": ["biling"]}, NotFound, "there is no group 'biling' in .*did you mean 'billing'"),
         ({"groups": "nobody"}, NotFound, "there is no group 'nobody'"),
-        ({"groups": ["billing", "elsewhere"]}, NotFound, "group 'elsewhere' has no offset of a, b: leave it out"),
+        ({"groups": ["billing", "elsewhere"]}, NotFound, "group 'elsewhere' has no offsets for a, b: omit it"),
         ({"groups": "all", "offsets_partitions": 0}, BadRequest, "1 to .* partitions, found 0"),
         ({"groups": "all", "topic_id": "kphX_vFrTMuzYXwDXyxQYA"}, BadRequest, "give them by topic"),
         ({"groups": "all", "topic_id": {"c": "kphX_vFrTMuzYXwDXyxQYA"}}, BadRequest, "'c', which is not among those"),
@@ -255,7 +255,7 @@ def test_what_it_refuses_leaves_nothing(
 
 def test_a_topic_of_that_name_and_groups_exclude_each_other(root: Root, tmp_path: Path) -> None:
     root.create_topic(CONSUMER_OFFSETS)
-    with pytest.raises(BadRequest, match="exported as a topic or made from groups: give one of both"):
+    with pytest.raises(BadRequest, match="expected either the topic __consumer_offsets or groups to export"):
         export_topics(root, tmp_path / "out", ["a", CONSUMER_OFFSETS], ExportOptions(groups="all", durable=False))
     (found,) = export_topics(root, tmp_path / "out", [CONSUMER_OFFSETS], ExportOptions(durable=False))
     assert found.groups == ()
