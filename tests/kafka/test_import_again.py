@@ -278,7 +278,7 @@ def test_a_topic_with_more_partitions(root: Root, tmp_path: Path) -> None:
         write_partition(tmp_path, f"t-{number}", {0: FIRST})
     import_log_dir(root, tmp_path)
     shutil.rmtree(tmp_path / "t-1")
-    refused(root, tmp_path, Conflict, "has 2 partitions, found 1 of it: expected at least as many")
+    refused(root, tmp_path, Conflict, "has 2 partitions, but the log directory has only 1")
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -288,7 +288,7 @@ def test_a_log_that_was_cut(root: Root, tmp_path: Path, known: bool) -> None:
         metadata(folder)
     import_log_dir(root, tmp_path)
     segment(folder, 3).write_bytes(b"")
-    refused(root, tmp_path, Conflict, "t-0 ends at 3, below 6, up to where it was imported: its log was cut")
+    refused(root, tmp_path, Conflict, "t-0 ends at 3, but was imported up to 6: its log was truncated")
     other = batch(3, [b"d", b"e", b"F"])
     segment(folder, 3).write_bytes(other + batch(6, [b"g"]))
     refused(root, tmp_path, Conflict, "last batch that was imported of t-0, up to offset 5, is not the one")
@@ -597,7 +597,7 @@ def test_after_an_unclean_election_a_link_is_corrupt_and_a_copy_whole(
     else:
         with pytest.raises(Corrupt):
             read_topic(on_disk.topic("t"))
-    with pytest.raises(Conflict, match="its log was cut"):
+    with pytest.raises(Conflict, match="its log was truncated"):
         import_log_dir(on_disk, tmp_path / "kafka")
 
 

@@ -506,7 +506,7 @@ def test_many_partitions_become_several_commits(fixtures: Path, root: Root) -> N
 
 
 def test_what_is_no_log_dir_is_refused(fixtures: Path, root: Root, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"no Kafka log dir: expected folders like orders-0"):
+    with pytest.raises(NotFound, match=r"not a Kafka log directory: expected folders like orders-0"):
         import_log_dir(root, tmp_path)
     with pytest.raises(NotFound, match=r"nowhere does not exist: expected a directory of a broker's log.dirs"):
         import_log_dir(root, tmp_path / "nowhere")

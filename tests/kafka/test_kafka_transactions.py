@@ -74,7 +74,7 @@ def test_where_there_are_none(fixtures: Path) -> None:
     assert find_transactional_id(KafkaView(data), "tx-open").is_open
     with pytest.raises(NotFound, match="did you mean 'tx-open'"):
         find_transactional_id(KafkaView(data), "tx-opn")
-    with pytest.raises(BadRequest, match="give the log directory"):
+    with pytest.raises(BadRequest, match="open its log directory"):
         kafka_transactional_ids(KafkaView(data / "txn-a-0"))
     with pytest.raises(NotFound, match="no partition of __transaction_state"):
         kafka_transactional_ids(KafkaView(fixtures / "codecs/data"))

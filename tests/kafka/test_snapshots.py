@@ -111,7 +111,7 @@ def test_a_folder_that_goes_away_is_not_found(folder: Path) -> None:
     view = KafkaView(folder.parent)
     part = plan(view, 0, 3)
     shutil.rmtree(folder)
-    with pytest.raises(NotFound, match="no folder"):
+    with pytest.raises(NotFound, match="no longer exists"):
         offsets_of(part)
     with pytest.raises(NotFound, match="no topic 't'"):
         view.refresh(["t"])

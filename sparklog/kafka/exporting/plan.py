@@ -126,14 +126,14 @@ def plan_export(
     Raises `NotFound` for a missing partition, and for an offset that does not exist or is not stable.
     """
     existing = range(snapshot.state.partitions)
-    chosen = existing if partitions is None else sorted({*partitions})
-    for partition in {*chosen, *starts, *ends}:
+    requested = existing if partitions is None else sorted({*partitions})
+    for partition in {*requested, *starts, *ends}:
         if partition not in existing:
             raise NotFound(f"topic '{snapshot.topic}' has partitions 0 to {len(existing) - 1}, found {partition}")
-        if partition not in chosen:
+        if partition not in requested:
             raise NotFound(f"partition {partition} has a start or end offset, but is not exported")
     stable = stable_ends(snapshot)
-    return [_planned(snapshot, number, starts.get(number), ends.get(number), stable[number]) for number in chosen]
+    return [_planned(snapshot, number, starts.get(number), ends.get(number), stable[number]) for number in requested]
 
 
 def stable_ends(snapshot: Snapshot) -> list[int]:
@@ -147,10 +147,10 @@ def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | 
     log_start = int(state.log_start[partition])
     start, end = log_start if first is None else first, stable if last is None else last
     if not log_start <= start <= end <= stable:
-        held = f", because an open transaction holds back the log end {int(state.log_end[partition])}"
+        reason = f", because an open transaction holds back the log end {int(state.log_end[partition])}"
         raise NotFound(
             f"offsets {start} to {end} of {topic}-{partition} are out of range: expected a range within "
-            f"{log_start} to {stable}{held if stable < state.log_end[partition] else ''}"
+            f"{log_start} to {stable}{reason if stable < state.log_end[partition] else ''}"
         )
     below = snapshot.slices.select(partition, 0, end)
     below = below[below.status != ABORTED]

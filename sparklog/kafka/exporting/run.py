@@ -188,21 +188,21 @@ def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapp
     return offsets(options.start_ms, options.starts), offsets(options.end_ms, options.ends)
 
 
-def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:
+def _topic_ids(topic_ids: str | Mapping[str, str] | None, topics: Sequence[str], groups: bool) -> Mapping[str, str]:
     if groups and CONSUMER_OFFSETS in topics:
         raise BadRequest(f"expected either the topic {CONSUMER_OFFSETS} or groups to export, found both")
-    if isinstance(given, str):
+    if isinstance(topic_ids, str):
         if len(topics) > 1:
             raise BadRequest(f"expected one topic for a topic id, found {len(topics)}: pass ids by topic")
-        given = {topics[0]: given}
-    for topic, topic_id in (given or {}).items():
+        topic_ids = {topics[0]: topic_ids}
+    for topic, topic_id in (topic_ids or {}).items():
         if topic not in topics and not (groups and topic == CONSUMER_OFFSETS):
             raise BadRequest(f"topic '{topic}' has a topic id, but is not exported")
         try:
             checkpoint_files.checked_topic_id(topic_id)
         except Corrupt as error:
             raise BadRequest(f"{error.message}: use the id in the output of kafka-topics.sh --describe") from None
-    return given or {}
+    return topic_ids or {}
 
 
 def _check_directory(root: Root, path: str) -> str:
@@ -228,15 +228,19 @@ def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time
     """Return snapshots that end before the first open transaction, so that no transaction is exported in part."""
     if version is None and time_ms is None:
         raw = {name: root.topic(name).log.snapshot() for name in topics}
-        shown, gone = consistent_snapshots(root.engine.decisions, raw, lambda name: root.topic(name).log.snapshot())
-        for name in gone:
+        visible, deleted = consistent_snapshots(
+            root.engine.decisions, raw, lambda name: root.topic(name).log.snapshot()
+        )
+        for name in deleted:
             raise no_topic(name, root.location)
     else:
-        shown = {name: _read_older(root, name, version, time_ms) for name in topics}
+        visible = {name: _read_older(root, name, version, time_ms) for name in topics}
     # Kafka transactions may stay open, because a broker will handle them.
-    native = {name: replace(shot, state=replace(shot.state, kafka_open=())) for name, shot in shown.items()}
-    held = [limited_to(native[name], ends) for name, ends in consistent_ends(native).items()]
-    return [replace(shot, state=replace(shot.state, kafka_open=shown[shot.topic].state.kafka_open)) for shot in held]
+    native = {name: replace(shot, state=replace(shot.state, kafka_open=())) for name, shot in visible.items()}
+    limited = [limited_to(native[name], ends) for name, ends in consistent_ends(native).items()]
+    return [
+        replace(shot, state=replace(shot.state, kafka_open=visible[shot.topic].state.kafka_open)) for shot in limited
+    ]
 
 
 def _read_older(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:

@@ -84,7 +84,7 @@ def kafka_transactional_ids(view: KafkaView) -> list[KafkaTransactionalId]:
                     coordinator=f"{TRANSACTION_STATE}-{stored.partition}",
                     producer_id=value.producer_id,
                     producer_epoch=value.producer_epoch,
-                    transaction_state=value.status.name.title().replace("_", ""),
+                    transaction_state=value.status.label,
                     transaction_timeout_ms=value.timeout_ms,
                     start_ms=value.start_ms,
                     last_update_ms=value.last_update_ms,

@@ -32,6 +32,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.common.units import count
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
@@ -306,9 +307,9 @@ def _markers(gap: SkippedRange, copy: SegmentCopy, copied: CopiedSegment, file: 
     first = gap.end - len(commits)
     if first < copied.next_offset:
         raise Corrupt(
-            f"damage may have removed the markers of {len(commits)} transactions, but there are only"
-            f" {gap.end - copied.next_offset} offsets for new ones: restore the file, or import with corrupt_records"
-            " truncate",
+            f"damage may have removed the markers of {len(commits)} transactions, but leaves only"
+            f" {count(gap.end - copied.next_offset, 'offset')} for new ones: restore the file, or import with"
+            " corrupt_records truncate",
             file=file.path,
             position=gap.position,
             offset=copied.next_offset,

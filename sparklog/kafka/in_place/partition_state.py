@@ -231,8 +231,8 @@ def _merged(before: list[SegmentState], names: tuple[directory.SegmentName, ...]
     known = {state.name: state for state in before}
     states = [known[name] if name in known and known[name].is_unchanged(name) else SegmentState(name) for name in names]
     is_changed = any(state.name in known and state is not known[state.name] for state in states)
-    old, kept = list(known), [name for name in names if name in known]
-    is_moved = bool(old) and (not kept or kept != old[-len(kept) :] or kept != list(names[: len(kept)]))
+    old, common = list(known), [name for name in names if name in known]
+    is_moved = bool(old) and (not common or common != old[-len(common) :] or common != list(names[: len(common)]))
     return states, is_changed or is_moved
 
 

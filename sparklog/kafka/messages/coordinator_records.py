@@ -206,6 +206,11 @@ class Status(IntEnum):
     DEAD = 6
     PREPARE_EPOCH_FENCE = 7
 
+    @property
+    def label(self) -> str:
+        """The name in the output of Kafka's tools, such as `PrepareCommit`."""
+        return self.name.title().replace("_", "")
+
 
 @dataclass(frozen=True, slots=True)
 class TransactionValue:

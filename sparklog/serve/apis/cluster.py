@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sparklog.errors import SparklogError
+from sparklog.format.record_batch import MAX_SEQUENCE
+from sparklog.kafka.messages.coordinator_records import Status
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.writer_runs import KAFKA_WRITER
@@ -23,18 +25,7 @@ TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = CONFIG_RESOURCES = (2, 4, 
 PREFERRED, UNCLEAN = 0, 1
 """Types of elections."""
 QUOTA_ENTITIES = ("user", "client-id", "ip")
-TRANSACTION_STATES = (
-    "Empty",
-    "Ongoing",
-    "PrepareCommit",
-    "PrepareAbort",
-    "CompleteCommit",
-    "CompleteAbort",
-    "PrepareEpochFence",
-    "Dead",
-)
 METADATA_PARTITION = ("__cluster_metadata", 0)
-MAX_SEQUENCE = 0x7FFFFFFF
 
 
 # -- ACLs
@@ -100,7 +91,8 @@ async def describe_transactions(request: ServedRequest) -> Fields:
 
 
 async def list_transactions(request: ServedRequest) -> Fields:
-    unknown = [state for state in request.fields["stateFilters"] if state not in TRANSACTION_STATES]
+    states = [status.label for status in Status]
+    unknown = [state for state in request.fields["stateFilters"] if state not in states]
     return {"unknownStateFilters": unknown, "transactionStates": []}
 
 

@@ -268,7 +268,7 @@ def test_versions_and_times_that_are_not_there(place: CountedRoot, tmp_path: Pat
         ({"version": gone + 1}, BadRequest, f"versions up to {gone}"),
         ({"version": gone}, BadRequest, "was deleted at version"),
         ({"time_ms": created - 1}, NotFound, "created later"),
-        ({"time_ms": created, "version": 1}, BadRequest, "one of both"),
+        ({"time_ms": created, "version": 1}, BadRequest, "found both"),
     ):
         with pytest.raises(error, match=words):
             export_topics(place.root, tmp_path / "out", ["t"], ExportOptions(**options))  # type: ignore[arg-type]
@@ -431,8 +431,8 @@ def test_places_that_cannot_be(place: CountedRoot, tmp_path: Path) -> None:
     for path, error, words in (
         (tmp_path / "full", Conflict, "is not empty"),
         (tmp_path / "file", BadRequest, "is a file"),
-        (tmp_path / "root" / "out", BadRequest, "within the root"),
-        (tmp_path, BadRequest, "or around it"),
+        (tmp_path / "root" / "out", BadRequest, "inside the root"),
+        (tmp_path, BadRequest, "or contains it"),
     ):
         with pytest.raises(error, match=words):
             open_and_export(tmp_path / "root", path)
@@ -505,7 +505,7 @@ def test_topics_are_named_once(place: CountedRoot, tmp_path: Path) -> None:
     for names in ([], ["t", "t"]):
         with pytest.raises(BadRequest, match="different topics"):
             export_topics(place.root, tmp_path / "out", names)
-    with pytest.raises(BadRequest, match="of one topic"):
+    with pytest.raises(BadRequest, match="expected one topic"):
         export_topics(place.root, tmp_path / "out", ["t", "u"], ExportOptions(topic_id="kphX_vFrTMuzYXwDXyxQYA"))
 
 
@@ -603,7 +603,7 @@ def test_from_and_to_a_time(place: CountedRoot, tmp_path: Path) -> None:
     )
     assert [(part.partition, part.log_start, part.log_end) for part in only.partitions] == [(1, 0, 0)]
     for wrong in ({"starts": {0: 1}, "start_ms": 5}, {"ends": {0: 1}, "end_ms": 5}, {"start_ms": 5, "end_ms": 4}):
-        with pytest.raises(BadRequest, match="an export"):
+        with pytest.raises(BadRequest, match="export"):
             export(topic, tmp_path / "wrong", **wrong)
     assert not (tmp_path / "wrong").exists()
 

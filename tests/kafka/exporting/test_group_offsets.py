@@ -238,10 +238,14 @@ def test_offsets_of_a_topic_of_before_stay_behind(root: Root, tmp_path: Path) ->
         ({"groups": "nobody"}, NotFound, "there is no group 'nobody'"),
         ({"groups": ["billing", "elsewhere"]}, NotFound, "group 'elsewhere' has no offsets for a, b: omit it"),
         ({"groups": "all", "offsets_partitions": 0}, BadRequest, "1 to .* partitions, found 0"),
-        ({"groups": "all", "topic_id": "kphX_vFrTMuzYXwDXyxQYA"}, BadRequest, "give them by topic"),
-        ({"groups": "all", "topic_id": {"c": "kphX_vFrTMuzYXwDXyxQYA"}}, BadRequest, "'c', which is not among those"),
-        ({"topic_id": {CONSUMER_OFFSETS: "kphX_vFrTMuzYXwDXyxQYA"}}, BadRequest, "not among those to export"),
-        ({"groups": "all", "topic_id": {CONSUMER_OFFSETS: "x"}}, BadRequest, "kafka-topics.sh --describe shows"),
+        ({"groups": "all", "topic_id": "kphX_vFrTMuzYXwDXyxQYA"}, BadRequest, "pass ids by topic"),
+        (
+            {"groups": "all", "topic_id": {"c": "kphX_vFrTMuzYXwDXyxQYA"}},
+            BadRequest,
+            "'c' has a topic id",
+        ),
+        ({"topic_id": {CONSUMER_OFFSETS: "kphX_vFrTMuzYXwDXyxQYA"}}, BadRequest, "has a topic id, but is not exported"),
+        ({"groups": "all", "topic_id": {CONSUMER_OFFSETS: "x"}}, BadRequest, "output of kafka-topics.sh --describe"),
     ],
 )
 def test_what_it_refuses_leaves_nothing(
