@@ -416,7 +416,7 @@ class PartitionState:
         ]
 
     def _transaction_index(self, name: directory.SegmentName) -> AbortedTransactions:
-        """Return the `.txnindex` of a segment; empty if it is missing or invalid. The last segment's is not cached."""
+        """Return the `.txnindex` of a segment; empty if missing or invalid. That of the last segment is not cached."""
         index = self._indexed.get(name)
         if index is None:
             index = aborted_by_index(name.path, name.base)
