@@ -207,7 +207,7 @@ def test_malformed_records_are_refused() -> None:
     for text in ("", "00", "0000", "0000 0005 67"):
         with pytest.raises(Corrupt):
             coordinators.decode_transaction_key(bytes.fromhex(text))
-    with pytest.raises(Corrupt, match="has none"):
+    with pytest.raises(Corrupt, match="has no key"):
         coordinators.decode_transaction_key(None)
 
 

@@ -291,7 +291,7 @@ def test_a_log_that_was_cut(root: Root, tmp_path: Path, known: bool) -> None:
     refused(root, tmp_path, Conflict, "t-0 ends at 3, but was imported up to 6: its log was truncated")
     other = batch(3, [b"d", b"e", b"F"])
     segment(folder, 3).write_bytes(other + batch(6, [b"g"]))
-    refused(root, tmp_path, Conflict, "last batch that was imported of t-0, up to offset 5, is not the one")
+    refused(root, tmp_path, Conflict, "last imported batch of t-0, up to offset 5, differs from the one")
 
 
 def test_a_last_batch_that_was_sent_again_to_another_leader(root: Root, tmp_path: Path) -> None:

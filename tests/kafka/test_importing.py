@@ -513,7 +513,7 @@ def test_what_is_no_log_dir_is_refused(fixtures: Path, root: Root, tmp_path: Pat
     sparklog.open(tmp_path / "root", create=True)
     with pytest.raises(BadRequest, match="root is already a sparklog root"):
         import_log_dir(root, tmp_path / "root")
-    with pytest.raises(BadRequest, match=r"one partition: give the log dir it is in, .*segments/data$"):
+    with pytest.raises(BadRequest, match=r"a single partition: import its log directory, .*segments/data$"):
         import_log_dir(root, fixtures / "segments/data/seg-one-0")
     assert nothing_left(root)
 
