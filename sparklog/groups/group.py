@@ -100,6 +100,7 @@ class Group(GroupJournal):
         *,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         assignors: Sequence[str] = (),
+        previous: GroupMetadata | None = None,
     ) -> Membership:
         """Become the exclusive owner of the group, in place of an earlier one, which is fenced from here on.
 
@@ -109,16 +110,18 @@ class Group(GroupJournal):
             instance: a name for messages and listings (None: a random one).
             session_timeout_ms: time without an entry of the owner after which others may join.
             assignors: assignors by which the owner is ready to share the group, see `group_members`.
+            previous: the owner's earlier generation, if it goes on with what it has read in that one.
 
         Raises:
             Conflict: the group has active members that share it.
+            Fenced: another owner or other members came after `previous`.
         """
         name = self.root.env.new_id() if instance is None else check_id(instance, "instance")
         timeout_ms = checked_session_timeout(session_timeout_ms)
         # Without other assignors an owner is stored by its name alone.
         client_id, host = (name, socket.gethostname()) if assignors else ("", "")
         owner = GroupMember(name, None, client_id, host, timeout_ms, (ALL, *assignors), ())
-        return self._join([owner], {}, {}, None)[0]
+        return self._join([owner], {}, {}, previous)[0]
 
     def share(self, request: JoinRequest, partitions: Mapping[str, int]) -> Membership:
         """Become a member that shares the group's partitions.

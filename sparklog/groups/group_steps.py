@@ -58,10 +58,13 @@ def join(
     one before it. See `is_excluded` for members that cannot be in one group.
 
     Args:
-        owner: an exclusive owner that the joining members replace. Their `owned` partitions were assigned by it.
+        owner: an exclusive owner that the joining members replace: its clients, whose `owned` partitions it has
+            assigned, or its own next generation. `Fenced` if it is no longer the owner: what was read as that one may
+            have been committed by others since.
     """
     if owner is not None:
         check_member(state, owner)
+    if owner is not None and not joining[0].is_exclusive:
         reached("groups: an exclusive owner is replaced by the members that it stood for")
     others = _others(state, joining, expired, owner)
     static = {item.instance_id: item for item in state.members if item.instance_id is not None}

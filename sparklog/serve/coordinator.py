@@ -19,7 +19,7 @@ from itertools import count
 from sparklog.errors import Fenced
 from sparklog.groups.assignors import ALL
 from sparklog.groups.group import STABLE, Group
-from sparklog.groups.group_state import OffsetAndMetadata
+from sparklog.groups.group_state import GroupMetadata, OffsetAndMetadata
 from sparklog.groups.membership import Membership
 from sparklog.log.topic.root import Root
 from sparklog.serve.codes import Code, CodeError
@@ -62,9 +62,9 @@ class Coordinator:
             self._groups[name] = GroupMembers(name, begin, self.root.env.new_id, share, self.run)
         return self._groups[name]
 
-    def _join(self, name: str, assignors: Sequence[str]) -> Membership:
+    def _join(self, name: str, assignors: Sequence[str], previous: GroupMetadata | None) -> Membership:
         owner = f"{INSTANCE}{self._peers.own}"
-        return self.group(name).join(owner, session_timeout_ms=SESSION_MS, assignors=assignors)
+        return self.group(name).join(owner, session_timeout_ms=SESSION_MS, assignors=assignors, previous=previous)
 
     def held(self, name: str) -> GroupMembers | None:
         """Return the members of a group that has some here."""

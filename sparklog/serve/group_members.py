@@ -52,8 +52,11 @@ FIRST_DELAY = 0.1
 MAX_MEMBERS = 10_000
 T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
-Begin = Callable[[Sequence[str]], Awaitable[Membership]]
-"""Makes this server the exclusive owner of the group, ready to share it by these assignors."""
+Begin = Callable[[Sequence[str], "GroupMetadata | None"], Awaitable[Membership]]
+"""Makes this server the exclusive owner, ready to share the group by these assignors, after an earlier generation.
+
+`Fenced`: another member came after that generation, so that clients must not go on with what they have read.
+"""
 Share = Callable[[Sequence[JoinDetails], GroupMetadata | None], Awaitable[list[ClassicMember]]]
 """Adds clients to the group's journal, in place of this server if it is the owner. See `join_journal`."""
 Run = Callable[..., Awaitable[Any]]
@@ -361,6 +364,10 @@ class GroupMembers:
             try:
                 if self.members and await self._begin_or_share():
                     return
+            except Fenced as fenced:
+                _LOG.warning("group %s: its clients join again: %s", self.id, fenced)
+                self.close(Code.UNKNOWN_MEMBER_ID)
+                return
             except (Conflict, CodeError) as conflict:
                 _LOG.warning("group %s: %s", self.id, conflict)
                 self.close(Code.INCONSISTENT_GROUP_PROTOCOL)
@@ -382,8 +389,9 @@ class GroupMembers:
         """Enter the next generation in the journal. True: its members share the group, and all have been answered."""
         all_details = [member.details for member in self.members.values()]
         assignors = shareable_assignors(all_details)
+        previous = None if self.membership is None else self.membership.metadata
         try:
-            self.membership = await self.begin(assignors)
+            self.membership = await self.begin(assignors, previous)
             owner = self.membership.metadata
             if len(self.membership.state.members) == 1:
                 return False
@@ -391,6 +399,9 @@ class GroupMembers:
             if not assignors:
                 raise
             owner = None
+        if previous is None:
+            # What new clients say that they read was assigned by nobody who is known here.
+            all_details = [replace(details, reads_on=False) for details in all_details]
         joined = await self.share(all_details, owner)
         self.membership, self.is_shared, self.state, self.leader = None, True, STABLE, ""
         for member, classic in zip(list(self.members.values()), joined, strict=True):

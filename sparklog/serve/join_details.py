@@ -35,6 +35,8 @@ class JoinDetails:
     rebalance_ms: int
     kind: str
     protocols: tuple[tuple[str, bytes], ...]
+    reads_on: bool = True
+    """False: partitions that the subscription lists as owned do not count."""
 
     @property
     def shared_assignors(self) -> tuple[str, ...]:

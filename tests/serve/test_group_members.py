@@ -54,7 +54,7 @@ def test_a_member_that_waits_for_a_slow_leader_stays() -> None:
     async def run() -> None:
         generations = count(1)
 
-        async def begin(_assignors: object) -> Membership:
+        async def begin(*_: object) -> Membership:
             return cast(Membership, Entered(next(generations)))
 
         group = group_of(begin)
@@ -76,7 +76,7 @@ def test_a_member_that_asks_for_its_assignment_again_ends_its_former_request() -
     """That was of a connection which the client has left: it must not be held open until the group is gone."""
 
     async def run() -> None:
-        async def begin(_assignors: object) -> Membership:
+        async def begin(*_: object) -> Membership:
             return cast(Membership, Entered(1))
 
         group = group_of(begin)
@@ -94,7 +94,7 @@ def test_members_are_answered_where_a_rebalance_ends_in_an_error_of_this_server(
     async def run() -> None:
         errors: list[Exception] = [RuntimeError("broken")]
 
-        async def begin(_assignors: object) -> Membership:
+        async def begin(*_: object) -> Membership:
             if errors:
                 raise errors.pop()
             return cast(Membership, Entered(1))
@@ -112,7 +112,7 @@ def test_a_group_that_is_given_up_in_a_rebalance_ends_in_the_journal() -> None:
     async def run() -> None:
         entered, beginning, go = Entered(1), asyncio.Event(), asyncio.Event()
 
-        async def begin(_assignors: object) -> Membership:
+        async def begin(*_: object) -> Membership:
             beginning.set()
             await go.wait()
             return cast(Membership, entered)

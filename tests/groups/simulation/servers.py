@@ -75,13 +75,17 @@ class Server:
 
     def begin(self) -> None:
         """End a rebalance of the clients: the next generation of an owner, or members of the journal."""
+        previous = None if self.owner is None else self.owner.metadata
         self.owner = None
         for client in self.clients:
             client.positions = {place: start for place, start in client.positions.items() if place in client.owned}
         metadata = None
         try:
             owner = self.group.join(
-                f"serve@{self.actor.name}", session_timeout_ms=SESSION_MS, assignors=self.plan.assignors
+                f"serve@{self.actor.name}",
+                session_timeout_ms=SESSION_MS,
+                assignors=self.plan.assignors,
+                previous=previous,
             )
             if len(owner.state.members) == 1:
                 self.divide(owner)

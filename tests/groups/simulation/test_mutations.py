@@ -85,6 +85,12 @@ def a_fenced_owner_is_replaced_by_its_clients(patch: Patch) -> None:
     patch.setattr(group_members, "are_consistent", lambda members: True)
 
 
+def a_server_goes_on_after_another_owner(patch: Patch) -> None:
+    """A server that was fenced unnoticed begins its next generation with what its clients have read before."""
+    real = Group.join
+    patch.setattr(Group, "join", lambda self, *instance, previous=None, **how: real(self, *instance, **how))
+
+
 def cooperative_clients_give_up_what_they_read(patch: Patch) -> None:
     """JoinGroup gives up all revoked partitions, also those that the client reads on."""
     real = ClassicMember.rejoin
@@ -107,6 +113,7 @@ def clients_are_never_told_to_rejoin(patch: Patch) -> None:
 
 @broken_rules(
     BrokenRule(a_fenced_owner_is_replaced_by_its_clients, "stalls", range(150, 180), first=153),
+    BrokenRule(a_server_goes_on_after_another_owner, "folders", range(300558, 300559)),
     BrokenRule(cooperative_clients_give_up_what_they_read, "calm", range(40)),
     BrokenRule(commits_of_clients_name_no_generation, "calm", range(40)),
     BrokenRule(clients_are_never_told_to_rejoin, "calm", range(5)),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import sparklog
 from tests.kafka_broker import Broker
 from tests.serve.clients import ISOLATIONS, ReadRecord
 from tests.serve.peers.calls import noting
@@ -155,3 +156,31 @@ def test_clients_share_a_group(start_peer: Callable[[str], Peer], java: Peer, wr
     log.append({"value": ["600"]})
     (left,) = java.join(server.address, "shared", "all", 1).values()
     assert [row.value for row in left] == [b"600"]
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("assignor", ["RangeAssignor", "CooperativeStickyAssignor"])
+def test_a_member_of_the_root_shares_a_group_with_java(java: Peer, writable: tuple[Served, Any], assignor: str) -> None:
+    server, root = writable
+    topic = f"with-java-{assignor}"
+    log = root.create_topic(topic, partitions=6)
+    log.append({"value": [f"{n}" for n in range(600)], "partition": [n % 6 for n in range(600)]})
+    strategy = {"partition.assignment.strategy": f"org.apache.kafka.clients.consumer.{assignor}"}
+    options = {"auto_offset_reset": "earliest", "partition_assignment_strategy": ["range", "cooperative-sticky"]}
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(java.join, server.address, topic, topic, 10_000, 12, **strategy)
+        group, own, assigned, wrote = sparklog.Groups(root).group(topic), list[int](), set[Place](), False
+        while not group.description().members:
+            assert not reading.done()
+        with sparklog.consumer(root, topic, topics=topic, **options) as consumer:
+            while not reading.done():
+                own += [int(value) for batch in consumer.poll(0.1) for value in batch.column("value").to_pylist()]
+                assigned |= consumer.assignment()
+                if len(consumer.assignment()) == 3 and not wrote:
+                    log.append({"value": [f"{n}" for n in range(600, 1200)], "partition": [n % 6 for n in range(600)]})
+                    wrote = True
+        theirs = values_of(reading.result())
+    # What Java's consumer had read and not committed when the other one joined is read twice.
+    assert {*theirs, *own} == set(range(1200))
+    assert max(own) >= 600
+    assert max(theirs) >= 600, "both were members"
