@@ -233,7 +233,7 @@ def test_a_filter_of_other_bytes_counts_for_nothing(world: FilteredWorld) -> Non
     assert world.get(b"key-17")[0] is not None
     assert world.get(b"nobody")[1] > 1 << 20
     (finding,) = world.findings()
-    assert finding.message == "expected a filter of the slice at byte 0, found none"
+    assert finding.message == "expected a filter for the slice at byte 0, found none"
 
 
 def test_a_missing_filter_is_found_and_not_missed(world: FilteredWorld) -> None:

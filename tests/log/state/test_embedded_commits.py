@@ -475,7 +475,7 @@ def test_verify_names_a_copy_that_is_none(world: World) -> None:
     forged(world, 7, lambda line: replace(line, time_ms=line.time_ms + 1))
     (finding,) = of_log(world)
     assert finding.file == commit_key("t", 7)
-    assert "carries another document than that of commit 0" in finding.message
+    assert "its embedded copy of commit 0 differs from that commit" in finding.message
 
 
 @pytest.mark.sweep
