@@ -1,4 +1,4 @@
-"""A bucket that denies, or is away: one line that names what is missing, at every door; and no key shows anywhere."""
+"""A bucket that denies access or is down: each entry point names the cause in one line, and shows no key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparklog.storage.locations import join
 from tests.support.moto_server import KEY_ID, SECRET
 from tests.support.pauses import Pauses
 from tests.support.stub_bucket import Answer, StubBucket, stub_bucket
-from tests.test_doors import READERS, RECORDS, WRITERS, answer
+from tests.test_entry_points import READERS, RECORDS, WRITERS, answer
 
 TOKEN = "FwoGZXIvYXdzEXAMPLETOKEN7f3c"
 HIDDEN = (KEY_ID, SECRET, TOKEN, quote(SECRET, safe=""))
@@ -58,7 +58,7 @@ def assert_hidden(*texts: object) -> None:
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize(
-    ("verbs", "door", "words"),
+    ("verbs", "entry_point", "words"),
     [
         ("GET", "consume t --root @", "cannot read log/_root.json in s3://.*; it needs s3:GetObject"),
         ("GET", "load", "access is denied .AccessDenied.; it needs s3:GetObject"),
@@ -78,11 +78,11 @@ def assert_hidden(*texts: object) -> None:
     ],
 )
 def test_a_denied_verb_is_one_line_and_others_work(
-    stub: StubBucket, root: str, verbs: str, door: str, words: str | None
+    stub: StubBucket, root: str, verbs: str, entry_point: str, words: str | None
 ) -> None:
     for verb in verbs.split():
         stub.always[verb] = DENIED
-    call = {**READERS, **WRITERS}[door]
+    call = {**READERS, **WRITERS}[entry_point]
     if words is None:
         call(stub.url, root)
         return
@@ -110,7 +110,7 @@ SAMPLE = ("open_view", "verify", "load", "load a stream", "topics list --root @"
     ],
     ids=["wrong key", "wrong secret", "no bucket", "denied", "away"],
 )
-def test_trouble_is_one_line_at_every_door_and_shows_no_key(
+def test_trouble_is_one_line_at_every_entry_point_and_shows_no_key(
     stub: StubBucket,
     root: str,
     caplog: pytest.LogCaptureFixture,

@@ -15,7 +15,7 @@ ARROW = {"schema", "to_batches", "to_reader", "to_table"}
 NAMES = {
     "Root": {
         *("alter_defaults", "create_topic", "defaults", "delete_topic", "ensure_topic", "topic", "topics"),
-        # What it is made of, and the door for engines.
+        # Its components, and the entry point for engines.
         *("engine", "env", "id", "location", "store"),
     },
     "Topic": {

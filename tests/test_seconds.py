@@ -1,4 +1,4 @@
-"""Seconds given for milliseconds: every door that takes a time says so, and goes on."""
+"""Seconds given for milliseconds: each entry point that takes a time warns, and continues."""
 
 from __future__ import annotations
 

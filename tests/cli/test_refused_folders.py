@@ -1,4 +1,4 @@
-"""A folder with other content, such as /etc, becomes a root by no door: one line refuses it, and nothing is written."""
+"""Each entry point refuses to create a root in a folder with other content, in one line, and writes nothing."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def content(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("door", PYTHON)
-def test_no_call_makes_a_root_of_it(folder: Path, kafka: Path, door: str) -> None:
+@pytest.mark.parametrize("entry_point", PYTHON)
+def test_no_call_makes_a_root_of_it(folder: Path, kafka: Path, entry_point: str) -> None:
     before = content(folder)
     with pytest.raises(Exception, match=r"not empty, found cron.d: use an empty or new folder"):
-        PYTHON[door](folder, kafka)
+        PYTHON[entry_point](folder, kafka)
     assert content(folder) == before
 
 
@@ -114,7 +114,7 @@ def test_what_python_makes_is_for_those_who_listen(tmp_path: Path, caplog: pytes
 
 
 def test_an_empty_folder_may_become_one(tmp_path: Path, kafka: Path) -> None:
-    for number, door in enumerate(PYTHON.values()):
+    for number, entry_point in enumerate(PYTHON.values()):
         (tmp_path / str(number)).mkdir()
-        door(tmp_path / str(number), kafka)
+        entry_point(tmp_path / str(number), kafka)
         assert (tmp_path / str(number) / "_root.json").exists()

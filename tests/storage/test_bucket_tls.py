@@ -38,7 +38,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
     made = Authority(tmp_path_factory.mktemp("authority"))
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "an authority of the house")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a private authority")])
     pem = serialization.Encoding.PEM
     secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 

@@ -1,4 +1,4 @@
-"""The repository's files, as tests of the house read them: each is listed, read and parsed once in a process."""
+"""The repository's files for tests of the codebase: each is listed, read and parsed once per process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every door takes a bucket's URL where it takes a path, and refuses what cannot be served in one line, with a hint."""
+"""Each entry point accepts a bucket URL in place of a path, and rejects an unsupported location in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KAFKA = Path(__file__).parents[1] / "examples" / "data" / "kafka-log-dir"
 SECRET = "wJalrXUtnFEMI"
 RECORDS = pa.table({"key": ["a", "b", "a"], "value": ["1", "2", "3"]})
 
-Door = Callable[[str, str], object]
+EntryPoint = Callable[[str, str], object]
 """Takes the location to try, and that of a root which is there."""
 
 
@@ -32,7 +32,7 @@ def words(line: str, location: str, root: str) -> list[str]:
     return [location if word == "@" else word for word in filled.split()]
 
 
-def command(line: str) -> Door:
+def command(line: str) -> EntryPoint:
     """A command; raises what it answers."""
 
     def run(location: str, root: str) -> None:
@@ -44,7 +44,7 @@ def command(line: str) -> Door:
     return run
 
 
-def job(name: str, line: str) -> Door:
+def job(name: str, line: str) -> EntryPoint:
     """A job in this process; its answer is what it prints on stderr."""
 
     def run(location: str, root: str) -> None:
@@ -64,7 +64,7 @@ def job(name: str, line: str) -> Door:
     return run
 
 
-def source(way: str, **options: str) -> Door:
+def source(way: str, **options: str) -> EntryPoint:
     """The data source, as Spark's planner calls it."""
 
     def run(location: str, root: str) -> None:
@@ -84,7 +84,7 @@ def source(way: str, **options: str) -> Door:
     return run
 
 
-READERS: Mapping[str, Door] = {
+READERS: Mapping[str, EntryPoint] = {
     "open": lambda at, root: sparklog.open(at),
     "open_view": lambda at, root: sparklog.open_view(at),
     "table": lambda at, root: sparklog.table(at, "t"),
@@ -127,7 +127,7 @@ READERS: Mapping[str, Door] = {
     "job retain": job("retain", "--root @"),
     "job verify": job("verify", "--root @"),
 }
-WRITERS: Mapping[str, Door] = {
+WRITERS: Mapping[str, EntryPoint] = {
     "open, create": lambda at, root: sparklog.open(at, create=True),
     "backup to": lambda at, root: sparklog.backup(root, at),
     "restore to": lambda at, root: sparklog.restore(root, at),
@@ -140,7 +140,7 @@ WRITERS: Mapping[str, Door] = {
     "restore --to": command("restore ROOT --to @"),
     "import": command("import KAFKA --root @"),
 }
-OTHERS: Mapping[str, Door] = {
+OTHERS: Mapping[str, EntryPoint] = {
     "import_kafka of": lambda at, root: sparklog.import_kafka(root, at),
     "import of": command("import @ --root ROOT"),
     "dump-log": command("dump-log @"),
@@ -171,10 +171,10 @@ def root(tmp_path: Path) -> str:
     return made.location
 
 
-def answer(door: Door, location: str, root: str) -> str:
-    """The one line that a door answers with."""
+def answer(entry_point: EntryPoint, location: str, root: str) -> str:
+    """Return the one-line error that an entry point raises."""
     with pytest.raises(Exception) as caught:
-        door(location, root)
+        entry_point(location, root)
     text = str(caught.value)
     assert isinstance(caught.value, (SparklogError, ValueError)) or "SPARKLOG_" in type(caught.value).__name__, text
     assert "\n" not in text
@@ -182,16 +182,16 @@ def answer(door: Door, location: str, root: str) -> str:
 
 
 @pytest.mark.parametrize("location", REFUSED)
-def test_what_cannot_be_served_is_one_line_and_makes_nothing(
+def test_an_unsupported_location_is_rejected_in_one_line_and_creates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, location: str
 ) -> None:
     if any(location.startswith(top) and os.path.isdir(top) for top in ("/dbfs", "/Volumes")):
         pytest.skip(f"{location}: this machine has such a folder")
     monkeypatch.chdir(tmp_path)
-    for name, door in {**READERS, **WRITERS, **OTHERS}.items():
+    for name, entry_point in {**READERS, **WRITERS, **OTHERS}.items():
         if name.startswith("export") and "to" in name and "//" in location:
             continue  # an export goes to a disk, and says that first
-        text = answer(door, location, root)
+        text = answer(entry_point, location, root)
         assert REFUSED[location] in text, name
         assert SECRET not in text, name
     assert sorted(os.listdir(tmp_path)) == ["log"]
@@ -202,13 +202,13 @@ def records(location: str) -> list[tuple[str, str]]:
     return list(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
-def test_a_bucket_is_taken_by_every_function_and_job(bucket: str, root: str, tmp_path: Path) -> None:
+def test_each_function_and_job_accepts_a_bucket(bucket: str, root: str, tmp_path: Path) -> None:
     """The commands: `tests/cli/test_every_command.py`."""
     url = join(bucket, "log")
     sparklog.open(url, create=True).create_topic("t").append(RECORDS)
-    for number, (name, door) in enumerate(READERS.items()):
+    for number, (name, entry_point) in enumerate(READERS.items()):
         if "--" not in name and name != "job verify":  # which starts Spark
-            door(url, str(tmp_path / f"from-bucket-{number}"))
+            entry_point(url, str(tmp_path / f"from-bucket-{number}"))
     made = ("backup to", "restore to", "import_kafka into", "open, create", "save", "start")
     for number, name in enumerate(made):
         WRITERS[name](join(bucket, f"new/{number}"), root)
