@@ -15,7 +15,7 @@ unless the option may be blank: in a script, it is an unset variable, and must n
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import click
@@ -30,18 +30,21 @@ class Rule:
     """The rule of an option.
 
     Attributes:
-        option: its parameter name in Python.
         excludes: names of options and arguments that it excludes.
         needs: names of options and arguments of which it needs one.
         why: the reason, for errors.
         may_be_blank: whether its value may be blank.
     """
 
-    option: str
     excludes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     why: str = ""
     may_be_blank: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The reason as the end of an error message."""
+        return f": {self.why}" if self.why else ""
 
 
 def names_of(parameter: click.Parameter) -> list[str]:
@@ -52,14 +55,14 @@ def names_of(parameter: click.Parameter) -> list[str]:
 
 
 def check_words(
-    rules: Sequence[Rule], words: Sequence[str], context: click.Context, *, may_repeat: bool = False
+    rules: Mapping[str, Rule], words: Sequence[str], context: click.Context, *, may_repeat: bool = False
 ) -> None:
     """Raise a usage error for a value that must not be blank, or an option that must not be repeated.
 
-    `may_repeat`: the words were converted, and several options of a Kafka tool may correspond to one option.
+    `rules`: by parameter name. `may_repeat`: the words were converted, and several options of a Kafka tool may
+    correspond to one option.
     """
     values, _, typed = context.command.make_parser(context).parse_args(list(words))
-    may_be_blank = {rule.option for rule in rules if rule.may_be_blank}
     for parameter in dict.fromkeys(typed):
         name, times = names_of(parameter)[0], typed.count(parameter)
         is_single = isinstance(parameter, click.Option) and not parameter.is_flag and not parameter.multiple
@@ -67,29 +70,25 @@ def check_words(
             raise click.UsageError(f"give {name} once, found it {times} times", context)
         texts = values.get(str(parameter.name))
         for text in texts if isinstance(texts, (list, tuple)) else [texts]:
-            if parameter.name not in may_be_blank and isinstance(text, str) and not text.strip(", \t\r\n"):
+            is_blank = isinstance(text, str) and not text.strip(", \t\r\n")
+            if is_blank and not rules[str(parameter.name)].may_be_blank:
                 advice = "" if parameter.required else f"; omit {name} instead"
                 raise click.BadParameter(f"expected a value, found {text!r}{advice}", context, parameter)
 
 
-def check(rules: Sequence[Rule], context: click.Context) -> None:
+def check(rules: Mapping[str, Rule], context: click.Context) -> None:
     """Raise a usage error if the command line violates `excludes` or `needs` of an option."""
-    parameters = {parameter.name: parameter for parameter in context.command.params}
-    named = {name: parameter for parameter in parameters.values() for name in names_of(parameter)}
-    typed = [rule for rule in rules if _is_given(parameters[rule.option], context, TYPED)]
-    for rule in typed:
+    parameters = context.command.params
+    named = {name: parameter for parameter in parameters for name in names_of(parameter)}
+    typed = [parameter for parameter in parameters if _is_given(parameter, context, TYPED)]
+    typed_rules = [(names_of(item)[0], rules[str(item.name)]) for item in typed if item.name in rules]
+    for option, rule in typed_rules:
         for name in rule.excludes:
             if name in named and _is_given(named[name], context, TYPED):
-                shown = names_of(parameters[rule.option])[0]
-                raise click.UsageError(f"give {shown} or {name}, not both{_reason(rule)}", context)
-    for rule in typed:
+                raise click.UsageError(f"give {option} or {name}, not both{rule.reason}", context)
+    for option, rule in typed_rules:
         if rule.needs and not any(_is_given(named[name], context, (*TYPED, *PRESET)) for name in rule.needs):
-            shown = names_of(parameters[rule.option])[0]
-            raise click.UsageError(f"{shown} needs {' or '.join(rule.needs)}{_reason(rule)}", context)
-
-
-def _reason(rule: Rule) -> str:
-    return f": {rule.why}" if rule.why else ""
+            raise click.UsageError(f"{option} needs {' or '.join(rule.needs)}{rule.reason}", context)
 
 
 def _is_given(parameter: click.Parameter, context: click.Context, sources: Sequence[ParameterSource]) -> bool:

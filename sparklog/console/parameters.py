@@ -127,13 +127,8 @@ class Option:
         self.names = names
         self.parser = parser
         self.show_default = show_default
-        self.excludes, self.needs, self.why = excludes, needs, why
-        self.may_be_blank = may_be_blank
+        self.rule = Rule(tuple(excludes.split()), tuple(needs.split()), why, may_be_blank)
         self.settings = settings
-
-    def rule(self, name: str) -> Rule:
-        """Return the rule of this option; `name`: its parameter."""
-        return Rule(name, tuple(self.excludes.split()), tuple(self.needs.split()), self.why, self.may_be_blank)
 
     def parameter(self, name: str, kind: Any, default: Any) -> click.Parameter:
         """Return the click parameter.
@@ -222,7 +217,7 @@ class FunctionCommand(click.Command):
     def __init__(self, name: str, run: Callable[..., Any], **settings: Any) -> None:
         super().__init__(name, callback=self._call, context_settings=CONTEXT, **settings)
         self._run = run
-        self.rules: list[Rule] = []
+        self.rules: dict[str, Rule] = {}
 
     @cached_property
     def _declared(self) -> Signature:
@@ -236,7 +231,7 @@ class FunctionCommand(click.Command):
             for name, annotation, default in declared:
                 kind, option = get_args(annotation)
                 self.params.append(option.parameter(name, kind, default))
-                self.rules.append(option.rule(name))
+                self.rules[name] = option.rule
             self.params.extend(_logging_options())
         return super().get_params(ctx)
 

@@ -51,8 +51,8 @@ def lines_that_break_rules(command: FunctionCommand) -> Iterator[tuple[list[str]
     def more(names: list[str]) -> list[str]:
         return [word for name in dict.fromkeys(names) for word in typed(named[name], name)]
 
-    for rule in command.rules:
-        own = next(parameter for parameter in parameters if parameter.name == rule.option)
+    for option, rule in command.rules.items():
+        own = next(parameter for parameter in parameters if parameter.name == option)
         name = names_of(own)[0]
         # Options that must be given, so that their absence is not what the error is about.
         needed = [names for item in parameters if item.required and item is not own for names in names_of(item)[:1]]

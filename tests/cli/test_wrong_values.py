@@ -267,7 +267,7 @@ ANY = {("topics list", "TOPIC"), ("topics list", "--topic"), ("topics list", "--
 def cases(command: FunctionCommand, name: str, place: Path, seen: set[str]) -> Iterator[Case]:
     parameters = [item for item in command.get_params(Context(command)) if item.expose_value]
     named = {text: item for item in parameters for text in names_of(item)}
-    rules = {rule.option: rule for rule in command.rules}
+    rules = command.rules
     for parameter in parameters:
         option = names_of(parameter)[0]
         if getattr(parameter, "is_flag", False) or getattr(parameter, "hidden", False) or (name, option) in ANY:
