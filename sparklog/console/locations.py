@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from click import BadParameter, UsageError, get_current_context
 
-from sparklog.errors import SparklogError
+from sparklog.errors import BadRequest, SparklogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -231,7 +231,6 @@ def open_folder(path: str) -> Store:
 
 def root_to_copy(path: str) -> Root:
     """Open a sparklog root. Raises `BadRequest` for topic directories and Kafka directories."""
-    from sparklog.errors import BadRequest
     from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
 
     location = resolve(path)

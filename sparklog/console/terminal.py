@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import print_exc
 from typing import Any, NoReturn
 
 from click import Context, Group, NoSuchOption
@@ -113,8 +114,6 @@ def log_from(level: int) -> None:
 def trace() -> None:
     """Print the traceback of the current error, with `--debug`."""
     if LIBRARY.level == logging.DEBUG:
-        from traceback import print_exc
-
         print_exc()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
@@ -357,8 +357,6 @@ def _file_of_output(output: str) -> str:
 
 def _report_settings(source: OpenFolder, properties: str | None = None, now: str | None = None) -> Settings:
     """Return the settings of a properties file for a report at a time, which defaults to the store's clock."""
-    from dataclasses import replace
-
     from sparklog.log.journal.clocks import SYSTEM
     from sparklog.maintenance.properties import settings_of_file
     from sparklog.maintenance.work_items import Settings, store_clock_ms

@@ -64,7 +64,7 @@ def conf(name: Annotated[str | None, Argument(help="Name of the file; default: l
     """
     folder = PACKAGE / "conf"
     if not folder.is_dir():
-        # A checkout, not an installed wheel.
+        # Not an installed wheel, but a checkout of the repository.
         folder = PACKAGE.parent / "conf"
     files = {file.name: file for file in (*folder.iterdir(), NOTEBOOK) if file.is_file()}
     names = sorted((*files, PAGE))

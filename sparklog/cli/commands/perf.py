@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
 
 from click import BadParameter, get_current_context
@@ -55,8 +56,6 @@ class PayloadOptions:
     ] = "\n"
 
     def values(self) -> Callable[[], Iterator[bytes]]:
-        from random import Random
-
         from sparklog.tools.perf import ascending_payloads, payloads_of_file, random_payloads
 
         if (self.record_size is not None) + (self.payload_file is not None) + self.payload_monotonic != 1:

@@ -21,7 +21,7 @@ from sparklog.console.locations import open_root
 from sparklog.console.options import OneTopic, RootOption, unescaped, whole_number
 from sparklog.console.parameters import Commands, Option
 from sparklog.console.terminal import printable
-from sparklog.errors import BadRequest, SparklogError
+from sparklog.errors import BadRequest, NotFound, SparklogError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -173,7 +173,6 @@ def _existing(root: Root, name: str, num_partitions: int | None) -> Topic | None
 
     Raises `NotFound` if the name may be misspelled.
     """
-    from sparklog.errors import NotFound, nearest
     from sparklog.log.topic.root import written_topic
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,8 +102,6 @@ def _address(text: str) -> Address:
 
 def _check_listen(address: Address) -> None:
     """Raise a usage error if the host name cannot be resolved."""
-    import socket
-
     try:
         socket.getaddrinfo(address.host, address.port)
     except OSError as error:

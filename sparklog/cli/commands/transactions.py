@@ -11,7 +11,6 @@ from sparklog.console.options import RootOption, SourceOption, whole_number
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import Output, print_table, printable
 from sparklog.errors import NotFound
-from sparklog.log.journal.names import check_id
 from sparklog.output import json_value
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ def history(
 
     Shows begins, commits and aborts with their times, reasons and topics. Decisions are kept for at least seven days.
     """
+    from sparklog.log.journal.names import check_id
+
     opened = open_root(root)
     entries = opened.engine.decisions.log(check_id(transactional_id, "transactional id")).latest_entries(limit)
     if not entries:
