@@ -78,10 +78,10 @@ def check_words(
 
 def check(rules: Mapping[str, Rule], context: click.Context) -> None:
     """Raise a usage error if the command line violates `excludes` or `needs` of an option."""
-    parameters = context.command.params
+    parameters = [parameter for parameter in context.command.params if parameter.name in rules]
     named = {name: parameter for parameter in parameters for name in names_of(parameter)}
     typed = [parameter for parameter in parameters if _is_given(parameter, context, TYPED)]
-    typed_rules = [(names_of(item)[0], rules[str(item.name)]) for item in typed if item.name in rules]
+    typed_rules = [(names_of(parameter)[0], rules[str(parameter.name)]) for parameter in typed]
     for option, rule in typed_rules:
         for name in rule.excludes:
             if name in named and _is_given(named[name], context, TYPED):

@@ -372,7 +372,7 @@ def test_an_empty_value_and_a_repeated_option_are_errors() -> None:
     count = 0
     for command in every_command():
         parameters = command.get_params(Context(command))
-        may_be_blank = {rule.option for rule in command.rules if rule.may_be_blank}
+        may_be_blank = {option for option, rule in command.rules.items() if rule.may_be_blank}
         for parameter in parameters:
             if getattr(parameter, "is_flag", False) or not parameter.expose_value:
                 continue

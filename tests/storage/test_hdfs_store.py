@@ -225,7 +225,7 @@ def test_create_where_a_folder_or_a_file_is_in_the_way(hdfs: FakeHdfs, store: St
     with pytest.raises(BadRequest, match="a directory has this name; move it away"):
         store.create("a", b"x")
     writer = store.writer("a")
-    with pytest.raises(BadRequest, match="a folder is there"):
+    with pytest.raises(BadRequest, match="a directory has this name"):
         writer.close()
     for write in (lambda: store.create("a/b/c", b"x"), lambda: store.writer("a/b/c")):
         with pytest.raises(BadRequest, match="a part of the path is a file"):
