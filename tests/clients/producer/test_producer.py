@@ -318,7 +318,7 @@ def test_options_that_mean_the_same_are_taken() -> None:
     ("send", "text"),
     [
         ({"value": 5}, "expected value to be bytes"),
-        ({"value": "\ud800"}, "no UTF-8"),
+        ({"value": "\ud800"}, "UTF-8 cannot encode"),
         ({"key": [1]}, "expected key to be bytes"),
         ({"headers": 5}, "expected headers as pairs"),
         ({"headers": [("a",)]}, "expected headers as pairs"),
