@@ -42,7 +42,6 @@ def answer(place: Path, line: str, code: int) -> str:
 @pytest.mark.parametrize(
     "line",
     [
-        "topics delete nosuch",
         "topics describe nosuch",
         "topics alter nosuch -p 9",
         "configs describe nosuch",
@@ -72,6 +71,13 @@ def test_a_missing_topic_is_answered_with_those_that_exist(place: Path, line: st
     assert answer(place, line, 1).endswith(says)
 
 
+def test_deleting_a_missing_topic_says_what_lists_topics(place: Path) -> None:
+    says = f"topic 'nosuch' does not exist in {place}/r; `sparklog topics list` lists the topics [SPARKLOG_NOT_FOUND]"
+    assert answer(place, "topics delete nosuch", 1).endswith(says)
+    with pytest.raises(NotFound, match=r"root\.topics\(\) lists the topics$"):
+        library.open(place / "r").delete_topic("nosuch")
+
+
 def test_a_missing_topic_of_many_or_none_is_answered_with_some(tmp_path: Path) -> None:
     root = library.open(tmp_path / "r", create=True)
     assert "does not exist in" in answer(tmp_path, "consume x", 1)
@@ -85,15 +91,14 @@ def test_a_missing_topic_of_many_or_none_is_answered_with_some(tmp_path: Path) -
 def test_python_is_told_of_python(place: Path) -> None:
     root = library.open(place / "r")
     ensure = r"the topics are clicks, orders; root.ensure_topic\('nosuch'\) creates it$"
-    for call in (lambda: root.topic("nosuch"), lambda: root.delete_topic("nosuch")):
-        with pytest.raises(NotFound, match=ensure):
-            call()
+    with pytest.raises(NotFound, match=ensure):
+        root.topic("nosuch")
 
 
 def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None:
     root = library.open(tmp_path / "r", create=True)
     root.alter_defaults({"auto.create.topics.enable": "false"})
-    with pytest.raises(NotFound, match=r"lets no writer create it; create it: root.create_topic\('x'\)"):
+    with pytest.raises(NotFound, match=r"writers do not create topics; create it: root.create_topic\('x'\)"):
         written_topic(root, "x")
     (tmp_path / "lines").write_text("a\n")
     command = f"create it: sparklog topics create x --root {tmp_path}/r ["
