@@ -710,7 +710,7 @@ def test_partitions_that_were_written_meanwhile_are_not_imported_into(root: Root
     intent = ImportIntent(
         before.topic_id, (ImportedPartition(0, 0, 5, None, 0, ()), ImportedPartition(1, 0, 5, None, 0, ()))
     )
-    with pytest.raises(Conflict, match="partition 1 of topic 't': expected an empty one, it ends at 1"):
+    with pytest.raises(Conflict, match="partition 1 of topic 't': expected an empty partition, found log end 1"):
         topic.log.commit(intent, before)
     assert topic.log.state().log_end.tolist() == [0, 1]
 

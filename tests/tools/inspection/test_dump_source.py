@@ -80,7 +80,7 @@ def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
     for name in ("empty", "text"):
         with pytest.raises(NotFound, match=f"{name} has no segments, indexes or commits"):
             find([str(tmp_path / name)])
-    with pytest.raises(BadRequest, match="no store for dbfs:"):
+    with pytest.raises(BadRequest, match="dbfs: locations are not supported"):
         find(["dbfs:/mnt/log"])
 
 
