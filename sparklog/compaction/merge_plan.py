@@ -96,7 +96,7 @@ class _MergeableFiles:
 
 def _files(slices: Slices, state: TopicState, large_bytes: int) -> _MergeableFiles:
     codes, of_row = np.unique(slices.file, return_inverse=True)
-    path = slices.paths.take(codes)
+    path = slices.paths.at(codes)
     if len(set(path)) < len(path):
         # A file that a later commit lists again has a second code, in addition to the one from the checkpoint.
         first = {name: i for i, name in reversed(list(enumerate(path)))}

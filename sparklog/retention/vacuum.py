@@ -310,7 +310,7 @@ def _pending_commits(run: _Vacuum, state: TopicState) -> list[int]:
     """Return the old commits that may have inline records and can be deleted only after two more checkpoints."""
     if state.exists and INLINE_RECORDS not in state.read_features:
         return []
-    latest = [version for version, _ in zip(run.history.sound_below(state.version), range(2), strict=False)]
+    latest = [version for version, _ in zip(run.history.checkpoints_below(state.version), range(2), strict=False)]
     oldest = latest[1] if len(latest) == 2 else 0
     commits = run.history.commits
     pending = (commits.version >= oldest) & (commits.version < run.floor) & (commits.modified_ms < run.commit_limit_ms)
@@ -392,12 +392,12 @@ def _check_same(run: _Vacuum, walked: TopicState, expected: TopicState) -> None:
 def _choose_log_objects(run: _Vacuum, state: TopicState) -> list[list[DeletionCandidate]]:
     """Choose checkpoint headers, their tables (deleted later, because readers of a header need them) and commits."""
     history = run.history
-    latest = [version for version, _ in zip(history.sound_below(state.version), range(2), strict=False)]
+    latest = [version for version, _ in zip(history.checkpoints_below(state.version), range(2), strict=False)]
     if len(latest) < 2:
         return []
     young = plan.first_young_version(history.commits, state.version, run.store_ms, run.store_ms - run.commit_limit_ms)
     limit = min(latest[1], young, run.floor)
-    anchor = next(iter(history.sound_below(limit)), -1)
+    anchor = next(iter(history.checkpoints_below(limit)), -1)
     if not history.commits.has(anchor + 1, min(state.version, int(history.commits.version[-1]))):
         return []
     bases = {version: history.base_of(version) for version in run.leased_versions(state)}

@@ -222,8 +222,7 @@ class ServedLog:
             segments = view.partition_states(topic)[partition].segments
             return max((int(segment.max_timestamp) for segment in segments), default=-1)
         slices = view.snapshot(topic).slices.select(partition)
-        # The `max_ts` of a slice without timestamps is the time of the append, or of the imported file.
-        return int(slices.max_ts[slices.min_ts >= 0].max(initial=-1))
+        return int(slices.record_max_ts.max(initial=-1))
 
     def sizes(self, topic: str) -> list[PartitionSize]:
         with self._lock:

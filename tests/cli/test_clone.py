@@ -38,7 +38,7 @@ def test_a_clone_shows_what_was(sparklog: Sparklog, lines_file: LinesFile) -> No
         (("ordres", "copy"), 1, "did you mean 'orders'"),
         (("orders", "a/b"), 1, "a/b"),
         (("orders", "copy", "--as-of", "77"), 1, "versions up to 0, found 77"),
-        (("orders", "copy", "--as-of", "2001-01-01"), 1, "there is no version of topic 'orders' at"),
+        (("orders", "copy", "--as-of", "2001-01-01"), 1, "topic 'orders' has no version at"),
         (("orders", "copy", "--as-of", "tuesday"), 2, "--as-of"),
         (("orders",), 2, "NEW-NAME"),
     ],

@@ -88,7 +88,7 @@ def test_a_restored_checkpoint_is_an_error_and_never_a_silent_skip(
     run(range(20, 25))
     older = failure(copy(source(spark, f"{root}/in"), root, tmp_path / "old"))
     assert "[SPARKLOG_CONFLICT]: checkpoint older than the log" in older
-    assert "go on with a new txnAppId" in older
+    assert "continue with a new txnAppId" in older
     feed(root, "in", range(25, 27))
     back = failure(copy(source(spark, f"{root}/in"), root, tmp_path / "one-back"))
     assert "[SPARKLOG_CONFLICT]: replay mismatch" in back

@@ -133,8 +133,8 @@ class TestCommits:
         for info in list(elsewhere.store.list(f"t/_log/checkpoints/{11:020d}")):
             if not world.store.create(info.key, elsewhere.store.get(info.key)):
                 world.store.replace(info.key, elsewhere.store.get(info.key))
-        assert History(world.store, "t").sound(11) is None
-        assert History(elsewhere.store, "t").sound(11) is not None
+        assert History(world.store, "t").checkpoint(11) is None
+        assert History(elsewhere.store, "t").checkpoint(11) is not None
         world.advance(30 * DAY_MS)
         world.vacuum()
         assert world.commits()[0] == 7
@@ -205,7 +205,7 @@ class TestCheckpoints:
         assert world.store.stat(orphan) is None
         assert world.store.stat(rival) is None
         world.assert_promises()
-        assert History(world.store, "t").sound(3) is not None
+        assert History(world.store, "t").checkpoint(3) is not None
 
     def test_a_checkpoint_writer_that_stalls_between_table_and_head(self) -> None:
         """The vacuum must not take the table of what becomes the newest checkpoint."""
@@ -222,7 +222,7 @@ class TestCheckpoints:
         writer.at("create:checkpoint", away, skip=1)
         writer.commit([file], target)
         assert world.checkpoints()[-1] == 11
-        assert History(world.store, "t").sound(11) is not None
+        assert History(world.store, "t").checkpoint(11) is not None
         world.assert_promises()
 
     def test_the_newest_checkpoints_of_a_deleted_topic_stay(self) -> None:
@@ -356,7 +356,7 @@ def test_who_finds_a_head_finds_its_table_at_every_moment(step: int) -> None:
 
     def look(world: VacuumWorld) -> None:
         history = History(world.store, "t")
-        torn.extend(version for version in world.checkpoints() if history.sound(version) is None)
+        torn.extend(version for version in world.checkpoints() if history.checkpoint(version) is None)
 
     for number in range(0, 200, step):
         world = lived()

@@ -1,8 +1,8 @@
-"""A broker's names of the defaults of topic configs, as in Kafka's `ServerTopicConfigSynonyms`.
+"""The broker configs that set defaults of topic configs, as in Kafka's `ServerTopicConfigSynonyms`.
 
-Of several names of one config the first that is set counts; most have a unit of their own then (ms, minutes, hours).
-Names that only Kafka 3 has are there, too. `inline.records.bytes`, which Kafka does not have, keeps its name, and
-`carried.commits` has none: a root has no default of it.
+If a topic config has several broker configs, the first that is set applies; most of these differ in their unit (ms,
+minutes, hours). Names that only Kafka 3 has are included. `inline.records.bytes`, which Kafka does not have, has the
+same name here, and `carried.commits` has none, because a root has no default for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PERIODS = {
     "segment.ms": ("log.roll", 1, ("ms", "hours")),
     "segment.jitter.ms": ("log.roll.jitter", 0, ("ms", "hours")),
 }
-"""Configs that have a name for each unit: what these begin with, the smallest number, and the units."""
+"""Configs with one broker config per unit: the prefix of their names, the minimum, and the units."""
 _NAMES = {
     "segment.index.bytes": "log.index.size.max.bytes",
     "flush.messages": "log.flush.interval.messages",
@@ -29,17 +29,17 @@ _NAMES = {
     "file.delete.delay.ms": "log.segment.delete.delay.ms",
     "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
 }
-"""Names that do not follow from the name of the config."""
+"""Names that cannot be derived from the name of the topic config."""
 
 
 def topic_value(setting: Setting, value: object) -> str:
-    """Return the value of the topic config that a value of its default means. Raises `BadRequest`."""
+    """Return the topic config's value for a value of the broker config; `BadRequest` if it is invalid."""
     parsed = setting.parse(value)
     return text_of(max(parsed * UNITS_MS[setting.unit], -1) if setting.field in _PERIODS else parsed)
 
 
 def _named(config: Setting) -> tuple[Setting, ...]:
-    """Return the settings of a broker that are defaults of a topic config; the last one has the built-in value."""
+    """Return the broker configs of a topic config; the last has the built-in default."""
     if config.name in _PERIODS:
         return tuple(_of_unit(config, unit) for unit in _PERIODS[config.name][2])
     names = (_NAMES.get(config.name) or _regular_name(config.name)).split()
@@ -67,5 +67,5 @@ def _regular_name(config: str) -> str:
 
 
 BROKER_NAMES: Mapping[str, tuple[Setting, ...]] = {name: _named(config) for name, config in CONFIGS.items()}
-"""Topic config -> its names on a broker, those that count first in front."""
+"""For each topic config, its broker configs in order of precedence."""
 BY_NAME: Mapping[str, Setting] = by_name(setting for settings in BROKER_NAMES.values() for setting in settings)

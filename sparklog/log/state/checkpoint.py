@@ -1,11 +1,13 @@
-"""Checkpoints: the whole state at a version, in two objects, so that opening does not read every commit.
+"""Checkpoints: the entire state at a version, in two objects, so that opening does not read every commit.
 
-    _log/checkpoints/<version>.json           the head, and which table belongs to it: all that appending reads
+    _log/checkpoints/<version>.json           the topic state and a reference to the table: all that appends need
     _log/checkpoints/<version>-<id>.arrow     the slice table: an Arrow IPC file, zstd, sorted by partition and base
 
-The table is written first, under a name of its own, then the head, create-if-absent, which names the table with size
-and CRC-32C: of two writers of one version one wins, and its head names its own table. A damaged checkpoint costs the
-one before.
+1. Writer A writes the table under a unique name.
+2. Writer A creates the JSON object, with the name, size and CRC-32C of its table, if the object does not exist.
+3. If Writer B has created it before, A's table is unreferenced, and B's object references B's table.
+
+If a checkpoint is damaged, readers use the one before.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMN_NAMES = {column.name: column.checkpoint for column in SLICE_COLUMNS}
-"""Columns of the table's file, by the name they have in memory; `file` and `txn` are dictionaries of text."""
+"""Column names in the file, by their names in memory; `file` and `txn` are dictionaries of text."""
 REMEDY = "run sparklog repair"
 LARGE_TABLE = 1 << 20
-"""Bytes of a table from which on Arrow's threads are worth starting: a small one took twice the CPU with them."""
+"""Minimum size of a table for which Arrow's threads pay off; a small table took twice the CPU with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRef:
-    """A checkpoint's slice table: file name, bytes, CRC-32C, rows, and how many of them are not sealed."""
+    """A reference to a slice table: its file name, size, CRC-32C, rows, and the number of rows that are not sealed."""
 
     name: str
     size: int
@@ -59,7 +61,7 @@ class TableRef:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The head object of a checkpoint."""
+    """The JSON object of a checkpoint."""
 
     state: TopicState
     table: TableRef
@@ -95,24 +97,30 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
-    """Return what the bytes hold. `BadRequest` if it needs a newer sparklog, `Corrupt` if damaged or another."""
+    """Return the checkpoint in `data`.
+
+    Raises:
+        BadRequest: If a newer release wrote it
+        Corrupt: If it is damaged, or of another version
+    """
     checkpoint = CHECKPOINT_JSON.decode(data, key)
     if (stored := checkpoint.state.version) != version:
-        raise Corrupt(f"checkpoint {version} should be here, found version {stored}; {REMEDY}", file=key)
+        raise Corrupt(f"expected checkpoint {version}, found version {stored}; {REMEDY}", file=key)
     return checkpoint
 
 
 def write_slice_table(store: Store, snapshot: Snapshot, unique: str) -> TableRef:
-    """Write the slice table of a checkpoint, before its head; what the head says of it."""
+    """Write the slice table of a checkpoint and return the reference to it."""
     key, data, table = slice_table(snapshot, unique)
     if not store.create(key, data) and store.get(key) != data:
-        # The name is unique: "exists" was our first try, or wrong. A head must not name what is not.
-        raise Unavailable(f"{key} was not written as it should; try again later")
+        # The name is unique, so if it exists, an earlier attempt of ours succeeded, or the store failed. A checkpoint
+        # must not reference a table that is missing or differs.
+        raise Unavailable(f"{key} does not have the bytes that were written; retry later")
     return table
 
 
 def slice_table(snapshot: Snapshot, unique: str) -> tuple[str, bytes, TableRef]:
-    """Return key and bytes of a slice table, and what the head of its checkpoint says of it."""
+    """Return the key and bytes of a slice table, and the reference to it."""
     data, unsealed = encode_table(snapshot.slices)
     name = checkpoint_table_name(snapshot.version, unique)
     table = TableRef(name, len(data), crc32c.crc32c(data), len(snapshot.slices), unsealed)
@@ -120,7 +128,7 @@ def slice_table(snapshot: Snapshot, unique: str) -> tuple[str, bytes, TableRef]:
 
 
 def encode_table(table: SliceTable) -> tuple[bytes, int]:
-    """Bytes of the Arrow file, and how many slices of it are not sealed."""
+    """Return the bytes of the Arrow file, and the number of slices that are not sealed."""
     import pyarrow as pa
 
     from sparklog.format.arrow_numpy import fixed_array
@@ -142,7 +150,7 @@ def encode_table(table: SliceTable) -> tuple[bytes, int]:
 
 
 def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTable:
-    """The table from the Arrow file's bytes; `Corrupt` naming `key` if they are not what the head says."""
+    """Return the table in an Arrow file's bytes; `Corrupt`, naming `key`, if they do not match the reference."""
     import pyarrow as pa
 
     from sparklog.format.arrow_numpy import fixed_values
@@ -171,22 +179,22 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
             raise Corrupt(f"column {COLUMN_NAMES[name]} should be {dtype} without nulls, found {array.type}", file=key)
         columns[name] = fixed_values(array, dtype)
     if set(texts) != {"file", "txn"}:
-        raise Corrupt("columns file and txn of a slice table are dictionaries of text", file=key)
+        raise Corrupt(f"columns file and txn of the slice table should be dictionaries of text; {REMEDY}", file=key)
     for name, words in texts.items():
         if ref.rows and not 0 <= int(columns[name].min()) <= int(columns[name].max()) < len(words):
-            raise Corrupt(f"column {name} of a slice table names texts it does not have; {REMEDY}", file=key)
+            raise Corrupt(f"column {name} of the slice table refers to missing texts; {REMEDY}", file=key)
     columns["txn"] = np.where(columns["txn_n"] < 0, np.int32(-1), columns["txn"])
     part = Slices(columns, texts["file"], texts["txn"])
     return SliceTable(version, (part,) if ref.rows else (), part.paths, part.txn_ids)
 
 
 def _dictionary(codes: npt.NDArray[Any], texts: Texts) -> pa.DictionaryArray:
-    """Codes as an Arrow dictionary of the texts in use; a negative code is the empty text."""
+    """Return codes as an Arrow dictionary of the texts in use; a negative code is the empty text."""
     import pyarrow as pa
 
     from sparklog.format.arrow_numpy import fixed_array, text_array
 
     used, inverse = np.unique(codes, return_inverse=True)
     absent = int(np.searchsorted(used, 0))
-    words = [""] * absent + texts.take(used[absent:])
+    words = [""] * absent + texts.at(used[absent:])
     return pa.DictionaryArray.from_arrays(fixed_array(inverse.astype(np.int32), pa.int32()), text_array(words))

@@ -1,4 +1,4 @@
-"""A topic as a person asks for it: partitions, configs with their sources, sizes."""
+"""A description of a topic for users: partitions, sizes, and configs with their sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparklog.log.state.topic_state import TopicState
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition: log start, log end and last stable offset; slices and stored bytes that some commit names."""
+    """One partition: log start, log end and last stable offset, and the slices and bytes that it stores."""
 
     partition: int
     log_start: int
@@ -26,7 +26,7 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigDescription:
-    """One config: its value, where that comes from, and the default. `synonyms`: the first counts."""
+    """One config: its value, the source of the value, and the default. The first of `synonyms` applies."""
 
     name: str
     value: str
@@ -52,17 +52,18 @@ class TopicDescription:
     open_transactions: tuple[tuple[str, int], ...]
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_topic_id: str = ""
-    """Of the topic that it was imported from, empty if it was not, or if that had none."""
+    """The id of the Kafka topic that it was imported from; empty if it was not imported, or that topic had no id."""
 
 
 def describe_configs(topic: str, state: TopicState, defaults: RootDefaults) -> tuple[ConfigDescription, ...]:
-    """Every config of a topic, set or default, with the value that counts."""
+    """Return the effective value of every config of a topic, set or default."""
     configs = TopicConfigs(state.configs.explicit, defaults.of_topic(topic))
-    ours = {INLINE_CONFIG: state.inline_bytes(configs), CARRIED_CONFIG: state.carried_commits}
+    # A topic of an older release may not use these, whatever their defaults are.
+    effective = {INLINE_CONFIG: state.inline_bytes(configs), CARRIED_CONFIG: state.carried_commits}
     return tuple(
         ConfigDescription(
             name,
-            str(ours[name]) if name in ours else configs.text(name),
+            str(effective[name]) if name in effective else configs.text(name),
             configs.source(name),
             definition.doc,
             configs.default(name),

@@ -1,11 +1,15 @@
-"""Older versions of a topic: what its log still holds, and the state at any version that can be rebuilt from it.
+"""Older versions of a topic: the commits and checkpoints in its log, and the states that they allow to rebuild.
 
-A state is rebuilt from the newest sound checkpoint at or below its version and the commits after it; the newest state
-is `CommitLog`'s.
+A state is rebuilt from the latest valid checkpoint at or below its version, and the commits after it. `CommitLog` has
+the latest state.
 
-A number may be used twice once its commit was collected: a stalled writer creates it again, and its predecessor's CRC
-is right. So whatever is taken from a commit is taken along the chain from a checkpoint: the CRC of each commit must
-be what its successor says.
+A commit number can be used twice after the vacuum has deleted the commit:
+
+1. Writer A stalls before it creates commit 7. Writer B commits 7, others follow.
+2. The vacuum deletes commit 7, which a checkpoint covers.
+3. Writer A continues and creates its own commit 7, which has the CRC of commit 6 and so looks valid.
+
+Therefore commits only count as links of the chain from a checkpoint: each must have the CRC that its successor records.
 """
 
 from __future__ import annotations
@@ -44,14 +48,14 @@ from sparklog.storage.store import ObjectInfo, Store
 
 _LOG = logging.getLogger("sparklog.log")
 _BLOCKS = 16
-"""Blocks whose objects are in memory at once."""
+"""The number of blocks whose objects are in memory at the same time."""
 _decode_document = partial(decode_commit, whole=False)
 _Read = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommitFiles:
-    """The commits in the log, by version: int64[n] each; `modified_ms` by the store's clock."""
+    """The commits in the log, by version: int64[n] each. `modified_ms` is by the store's clock."""
 
     version: npt.NDArray[np.int64]
     size: npt.NDArray[np.int64]
@@ -63,21 +67,22 @@ class CommitFiles:
     def has(self, first: int, last: int) -> bool:
         if last < first:
             return True
-        places = np.searchsorted(self.version, [first, last])
-        inside = places[1] < len(self) and self.version[places[0]] == first and self.version[places[1]] == last
-        return bool(inside) and int(places[1] - places[0]) == last - first
+        low, high = np.searchsorted(self.version, [first, last]).tolist()
+        is_inside = high < len(self) and self.version[low] == first and self.version[high] == last
+        return bool(is_inside) and high - low == last - first
 
 
 def first_of_run(versions: npt.NDArray[np.int64]) -> int:
-    """Return the index of the first version from which on none is missing: what is before a gap leads nowhere."""
+    """Return the index of the first version after the last gap: versions before a gap cannot be continued."""
     gaps = np.flatnonzero(np.diff(versions) != 1)
     return int(gaps[-1]) + 1 if len(gaps) else 0
 
 
 class History:
-    """The commits and checkpoints of a topic, from one listing each. `tables`: whether or not a head names them.
+    """The commits and checkpoints of a topic, from one listing each.
 
-    With an `env` reads wait up to 90 s for a commit that a listing shows and a cache of names denies.
+    `tables` has all slice tables, referenced or not. With an `env`, reads wait up to 90 s for a listed commit that a
+    mount's cache of names does not show yet.
     """
 
     def __init__(self, store: Store, topic: str, env: Env | None = None) -> None:
@@ -86,29 +91,29 @@ class History:
         self.env = env
         self.commits = _commits(list_entries(store, topic))
         below = list(store.list(checkpoint_prefix(topic)))
-        heads = {version: info for info in below if (version := entry_number(info.key)) is not None}
-        self.checkpoints: dict[int, ObjectInfo] = dict(sorted(heads.items()))
+        checkpoints = {version: info for info in below if (version := entry_number(info.key)) is not None}
+        self.checkpoints: dict[int, ObjectInfo] = dict(sorted(checkpoints.items()))
         self.tables = [info for info in below if is_checkpoint_table_name(info.key.rsplit("/", 1)[-1])]
-        self._sound: dict[int, Snapshot | None] = {}
+        self._valid: dict[int, Snapshot | None] = {}
         self._table_keys: dict[int, str] = {}
 
-    def sound(self, version: int) -> Snapshot | None:
-        """Return the state in a checkpoint: head, table and place in the chain are checked. None if it is damaged."""
-        if version not in self._sound:
+    def checkpoint(self, version: int) -> Snapshot | None:
+        """Return the state in a checkpoint, after checking both objects and the CRC of its commit; None if damaged."""
+        if version not in self._valid:
             try:
-                self._sound[version] = self._verify(version)
+                self._valid[version] = self._verify(version)
             except (Corrupt, NotFound, BadRequest) as error:
-                _LOG.warning("checkpoint %s of topic %s is not sound: %s", version, self.topic, error)
-                self._sound[version] = None
-        return self._sound[version]
+                _LOG.warning("checkpoint %s of topic %s is damaged: %s", version, self.topic, error)
+                self._valid[version] = None
+        return self._valid[version]
 
     def distrust(self, version: int) -> None:
-        """Do without a checkpoint from now on."""
-        self._sound[version] = None
+        """Treat a checkpoint as damaged from now on."""
+        self._valid[version] = None
 
     def table_of(self, version: int) -> str | None:
-        """Return the key of the slice table that a sound checkpoint names."""
-        return None if self.sound(version) is None else self._table_keys[version]
+        """Return the key of the slice table of a checkpoint; None if the checkpoint is damaged."""
+        return None if self.checkpoint(version) is None else self._table_keys[version]
 
     def _verify(self, version: int) -> Snapshot:
         key = checkpoint_key(self.topic, version)
@@ -120,53 +125,58 @@ class History:
         if self.commits.has(version, version):
             crc = self.commit(version).crc
             if crc != (stored := checkpoint.state.crc):
-                raise Corrupt(f"commit {version} has CRC-32C {crc}, its checkpoint says {stored}", file=key)
+                raise Corrupt(f"commit {version} has CRC-32C {crc}, its checkpoint has {stored}", file=key)
         self._table_keys[version] = table_key
         return Snapshot(self.topic, self.store, checkpoint.state, table)
 
-    def sound_below(self, version: int) -> Iterator[int]:
-        """Versions of sound checkpoints at or below a version, newest first; each is read when it is asked for."""
-        return (base for base in reversed(self.checkpoints) if base <= version and self.sound(base) is not None)
+    def checkpoints_below(self, version: int) -> Iterator[int]:
+        """Yield the versions of valid checkpoints at or below a version, latest first; each is read when needed."""
+        return (base for base in reversed(self.checkpoints) if base <= version and self.checkpoint(base) is not None)
 
     def base_of(self, version: int) -> int | None:
-        """The version that `at(version)` starts from: a checkpoint, -1 for the log's beginning; None: no way."""
-        for base in self.sound_below(version):
-            # The commits before a gap lead nowhere, so an older checkpoint does not either.
+        """Return the version that `at(version)` starts from: a checkpoint, or -1 (no commits); None: there is none."""
+        for base in self.checkpoints_below(version):
+            # An older checkpoint does not help, because it needs the commits after this one as well.
             return base if self.commits.has(base + 1, version) else None
         return -1 if self.commits.has(0, version) else None
 
     def at(self, version: int) -> Snapshot:
-        """Return head and slices at a version. `NotFound` if it cannot be rebuilt, `Corrupt` if the chain is broken."""
+        """Return the state and slices at a version.
+
+        Raises:
+            NotFound: If the version cannot be rebuilt
+            Corrupt: If the chain of commits is broken
+        """
         base = self.base_of(version)
         if base is None:
             raise NotFound(
-                f"version {version} of topic '{self.topic}' cannot be rebuilt: no sound checkpoint at or below it has "
-                "all commits between; run verify"
+                f"version {version} of topic '{self.topic}' cannot be rebuilt: the log does not have all commits "
+                "since a valid checkpoint at or below it; run `sparklog verify`"
             )
-        start = self.sound(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
+        start = self.checkpoint(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
         if start is None:
-            raise Corrupt(f"checkpoint {base} is not sound", file=checkpoint_key(self.topic, base))
+            raise Corrupt(f"checkpoint {base} is damaged", file=checkpoint_key(self.topic, base))
         state, table = start.state, start.slices
         for after, commit in self.walk(start.state, version):
             state = after
             try:
                 table = table.apply(commit, state)
             except Conflict as error:
-                raise Corrupt(f"{error}; run verify", file=commit_key(self.topic, commit.version)) from None
+                raise Corrupt(f"{error}; run `sparklog verify`", file=commit_key(self.topic, commit.version)) from None
         return Snapshot(self.topic, self.store, state, table)
 
     def version_at(self, time_ms: int) -> int:
-        """Return the newest version that was not made after a time (ms, of the writers' clocks); else `NotFound`."""
-        kept = self.commits.version
-        first, last = (int(kept[first_of_run(kept)]), int(kept[-1])) if len(kept) else (0, -1)
+        """Return the latest version at or before a time (ms, by the writers' clocks), or raise `NotFound`."""
+        versions = self.commits.version
+        first, last = (int(versions[first_of_run(versions)]), int(versions[-1])) if len(versions) else (0, -1)
         version = latest_at(self.commit, first, last, time_ms)
         if version >= first:
             return version
-        reason = "it was created later" if first == 0 else f"its log goes back to version {first}, which is newer"
-        raise NotFound(f"there is no version of topic '{self.topic}' at {iso_time(time_ms)}: {reason}")
+        reason = "it was created later" if first == 0 else f"its log starts at version {first}, which is later"
+        raise NotFound(f"topic '{self.topic}' has no version at {iso_time(time_ms)}: {reason}")
 
     def walk(self, state: TopicState, last: int) -> Iterator[tuple[TopicState, Commit]]:
-        """Yield the commits after `state` up to version `last`, each with the head after it. Raises as `at` does."""
+        """Yield each commit after `state` up to version `last`, with the state after it. Raises the errors of `at`."""
         for commit in self._commits(state, last):
             try:
                 state = state.apply(commit)
@@ -176,13 +186,10 @@ class History:
             yield state, commit
 
     def _commits(self, state: TopicState, last: int) -> Iterator[Commit]:
-        """Yield the commits after `state`: of each block what few commits carry, where that fits, else one by one."""
+        """Yield the commits after `state`, block by block: from embedded copies if these are valid, else one by one."""
         first, crc = state.version + 1, state.crc
-        starts = (
-            [first, *range((first // BLOCK_COMMITS + 1) * BLOCK_COMMITS, last + 1, BLOCK_COMMITS)]
-            if first <= last
-            else []
-        )
+        next_block = (first // BLOCK_COMMITS + 1) * BLOCK_COMMITS
+        starts = [first, *range(next_block, last + 1, BLOCK_COMMITS)] if first <= last else []
         bounds = [(start, min(last, start | MAX_EMBEDDED)) for start in starts]
         with self._reader() as read:
             for start in range(0, len(bounds), _BLOCKS):
@@ -212,7 +219,7 @@ class History:
         ]
 
     def commit(self, version: int) -> Commit:
-        """Return one commit, whatever its place in the chain. `NotFound` if it is gone."""
+        """Return one commit without checking the chain; `NotFound` if it was deleted."""
         return self._decode(version, self._data(version))
 
     def _decode(self, version: int, data: bytes) -> Commit:
@@ -220,7 +227,7 @@ class History:
 
     @contextmanager
     def _reader(self) -> Iterator[_Read]:
-        """Give what reads several objects in order: at once on a store with round trips."""
+        """Yield a function that reads objects in order: in parallel, if the store's requests cost a round trip."""
         if self.store.parallel_reads <= 1:
             yield map
             return
@@ -235,5 +242,5 @@ class History:
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:
     versions = ((entry_number(info.key), info) for info in listing)
     rows = ((version, info.size, info.modified_ms) for version, info in versions if version is not None)
-    # As they come: a week of a commit a second is 600,000 rows.
+    # Without an intermediate list: at a commit per second, a week is 600,000 rows.
     return CommitFiles(*np.fromiter(rows, np.dtype((np.int64, 3))).T)

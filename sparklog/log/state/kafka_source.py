@@ -1,11 +1,11 @@
-"""Kafka's part of an imported topic, in its commits and in its state.
+"""What commits and states of an imported topic record about Kafka.
 
-* `KafkaSource`: by Kafka's topic id, the last batch taken and the log end, the next import knows that the log it meets
-  is the one it had begun, and that nothing was written here since.
-* `KafkaOpen`: transactions that no marker ends in the log of Kafka. The last stable offset is where Kafka's was,
-  without a look into any file, until a commit appends the marker that Kafka would have written (see
-  `sparklog.log.write.kafka_markers`). Retention that passes all that Kafka wrote of a transaction forgets it, as it
-  forgets open slices. A producer has at most one open transaction in a partition.
+* `KafkaSource`: Kafka's topic id and, per partition, the last imported batch and the log end. The next import uses
+  them to check that it continues the same log, and that nothing was written to the topic since.
+* `KafkaOpen`: transactions without a marker in Kafka's log. They keep the last stable offset where Kafka had it, until
+  a commit appends the marker that Kafka would have written (see `sparklog.log.write.kafka_markers`). Like open slices,
+  a transaction is dropped once the log start passes all its records. A producer has at most one open transaction in a
+  partition.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sparklog.log.journal.documents import INT32_MAX, TEXT, UINT32_MAX, Document
 from sparklog.log.journal.names import MAX_PARTITIONS
 
 COMMIT, ABORT = DECISIONS = ("commit", "abort")
-"""How a transaction that Kafka left open may have been decided."""
+"""Possible decisions on a transaction without a marker."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedEnd:
-    """End of an imported partition: the log end here; last offset, checksum and leader epoch of its last batch."""
+    """End of an imported partition: its log end, and last offset, checksum and leader epoch of its last batch."""
 
     end: int
     last: int = -1
@@ -32,19 +32,19 @@ class ImportedEnd:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """A topic of Kafka's: its id there, and how far each partition was taken (those of which anything was)."""
+    """The Kafka topic that a topic was imported from: its id, and the end of each imported partition."""
 
     topic_id: str
     ends: Mapping[int, ImportedEnd] = field(default_factory=dict)
 
     def after(self, newer: KafkaSource) -> KafkaSource:
-        """Both, the newer one's ends over these; an id that was not known at first may come later."""
+        """Return the ends of both, where the newer's win. The id may become known only later."""
         return KafkaSource(newer.topic_id or self.topic_id, {**self.ends, **newer.ends})
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaOpen:
-    """An open transaction of a producer in one partition, as Kafka knew it. `decided`: its marker is missing here."""
+    """An open Kafka transaction of a producer in one partition. `decided`: the decision, if known."""
 
     partition: int
     producer: int
@@ -69,7 +69,7 @@ class KafkaOpen:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KafkaEnded:
-    """A transaction that a commit ends: it appends the producer's marker to the partition."""
+    """A transaction that a commit ends by appending the producer's marker to the partition."""
 
     partition: int
     producer: int
@@ -93,7 +93,7 @@ KAFKA_ENDED_JSON = Document(KafkaEnded, Member("partition", PARTITION), Member("
 
 
 def _columns_of(source: KafkaSource) -> tuple[object, ...]:
-    """The topic's id, the partitions, and a column for each field of `ImportedEnd`."""
+    """Return the topic's id, the partitions, and a column per field of `ImportedEnd`."""
     rows = [(partition, end.end, end.last, end.crc, end.epoch) for partition, end in sorted(source.ends.items())]
     return source.topic_id, *(zip(*rows, strict=True) if rows else [()] * 5)
 

@@ -1,8 +1,8 @@
-"""Slices of many ranges, of one topic or of a thousand, selected at once: the start of a plan.
+"""Select the slices of many ranges, of one topic or of a thousand: the first step of a read plan.
 
-numpy takes as long for a row as for a thousand, some microseconds a call. So topics with few slices are not asked one
-after the other: their slices become one table, in which the number of the topic is the upper half of a partition's. Of
-a topic with many slices that table has those that are asked for.
+A numpy call takes some microseconds, for one row as for a thousand. So topics with few slices are not searched one by
+one: their slices are joined into one table, in which the upper half of a partition number is the topic's index. For a
+topic with many slices, that table only has the slices near the ranges.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sparklog.log.state.topic_state import Offsets
 from sparklog.log.state.view import OffsetRange
 
 FEW_SLICES = 64
-"""As many for each range of a topic are taken together without a look at which of them the ranges are in."""
+"""Slices per range up to which all slices of a topic are joined, without selecting those near the ranges."""
 _TOPIC_SHIFT = 32
 _PARTITION_MASK = (1 << _TOPIC_SHIFT) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RangeSlices:
-    """The slices of ranges, of topics in these snapshots.
+    """The slices of ranges of topics in these snapshots.
 
-    Those of `ranges[i]` are `rows[cuts[i] : cuts[i + 1]]`, in offset order. `cuts`: int64[n + 1].
+    The slices of `ranges[i]` are `rows[cuts[i] : cuts[i + 1]]`, in offset order. `cuts`: int64[n + 1].
     """
 
     snapshots: Mapping[str, Snapshot]
@@ -49,9 +49,9 @@ def select_ranges(snapshots: Mapping[str, Snapshot], ranges: Sequence[OffsetRang
         rows = snapshots[only.topic].slices.select(only.partition, only.start, only.end)
         return RangeSlices(snapshots, (only,), rows, np.array([0, len(rows)]))
     numbers = {topic: number << _TOPIC_SHIFT for number, topic in enumerate(by_topic)}
-    places = [(numbers[offsets.topic] | offsets.partition, offsets.start, offsets.end) for offsets in ranges]
+    bounds = [(numbers[offsets.topic] | offsets.partition, offsets.start, offsets.end) for offsets in ranges]
     table = _joined([(snapshots[topic].slices, of_topic) for topic, of_topic in by_topic.items()])
-    rows, cuts = table.select_each(*np.array(places, np.int64).reshape(-1, 3).T)
+    rows, cuts = table.select_each(*np.array(bounds, np.int64).reshape(-1, 3).T)
     if len(by_topic) > 1:
         rows.columns["partition"] = (rows.partition & _PARTITION_MASK).astype(np.int32)
     return RangeSlices(snapshots, tuple(ranges), rows, cuts)
@@ -59,14 +59,14 @@ def select_ranges(snapshots: Mapping[str, Snapshot], ranges: Sequence[OffsetRang
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows to join: parts of tables and commits that are in none, each with the number of its topic."""
+    """Rows to join: parts of tables and pending commits, each with the index of its topic."""
 
     parts: list[tuple[int, Slices]] = field(default_factory=list)
     commits: list[tuple[int, Commit]] = field(default_factory=list)
 
 
 def _joined(tables: Sequence[tuple[SliceTable, Sequence[OffsetRange]]]) -> SliceTable:
-    """Return one table with all slices of these ranges; topics are numbered in the order given."""
+    """Return one table with all slices of these ranges; topics have indexes in the order given."""
     if len(tables) == 1:
         return tables[0][0]
     rows = _Rows()
@@ -85,7 +85,7 @@ def _joined(tables: Sequence[tuple[SliceTable, Sequence[OffsetRange]]]) -> Slice
 
 
 def _of_partitions(table: SliceTable, ranges: Sequence[OffsetRange]) -> list[Slices]:
-    """Return the slices of each partition from where its first range begins to where its last one ends."""
+    """Return the slices of each partition between the start of its first and the end of its last range."""
     return [table.select(partition, *span) for (_, partition), span in spans_of(ranges).items()]
 
 
@@ -100,7 +100,7 @@ def spans_of(ranges: Iterable[OffsetRange]) -> dict[tuple[str, int], tuple[int, 
 
 
 def _topics(commits: Sequence[tuple[int, Commit]]) -> Offsets:
-    """Return the number of the topic of each slice of these commits: int64[n]."""
+    """Return the topic index of each slice of these commits: int64[n]."""
     slices = ([number] * len(file) for number, commit in commits for file in commit.files)
     return np.fromiter(chain.from_iterable(slices), np.int64)
 
@@ -110,7 +110,7 @@ def _numbered(columns: Columns, topics: Offsets | np.int64) -> Columns:
 
 
 def _recoded(part: Slices, paths: Texts, txn_ids: Texts) -> Columns:
-    """Return columns whose texts have the codes of another table."""
+    """Return the columns with another table's codes of texts."""
 
     def codes(column: npt.NDArray[np.int32], before: Texts, after: Texts) -> npt.NDArray[np.int32]:
         numbers = {code: after.code(before[code]) if code >= 0 else code for code in set(column.tolist())}

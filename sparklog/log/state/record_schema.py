@@ -1,4 +1,4 @@
-"""Arrow types of records as readers get them: those of `sparklog.log.state.view.COLUMNS`."""
+"""The Arrow schema of records that readers get: the types of `sparklog.log.state.view.COLUMNS`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECORD_SCHEMA = pa.schema(
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
-        # Kafka's exact milliseconds; the Spark adapter casts to microseconds and saturates there.
+        # Kafka's milliseconds without loss. The Spark adapter casts to microseconds, and saturates.
         pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
         pa.field("timestampType", pa.int32()),
         pa.field("headers", HEADERS_TYPE),

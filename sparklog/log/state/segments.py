@@ -1,16 +1,16 @@
 """Segments, the unit of Kafka's rules for sealing, retention and compaction, from the slice table alone.
 
-A sealed slice is a segment. Unsealed slices are cut into segments where Kafka would have rolled if each slice had
-been one append. Of its five reasons three are known here: the size, the time, and relative offsets beyond 31 bits.
-Whether an index is full is known only where it is written, so sealing rolls once more for that, and inside a slice
-that alone is larger than a segment.
+A sealed slice is a segment. Unsealed slices are divided into segments where Kafka would have rolled if each slice had
+been one append. Three of Kafka's five reasons to roll are known here: size, time, and relative offsets beyond 31 bits.
+Whether an index is full is only known when it is written, so sealing rolls for that, and within a slice that is larger
+than a segment.
 
-Kafka counts a segment's time from the greatest timestamp of its first append. A merged slice is many appends, maybe
-over days: counted so, a segment that should span a week would span nearly two. So time counts from its smallest one,
-but, as records may come late, not from before the newest record of the slice before it.
+Kafka measures a segment's time from the maximum timestamp of its first append. A merged slice consists of many appends,
+which may span days; measured that way, a segment limited to a week could span nearly two. So for a merged slice the
+time starts at its minimum timestamp but, because records may arrive late, not before the maximum of the previous slice.
 
-A partition always has exactly one active segment, the last one: the unsealed slices after the last roll, or, where
-everything is sealed, an empty segment at the log end. All others are closed: nothing is appended to them any more.
+A partition always has exactly one active segment, the last: the unsealed slices after the last roll or, if all are
+sealed, an empty segment at the log end. All other segments are closed, which means that no append goes to them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.slice_table import Slices
+from sparklog.log.state.slice_table import NO_TIMESTAMP, Slices
 from sparklog.log.state.slices import MERGE_TIER_MASK, SliceFlag
-
-NO_TIMESTAMP = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RollRule:
-    """The limits that end a segment: size (bytes), time span (ms), and the bound of the random part of that span.
+    """The limits of a segment: size (bytes), time span (ms), and the maximum random reduction of the time span (ms).
 
-    Kafka draws that part for each segment; here it follows from topic id, partition and base offset, so that every
-    run of every job cuts a partition at the same offsets.
+    Kafka draws the reduction for each segment. Here it follows from topic id, partition and base offset, so that every
+    job rolls at the same offsets.
     """
 
     segment_bytes: int
@@ -47,9 +45,10 @@ class RollRule:
 
     @classmethod
     def of(cls, configs: TopicConfigs, topic_id: str) -> RollRule:
-        """From a topic's effective configs. On a compacted topic `max.compaction.lag.ms` also bounds a segment's time.
+        """Return the rule of a topic's effective configs.
 
-        The jitter is bounded by that, too: Kafka lets it exceed the bound, and then rolls at every append.
+        For a compacted topic, `max.compaction.lag.ms` also limits a segment's time span. Unlike in Kafka, it limits the
+        jitter as well: Kafka rolls at every append if the jitter is larger.
         """
         segment_ms = configs.integer("segment.ms")
         if configs.is_compacted:
@@ -58,7 +57,7 @@ class RollRule:
         return cls(configs.segment_bytes, segment_ms, jitter_ms, topic_id)
 
     def lifetime_ms(self, partition: int, base: int) -> int:
-        """Return how much later than a segment's first append another one may be stamped and still go into it (ms)."""
+        """Return the maximum difference of timestamps between a segment's first append and later ones (ms)."""
         if self.jitter_ms == 0:
             return self.segment_ms
         drawn = hashlib.blake2b(f"{self.topic_id}/{partition}/{base}".encode(), digest_size=8).digest()
@@ -67,19 +66,19 @@ class RollRule:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment of a partition; offsets `[base, end)`, times in ms (-1: none), sizes in bytes."""
+    """One segment of a partition: offsets `[base, end)`, times in ms (-1: none), size in bytes."""
 
     partition: int
     base: int
-    next_base: int  # of the segment that follows (a gap is legal); the log end for the last one
+    next_base: int  # base of the next segment (gaps are allowed), or the log end
     end: int
-    first_row: int  # of the partition's slices that it is made of
-    rows: int  # none in an empty active segment
+    first_row: int  # its first slice among the partition's slices
+    rows: int  # number of slices; 0 in an empty active segment
     size: int
-    first_ts: int  # what time rolling counts from, about the greatest timestamp of its first append
+    first_ts: int  # start of its time span: about the maximum timestamp of its first append
     max_ts: int
-    sealed: bool  # one file of Kafka's own form
-    active: bool  # the last one, which appends still go into
+    sealed: bool  # stored as a Kafka segment file
+    active: bool  # the last segment, which receives appends
 
     @property
     def span(self) -> slice:
@@ -87,17 +86,17 @@ class Segment:
 
 
 def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) -> list[Segment]:
-    """Return a partition's segments in order, the active one last; aborted slices count until they are dropped."""
-    slices = _settled(slices)
+    """Return a partition's segments in order, the active segment last. Aborted slices count until they are removed."""
+    slices = _without_future_append_times(slices)
     sealed = slices.sealed().tolist()
     base, end, size, max_ts = (getattr(slices, name).tolist() for name in ("base", "end", "size", "max_ts"))
-    # `max_ts` of a slice without timestamps is the time of its append, which counts only if no slice has timestamps.
-    real_ts = np.where(slices.min_ts >= 0, slices.max_ts, NO_TIMESTAMP).tolist()
+    # Append times of slices without timestamps count only if no slice of the segment has timestamps.
+    record_ts = slices.record_max_ts.tolist()
     append_ts = _append_ts(slices).tolist()
     starts: list[int] = []
-    filled, limit_ts, times = 0, 0, real_ts
+    filled, limit_ts, times = 0, 0, record_ts
     for row in range(len(base)):
-        fresh = (
+        starts_segment = (
             not starts
             or sealed[row]
             or sealed[row - 1]
@@ -105,11 +104,11 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
             or (append_ts[starts[-1]] > NO_TIMESTAMP and times[row] > limit_ts)
             or end[row] - 1 - base[starts[-1]] > MAX_RELATIVE_OFFSET
         )
-        if fresh:
+        if starts_segment:
             starts.append(row)
             filled = 0
             limit_ts = append_ts[row] + rule.lifetime_ms(partition, base[row])
-            times = real_ts if real_ts[row] > NO_TIMESTAMP else max_ts
+            times = record_ts if record_ts[row] > NO_TIMESTAMP else max_ts
         filled += size[row]
     bounds = [*starts, len(base)]
     segments = []
@@ -125,7 +124,9 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
                 rows=stop - first,
                 size=sum(size[first:stop]),
                 first_ts=append_ts[first],
-                max_ts=max(real_ts[first:stop] if max(real_ts[first:stop]) > NO_TIMESTAMP else max_ts[first:stop]),
+                max_ts=max(record_ts[first:stop])
+                if max(record_ts[first:stop]) > NO_TIMESTAMP
+                else max(max_ts[first:stop]),
                 sealed=sealed[first],
                 active=last and not sealed[first],
             )
@@ -135,11 +136,10 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
     return segments
 
 
-def _settled(slices: Slices) -> Slices:
-    """Return the slices of one partition with append times as if no clock had been far ahead.
+def _without_future_append_times(slices: Slices) -> Slices:
+    """Return one partition's slices with append times that are far above later ones reduced to these.
 
-    One that is far above what follows was given by a wrong clock, and must not keep its segment, and all after it,
-    until that time has come.
+    Such a time comes from a wrong clock. It must not keep its segment and all later ones from expiring until then.
     """
     logged = (slices.flags & int(SliceFlag.LOG_APPEND_TIME) > 0) & (slices.max_ts > NO_TIMESTAMP)
     following = np.minimum.accumulate(np.where(logged, slices.max_ts, INT64_MAX)[::-1])[::-1]
@@ -150,7 +150,7 @@ def _settled(slices: Slices) -> Slices:
 
 
 def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
-    """Return about the greatest timestamp of each slice's first append, for all slices of one partition; -1: none."""
+    """Return about the maximum timestamp of each slice's first append, for all slices of one partition; -1: none."""
     before = np.append(NO_TIMESTAMP, slices.max_ts[:-1])[: len(slices)]
     first = np.minimum(np.maximum(slices.min_ts, before), slices.max_ts)
     merged = (slices.flags & MERGE_TIER_MASK > 0) & (slices.min_ts > NO_TIMESTAMP)
@@ -158,10 +158,10 @@ def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
 
 
 def due(segment: Segment, rule: RollRule, now_ms: int) -> bool:
-    """True if an append that arrived now, stamped with the clock, would roll this segment (`segment.ms`).
+    """Return True if an append at this time would roll the segment because of `segment.ms`.
 
-    Kafka looks only when something is appended; here the clock also closes a quiet partition's last records, or they
-    would never be sealed.
+    Kafka checks only when it appends. Here the clock also closes the last segment of an idle partition, which would
+    otherwise never be sealed.
     """
     if not segment.active or segment.rows == 0 or segment.first_ts <= NO_TIMESTAMP:
         return False

@@ -1,11 +1,11 @@
 """The slices of a topic at a version, columnar: the start of every read plan.
 
-One row per slice that some commit names and that is not wholly below the log start. There is no Python object
-per slice: columns are numpy arrays, in a few parts that are sorted by (partition, base). Commits are appended as
-small parts, and parts of like size are joined (like the digits of a binary counter), so a commit costs little however
-large the table is.
+One row per slice that commits have added, and neither removed nor left entirely below the log start. There is no Python
+object per slice: columns are numpy arrays, in a few parts that are sorted by (partition, base). Commits are appended as
+small parts, and parts of similar size are joined (like carrying in a binary counter), so the cost of a commit does not
+depend on the size of the table.
 
-Columns and their types are in `sparklog.format.slice_columns`, their meaning in docs/reference/format-checkpoints.md.
+`sparklog.format.slice_columns` has the columns and their types, docs/reference/format-checkpoints.md their meaning.
 Here `file` and `txn` are codes of texts; -1 is no transaction.
 """
 
@@ -25,7 +25,7 @@ from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.storage.fork_safety import ForkLock
 
 if TYPE_CHECKING:
-    # Tasks read planned slices, and no commits: each of Spark's workers would load what describes them.
+    # Read tasks of Spark need this module but no commits, so workers should not load the modules for these.
     import pyarrow as pa
 
     from sparklog.log.state.commit import Commit, RemovedSlices, Resolved
@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 
 
 PLAIN, OPEN, COMMITTED, ABORTED = 0, 1, 2, 3
+NO_TIMESTAMP = -1
 PENDING_COMMITS = 256
 SPARE_TEXTS = 4096
 Columns = dict[str, npt.NDArray[Any]]
 
 
 class Texts:
-    """Append-only texts by code, first those of a checkpoint. Tables share one: codes never change their meaning."""
+    """Append-only texts by code, beginning with those of a checkpoint. Tables share them: codes stay valid."""
 
     __slots__ = ("_added", "_codes", "_loaded")
     _lock = ForkLock()
-    """One for all: it is held for a moment, and a root may have thousands of topics."""
+    """One lock for all instances: a root may have thousands of topics, and it is only held briefly."""
 
     def __init__(self, loaded: pa.Array | None = None) -> None:
         self._loaded = loaded
@@ -78,14 +79,14 @@ class Texts:
                 self._codes[text] = code
             return code
 
-    def take(self, codes: npt.NDArray[Any]) -> list[str]:
-        """Return the texts of these codes, none of which is negative."""
+    def at(self, codes: npt.NDArray[Any]) -> list[str]:
+        """Return the texts of non-negative codes."""
         texts = [*([] if self._loaded is None else self._loaded.to_pylist()), *self._added]
         return [texts[code] for code in codes.tolist()]
 
 
 class ColumnsByName:
-    """Columns of slices as attributes, one array each."""
+    """Columns of slices, one array each, as attributes."""
 
     columns: Mapping[str, npt.NDArray[Any]]
 
@@ -110,6 +111,14 @@ class Slices(ColumnsByName):
     def __getitem__(self, rows: slice | npt.NDArray[Any]) -> Slices:
         return Slices({name: column[rows] for name, column in self.columns.items()}, self.paths, self.txn_ids)
 
+    @property
+    def record_max_ts(self) -> npt.NDArray[np.int64]:
+        """The maximum record timestamp of each slice (ms), -1 if its records have none.
+
+        `max_ts` of a slice whose records have no timestamps is the time of its append; its `min_ts` is -1.
+        """
+        return np.where(self.min_ts >= 0, self.max_ts, NO_TIMESTAMP)
+
     def path(self, row: int) -> str:
         return self.paths[int(self.columns["file"][row])]
 
@@ -128,19 +137,19 @@ class Slices(ColumnsByName):
         return slice(rows.start + first, rows.start + max(first, last))
 
     def overlapping_each(self, partition: Offsets, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-        """Return for many ranges at once where the rows of `overlapping` begin and end."""
+        """Return the first and the last rows (exclusive) of `overlapping` for many ranges: int64[n] each."""
         low = np.searchsorted(self.columns["partition"], partition)
         high = np.searchsorted(self.columns["partition"], partition, "right")
         first = _bisect(self.columns["end"], start, low, high, np.less_equal)
         return first, np.maximum(first, _bisect(self.columns["base"], end, low, high, np.less))
 
     def sealed(self) -> npt.NDArray[np.bool_]:
-        """True for rows in sealed segments: these have no footer, all other files do (`decode_commit` checks it)."""
+        """Return which slices are in sealed segments: bool[n]. These are the only files without a footer."""
         return np.equal(self.columns["footer_length"], 0)
 
 
 class SliceTable:
-    """All slices at a version. Immutable: `apply` gives the table after the next commit."""
+    """All slices at a version. Immutable: `apply` returns the table after the next commit."""
 
     __slots__ = ("_rows", "texts", "version")
 
@@ -153,7 +162,7 @@ class SliceTable:
         pending: tuple[Commit, ...] = (),
     ) -> None:
         self.version = version
-        # One attribute, so that a thread that folds the pending commits in never shows another one half of it.
+        # One attribute, which a thread replaces atomically when it moves the pending commits into the parts.
         self._rows = (parts, pending)
         self.texts = (Texts() if paths is None else paths, Texts() if txn_ids is None else txn_ids)
         """Paths and transactional ids by code."""
@@ -163,11 +172,11 @@ class SliceTable:
         return sum(map(len, parts)) + sum([len(file) for commit in pending for file in commit.files])
 
     def unfolded(self) -> tuple[tuple[Slices, ...], tuple[Commit, ...]]:
-        """Return the parts that there are, and the commits whose slices are in none yet."""
+        """Return the parts, and the pending commits, whose slices are not in a part yet."""
         return self._rows
 
     def parts(self) -> tuple[Slices, ...]:
-        """Return the rows in parts sorted by (partition, base); of a partition, later parts hold later offsets."""
+        """Return the rows in parts sorted by (partition, base). Later parts have a partition's later offsets."""
         parts, pending = self._rows
         if pending:
             parts = (*parts, in_order(columns_of(pending, *self.texts), *self.texts))
@@ -188,7 +197,10 @@ class SliceTable:
         return _joined([part[rows] for part, rows in spans if rows.stop > rows.start], *self.texts)
 
     def select_each(self, partition: Offsets, start: Offsets, end: Offsets) -> tuple[Slices, Offsets]:
-        """Select for many ranges, int64[n] each, at once: their slices, and where those of each begin (n + 1)."""
+        """Select the slices of many ranges, int64[n] each.
+
+        Returns the slices, range by range, and the position of each range's first slice, int64[n + 1].
+        """
         parts, owners = [], []
         for part in self.parts():
             low, high = part.overlapping_each(partition, start, end)
@@ -205,10 +217,10 @@ class SliceTable:
 
     def paths(self) -> set[str]:
         codes = np.unique(np.concatenate([part.columns["file"] for part in self.parts()] or [np.zeros(0, np.int32)]))
-        return set(self.texts[0].take(codes))
+        return set(self.texts[0].at(codes))
 
     def apply(self, commit: Commit, state: TopicState) -> SliceTable:
-        """Return the table after the next commit; `state`: after it. `Conflict` if an edit's input is missing."""
+        """Return the table after the next commit, as `state` is. `Conflict` if an input of an edit is missing."""
         if commit.op in ("create", "delete"):
             return SliceTable(commit.version, pending=(commit,) if commit.files else ())
         parts, pending = self._rows
@@ -222,13 +234,13 @@ class SliceTable:
         if commit.resolved:
             table = table.with_decisions(commit.resolved)
         if commit.log_starts or commit.edits:
-            # An edit may be re-based over a retention commit that dropped what its outputs cover.
+            # A rebased edit may have outputs that a concurrent retention commit has already expired.
             parts = tuple(_above(part, state.log_start) for part in table.parts())
             table = _swept(commit.version, tuple(part for part in parts if len(part)), *self.texts)
         return table
 
     def with_decisions(self, outcomes: Sequence[Resolved]) -> SliceTable:
-        """Return the table of the same version with these outcomes of open transactions recorded."""
+        """Return the table of the same version with these decisions on open transactions applied."""
         parts = tuple(_resolved(part, outcomes) for part in self.parts())
         return SliceTable(self.version, parts, *self.texts)
 
@@ -237,7 +249,7 @@ class SliceTable:
         rows = self.find(*commit.remove)
         if (rows < 0).any():
             raise Conflict(
-                f"commit {commit.version} replaces slices that version {self.version} does not have; plan again"
+                f"commit {commit.version} replaces slices that version {self.version} does not have; plan it again"
             )
         keep = np.ones(len(whole), np.bool_)
         keep[rows] = False
@@ -253,7 +265,7 @@ class SliceTable:
         return any(bool((part.flags & flag).any()) for part in parts)
 
     def find(self, *items: RemovedSlices) -> npt.NDArray[np.int64]:
-        """Return the row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
+        """Return the row in `all()` of each slice in `items`, in order; -1 if there is no such slice."""
         whole = self.all()
         base = np.array([value for item in items for value in item.base], np.int64)
         position = np.array([value for item in items for value in item.position], np.int64)
@@ -268,7 +280,7 @@ class SliceTable:
             nearest = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
             same = (whole.base[nearest] == base[where]) & (whole.position[nearest] == position[where])
             rows[where[same]] = nearest[same]
-        # Each pair of an item and a file that its slices are in is looked at once: an item has one path.
+        # Compare paths once per pair of an item and a file, because an item has a single path.
         present = np.flatnonzero(rows >= 0)
         pairs, pair_of = np.unique(item_of[present] << 32 | whole.file[rows[present]], return_inverse=True)
         right = [self.texts[0][pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]
@@ -277,7 +289,7 @@ class SliceTable:
 
 
 def _bisect(column: Offsets, values: Offsets, low: Offsets, high: Offsets, before: np.ufunc) -> Offsets:
-    """Return for each value the first of its own rows `[low, high)`, which are in order, that is not before it."""
+    """Return for each value the first row of its own sorted range `[low, high)` that is not before the value."""
     while (is_open := low < high).any():
         middle = (low + high) // 2
         is_before = is_open & before(column[np.where(is_open, middle, 0)], values)
@@ -286,7 +298,7 @@ def _bisect(column: Offsets, values: Offsets, low: Offsets, high: Offsets, befor
 
 
 def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts) -> SliceTable:
-    """Return a table of these parts; texts are collected again once most of them are of slices long gone."""
+    """Return a table of these parts. If most texts are unused by now, the table gets new ones."""
     rows = sum(len(part) for part in parts)
     if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
         return SliceTable(version, parts, paths, txn_ids)
@@ -297,13 +309,13 @@ def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts
         used, inverse = np.unique(columns[name], return_inverse=True)
         absent = int(np.searchsorted(used, 0))
         columns[name] = (inverse - absent).astype(np.int32)
-        texts.append(Texts.of(old.take(used[absent:])))
+        texts.append(Texts.of(old.at(used[absent:])))
     part = Slices(columns, *texts)
     return SliceTable(version, (part,), part.paths, part.txn_ids)
 
 
 def added(commit: Commit) -> Slices:
-    """Return the slices that a commit adds, as rows of a table of their own."""
+    """Return the slices that a commit adds, as a table of their own."""
     texts = Texts(), Texts()
     return in_order(columns_of((commit,), *texts), *texts)
 
@@ -319,7 +331,7 @@ def _joined(parts: Sequence[Slices], paths: Texts, txn_ids: Texts) -> Slices:
 
 
 def in_order(columns: Columns, paths: Texts, txn_ids: Texts) -> Slices:
-    """Return rows of these columns sorted by (partition, base)."""
+    """Return these columns sorted by (partition, base)."""
     if len(columns["base"]) < 2:
         return Slices(columns, paths, txn_ids)
     order = np.lexsort((columns["base"], columns["partition"]))
@@ -345,20 +357,20 @@ def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
 
 
 def columns_of(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Columns:
-    """Return the slices that commits name, in their order. The texts get what these name."""
+    """Return the slices that commits add, in their order. Their paths and ids are added to the texts."""
     values: dict[str, list[int]] = {name: [] for name in COLUMN_TYPES}
     for commit in commits:
         for file in commit.files:
             _add_file(values, commit, file, paths.code(file.path))
         if commit.txn is None:
-            marks = {"status": PLAIN, "txn": -1, "txn_n": -1, "prepare_version": -1}
+            constants = {"status": PLAIN, "txn": -1, "txn_n": -1, "prepare_version": -1}
         else:
             txn = txn_ids.code(commit.txn.id)
-            marks = {"status": OPEN, "txn": txn, "txn_n": commit.txn.n, "prepare_version": commit.version}
+            constants = {"status": OPEN, "txn": txn, "txn_n": commit.txn.n, "prepare_version": commit.version}
         count = len(values["base"]) - len(values["txn"])
-        for name, value in marks.items():
+        for name, value in constants.items():
             values[name] += [value] * count
-    # One array for all columns: most commits are of few slices.
+    # One array for all columns is fastest, because most commits have few slices.
     rows = zip(COLUMN_TYPES.items(), np.array([values[name] for name in COLUMN_TYPES], np.int64), strict=True)
     return {name: row.astype(dtype, copy=False) for (name, dtype), row in rows}
 
@@ -391,7 +403,7 @@ def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, co
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A topic at one version: its head and all its slices."""
+    """A topic at one version: its state and all its slices."""
 
     topic: str
     store: Store
@@ -404,4 +416,4 @@ class Snapshot:
 
 
 Newer: TypeAlias = Callable[[], Snapshot]
-"""Takes the topic's newest state as readers see it: called where a file that a snapshot names is gone."""
+"""Returns the topic's latest state as readers see it; called if a file of a snapshot no longer exists."""

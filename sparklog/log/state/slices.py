@@ -1,12 +1,12 @@
-"""Slices of one file as writers hand them up and commits list them, and the content of a batch of appended rows.
+"""The slices of one file, as writers report them and commits list them, and the content of a batch of appended rows.
 
-The slices of a `FileSlices` lie back to back from byte 0 in list order, unless `position` says otherwise: a rewrite
-may keep only some slices of a file, or a part of one.
+The slices of a `FileSlices` are back to back from byte 0 in list order, unless `position` has other positions: a
+rewrite may keep only some slices of a file, or a part of one.
 
-The content of a batch tells a replay from other records under the same number. A replay holds the same records, but may
-be spread over other tasks, at other times and in another order. So content is what none of these changes: records,
-bytes of keys, values and headers, and how both spread over partitions. Rows with neither key nor partition count
-together, as the task decides where these go.
+The content of a batch distinguishes a replay from other records with the same batch number. A replay has the same
+records, but tasks may write them at other times, in another order and in other shares. So the content consists of what
+stays the same: the number of records, the bytes of keys, values and headers, and the distribution of both over
+partitions. Rows with neither key nor partition count together, because the task chooses their partitions.
 """
 
 from __future__ import annotations
@@ -25,35 +25,38 @@ if TYPE_CHECKING:
     from sparklog.format.append_file import WrittenSlice
 
 ANYWHERE = -1
-"""Stands for the partition of rows that have neither a key nor a partition."""
+"""Represents the partition of rows that have neither a key nor a partition."""
 LAYOUT_BYTES = 8
 INLINE_PATH = ""
-"""The path of a file that is not written: its bytes are to be in the commit that names it."""
+"""The path of an inline file, whose bytes are in the commit that lists it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Bytes of a batch and its `layout`: the number of partitions, and a digest that counts while that is the same."""
+    """Content of a batch: its bytes, and its `layout`.
+
+    The layout is the number of partitions and a digest, which is only comparable if that number is the same.
+    """
 
     nbytes: int
     layout: str
 
     def matches(self, other: Content) -> bool:
-        """True if both may be the same batch."""
+        """Return True if both may be the same batch."""
         comparable = self.layout.partition(":")[0] == other.layout.partition(":")[0]
         return self.nbytes == other.nbytes and (self.layout == other.layout or not comparable)
 
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Rows of one file by partition (or `ANYWHERE`): records and bytes; `partitions`: of the topic, as its task saw."""
+    """Records and bytes in one file by partition (or `ANYWHERE`); `partitions`: the topic's count that a task used."""
 
     partitions: int
     rows: Mapping[int, tuple[int, int]]
 
 
 def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | None:
-    """Return the content of files from the counts of each, by topic; None where some are not known."""
+    """Return the content of files, given the counts of each by topic; None if some counts are unknown."""
     partitions: set[tuple[str, int]] = set()
     total: dict[tuple[str, int], tuple[int, int]] = {}
     for topic, files in counts.items():
@@ -67,7 +70,7 @@ def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | No
     listed = json.dumps(
         [[*partition_key, *amounts] for partition_key, amounts in sorted(total.items())], separators=(",", ":")
     )
-    # OpenSSL, which no reader needs.
+    # This loads OpenSSL, which readers do not need.
     from hashlib import blake2b
 
     digest = blake2b(listed.encode(), digest_size=LAYOUT_BYTES).hexdigest()
@@ -75,28 +78,28 @@ def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | No
 
 
 class SliceFlag(IntFlag):
-    """Properties of a slice that a reader or a rewrite must know without opening it."""
+    """Properties of a slice that readers and rewrites need without reading it."""
 
     NONE = 0
     HAS_NULL_KEYS = 1
     LOG_APPEND_TIME = 2
-    """The batches carry the LogAppendTime bit; the commit's time is their time unless TIMES_IN_BATCHES is set."""
+    """The batches have the LogAppendTime bit. Their time is the commit's, unless TIMES_IN_BATCHES is set."""
     TIMES_IN_BATCHES = 4
-    """Merging or sealing has patched the append time into the batches."""
+    """A merge or seal has written the append time into the batches."""
     KAFKA_PRODUCERS = 8
-    """Imported: some batches carry producer ids or are control batches, so transactions and sequences count."""
+    """Imported batches with producer ids, or control batches: transactions and sequences apply."""
     KAFKA_ABORTED = 16
-    """ABORT markers are in it. The `.txnindex` of a segment, or the footer of an append file, says which records they
-    take back."""
+    """The slice has ABORT markers. The `.txnindex` of a segment, or the footer of an append file, lists the offsets
+    that they abort."""
     KEY_FILTER = 32
-    """A filter of its keys was written next to the file: `sparklog.format.key_filter`."""
+    """The file has a key filter: see `sparklog.format.key_filter`."""
 
 
 _LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 _TIME_FLAGS = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
 MERGE_TIER_SHIFT = 8
 MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
-"""Bits 8 to 11 of a slice's flags: its tier, 0 as it was appended, t + 1 for what eight runs of tier t became."""
+"""Bits 8 to 11 of a slice's flags: its tier. 0 is appended; merging eight files of tier t yields tier t + 1."""
 
 
 def with_tier(flags: int, tier: int) -> int:
@@ -107,11 +110,12 @@ def with_tier(flags: int, tier: int) -> int:
 class FileSlices:
     """One data file and its slices, in file order, as a commit lists them (docs/reference/format-commits.md).
 
-    Not frozen, as commits are not: changed by what reads a commit alone.
+    It is mutable for the same reason as commits, and only `decode_commit` changes it.
 
-    Each tuple has one entry per slice. `base` is empty before the commit. Only merging, sealing and imports set
-    `position` and what follows; where it is empty, the rule for absent lists there holds. `counts` goes along from a
-    task that appends to the commit, and is not stored. Nor is `data`: all bytes of a file under `INLINE_PATH`.
+    Each tuple has one value per slice. `base` is empty before the commit. Only merging, sealing and imports set
+    `position` and the fields after it; an empty field has the value that the page above defines for an absent list.
+    `counts` is passed from a task that appends to the commit, and `data` has the bytes of an inline file; neither is
+    stored in the document.
     """
 
     path: str
@@ -136,7 +140,7 @@ class FileSlices:
 
     @classmethod
     def of(cls, path: str, slices: Sequence[WrittenSlice], footer_length: int, data: bytes = b"") -> FileSlices:
-        """Return a file that holds just these slices and a footer of this length; `data`: if it is not written."""
+        """Return a file of these slices and a footer of this length; `data`: the bytes of an inline file."""
         columns: dict[str, Any] = dict.fromkeys(WRITTEN, ())
         columns |= zip(WRITTEN, zip(*map(written_values, slices), strict=True), strict=False)
         return cls(path, sum(columns["nbytes"]) + footer_length, footer_length, **columns, data=data)
@@ -150,7 +154,7 @@ class FileSlices:
         return file
 
     def in_log(self, base: int) -> FileSlices:
-        """Return a file of one slice at `base`, whose batches carry the log's offsets, times and leader epochs."""
+        """Return a file of one slice at `base`, whose batches have the log's offsets, times and leader epochs."""
         return replace(self, base=(base,), shift=(0,), append_time=(-1,), leader_epoch=(-1,))
 
     @property
@@ -158,11 +162,11 @@ class FileSlices:
         return self.position or tuple(accumulate(self.nbytes[:-1], initial=0))[: len(self)]
 
     def append_times(self, time_ms: int) -> Sequence[int]:
-        """Return LogAppendTime of each slice under a commit made at this time (ms), -1 where the batches have times."""
+        """Return each slice's LogAppendTime for a commit at this time (ms); -1 if the batches have their own times."""
         if self.append_time:
             return self.append_time
         return [time_ms if flags & _TIME_FLAGS == _LOG_APPEND_TIME else -1 for flags in self.flags]
 
 
 _values = attrgetter(*(item.name for item in fields(FileSlices)))
-"""Takes all of a file in one call: `dataclasses.replace` and `copy` make thirty, for each append."""
+"""Reads all fields in one call, where `dataclasses.replace` and `copy` make thirty for each append."""

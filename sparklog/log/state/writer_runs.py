@@ -1,24 +1,23 @@
-"""The idempotency registry: per writer id the newest batch a topic has taken, and which run of the writer may write.
+"""The idempotency registry: per writer id, the latest batch that a topic has accepted, and the run that may write.
 
 A writer id is a streaming query's id or a user's `txnAppId`. One entry per id is enough, because a writer numbers its
-batches and Spark replays only the last one planned. The rules (`decide`), for a commit of batch b where the newest is
-n:
+batches and Spark replays only the last planned batch. `decide` has the rules for batch b if the latest batch is n:
 
 | kind   | b > n | b = n                                                              | b < n                   |
 |--------|-------|--------------------------------------------------------------------|-------------------------|
 | stream | write | a replay: skip if it has the same content, else an error           | error: old checkpoint   |
 | txn    | write | skip with a warning, as Delta does                                 | skip with a warning     |
 
-Skipping what is lower would lose data silently whenever a checkpoint was restored or copied: its next batch holds
-other records under an old number; so may one of the same number (`sparklog.log.state.slices`). So one run at a time may
-write: the first commit of another run takes over, also when it only replays, and a superseded run is fenced.
+Skipping a stream's lower batch would lose data silently after a checkpoint was restored or copied: its next batch has
+other records with an old number. A batch with the same number may have other records, too; `sparklog.log.state.slices`
+defines how contents are compared. Therefore only one run of a writer may write at a time. The first commit of another
+run takes over, even if it only replays, and the superseded run is fenced.
 
-Each run that takes over gets a higher **epoch**; one with a lower epoch is fenced, however many came between. Handles
-and producers remember the epoch of their run; runs of streaming queries come with the time (ms) of their first commit.
-The last four runs are known by name as well: release 0.1.0 wrote no epochs.
+Each run that takes over gets a higher **epoch**. A run with a lower epoch is fenced, regardless of how many runs came
+between. Handles and producers remember the epoch of their run; the epoch of a streaming query's run is the time (ms) of
+its first commit. The registry also has the names of the last four runs, because release 0.1.0 wrote no epochs.
 
-Each entry carries the time of the newest commit its writer made: one that has been idle for 90 days is dropped by a
-maintenance commit that lists it.
+Each entry has the time of its writer's last commit. A maintenance commit removes entries that are idle for 90 days.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ STREAM, TXN = "stream", "txn"
 
 @dataclass(frozen=True, slots=True)
 class WriterKey:
-    """Id and number of a batch of a writer: a batch that was published before is skipped.
+    """The writer id and the number of a batch. A batch that was committed before is skipped.
 
     Args:
-        id: of the writer, the same in every run.
-        batch: its number, which grows.
-        run: of a streaming query; None: runs are not fenced.
-        mode: `stream` (each number follows the one before) or `txn` (Delta's txnAppId and txnVersion).
-        replay_mismatch: `accept` takes a replay of another content as the same batch.
-        epoch: of the run, as far as it is known.
-        content: of the batch, as far as it is known.
+        id: The writer's id, the same in every run
+        batch: The batch's number, which increases
+        run: The run of a streaming query; None: runs are not fenced
+        mode: `stream` (consecutive numbers) or `txn` (Delta's txnAppId and txnVersion)
+        replay_mismatch: `accept` treats a replay with other content as the same batch
+        epoch: The epoch of the run, if known
+        content: The content of the batch, if known
 
     Example:
         for attempt in range(2):
@@ -64,15 +63,15 @@ class WriterKey:
     content: Content | None = None
 
     def check(self) -> None:
-        """`BadRequest` for values no registry can hold."""
+        """Raise `BadRequest` for invalid values."""
         NAME.check("the id of a writer", self.id)
         NAME.or_none().check("the run of a writer", self.run)
         for name, number in (("batch id (txnVersion)", self.batch), ("epoch", self.epoch or 0)):
             WHOLE.check(f"the {name} of writer '{self.id}'", number)
         if not self.id or len(self.id) > 1024:
-            raise BadRequest(f"a writer id has 1 to 1024 characters, found {len(self.id)}")
+            raise BadRequest(f"a writer id must have 1 to 1024 characters, found {len(self.id)}")
         if self.run is not None and len(self.run) > 1024:
-            raise BadRequest(f"the run of a writer has at most 1024 characters, found {len(self.run)}")
+            raise BadRequest(f"the run of a writer must have at most 1024 characters, found {len(self.run)}")
         if self.epoch is not None and not 0 <= self.epoch < 2**63:
             raise BadRequest(f"the epoch of writer '{self.id}' must be 0 to 2^63-1, found {self.epoch!r}")
         if not 0 <= self.batch < 2**63:
@@ -90,7 +89,7 @@ class WriterKey:
 
 @dataclass(frozen=True, slots=True)
 class WriterEntry:
-    """A writer's newest batch. `time_ms`: of the last commit that the writer made here, a take-over included."""
+    """A writer's latest batch. `time_ms`: the time of its last commit, even if that only took over from another run."""
 
     batch: int
     count: int
@@ -113,8 +112,8 @@ ENTRY_JSON = Document(
 
 
 @dataclass(frozen=True, slots=True)
-class BatchVerdict:
-    """The verdict on a batch: write it, or skip it (`note` has the reason); `take_over`: record the new run."""
+class BatchDecision:
+    """Whether to write a batch or to skip it (`note` has the reason); `take_over`: record the new run."""
 
     write: bool
     take_over: bool = False
@@ -122,17 +121,17 @@ class BatchVerdict:
 
 
 KAFKA_WRITER = "kafka-producer-"
-"""Begins the ids of writers that are producers of Kafka's: an id for each producer and partition."""
+"""Prefix of the writer ids of Kafka producers: one id per producer and partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaWriterKey:
-    """A producer of Kafka's in one partition: the number of its last record, and that of its entry, which it follows.
+    """A Kafka producer in one partition: the sequence number of its last record, and that of the entry it follows.
 
-    Or the copy of one partition of another topic (`sparklog.tools.repartition`): the offset that it goes on from.
+    `sparklog.tools.repartition` uses it with offsets: a source partition, and the offset where its copy continues.
 
-    `follows` None: the topic does not know it. One commit may have many of them, and is whole or not there: so what of
-    a producer landed is known exactly, whichever server asks.
+    `follows` is None if the topic has no entry. A commit may have many of these entries and is atomic, so every server
+    knows exactly which records of a producer were committed.
     """
 
     id: str
@@ -141,18 +140,18 @@ class KafkaWriterKey:
     count: int
 
     def writer(self, entry: WriterEntry | None, topic: str) -> Writer:
-        """Return the writer of a commit. `SequenceConflict` if its entry is not the one that was looked at."""
+        """Return the commit's entry of this writer; `SequenceConflict` if the topic's entry has changed since."""
         if (None if entry is None else entry.batch) != self.follows:
-            raise SequenceConflict(f"producer {self.id} of topic '{topic}' has written meanwhile: look again")
+            raise SequenceConflict(f"producer {self.id} of topic '{topic}' has written since: refresh and retry")
         return Writer(TXN, self.id, self.batch, None, self.count)
 
 
 class SequenceConflict(Conflict):
-    """A producer of Kafka's has written since it was looked at: maybe this very batch."""
+    """A Kafka producer has written since its entry was read, possibly the same batch."""
 
 
 class RunHistory(Protocol):
-    """The run that may write, runs before it, and the epoch: of a registry's entry, or of a transactional id."""
+    """The run that may write, earlier runs, and the epoch: of a registry entry or of a transactional id."""
 
     @property
     def run(self) -> str | None: ...
@@ -163,7 +162,7 @@ class RunHistory(Protocol):
 
 
 def is_superseded(runs: RunHistory, run: str, epoch: int | None, now_ms: int) -> bool:
-    """True if another run took over from this one. An epoch far ahead of `now_ms` is of a wrong clock: no sign."""
+    """Return True if another run took over. An epoch far ahead of `now_ms` comes from a wrong clock and is ignored."""
     if run == runs.run:
         return False
     if run in runs.earlier_runs:
@@ -172,7 +171,7 @@ def is_superseded(runs: RunHistory, run: str, epoch: int | None, now_ms: int) ->
 
 
 def next_epoch(runs: RunHistory | None, run: str, epoch: int | None) -> int:
-    """The epoch of a run that writes: the one it has, or the next."""
+    """Return the epoch of a run that writes: its own, or the next."""
     if runs is not None and runs.run == run and runs.epoch is not None:
         return runs.epoch
     if epoch is not None:
@@ -181,48 +180,53 @@ def next_epoch(runs: RunHistory | None, run: str, epoch: int | None) -> int:
 
 
 def earlier_runs(runs: RunHistory, run: str) -> tuple[str, ...]:
-    """The runs before `run`, which takes over: newest first, as many as are remembered by name."""
+    """Return the runs before `run`, which takes over: latest first, at most `EARLIER_RUNS`."""
     if runs.run is None:
         return runs.earlier_runs
     return (runs.run, *(old for old in runs.earlier_runs if old not in (runs.run, run)))[:EARLIER_RUNS]
 
 
-def decide(entry: WriterEntry | None, key: WriterKey, count: int, place: str, now_ms: int) -> BatchVerdict:
-    """Apply the rule above. `Fenced` for a superseded run, `Conflict` for an old checkpoint or another replay."""
+def decide(entry: WriterEntry | None, key: WriterKey, count: int, target: str, now_ms: int) -> BatchDecision:
+    """Apply the rules of the table above. `target`: the topic or topics, for messages.
+
+    Raises:
+        Fenced: If the run is superseded
+        Conflict: If the checkpoint is old, or a replay has other content
+    """
     if entry is None:
-        return BatchVerdict(write=True)
+        return BatchDecision(write=True)
     if key.run is not None and is_superseded(entry, key.run, key.epoch, now_ms):
         raise Fenced(
-            f"run {key.run} of writer '{key.id}' was taken over by run {entry.run} on {place} "
+            f"run {key.run} of writer '{key.id}' was taken over by run {entry.run} on {target} "
             f"(version {entry.version}); stop this run"
         )
     if key.batch > entry.batch:
-        return BatchVerdict(write=True)
-    note = f"batch {key.batch} of '{key.id}' is already in {place}"
+        return BatchDecision(write=True)
+    note = f"batch {key.batch} of '{key.id}' is already in {target}"
     if key.mode == TXN:
-        return BatchVerdict(write=False, note=f"{note} (newest {entry.batch}); skipped")
+        return BatchDecision(write=False, note=f"{note} (latest {entry.batch}); skipped")
     if key.batch < entry.batch:
         raise Conflict(
-            f"checkpoint older than the log: writer '{key.id}' sends batch {key.batch}, {place} already has batch "
-            f"{entry.batch} (version {entry.version}); restore the right checkpoint or go on with a new txnAppId"
+            f"checkpoint older than the log: writer '{key.id}' sends batch {key.batch}, {target} already has batch "
+            f"{entry.batch} (version {entry.version}); restore the right checkpoint or continue with a new txnAppId"
         )
     if key.replay_mismatch == "error":
-        _check_replay(entry, key, count, place)
+        _check_replay(entry, key, count, target)
     take_over = key.run is not None and key.run != entry.run
-    return BatchVerdict(write=False, take_over=take_over, note=note)
+    return BatchDecision(write=False, take_over=take_over, note=note)
 
 
-def _check_replay(entry: WriterEntry, key: WriterKey, count: int, place: str) -> None:
-    sent, taken = f"{count} records", f"{entry.count}"
+def _check_replay(entry: WriterEntry, key: WriterKey, count: int, target: str) -> None:
+    sent, accepted = f"{count} records", f"{entry.count}"
     if count == entry.count:
         if key.content is None or entry.content is None or key.content.matches(entry.content):
             return
-        sent, taken = f"{sent}, {key.content.nbytes} bytes", f"{taken}, {entry.content.nbytes} bytes"
+        sent, accepted = f"{sent}, {key.content.nbytes} bytes", f"{accepted}, {entry.content.nbytes} bytes"
         if key.content.nbytes == entry.content.nbytes:
-            taken += " that are in other partitions"
+            accepted += " in other partitions"
     raise Conflict(
-        f"replay mismatch: batch {key.batch} of writer '{key.id}' has {sent}, {place} took it with "
-        f"{taken} (version {entry.version}); use a new txnAppId, or replayMismatch=accept if the query is "
+        f"replay mismatch: batch {key.batch} of writer '{key.id}' has {sent}, {target} has it with "
+        f"{accepted} (version {entry.version}); use a new txnAppId, or replayMismatch=accept if the query is "
         "not deterministic"
     )
 

@@ -235,7 +235,7 @@ def file_slices(rows: Slices) -> list[FileSlices]:
     """Return rows of a slice table in the form of a commit: by file, with all columns."""
     codes, of_row = np.unique(rows.file, return_inverse=True)
     # A file that several commits reference has several codes.
-    paths = rows.paths.take(codes)
+    paths = rows.paths.at(codes)
     numbers = {path: i for i, path in enumerate(sorted(set(paths)))}
     of_row = np.array([numbers[path] for path in paths], np.int64)[of_row]
     order = np.argsort(of_row, kind="stable")

@@ -157,7 +157,7 @@ def oldest_base(history: History, version: int) -> int:
         return -1
     for checkpoint in sorted(history.checkpoints):
         followed = checkpoint <= version and history.commits.has(checkpoint + 1, version)
-        if followed and history.sound(checkpoint) is not None:
+        if followed and history.checkpoint(checkpoint) is not None:
             return checkpoint
     raise NotFound(
         f"version {version} of topic '{history.topic}' cannot be rebuilt: no valid checkpoint at or below it has all "

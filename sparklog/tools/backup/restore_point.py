@@ -290,7 +290,7 @@ def stand_alone(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> S
     """Return the state of a topic in its new root; `names` has the new name of each restored topic by its old name."""
     version, rows = snapshot.version, snapshot.slices.all()
     codes, inverse = np.unique(rows.file, return_inverse=True)
-    own_paths = [own_path(path, version) for path in rows.paths.take(codes)]
+    own_paths = [own_path(path, version) for path in rows.paths.at(codes)]
     paths = Texts.of(own_paths)
     code_of = [paths.code(path) for path in own_paths]
     columns = dict(rows.columns)

@@ -22,7 +22,7 @@ from sparklog.log.state import (
 from sparklog.log.state.commit import CREATE, Commit, RemovedSlices
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import TopicState
-from sparklog.log.state.writer_runs import BatchVerdict, WriterEntry, WriterKey
+from sparklog.log.state.writer_runs import BatchDecision, WriterEntry, WriterKey
 from tests.log.simulation.seeds import LOG
 from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 
@@ -46,9 +46,9 @@ def no_commit_id(patch: Patch) -> None:
 def registry_on_first_attempt_only(patch: Patch) -> None:
     """The registry is asked before the first attempt, not when an attempt is re-based."""
     real = append_offsets.decide
-    known: dict[int, tuple[WriterKey, BatchVerdict]] = {}
+    known: dict[int, tuple[WriterKey, BatchDecision]] = {}
 
-    def once(entry: WriterEntry | None, key: WriterKey, count: int, topic: str, now_ms: int) -> BatchVerdict:
+    def once(entry: WriterEntry | None, key: WriterKey, count: int, topic: str, now_ms: int) -> BatchDecision:
         if id(key) not in known:
             known[id(key)] = key, real(entry, key, count, topic, now_ms)
         return known[id(key)][1]

@@ -94,9 +94,9 @@ def test_a_damaged_checkpoint_costs_the_one_before(part: str) -> None:
         if info.key.endswith(part):
             store.replace(info.key, store.get(info.key)[:-2] + b"??")
     history = History(store, "t")
-    assert history.sound(7) is None
+    assert history.checkpoint(7) is None
     assert history.base_of(8) == 3
-    assert list(history.sound_below(11)) == [11, 3]
+    assert list(history.checkpoints_below(11)) == [11, 3]
     assert at(store, 8) == seen[8]
 
 
@@ -136,7 +136,7 @@ def test_a_bit_that_flips_on_the_way_is_read_again() -> None:
 
     store.delete(checkpoint_key("t", 11))
     found = History(FaultyStore(store, decide), "t")
-    found._sound[7] = History(store, "t").sound(7)
+    found._valid[7] = History(store, "t").checkpoint(7)
     assert found.at(10).state == seen[10][0]
     assert flips == [1]
 
@@ -195,7 +195,7 @@ def test_a_table_that_was_not_written_is_never_named() -> None:
     append(retried, (0, 1))
     history = History(store, "t")
     assert max(history.checkpoints) == 18
-    assert history.sound(18) is not None
+    assert history.checkpoint(18) is not None
 
 
 def test_a_listing_of_many_commits_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.read import snapshot_view
 from sparklog.log.state.commit import Resolved
-from sparklog.log.state.writer_runs import BatchVerdict
+from sparklog.log.state.writer_runs import BatchDecision
 from sparklog.log.topic import root as root_view
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.transactions import completion, producer, publishing
@@ -129,7 +129,7 @@ def recorded_prepares_are_left_out(patch: Patch) -> None:
 def replays_are_written(patch: Patch) -> None:
     """The replay rule is not asked."""
     for module in (decision, publishing):
-        patch.setattr(module, "decide", lambda *given: BatchVerdict(write=True))
+        patch.setattr(module, "decide", lambda *given: BatchDecision(write=True))
 
 
 def prepares_after_the_decision(patch: Patch) -> None:
