@@ -475,11 +475,7 @@ def test_verify_names_a_copy_that_is_none(world: World) -> None:
     forged(world, 7, lambda line: replace(line, time_ms=line.time_ms + 1))
     (finding,) = of_log(world)
     assert finding.file == commit_key("t", 7)
-<<<<<<< HEAD
     assert "its embedded copy of commit 0 differs from that commit" in finding.message
-=======
-    assert "embedded copy of commit 0 differs from that commit" in finding.message
->>>>>>> c3fc85f0 (log: reword slices, checkpoints, history, registry and Kafka sources)
 
 
 @pytest.mark.sweep
