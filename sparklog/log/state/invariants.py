@@ -1,4 +1,4 @@
-"""Invariants of every topic at every version: named checks, run before every commit is written.
+"""Invariants of every topic at every version: checks that run before each commit is written.
 
 `check_commit` checks a commit against the topic states before and after it. It is cheap, and runs for every commit.
 `check_state` checks an entire state, slices included, for tests, the simulation and `verify`. Neither repeats what
@@ -20,13 +20,13 @@ from sparklog.log.state.topic_state import TopicState
 Check = Callable[[TopicState, Commit, TopicState], str | None]
 
 
-def time_goes_on(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """Commit time never goes back."""
+def time_never_decreases(before: TopicState, commit: Commit, after: TopicState) -> str | None:
+    """The commit time never decreases."""
     return None if commit.time_ms >= before.time_ms else f"time {commit.time_ms} is before {before.time_ms}"
 
 
 def appends_are_dense(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """Appended slices begin where the log ends (an import may leave gaps); offsets are never reused."""
+    """An appended slice starts at the log end. An import may leave gaps, but offsets are never reused."""
     if commit.edits and commit.op != IMPORT:
         return None
     end = dict(enumerate(before.log_end.tolist()))
@@ -34,18 +34,18 @@ def appends_are_dense(before: TopicState, commit: Commit, after: TopicState) -> 
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
             expected = end.get(partition, 0)
             if base < expected or (base > expected and commit.op != IMPORT):
-                return f"a slice of partition {partition} begins at {base}, the log ends at {expected}"
+                return f"a slice of partition {partition} starts at {base}, the log ends at {expected}"
             if offsets < 1:
-                return f"a slice of partition {partition} at {base} holds no offsets"
+                return f"a slice of partition {partition} at {base} has no offsets"
             end[partition] = base + offsets
     return None
 
 
 def partitions_exist(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """Nothing names a partition the topic does not have, and partitions are never taken away."""
+    """A commit only refers to existing partitions, and never removes partitions."""
     count = after.partitions
     if commit.op != CREATE and commit.partitions is not None and commit.partitions < before.partitions:
-        return f"partitions cannot go from {before.partitions} to {commit.partitions}"
+        return f"the number of partitions cannot decrease from {before.partitions} to {commit.partitions}"
     named = [*commit.log_starts, *[edit.partition for edit in commit.edits]]
     for file in commit.files:
         named += file.partition
@@ -54,17 +54,17 @@ def partitions_exist(before: TopicState, commit: Commit, after: TopicState) -> s
 
 
 def log_start_in_range(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """Log start <= log end; neither goes back."""
+    """log start <= log end, and neither decreases."""
     if after.deleted or commit.op == CREATE:
         return None
     n = before.partitions
     for older, newer in ((before.log_start, after.log_start), (before.log_end, after.log_end)):
         if older is not newer and (newer[:n] < older).any():
-            return "a log start or log end would go back"
+            return "a log start or log end would decrease"
     wrong = after.log_start > after.log_end
     if wrong.any():
         p = int(wrong.argmax())
-        return f"log start {after.log_start[p]} of partition {p} would be beyond its end {after.log_end[p]}"
+        return f"log start {after.log_start[p]} of partition {p} would exceed its log end {after.log_end[p]}"
     return None
 
 
@@ -80,10 +80,10 @@ def slices_above_log_start(before: TopicState, commit: Commit, after: TopicState
 
 
 def outputs_within_edits(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """Edits of a partition are disjoint and stable; each slice added or removed is in one of them."""
+    """Edits of a partition are disjoint and below the last stable offset. Each added or removed slice is in an edit."""
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None
-    # The ranges of imports and clones are the logs that they bring, Kafka's open transactions included.
+    # Edits of imports and clones have the ranges of the imported logs, including Kafka's open transactions.
     stable = after.log_end if commit.op in FILLING else before.last_stable()
     spans: dict[int, list[tuple[int, int]]] = {}
     for edit in commit.edits:
@@ -103,87 +103,89 @@ def outputs_within_edits(before: TopicState, commit: Commit, after: TopicState) 
         if any(right[0] < left[1] for left, right in pairwise(slices)):
             return f"outputs of partition {partition} overlap"
         if not all(_inside(spans.get(partition, []), base, end) for base, end in slices):
-            return f"an output of partition {partition} lies outside its edit"
+            return f"an output of partition {partition} is outside its edit"
     for item in commit.remove:
         for partition, base in zip(item.partition, item.base, strict=True):
             if not _inside(spans.get(partition, []), base, base + 1):
-                return f"the removed slice at {base} of partition {partition} lies outside every edit"
+                return f"the removed slice at {base} of partition {partition} is outside every edit"
     return None
 
 
 def kafka_transactions_are_known(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """Kafka's open transactions come with an import, once each, and end by markers that the same commit appends."""
+    """Only imports add open Kafka transactions, once each; a commit that ends one appends its marker."""
     if not (after.kafka_open or commit.kafka_open or commit.kafka_ended):
         return None
     if commit.kafka_open and commit.op not in FILLING:
-        return "only an import or a clone brings Kafka's open transactions"
+        return "only an import or a clone can add open Kafka transactions"
     ended = [transaction.ended for transaction in after.kafka_open]
     if len(set(ended)) < len(ended) or any(
         transaction.end > after.log_end[transaction.partition] for transaction in commit.kafka_open
     ):
-        return "a transaction of Kafka's would be open twice, or end beyond its log"
+        return "a Kafka transaction would be open twice, or end beyond its log"
     appended = {partition for file in commit.files for partition in file.partition}
     missing = sorted({transaction.partition for transaction in commit.kafka_ended} - appended)
     return f"transactions of partition {missing[0]} would end without a marker" if missing else None
 
 
-def floor_and_holds_in_range(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """The upload floor is a version that exists and never goes back; a new hold is not below it, or held already."""
+def floor_and_leases_in_range(before: TopicState, commit: Commit, after: TopicState) -> str | None:
+    """The retention floor is a version and never decreases. A new lease is not below it, or of a leased version."""
     if commit.floor is not None and not before.floor <= commit.floor <= before.version:
-        return f"upload floor {commit.floor} must lie between {before.floor} and {before.version}"
-    for name, hold in commit.holds.items():
-        if hold is None or any(hold.version == held.version for held in before.holds.values()):
+        return f"retention floor {commit.floor} must be between {before.floor} and {before.version}"
+    for name, lease in commit.holds.items():
+        if lease is None or any(lease.version == other.version for other in before.holds.values()):
             continue
-        if not after.floor <= hold.version <= max(before.version, 0):
-            return f"hold '{name}' of version {hold.version} must lie between {after.floor} and {before.version}"
+        if not after.floor <= lease.version <= max(before.version, 0):
+            return f"version {lease.version} of lease '{name}' must be between {after.floor} and {before.version}"
     return None
 
 
 CHECKS: tuple[Check, ...] = (
-    time_goes_on,
+    time_never_decreases,
     partitions_exist,
     appends_are_dense,
     log_start_in_range,
     slices_above_log_start,
     outputs_within_edits,
     kafka_transactions_are_known,
-    floor_and_holds_in_range,
+    floor_and_leases_in_range,
 )
 
 
 def check_commit(before: TopicState, commit: Commit, after: TopicState) -> None:
-    """Raise `BadRequest` naming the invariant that this commit would break; nothing has been written then."""
+    """Raise `BadRequest` with the invariant that a commit would violate, before it is written."""
     for check in CHECKS:
         problem = check(before, commit, after)
         if problem is not None:
-            raise BadRequest(f"refusing to commit ({check.__name__.replace('_', ' ')}): {problem}")
+            raise BadRequest(f"cannot commit ({check.__name__.replace('_', ' ')}): {problem}")
 
 
 def check_state(state: TopicState, table: SliceTable) -> None:
-    """Raise `Corrupt` if a whole state is not sound: slices ordered, disjoint, within the log, statuses known."""
+    """Raise `Corrupt` unless the slices are ordered, disjoint, within the log and consistent with the state."""
     rows = table.all()
     if table.version != state.version:
-        raise Corrupt(f"slices of version {table.version} beside a head of version {state.version}")
+        raise Corrupt(f"slices have version {table.version}, the topic state has version {state.version}")
     if state.deleted and len(rows):
         raise Corrupt(f"a deleted topic still has {len(rows)} slices")
     if (state.log_start > state.log_end).any():
-        raise Corrupt("a log start is beyond its log end")
+        raise Corrupt("a log start exceeds its log end")
     if not len(rows):
         return
     if int(rows.partition.max()) >= state.partitions or int(rows.partition.min()) < 0:
-        raise Corrupt(f"a slice names partition {int(rows.partition.max())} of {state.partitions}")
+        raise Corrupt(
+            f"a slice is in partition {int(rows.partition.max())} of a topic with {state.partitions} partitions"
+        )
     same = rows.partition[1:] == rows.partition[:-1]
     if (rows.partition[1:] < rows.partition[:-1]).any() or (same & (rows.base[1:] < rows.end[:-1])).any():
         raise Corrupt("slices of a partition overlap or are out of order")
     if (rows.end <= rows.base).any() or (rows.end > state.log_end[rows.partition]).any():
         raise Corrupt("a slice is empty or ends beyond its log end")
     if (rows.end <= state.log_start[rows.partition]).any():
-        raise Corrupt("a slice is wholly below its log start")
+        raise Corrupt("a slice is entirely below its log start")
     if not np.isin(rows.status, (PLAIN, OPEN, COMMITTED, ABORTED)).all():
         raise Corrupt("a slice has an unknown status")
     is_open = rows.status == OPEN
     if set(rows.prepare_version[is_open].tolist()) - {prepare.version for prepare in state.open}:
-        raise Corrupt("an open slice belongs to no open transaction")
+        raise Corrupt("an open slice does not belong to an open transaction")
     if (is_open & (rows.end <= state.last_stable()[rows.partition])).any():
         raise Corrupt("an open slice is below the last stable offset")
 

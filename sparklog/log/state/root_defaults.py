@@ -1,17 +1,17 @@
-"""Defaults of a root, under a broker's names: what a topic's config is where the topic does not set it.
+"""The defaults of a root: values of topic configs that a topic does not set, under the names of broker configs.
 
-As in Kafka they are not copied to topics: they count for all topics that there are, and at once. Defaults of a pattern
-are for topics whose whole names match it; they have the names of topic configs, and count before those of the root. Two
-names are for topics that do not exist yet: `num.partitions` and `auto.create.topics.enable`. One is of no topic:
-`transactional.id.expiration.ms`.
+As in Kafka, defaults are not copied to topics: a change applies to all topics immediately. Defaults of a pattern apply
+to topics whose entire name matches. They have the names of topic configs, and take precedence over those of the root.
+`num.partitions` and `auto.create.topics.enable` apply when a topic is created; `transactional.id.expiration.ms` does
+not concern topics.
 
-An entry of the journal `_root/defaults/_log` has all of them. A root without entries has none.
+Each entry of the journal `_root/defaults/_log` has all defaults. A root without entries has none.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparklog.common.settings import BOOLEAN, Setting, by_name, integer, or_never, text_of
@@ -41,22 +41,21 @@ _PARTITIONS = Setting(
 CREATION: Mapping[str, Setting] = by_name(
     [_PARTITIONS, Setting(AUTO_CREATE, BOOLEAN, None, "Whether writers create topics that do not exist.")]
 )
-"""Defaults that are no topic configs, of topics that do not exist yet."""
-# Releases before 0.7 would begin an expired id once more, from nothing: so ids expire only where that is set, Kafka's
-# default or another one.
+"""Defaults that are not topic configs and apply when a topic is created."""
+# Ids only expire if this is set, because releases before 0.7 would start an expired id again from the beginning.
 _EXPIRATION = Setting(
     EXPIRATION, or_never(integer(1)), -1, "Time without use after which a transactional id expires.", "ms",
     kafka="Default 604800000.",
 )  # fmt: skip
 ROOT_SETTINGS: Mapping[str, Setting] = {**BY_NAME, **CREATION, EXPIRATION: _EXPIRATION}
-"""Defaults of all topics of a root."""
+"""Settings that a root can have a default for."""
 PATTERN_SETTINGS: Mapping[str, Setting] = {**CONFIGS, **CREATION}
-"""Defaults of the topics that a pattern matches."""
+"""Settings that a pattern can have a default for."""
 
 
 @dataclass(frozen=True, slots=True)
 class PatternDefaults:
-    """Defaults, by names of topic configs, of topics whose whole names match a regular expression."""
+    """Defaults, by topic config, for topics whose entire name matches a regular expression."""
 
     pattern: str
     configs: Mapping[str, str]
@@ -67,7 +66,7 @@ class PatternDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """A value of a config, under the name by which it was set; `source` in Kafka's words."""
+    """A value of a config, the name under which it was set, and Kafka's name of its source."""
 
     name: str
     value: str
@@ -76,7 +75,7 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class DefaultRow:
-    """A default of the root, or of the topics that a pattern matches; `default`: the built-in one."""
+    """A default of the root or of a pattern. `default`: the built-in value."""
 
     pattern: str | None
     name: str
@@ -87,13 +86,13 @@ class DefaultRow:
 
 @dataclass(frozen=True, slots=True)
 class RootDefaults(StateEntry):
-    """The defaults of a root: `configs` by a broker's names; of `patterns` that match, the one added last counts."""
+    """The defaults of a root. `configs` are by broker config; the last of the `patterns` that match wins."""
 
     configs: Mapping[str, str] = field(default_factory=dict)
     patterns: tuple[PatternDefaults, ...] = ()
 
     def of_topic(self, topic: str) -> dict[str, str]:
-        """Return the defaults of a topic, by names of topic configs; the built-in ones are left out."""
+        """Return the defaults of a topic by topic config, without built-in ones."""
         if not self.configs and not self.patterns:
             return {}
         defaults = {}
@@ -106,7 +105,7 @@ class RootDefaults(StateEntry):
         return defaults
 
     def synonyms(self, topic: str, configs: TopicConfigs, name: str) -> list[ConfigSynonym]:
-        """Return all that a config of a topic may come from, as a broker's DescribeConfigs does: the first counts."""
+        """Return the possible values of a topic's config in order of precedence, as Kafka's DescribeConfigs does."""
         explicit, by_pattern = configs.explicit.get(name), self._of_pattern(topic, name)
         values = [] if explicit is None else [ConfigSynonym(name, explicit, TOPIC_CONFIG)]
         values += [] if by_pattern is None else [ConfigSynonym(name, by_pattern, ROOT_DEFAULT)]
@@ -119,7 +118,7 @@ class RootDefaults(StateEntry):
         return values or [ConfigSynonym(name, CONFIGS[name].default_text, DEFAULT_CONFIG)]
 
     def rows(self) -> Iterator[DefaultRow]:
-        """Yield every default of the root, set or built-in, then those of the patterns."""
+        """Yield each default of the root, set or built-in, and then the defaults of the patterns."""
         for name, setting in ROOT_SETTINGS.items():
             source = ROOT_DEFAULT if name in self.configs else DEFAULT_CONFIG
             yield DefaultRow(None, name, self.configs.get(name, setting.default_text), source, setting.default_text)
@@ -128,30 +127,30 @@ class RootDefaults(StateEntry):
                 yield DefaultRow(item.pattern, name, value, ROOT_DEFAULT, PATTERN_SETTINGS[name].default_text)
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic gets that is created without a number."""
+        """Return the number of partitions of a topic that is created without a number."""
         return int(self._value(topic, NUM_PARTITIONS) or _PARTITIONS.default)
 
     def auto_create(self, topic: str) -> bool | None:
-        """Return whether who writes to a topic may create it; None if that is not set."""
+        """Return whether writers may create a topic; None if this is not set."""
         value = self._value(topic, AUTO_CREATE)
         return None if value is None else value == "true"
 
     def expiration_ms(self) -> int | None:
-        """Return after how long without use a transactional id expires; None: never."""
+        """Return the time without use after which a transactional id expires; None: never."""
         value = int(self.configs.get(EXPIRATION, _EXPIRATION.default))
         return None if value < 0 else value
 
     def changed(
         self, changes: Mapping[str, object | None], pattern: str | None = None, *, force: bool = False
     ) -> RootDefaults:
-        """Return these with some set, or taken back (None). `BadRequest` for what is not valid or needs `force`."""
+        """Return the defaults with some set or removed (None); `BadRequest` if one is invalid or needs `force`."""
         if pattern is None:
-            changed = replace(self, configs=_merged(self.configs, changes, False, force))
+            changed = replace(self, configs=_merged(self.configs, changes, _root_setting, force))
         else:
             changed = replace(self, patterns=self._patterns(pattern, changes, force))
         of_all = replace(changed, patterns=()).of_topic("")
-        for item in ({}, *(item.configs for item in changed.patterns)):
-            TopicConfigs(item, of_all).check()
+        for configs in ({}, *(item.configs for item in changed.patterns)):
+            TopicConfigs(configs, of_all).check()
         return changed
 
     def _patterns(self, pattern: str, changes: Mapping[str, object | None], force: bool) -> tuple[PatternDefaults, ...]:
@@ -160,7 +159,7 @@ class RootDefaults(StateEntry):
         except re.error as error:
             raise BadRequest(f"'{pattern}' is not a regular expression: {error}") from None
         before = next((item.configs for item in self.patterns if item.pattern == pattern), {})
-        after = PatternDefaults(pattern, _merged(before, changes, True, force))
+        after = PatternDefaults(pattern, _merged(before, changes, _pattern_setting, force))
         items = [after if item.pattern == pattern else item for item in self.patterns]
         return tuple(item for item in (items if after in items else [*items, after]) if item.configs)
 
@@ -174,40 +173,49 @@ class RootDefaults(StateEntry):
 
 
 def _merged(
-    before: Mapping[str, str], changes: Mapping[str, object | None], of_pattern: bool, force: bool
+    before: Mapping[str, str], changes: Mapping[str, object | None], setting_of: Callable[[str], Setting], force: bool
 ) -> dict[str, str]:
-    after = {**before, **{name: _kept(name, value, of_pattern, force) for name, value in changes.items()}}
-    return {name: text for name, text in sorted(after.items()) if text is not None}
+    """Return the defaults with the changes, as text; `BadRequest` if a name or a value is invalid."""
+    after = dict(before)
+    for name, value in changes.items():
+        setting = setting_of(name)
+        if value is None:
+            after.pop(name, None)
+        else:
+            check_delete_delay({setting.field or name: topic_value(setting, value)}, force)
+            after[name] = text_of(setting.parse(value))
+    return dict(sorted(after.items()))
 
 
-def _kept(name: str, value: object | None, of_pattern: bool, force: bool) -> str | None:
-    """Return the text that is kept of a value, None of None; `BadRequest` if the name or the value is not valid."""
+def _root_setting(name: str) -> Setting:
+    """Return the setting of a default of the root; `BadRequest` if there is none."""
+    if name != CARRIED_CONFIG and name in ROOT_SETTINGS:
+        return ROOT_SETTINGS[name]
+    if BROKER_NAMES.get(name):
+        raise BadRequest(
+            f"a root default needs the name of a broker config: use {BROKER_NAMES[name][0].name}, not '{name}'"
+        )
+    raise _unknown(name, ROOT_SETTINGS)
+
+
+def _pattern_setting(name: str) -> Setting:
+    """Return the setting of a default of a pattern; `BadRequest` if there is none."""
+    if name != CARRIED_CONFIG and name in PATTERN_SETTINGS:
+        return PATTERN_SETTINGS[name]
+    if name in BY_NAME:
+        raise BadRequest(
+            f"a default of a pattern needs the name of a topic config: use {BY_NAME[name].field}, not '{name}'"
+        )
+    raise _unknown(name, PATTERN_SETTINGS)
+
+
+def _unknown(name: str, settings: Mapping[str, Setting]) -> BadRequest:
     if name == CARRIED_CONFIG:
-        raise BadRequest(f"'{name}' is no default of a root: give it to each topic")
-    setting = (PATTERN_SETTINGS if of_pattern else ROOT_SETTINGS).get(name)
-    if setting is None:
-        raise _unknown(name, of_pattern)
-    if value is None:
-        return None
-    check_delete_delay({setting.field or name: topic_value(setting, value)}, force)
-    return text_of(setting.parse(value))
-
-
-def _unknown(name: str, of_pattern: bool) -> BadRequest:
-    if of_pattern and name in BY_NAME:
-        return BadRequest(
-            f"a default of a pattern has the name of a topic config: give {BY_NAME[name].field}, found '{name}'"
-        )
-    if not of_pattern and BROKER_NAMES.get(name):
-        return BadRequest(
-            f"a default of the root has a broker's name: give {BROKER_NAMES[name][0].name}, found '{name}'"
-        )
+        return BadRequest(f"'{name}' cannot be a default of a root: set it on each topic")
     why = kafka_name(name)
     if why is not None:
-        return BadRequest(f"'{name}' is no default of a root: {why}; leave it out")
-    return BadRequest(
-        f"unknown default '{name}'{did_you_mean(name, PATTERN_SETTINGS if of_pattern else ROOT_SETTINGS)}"
-    )
+        return BadRequest(f"'{name}' cannot be a default of a root: {why}; remove it")
+    return BadRequest(f"unknown default '{name}'{did_you_mean(name, settings)}")
 
 
 PATTERN_JSON = Document(PatternDefaults, Member("pattern", TEXT), Member("configs", texts_by_text()))

@@ -1,9 +1,9 @@
-"""LogView, the protocol of every readable log (a sparklog root, a Kafka directory), and the sizes of offset ranges.
+"""`LogView`, the protocol of every readable log (a sparklog root, a Kafka directory), and the sizes of offset ranges.
 
-The Spark adapter and the command line speak only to `LogView`. A view answers from a snapshot taken by `refresh`.
+The Spark adapter and the command line only use `LogView`. A view returns what its latest `refresh` has read.
 
 A compacted log can have a thousand records in 2^62 offsets. So ranges are measured, split and limited by records and
-stored bytes, from metadata alone. All numbers are estimates: they decide where a range is cut, never what is read.
+stored bytes, from metadata alone. All numbers are estimates: they only determine where a range is split.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRuns:
-    """Runs of batches in offset order, one int64[n] array per field: a run's offsets `[base, end)` and its contents.
+    """Ranges of batches in offset order, one int64[n] array per field: their offsets `[base, end)` and their contents.
 
-    `records` is at most the number of its offsets; they are taken to be spread evenly. No record is between two runs.
+    `records` is at most the number of offsets; records are assumed to be spread evenly. No record is between ranges.
     """
 
     base: Int64s
@@ -43,7 +43,7 @@ class BatchRuns:
         return len(self.base)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> BatchRuns:
-        # A plan may have ten thousand ranges of a run each.
+        # Written out, because a plan may call it ten thousand times.
         base, end, records, nbytes, batches = self._columns()
         return BatchRuns(base[rows], end[rows], records[rows], nbytes[rows], batches[rows])
 
@@ -51,7 +51,7 @@ class BatchRuns:
         return self.base, self.end, self.records, self.nbytes, self.batches
 
     def ordered(self) -> BatchRuns:
-        """Runs that do not overlap, whatever damage did to their offsets."""
+        """Return ranges that do not overlap, even if corruption has changed their offsets."""
         if not len(self):
             return self
         base = np.minimum.accumulate(self.base[::-1])[::-1]
@@ -60,27 +60,27 @@ class BatchRuns:
         return BatchRuns(base, end, self.records, self.nbytes, self.batches).counted()[end > base]
 
     def counted(self) -> BatchRuns:
-        """Runs that hold at least a batch each and, where they are at least half full, as many records as offsets.
+        """Return ranges with at least one batch each and, if they are at least half full, as many records as offsets.
 
-        As all of Kafka does: markers of transactions take offsets, too, and no cut then gives more records than were
-        asked for.
+        Kafka counts the same way, because transaction markers have offsets, too. A split by records then never
+        returns more records than requested.
         """
-        span = self.end - self.base
-        records = np.where(self.records >= span - span // 2, span, np.maximum(self.records, 0))
+        width = self.end - self.base
+        records = np.where(self.records >= width - width // 2, width, np.maximum(self.records, 0))
         return BatchRuns(self.base, self.end, records, self.nbytes, np.maximum(self.batches, 1))
 
     def clipped(self, start: int, stop: int) -> BatchRuns:
-        """The runs of offsets `[start, stop)`, the first and the last one with their share of what they hold."""
+        """Return the part in offsets `[start, stop)`, with proportional shares of the first and last ranges."""
         low = int(np.searchsorted(self.end, start, "right"))
         high = max(low, int(np.searchsorted(self.base, stop, "left")))
         columns = [column[low:high].copy() for column in self._columns()]
         base, end = columns[:2]
         for row in {0, high - low - 1} if high > low else ():
             first, last = max(int(base[row]), start), min(int(end[row]), stop)
-            span = int(end[row]) - int(base[row])
+            width = int(end[row]) - int(base[row])
             for column in columns[2:]:
                 amount, before = int(column[row]), first - int(base[row])
-                column[row] = amount * (before + last - first) // span - amount * before // span
+                column[row] = amount * (before + last - first) // width - amount * before // width
             base[row], end[row] = first, last
         return BatchRuns(*columns)
 
@@ -95,28 +95,28 @@ class Stored:
 
     @property
     def records(self) -> int:
-        """Estimated, markers and aborted records among them."""
+        """The estimated number of records, including markers and aborted records."""
         return _total(self.runs.records)
 
     @property
     def nbytes(self) -> int:
-        """Estimated stored bytes."""
+        """The estimated stored bytes."""
         return _total(self.runs.nbytes)
 
     @property
     def batches(self) -> int:
-        """As far as it is known: no more than this."""
+        """The maximum number of batches."""
         return _total(self.runs.batches)
 
     def part(self, start: int, end: int) -> Stored:
         return Stored(start, end, self.runs.clipped(start, end))
 
     def at_records(self, *counts: int) -> list[int]:
-        """Return offsets before which so many records are; the range's end where there are no more."""
+        """Return the offset after each of these numbers of records, or the end of the range if it has fewer."""
         return self._offsets_at(self.runs.records, counts)
 
     def at_bytes(self, *counts: int) -> list[int]:
-        """Return offsets before which about so many stored bytes are; the range's end where there are no more."""
+        """Return the offset after about each of these numbers of bytes, or the end of the range if it has fewer."""
         return self._offsets_at(self.runs.nbytes, counts)
 
     def _offsets_at(self, amounts: Int64s, counts: Sequence[int]) -> list[int]:
@@ -127,7 +127,7 @@ class Stored:
             if row == len(amounts):
                 offsets.append(self.end)
                 continue
-            # Offsets reach up to 2^63: products of them need Python's integers.
+            # Products of offsets exceed int64, so use Python integers.
             base, end, amount = int(self.runs.base[row]), int(self.runs.end[row]), int(amounts[row])
             inside = count - (int(up_to[row]) - amount)
             offsets.append(base + (end - base) * inside // amount)
@@ -135,7 +135,7 @@ class Stored:
 
 
 def _total(amounts: Int64s) -> int:
-    # A plan may have ten thousand ranges of one run each, and numpy takes 3 µs to sum one.
+    # numpy takes 3 µs to sum an array, and a plan may sum ten thousand of one element.
     return int(amounts.sum()) if len(amounts) > 1 else sum(amounts.tolist())
 
 
@@ -145,11 +145,11 @@ READ_UNCOMMITTED: Final = "read_uncommitted"
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 COUNTED = ("partition",)
-"""Read where rows are only counted: the smallest column."""
+"""The column to read if rows are only counted: the smallest."""
 
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns if they are distinct ones of `COLUMNS`, else raise `BadRequest`."""
+    """Return the columns; `BadRequest` if they are not distinct names of `COLUMNS`."""
     NAMES.check("columns", columns)
     if any(name not in COLUMNS for name in columns) or len(set(columns)) != len(columns):
         raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
@@ -182,7 +182,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class TimestampOffset:
-    """Answer to a time lookup: the record's offset and its timestamp (ms)."""
+    """Result of a lookup by timestamp: the record's offset and timestamp (ms)."""
 
     offset: int
     timestamp: int
@@ -190,17 +190,17 @@ class TimestampOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSize:
-    """Size of one partition, by metadata alone; a slice that the log start cuts counts whole.
+    """Size of one partition, from metadata alone. A slice that contains the log start counts entirely.
 
-    Bytes are those of batches, as Kafka counts them: without indexes and footers.
+    As in Kafka, bytes are those of batches, without indexes and footers.
     """
 
     topic: str
     partition: int
     append_bytes: int  # in append files, or a Kafka directory's active segment
     sealed_bytes: int  # in sealed (closed) segments
-    records: int  # that batches hold, aborted ones of our own transactions and markers left out
-    slices: int  # of a topic, or segments of a Kafka directory
+    records: int  # in batches, without markers and without aborted records of sparklog transactions
+    slices: int  # or segments, in a Kafka directory
 
     @property
     def total_bytes(self) -> int:
@@ -208,7 +208,7 @@ class PartitionSize:
 
 
 class ReadPart(Protocol):
-    """A part of a plan that one task reads: picklable; `records` and `nbytes` are estimates for packing."""
+    """A part of a plan that one task reads. It can be pickled. `records` and `nbytes` are estimates for packing."""
 
     @property
     def range(self) -> OffsetRange: ...
@@ -217,65 +217,65 @@ class ReadPart(Protocol):
     @property
     def nbytes(self) -> int: ...
     def read(self, columns: Sequence[str], *, batch_bytes: int = 4 << 20) -> Iterator[pa.RecordBatch]:
-        """The part's records in offset order, batches of about `batch_bytes` with exactly `columns` of `COLUMNS`."""
+        """Yield the records in offset order, with these columns of `COLUMNS`, in batches of about `batch_bytes`."""
 
 
 class PinnedView(Protocol):
-    """Topics as they were seen last: enough to read records of them."""
+    """Snapshots of topics that do not change: enough to read their records."""
 
     @property
     def location(self) -> str: ...
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """Return the bounds of every partition, from the snapshot."""
+        """Return the bounds of every partition."""
 
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
-        """The numbers of partitions that the topic had before, growing, as far as is known."""
+        """Return the known partition counts that the topic had before, ascending."""
 
     def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
-        """Return per partition the offset below which compaction keeps the latest record of each key, if any does."""
+        """Return per partition the offset below which each key has at most one record, because compaction ran."""
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        """Return the contents of each range, from metadata alone. It costs what is stored, not the range's width."""
+        """Return the contents of each range, from metadata alone. The cost depends on the slices, not on offsets."""
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
-        """One part per non-empty range, in the order given."""
+        """Return one part per non-empty range, in the order given."""
 
 
 class LogView(PinnedView, Protocol):
-    """A set of topics that can be read, looked at again as often as wanted."""
+    """A set of topics that can be read and refreshed."""
 
     @property
     def env(self) -> Env:
-        """The clock by which a reader waits."""
+        """The environment, whose clock readers use to wait."""
 
     @property
     def poll_interval_ms(self) -> int:
-        """The time that a reader who has seen all waits from now on before it calls `refresh` again."""
+        """The time to wait from now before the next `refresh`, for a reader that has read all records."""
 
     def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        """Return the names of all topics, sorted; only of those wanted, the others are not opened. Finds new ones."""
+        """Return the current names of all topics, or of those that `wanted` accepts, sorted."""
 
     def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        """Take a snapshot of all topics, or of those of wanted names, and return their names, sorted."""
+        """Read a snapshot of all topics, or of those that `wanted` accepts, and return their names, sorted."""
 
     def topic_id(self, topic: str) -> str:
-        """22-character id; differs when a name was deleted and created again. `NotFound` if there is no such topic."""
+        """Return the topic's 22-character id, which changes if it is created again. `NotFound` if it does not exist."""
 
     def refresh(self, topics: Sequence[str]) -> None:
-        """Take a new snapshot of these topics (a probe each when nothing changed)."""
+        """Read new snapshots of these topics. A topic without changes takes one request."""
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
-        """Per partition, the first record below the isolation bound with timestamp >= target (ms); None: no such."""
+        """Return per partition the first readable record with timestamp >= target (ms), or None."""
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
-        """Return the size of every partition, from the snapshot."""
+        """Return the size of every partition."""
 
 
 def refresh_existing(view: LogView, topics: Sequence[str]) -> list[str]:
-    """Take a new snapshot of topics, and return those that exist: one that was listed may be deleted since."""
+    """Read new snapshots of topics, and return those that still exist: a listed topic may have been deleted."""
     try:
         view.refresh(topics)
         return list(topics)

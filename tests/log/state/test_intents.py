@@ -218,7 +218,7 @@ def test_two_rewrites_of_one_slice() -> None:
     assert [file.path for file in found.files] == [output_of(1, 0, 10).path]
     gone = nothing(intent, chain)
     # What it did rewrite lies there and is not called dropped.
-    assert (gone.note, gone.dropped) == ("no edit stands any more", (first.edit,))
+    assert (gone.note, gone.dropped) == ("no edit applies any more", (first.edit,))
 
 
 def test_a_rewrite_tried_again_after_it_landed_drops_nothing() -> None:
@@ -233,7 +233,7 @@ def test_an_output_over_a_slice_that_is_not_replaced_is_refused() -> None:
     one, _, three = (chain.append((0, 10)).files[0].path for _ in range(3))
     inputs = (Input(one, 0, 0, 10), Input(three, 0, 20, 30))
     wrong = RewriteIntent(MERGE, "topic-one", (Rewrite(Edit(0, 0, 30), inputs),), (output_of(0, 0, 30),))
-    with pytest.raises(BadRequest, match="over the slice at 10 that the edit does not replace"):
+    with pytest.raises(BadRequest, match="overlap the slice at 10, which the edit does not replace"):
         wrong.draft("t", chain.state, chain.state, chain.table)
     beside = (output_of(0, 0, 10), output_of(0, 20, 30))
     land(chain, RewriteIntent(MERGE, "topic-one", (Rewrite(Edit(0, 0, 30), inputs),), beside))
@@ -492,7 +492,7 @@ def test_commit_time_never_goes_back() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"time_ms": 1}, "time goes on"),
+        ({"time_ms": 1}, "time never decreases"),
         ({"files": (file_of([(0, 1)]).based((11,)),)}, "appends are dense"),
         ({"files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
         ({"op": IMPORT, "files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
@@ -509,8 +509,8 @@ def test_commit_time_never_goes_back() -> None:
             {"op": SEAL, "edits": (Edit(0, 0, 5),), "remove": (RemovedSlices("x", (0,), (6,), (0,)),)},
             "outputs within edits",
         ),
-        ({"op": MAINTAIN, "floor": 2}, "floor and holds in range"),
-        ({"op": MAINTAIN, "holds": {"h": VersionLease(5)}}, "floor and holds in range"),
+        ({"op": MAINTAIN, "floor": 2}, "floor and leases in range"),
+        ({"op": MAINTAIN, "holds": {"h": VersionLease(5)}}, "floor and leases in range"),
         ({"op": ALTER, "partitions": 1}, "partitions exist"),
     ],
 )
@@ -518,5 +518,5 @@ def test_each_invariant_is_checked(values: dict[str, object], expected: str) -> 
     chain = Chain(2)
     chain.append((0, 10))
     commit, _ = chain.commit(**values)
-    with pytest.raises(BadRequest, match=rf"^refusing to commit \({expected}\)"):
+    with pytest.raises(BadRequest, match=rf"^cannot commit \({expected}\)"):
         check_commit(chain.state, commit, chain.state.apply(commit))

@@ -113,7 +113,7 @@ def test_kafkas_transactions_come_with_an_import_and_end_once() -> None:
     with pytest.raises(Corrupt, match="ends a transaction of producer 9 in partition 0 that is not open"):
         chain.append((0, 1), kafka_ended=(KafkaEnded(0, 9),))
     for values, expected in (
-        ({"kafka_open": (KafkaOpen(0, 9, 0, 1, 24),)}, "only an import or a clone brings"),
+        ({"kafka_open": (KafkaOpen(0, 9, 0, 1, 24),)}, "only an import or a clone can add"),
         ({"op": IMPORT, "kafka_open": (KafkaOpen(0, 8, 2, 13, 25),)}, "open twice"),
         ({"op": IMPORT, "kafka_open": (KafkaOpen(0, 9, 2, 13, 26),)}, "end beyond its log"),
         ({"kafka_ended": (KafkaEnded(1, 7),)}, "partition 1 would end without a marker"),
