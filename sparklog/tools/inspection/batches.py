@@ -435,14 +435,15 @@ class _BatchColumns:
         record_columns, errors = self.facts.add(data, headers, valid, batches.append_time)
         damage.update(errors)
         columns = header_columns(window) | record_columns
-        columns["base_offset"] += batches.shift
-        columns["last_offset"] += batches.shift
+        columns["base_offset"] = columns["base_offset"] + batches.shift
+        columns["last_offset"] = columns["last_offset"] + batches.shift
         columns["codec"] = np.minimum(columns["codec"], len(CODECS))
-        columns["transactional"] |= bool(batches.outcome)
+        columns["transactional"] = columns["transactional"] | bool(batches.outcome)
         columns["outcome"] = self._outcome(batches, headers, columns["base_offset"])
         columns["stored"] = columns["size"] - np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
         if batches.append_time >= 0:
-            columns["max_timestamp"][headers.is_log_append_time] = batches.append_time
+            maximum = np.where(headers.is_log_append_time, batches.append_time, columns["max_timestamp"])
+            columns["max_timestamp"] = maximum
         if batches.leader_epoch >= 0:
             columns["leader_epoch"] = np.full(len(headers), batches.leader_epoch, np.int64)
         for name, values in columns.items():

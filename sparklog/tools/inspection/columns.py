@@ -9,7 +9,10 @@ from sparklog.format.record_batch import MAGIC, Int64Array
 
 
 def header_columns(window: Window) -> dict[str, Int64Array]:
-    """Return the fields of the batch headers in a window, int64[batches] each; `delete_horizon` is -1 if not set."""
+    """Return the fields of the batch headers in a window, int64[batches] each; `delete_horizon` is -1 if not set.
+
+    The columns may be views of the headers, so do not change them in place.
+    """
     headers = window.headers
     columns = {
         "base_offset": headers.base_offset,
