@@ -135,12 +135,12 @@ def test_a_root_on_a_disk_is_one_that_others_open(sparklog_disk_root: Root) -> N
         (
             lambda root: sparklog.open(root.location),
             BadRequest,
-            "it is in one process: .* sparklog_disk_root",
+            "it exists in one process only; .* sparklog_disk_root",
         ),
         (
             lambda root: pickle.dumps(root),
             TypeError,
-            "cannot be pickled; use a root on a disk .sparklog_disk_root",
+            "cannot be pickled: use a root on a disk .sparklog_disk_root",
         ),
         (lambda root: sparklog.open(root.store).create_topic("t"), Unavailable, "clock is .* ahead of memory:test"),
         (lambda root: root.topic("t"), NotFound, "topic 't' does not exist in memory:test"),
