@@ -35,46 +35,46 @@ TOOLS = {
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaAnswer:
+class Equivalent:
     """The equivalent of an option or property of Kafka.
 
     Attributes:
-        words: arguments that replace it, or a mapping with the arguments for each value; None: there is no equivalent.
-            VALUE is replaced by its value, and TEXT by the value with backslashes escaped, because Kafka's options take
-            no escapes.
-        why: the error message if there is no equivalent; for empty arguments, a note that it has no effect.
+        arguments: arguments that replace it, or a mapping with the arguments for each value; None: there is no
+            equivalent. VALUE is replaced by its value, and TEXT by the value with backslashes escaped, because Kafka's
+            options take no escapes.
+        reason: the error message if there is no equivalent; for empty arguments, a note that it has no effect.
         value: whether a value follows; a text is the default for a missing value.
     """
 
-    words: str | Mapping[str, str] | None
-    why: str = ""
+    arguments: str | Mapping[str, str] | None
+    reason: str = ""
     value: bool | str = True
 
 
-def _none(why: str) -> KafkaAnswer:
-    return KafkaAnswer(None, why)
+def _none(why: str) -> Equivalent:
+    return Equivalent(None, why)
 
 
-def _unused(why: str, value: bool = True) -> KafkaAnswer:
-    return KafkaAnswer("", why, value)
+def _unused(why: str, value: bool = True) -> Equivalent:
+    return Equivalent("", why, value)
 
 
-def _all(names: str, answer: KafkaAnswer) -> dict[str, KafkaAnswer]:
-    return dict.fromkeys(names.split(), answer)
+def _all(names: str, equivalent: Equivalent) -> dict[str, Equivalent]:
+    return dict.fromkeys(names.split(), equivalent)
 
 
-def _texts(names: str) -> dict[str, KafkaAnswer]:
-    return {name: KafkaAnswer(f"--{name.replace('.', '-')} TEXT") for name in names.split()}
+def _texts(names: str) -> dict[str, Equivalent]:
+    return {name: Equivalent(f"--{name.replace('.', '-')} TEXT") for name in names.split()}
 
 
-def _flag(option: str) -> KafkaAnswer:
-    return KafkaAnswer({"true": option, "false": ""}, "expected true or false")
+def _flag(option: str) -> Equivalent:
+    return Equivalent({"true": option, "false": ""}, "expected true or false")
 
 
-def _classes(part: str, last: str, why: str) -> KafkaAnswer:
+def _classes(part: str, last: str, why: str) -> Equivalent:
     names = ("Short", "Integer", "Long", "Float", "Double")
     words = {name: f"--{part}-format {name.lower()}" for name in names} | {"String": "", "ByteArray": ""}
-    return KafkaAnswer(
+    return Equivalent(
         {f"org.apache.kafka.common.serialization.{name}{last}": item for name, item in words.items()}, why
     )
 
@@ -94,26 +94,26 @@ ONE_GROUP = _none("give one group; `sparklog groups list` lists them")
 INSTEAD = "use options instead: "
 
 COMMON = {"--version": _none("use `sparklog --version`"), "--command-config": CLIENT}
-ACTIONS: Mapping[str, Mapping[str, KafkaAnswer]] = {
-    "topics": {f"--{name}": KafkaAnswer(name) for name in ("list", "create", "describe", "alter", "delete")},
-    "configs": {f"--{name}": KafkaAnswer(name) for name in ("describe", "alter")},
+ACTIONS: Mapping[str, Mapping[str, Equivalent]] = {
+    "topics": {f"--{name}": Equivalent(name) for name in ("list", "create", "describe", "alter", "delete")},
+    "configs": {f"--{name}": Equivalent(name) for name in ("describe", "alter")},
     "groups": {
-        **{f"--{name}": KafkaAnswer(name) for name in ("list", "describe", "delete", "delete-offsets")},
-        "--reset-offsets": KafkaAnswer("reset"),
+        **{f"--{name}": Equivalent(name) for name in ("list", "describe", "delete", "delete-offsets")},
+        "--reset-offsets": Equivalent("reset"),
         "--validate-regex": _none(
             "sparklog uses Python's regular expressions, not RE2; try one with `sparklog consume --include REGEX`"
         ),
     },
     "transactions": {
-        "forceTerminateTransaction": KafkaAnswer("abort"),
-        "find-hanging": KafkaAnswer("list --open"),
+        "forceTerminateTransaction": Equivalent("abort"),
+        "find-hanging": Equivalent("list --open"),
         "describe-producers": _none(
             "use `sparklog transactions list --open`, which lists transactions that hold back a topic"
         ),
     },
 }
 """Options that select the action of a tool, and the commands for these actions."""
-WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
+WORDS: Mapping[str, Mapping[str, Equivalent]] = {
     "topics": {
         **_all("--at-min-isr-partitions --unavailable-partitions --under-min-isr-partitions", REPLICAS),
         "--under-replicated-partitions": REPLICAS,
@@ -125,15 +125,15 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
     "configs": {
         **_all("--broker --broker-logger --group --ip --ip-defaults", QUOTAS),
         **_all("--client --client-defaults --client-metrics --user --user-defaults", QUOTAS),
-        "--broker-defaults": KafkaAnswer("--root-defaults", value=False),
-        "--entity-default": KafkaAnswer("", value=False),
-        "--entity-name": KafkaAnswer("--topic VALUE"),
-        "--entity-type": KafkaAnswer({"topics": "", "brokers": "--root-defaults"}, QUOTAS.why),
+        "--broker-defaults": Equivalent("--root-defaults", value=False),
+        "--entity-default": Equivalent("", value=False),
+        "--entity-name": Equivalent("--topic VALUE"),
+        "--entity-type": Equivalent({"topics": "", "brokers": "--root-defaults"}, QUOTAS.reason),
     },
     "consume": {
         "--consumer.config": _none(f"{INSTEAD}--group, --isolation-level, --from-beginning"),
         "--enable-systest-events": SYSTEST,
-        "--formatter": KafkaAnswer(
+        "--formatter": Equivalent(
             dict.fromkeys(
                 ("org.apache.kafka.tools.consumer.DefaultMessageFormatter", "kafka.tools.DefaultMessageFormatter"), ""
             ),
@@ -143,14 +143,14 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         "--key-deserializer": KEY_CLASS,
         "--skip-message-on-error": _none("use --corrupt-records skip"),
         "--value-deserializer": VALUE_CLASS,
-        "--whitelist": KafkaAnswer("--include VALUE"),
+        "--whitelist": Equivalent("--include VALUE"),
     },
     "produce": {
         **_all("--batch-size --max-block-ms --max-memory-bytes --max-partition-memory-bytes", MEMORY),
         **_all("--message-send-max-retries --retry-backoff-ms", RETRIES),
         **_all("--metadata-expiry-ms --request-timeout-ms --socket-buffer-size", SOCKET),
-        "--compression-codec": KafkaAnswer("--compression VALUE", value="gzip"),
-        "--line-reader": KafkaAnswer(
+        "--compression-codec": Equivalent("--compression VALUE", value="gzip"),
+        "--line-reader": Equivalent(
             dict.fromkeys(
                 ("org.apache.kafka.tools.LineMessageReader", "kafka.tools.ConsoleProducer$LineMessageReader"), ""
             ),
@@ -159,24 +159,24 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         "--producer.config": _none(f"{INSTEAD}--compression, --linger-ms"),
         "--reader-config": _none(f"{INSTEAD}--property NAME=VALUE"),
         "--request-required-acks": ACKS,
-        "--sync": KafkaAnswer("--linger-ms 0", value=False),
-        "--timeout": KafkaAnswer("--linger-ms VALUE"),
+        "--sync": Equivalent("--linger-ms 0", value=False),
+        "--timeout": Equivalent("--linger-ms VALUE"),
     },
     "groups": {
-        "--offsets": KafkaAnswer("", value=False),
+        "--offsets": Equivalent("", value=False),
         "--timeout": _unused("there is no coordinator to wait for"),
         "--type": _none("all groups have the same type; --state shows their states"),
     },
     **{f"groups {name}": {"--all-groups": ONE_GROUP} for name in ("delete", "delete-offsets", "reset")},
     **{name: {} for name in ("offsets", "delete-records", "dump-log")},
-    "log-dirs": {"--describe": KafkaAnswer("", value=False)},
+    "log-dirs": {"--describe": Equivalent("", value=False)},
     "transactions": {
         "--duration-filter": _none(
             "use `sparklog transactions list --open`, which lists transactions that hold back a topic"
         ),
-        "--transactional-id": KafkaAnswer("VALUE"),
+        "--transactional-id": Equivalent("VALUE"),
         "--transactional-id-pattern": _none("the command lists all ids: filter its lines"),
-        "--transactionalId": KafkaAnswer("VALUE"),
+        "--transactionalId": Equivalent("VALUE"),
     },
     "transactions list": {
         **_all("--broker-id --partition --topic", _unused("the command reads all topics")),
@@ -187,7 +187,7 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         _none("use `sparklog transactions abort ID`; `sparklog transactions list --open` lists the ids"),
     ),
     "perf produce": {
-        "--command-property": KafkaAnswer("--producer-props VALUE"),
+        "--command-property": Equivalent("--producer-props VALUE"),
         "--print-metrics": METRICS,
         "--producer.config": _none(f"{INSTEAD}--producer-props NAME=VALUE"),
     },
@@ -195,7 +195,7 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         "--consumer.config": _none("a run has no properties: omit it"),
         "--date-format": _none("times are printed in Kafka's default format: omit it"),
         **_all("--fetch-size --socket-buffer-size", SOCKET),
-        "--num-records": KafkaAnswer("--messages VALUE"),
+        "--num-records": Equivalent("--messages VALUE"),
         "--print-metrics": METRICS,
     },
 }
@@ -203,14 +203,14 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
 
 FORMATTER = {
     **{f"print.{name}": _flag(f"--print-{name}") for name in ("timestamp", "partition", "offset", "headers", "key")},
-    "print.value": KafkaAnswer({"true": "", "false": "--no-print-value"}, "expected true or false"),
-    "print.epoch": KafkaAnswer({"false": ""}, "`sparklog dump-log` shows leader epochs"),
+    "print.value": Equivalent({"true": "", "false": "--no-print-value"}, "expected true or false"),
+    "print.epoch": Equivalent({"false": ""}, "`sparklog dump-log` shows leader epochs"),
     **_texts("key.separator line.separator headers.separator null.literal"),
     "key.deserializer": KEY_CLASS,
     "value.deserializer": VALUE_CLASS,
 }
 READER = {
-    "parse.key": KafkaAnswer({"true": "", "false": ""}, "expected true or false"),
+    "parse.key": Equivalent({"true": "", "false": ""}, "expected true or false"),
     "parse.headers": _flag("--headers"),
     **_texts("key.separator headers.delimiter headers.separator headers.key.separator null.marker"),
     "ignore.error": _flag("--ignore-error"),
@@ -222,12 +222,12 @@ _CLIENTS = {
     "retry.": RETRIES,
 }
 CONSUMER = {
-    "group.id": KafkaAnswer("--group VALUE"),
-    "isolation.level": KafkaAnswer("--isolation-level VALUE"),
-    "auto.offset.reset": KafkaAnswer(
+    "group.id": Equivalent("--group VALUE"),
+    "isolation.level": Equivalent("--isolation-level VALUE"),
+    "auto.offset.reset": Equivalent(
         {"earliest": "--from-beginning", "latest": "--follow"}, "expected earliest, or latest, which means --follow"
     ),
-    "enable.auto.commit": KafkaAnswer(
+    "enable.auto.commit": Equivalent(
         {"true": ""}, "with --group, printed records are committed; without it, nothing is"
     ),
     **_all("fetch. heartbeat. max.partition. max.poll. session.", SOCKET),
@@ -235,15 +235,15 @@ CONSUMER = {
 }
 PRODUCER = {
     "acks": ACKS,
-    "linger.ms": KafkaAnswer("--linger-ms VALUE"),
-    "compression.type": KafkaAnswer("--compression VALUE"),
+    "linger.ms": Equivalent("--linger-ms VALUE"),
+    "compression.type": Equivalent("--compression VALUE"),
     "enable.idempotence": _unused("retries never append a record twice"),
     "transactional.id": _none("write transactions with `sparklog.transactional` in Python, or `sparklog perf produce`"),
     **_all("batch. buffer. max.block. max.request.", MEMORY),
     **_all("delivery. max.in.flight. retries", RETRIES),
     **_CLIENTS,
 }
-PROPERTIES: Mapping[str, Mapping[str, Mapping[str, KafkaAnswer]]] = {
+PROPERTIES: Mapping[str, Mapping[str, Mapping[str, Equivalent]]] = {
     "consume": dict.fromkeys(("--property", "--formatter-property"), FORMATTER)
     | dict.fromkeys(("--consumer-property", "--command-property"), CONSUMER),
     "produce": dict.fromkeys(("--property", "--reader-property"), READER)
@@ -282,12 +282,12 @@ def command_words(words: Sequence[str]) -> list[str]:
     actions = ACTIONS.get(line[0])
     if actions is None or not (line[1:2] and (line[1] in actions or line[1].startswith("-"))):
         return line
-    answers = {**COMMON, **actions}
-    index = next((index for index, word in enumerate(line) if word in answers), 0)
+    equivalents = {**COMMON, **actions}
+    index = next((index for index, word in enumerate(line) if word in equivalents), 0)
     if not index:
         return line
     word = line.pop(index)
-    return [line[0], *_in_place(word, answers[word], ""), *line[1:]]
+    return [line[0], *_replacement(word, equivalents[word], ""), *line[1:]]
 
 
 def without_brokers(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
@@ -315,7 +315,7 @@ def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]
     tool = command if command in WORDS else command.partition(" ")[0]
     if tool not in WORDS:
         return list(words)
-    answers = {**COMMON, **WORDS.get(command.partition(" ")[0], {}), **WORDS[tool]}
+    equivalents = {**COMMON, **WORDS.get(command.partition(" ")[0], {}), **WORDS[tool]}
     line = " ".join(words).replace("=", " ")
     if tool == "configs" and "--entity-type brokers" in line and "--entity-name" in line:
         raise UsageError("there are no brokers; use `sparklog configs describe --root-defaults` for root defaults")
@@ -326,56 +326,57 @@ def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]
     while rest and rest[0] != "--":
         word = rest.popleft()
         name, equals, text = word.partition("=")
-        if name in options or not (name in answers or name in tables):
+        if name in options or not (name in equivalents or name in tables):
             result.append(word)
             if options.get(name) and not equals and rest:
                 result.append(rest.popleft())
         elif name in tables:
-            text = text if equals else _value_of(name, KafkaAnswer(""), rest)
+            text = text if equals else _value_of(name, Equivalent(""), rest)
             key, is_pair, value = text.partition("=")
             if not is_pair:
                 raise UsageError(f"{name}: expected NAME=VALUE, found {text!r}")
             first = next(option for option in tables if tables[option] is tables[name])
             properties.setdefault(first, {})[key.strip()] = value
         else:
-            value = text if equals else _value_of(name, answers[name], rest)
-            result += _in_place(f"{name} {value}".strip(), answers[name], value)
+            value = text if equals else _value_of(name, equivalents[name], rest)
+            result += _replacement(f"{name} {value}".strip(), equivalents[name], value)
     front = [word for option, pairs in properties.items() for word in _of_properties(option, tables[option], pairs)]
     return [*front, *result, *rest]
 
 
-def _value_of(option: str, answer: KafkaAnswer, rest: deque[str]) -> str:
+def _value_of(option: str, equivalent: Equivalent, rest: deque[str]) -> str:
     """Remove the value of an option from the following words, and return it."""
-    if answer.words is None or answer.value is False:
+    if equivalent.arguments is None or equivalent.value is False:
         return ""
-    if isinstance(answer.value, str) and (not rest or rest[0].startswith("-")):
-        return answer.value
+    if isinstance(equivalent.value, str) and (not rest or rest[0].startswith("-")):
+        return equivalent.value
     if not rest:
         raise UsageError(f"Option '{option}' requires an argument.")
     return rest.popleft()
 
 
-def _in_place(shown: str, answer: KafkaAnswer, value: str) -> list[str]:
+def _replacement(shown: str, equivalent: Equivalent, value: str) -> list[str]:
     """Return the equivalent arguments, and print a note on stderr if the option has no effect.
 
     Raises `UsageError` if there is no equivalent. `shown`: the option with its value.
     """
-    words = answer.words
-    if isinstance(words, Mapping):
-        words = words.get(value.strip(), words.get(value.strip().lower()))
-    elif not words and words is not None and answer.why:
-        warn(f"{shown} has no effect: {answer.why}")
-    if words is None:
-        raise UsageError(f"{shown}: {answer.why}")
-    return _words_of(words, value)
+    arguments = equivalent.arguments
+    if isinstance(arguments, Mapping):
+        arguments = arguments.get(value.strip(), arguments.get(value.strip().lower()))
+    elif arguments == "" and equivalent.reason:
+        warn(f"{shown} has no effect: {equivalent.reason}")
+    if arguments is None:
+        raise UsageError(f"{shown}: {equivalent.reason}")
+    return _with_value(arguments, value)
 
 
-def _words_of(words: str, value: str) -> list[str]:
+def _with_value(arguments: str, value: str) -> list[str]:
+    """Split arguments, and replace VALUE and TEXT."""
     values = {"VALUE": value, "TEXT": value.replace("\\", "\\\\")}
-    return [values.get(word, word) for word in words.split()]
+    return [values.get(word, word) for word in arguments.split()]
 
 
-def _of_properties(option: str, table: Mapping[str, KafkaAnswer], pairs: dict[str, str]) -> list[str]:
+def _of_properties(option: str, table: Mapping[str, Equivalent], pairs: dict[str, str]) -> list[str]:
     if table is READER:
         parsed = [pairs.get(f"parse.{part}", "").strip().lower() == "true" for part in ("key", "headers")]
         has_keys, has_headers = parsed
@@ -390,7 +391,7 @@ def _of_properties(option: str, table: Mapping[str, KafkaAnswer], pairs: dict[st
         entry = next((entry for entry in table if entry == name or (entry[-1] == "." and name.startswith(entry))), None)
         if entry is None:
             raise UsageError(f"{option}: expected one of {', '.join(table)}, found {name!r}")
-        result += _in_place(f"{option} {name}={value}", table[entry], value)
+        result += _replacement(f"{option} {name}={value}", table[entry], value)
     return result
 
 
@@ -417,7 +418,7 @@ def _of_kcat(words: Sequence[str]) -> str:
             here = f"{here} --time {time}"
         elif here is None and letter not in KCAT_MODES:
             raise UsageError(f"kcat {letter}: `sparklog {mode}` has no equivalent; see its --help")
-        result += _words_of(here or "", value)
+        result += _with_value(here or "", value)
     if mode == "consume":
         result += [*_extent(pairs), *arguments]
     elif mode == "produce" and arguments:

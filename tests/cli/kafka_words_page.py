@@ -1,6 +1,7 @@
 """The page of Kafka's words: `python -m tests.cli.kafka_words_page` writes `docs/reference/kafka-words.md`.
 
-Its rows are the options of Kafka's tools, from `kafka_options.json`, and the answers of `sparklog.console.kafka_words`.
+Its rows are the options of Kafka's tools, from `kafka_options.json`, and the equivalents in
+`sparklog.console.kafka_words`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sparklog.console.kafka_words import (
     PROPERTIES,
     TOOLS,
     WORDS,
-    KafkaAnswer,
+    Equivalent,
     command_words,
     option_words,
 )
@@ -31,7 +32,7 @@ from tests.support.command_line import command_of
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kafka-words.md"
 EVERYWHERE = ("--help", "--version", "--bootstrap-server", "--command-config")
 THE_SAME = "the same"
-PROPERTY = KafkaAnswer(None, "the same, with the properties below")
+PROPERTY = Equivalent(None, "the same, with the properties below")
 HEAD = f"""# Kafka's words
 
 This page lists the equivalent of each option of Kafka's tools and kcat, for scripts that call them. It covers the tools
@@ -45,8 +46,8 @@ and exits with code 2. Options without effect are accepted with a note on standa
 |---|---|
 | `--help` | {THE_SAME} |
 | `--bootstrap-server` | {NO_BROKER} |
-| `--command-config` | {COMMON["--command-config"].why} |
-| `--version` | {COMMON["--version"].why} |
+| `--command-config` | {COMMON["--command-config"].reason} |
+| `--version` | {COMMON["--version"].reason} |
 
 A property whose name ends in a dot is a prefix. A `--topic` of `topics list`, `topics describe`,
 `offsets` and `consume` may be a regular expression. It is one if no topic can have such a name: `a.b` is a name.
@@ -72,7 +73,7 @@ def in_our_words(words: Sequence[str]) -> list[str]:
     """The words of a command line, without Kafka's."""
     line = command_words(words)
     for path in (" ".join(line[:2]), line[0]):
-        if path in (*WORDS, *(f"{name} {item.words}" for name in ACTIONS for item in ACTIONS[name].values())):
+        if path in (*WORDS, *(f"{name} {item.arguments}" for name in ACTIONS for item in ACTIONS[name].values())):
             number = len(path.split())
             return [*line[:number], *option_words(path, line[number:], options_of(path))]
     return line
@@ -84,21 +85,25 @@ def commands_of(tool: str) -> list[str]:
     command = TOOLS[name]
     actions = ACTIONS.get(command, {})
     if below:
-        answers = [actions.get(below, KafkaAnswer(below))]
+        equivalents = [actions.get(below, Equivalent(below))]
     else:
-        answers = [answer for option, answer in actions.items() if option.startswith("--")]
-    return [f"{command} {answer.words}".partition(" --")[0] for answer in answers if answer.words] or [command]
+        equivalents = [equivalent for option, equivalent in actions.items() if option.startswith("--")]
+    return [
+        f"{command} {equivalent.arguments}".partition(" --")[0] for equivalent in equivalents if equivalent.arguments
+    ] or [command]
 
 
-def answer_to(tool: str, option: str) -> KafkaAnswer | None:
-    """The answer to an option of a tool; None: a command has it. `KeyError` if there is none."""
+def equivalent_of(tool: str, option: str) -> Equivalent | None:
+    """The equivalent to an option of a tool; None: a command has it. `KeyError` if there is none."""
     name, _, below = tool.partition(" ")
     actions = ACTIONS.get(TOOLS[name], {})
-    if below in actions and actions[below].words is None:
+    if below in actions and actions[below].arguments is None:
         return actions[below]
     if option in actions:
         return (
-            KafkaAnswer(f"sparklog {TOOLS[name]} {actions[option].words}") if actions[option].words else actions[option]
+            Equivalent(f"sparklog {TOOLS[name]} {actions[option].arguments}")
+            if actions[option].arguments
+            else actions[option]
         )
     if option in PROPERTIES.get(TOOLS[name], ()):
         return PROPERTY
@@ -109,32 +114,33 @@ def answer_to(tool: str, option: str) -> KafkaAnswer | None:
             if option in table:
                 return table[option]
     if option in BROKER_OPTIONS:
-        return KafkaAnswer(None, NO_BROKER)
+        return Equivalent(None, NO_BROKER)
     raise KeyError(f"{tool} {option}")
 
 
-def cell(answer: KafkaAnswer | None) -> str:
-    """An answer in a table."""
-    if answer is None:
+def cell(equivalent: Equivalent | None) -> str:
+    """An equivalent in a table."""
+    if equivalent is None:
         return THE_SAME
-    if isinstance(answer.words, Mapping):
+    if isinstance(equivalent.arguments, Mapping):
         values = {
-            value.rpartition(".")[2]: f"`{item}`" if item else "the default" for value, item in answer.words.items()
+            value.rpartition(".")[2]: f"`{item}`" if item else "the default"
+            for value, item in equivalent.arguments.items()
         }
-        return "; ".join([*(f"`{value}`: {item}" for value, item in values.items()), f"else: {answer.why}"])
-    if answer.words:
-        default = f"; `{answer.value}` without a value" if isinstance(answer.value, str) else ""
-        return f"`{answer.words.replace('TEXT', 'VALUE')}`{default}"
-    if answer.words == "":
-        return f"has no effect: {answer.why}" if answer.why else "the default"
-    return answer.why
+        return "; ".join([*(f"`{value}`: {item}" for value, item in values.items()), f"else: {equivalent.reason}"])
+    if equivalent.arguments:
+        default = f"; `{equivalent.value}` without a value" if isinstance(equivalent.value, str) else ""
+        return f"`{equivalent.arguments.replace('TEXT', 'VALUE')}`{default}"
+    if equivalent.arguments == "":
+        return f"has no effect: {equivalent.reason}" if equivalent.reason else "the default"
+    return equivalent.reason
 
 
-def rows(answers: Mapping[str, KafkaAnswer | None]) -> Iterator[str]:
-    """A table, a row for each answer."""
+def rows(equivalents: Mapping[str, Equivalent | None]) -> Iterator[str]:
+    """A table, a row for each equivalent."""
     options: dict[str, list[str]] = defaultdict(list)
-    for option, answer in answers.items():
-        options[cell(answer)].append(f"`{option}`")
+    for option, equivalent in equivalents.items():
+        options[cell(equivalent)].append(f"`{option}`")
     yield from ("", "| Kafka's | here |", "|---|---|")
     yield from (f"| {', '.join(names)} | {text} |" for text, names in options.items())
 
@@ -142,25 +148,25 @@ def rows(answers: Mapping[str, KafkaAnswer | None]) -> Iterator[str]:
 def lines() -> Iterator[str]:
     yield HEAD.rstrip()
     for tool, options in stored().items():
-        answers = {option: answer_to(tool, option) for option in options if option not in EVERYWHERE}
-        if not answers:
+        equivalents = {option: equivalent_of(tool, option) for option in options if option not in EVERYWHERE}
+        if not equivalents:
             continue
         name, _, below = tool.partition(" ")
-        does = ACTIONS.get(TOOLS[name], {}).get(below, KafkaAnswer(below)).words
+        does = ACTIONS.get(TOOLS[name], {}).get(below, Equivalent(below)).arguments
         yield from ("", f"## {tool}" if does is None else f"## {tool}: {TOOLS[name]} {does}".rstrip())
-        yield from rows(answers)
+        yield from rows(equivalents)
         for names, table in properties_of(TOOLS[name]):
             yield from ("", f"Properties of {names}:", *rows(table))
     yield from ("", "## kcat", "", KCAT_HEAD)
     for mode, table in KCAT.items():
         letters = [letter for letter, name in KCAT_MODES.items() if name == mode]
         # What has no words is read elsewhere, or left out.
-        answers = {letter.rstrip(":"): KafkaAnswer(words) for letter, words in table.items() if words}
-        yield from ("", f"`kcat {letters[0]}` is `sparklog {mode}`:", *rows(answers))
+        equivalents = {letter.rstrip(":"): Equivalent(words) for letter, words in table.items() if words}
+        yield from ("", f"`kcat {letters[0]}` is `sparklog {mode}`:", *rows(equivalents))
     yield ""
 
 
-def properties_of(command: str) -> list[tuple[str, Mapping[str, KafkaAnswer]]]:
+def properties_of(command: str) -> list[tuple[str, Mapping[str, Equivalent]]]:
     """The properties of a command, each table with the options that take it."""
     tables = PROPERTIES.get(command, {})
     unique = {id(table): table for table in tables.values()}

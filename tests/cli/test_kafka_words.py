@@ -20,7 +20,7 @@ from sparklog.console.kafka_words import (
     PROPERTIES,
     TOOLS,
     WORDS,
-    KafkaAnswer,
+    Equivalent,
     command_words,
     option_words,
 )
@@ -29,7 +29,7 @@ from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import serving
 from tests.cli.conftest import Sparklog
 from tests.cli.kafka_options import of_the_jars, stored
-from tests.cli.kafka_words_page import PAGE, answer_to, options_of, page
+from tests.cli.kafka_words_page import PAGE, equivalent_of, options_of, page
 from tests.kafka_tools import Missing
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -85,36 +85,42 @@ def place(root: Path) -> Path:
 
 
 def test_every_option_of_every_tool_has_an_answer() -> None:
-    """`answer_to` raises where there is none; what takes a value in Kafka takes one here."""
+    """`equivalent_of` raises where there is none; what takes a value in Kafka takes one here."""
     options = [(tool, option, kind) for tool, table in stored().items() for option, kind in table.items()]
-    answers = {(tool, option): answer_to(tool, option) for tool, option, _ in options if option != "--help"}
+    answers = {(tool, option): equivalent_of(tool, option) for tool, option, _ in options if option != "--help"}
     assert len(answers) > 180
     for tool, option, kind in options:
         answer = answers.get((tool, option))
-        if answer is not None and answer.words is not None and option not in ACTIONS.get(TOOLS[tool.split()[0]], ()):
+        if (
+            answer is not None
+            and answer.arguments is not None
+            and option not in ACTIONS.get(TOOLS[tool.split()[0]], ())
+        ):
             kinds = {True: "value", False: "flag"}
             assert (kinds[answer.value] if isinstance(answer.value, bool) else "optional") == kind, (tool, option)
 
 
-def tables() -> Iterator[tuple[str, str, KafkaAnswer]]:
+def tables() -> Iterator[tuple[str, str, Equivalent]]:
     """Command, option or property, and answer."""
     for command, table in WORDS.items():
         yield from ((command, option, answer) for option, answer in table.items())
     for command, letters in KCAT.items():
-        yield from ((command, letter, KafkaAnswer(words)) for letter, words in letters.items())
+        yield from ((command, letter, Equivalent(words)) for letter, words in letters.items())
     for command, by_option in PROPERTIES.items():
         yield from ((command, name, answer) for table in by_option.values() for name, answer in table.items())
 
 
 def test_answers_are_words_that_the_command_has() -> None:
     for command, option, answer in tables():
-        texts = answer.words.values() if isinstance(answer.words, Mapping) else [answer.words or ""]
-        paths = [f"{command} {item.words}" for item in ACTIONS.get(command, {}).values() if item.words] or [command]
+        texts = answer.arguments.values() if isinstance(answer.arguments, Mapping) else [answer.arguments or ""]
+        paths = [f"{command} {item.arguments}" for item in ACTIONS.get(command, {}).values() if item.arguments] or [
+            command
+        ]
         names = {name for path in paths for name in options_of(path.partition(" --")[0])}
         for word in (word for text in texts for word in text.split() if word.startswith("-")):
             assert word in names, (command, option)
         # An error says why; what a command has under Kafka's name needs no answer.
-        assert answer.why or answer.words is not None, (command, option)
+        assert answer.reason or answer.arguments is not None, (command, option)
         assert command in KCAT or option not in names, (command, option)
 
 
