@@ -1,18 +1,18 @@
-"""Kafka's assignors, by the names of its protocol: they divide partitions among the members of a group.
+"""Kafka's assignors, by their names in the protocol: they divide partitions among the members of a group.
 
-Pure functions of the members, in the order in which the group has them, and of the topics. Racks are not regarded. The
-sticky ones differ in three corners, which docs/design/differences.md names.
+Assignors are pure functions of the members, in the group's order, and of the topics. They ignore racks. The sticky
+assignors differ from Kafka's in three corner cases, see docs/design/differences.md.
 
-As in Kafka the sticky ones, whose shares are as even as they can be while members keep what they have, go two ways.
-Where all members subscribe to the same topics, shares differ by one at most, and no more moves than that takes. Else
-partitions without a member go to the smallest member that may have them, then single partitions move from larger to
-smaller members until none helps.
+The sticky assignors balance the shares while members keep as many of their partitions as possible. As in Kafka there
+are two algorithms. If all members subscribe to the same topics, shares differ by at most one, with as few moves as that
+needs. Otherwise unassigned partitions go to the smallest member that subscribes to their topic, and then single
+partitions move from larger to smaller members until no move improves the balance.
 
-Two choices follow the iteration order of Java's hash tables, since Kafka's code does: which members keep the larger
-share where more of them have it than may, and which of several partitions moves back. Member ids are put into the table
-in the order of `topics`, and compare as Java's strings do. A bucket that Java turns into a tree (from nine entries of a
-large table) is not modelled, and neither is Kafka's last step, which takes moves back that made shares no more even:
-none of 100,000 random groups came to it.
+Two choices depend on the iteration order of Java's hash tables, as in Kafka's code: which members keep the larger share
+if more members have it than may keep it, and which of several partitions moves back. Member ids are added to the table
+in the order of `topics`, and are compared as Java's strings. Buckets that Java converts to trees (from nine entries of
+a large table on) are not modelled. Neither is Kafka's last step, which reverts moves that did not improve the balance:
+none of 100,000 random groups reached it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class MemberSubscription:
-    """Topics to which a member subscribes, and partitions that it has now: sticky assignors let it keep them."""
+    """The topics that a member subscribes to, and the partitions that it owns, which sticky assignors preserve."""
 
     member_id: str
     instance_id: str | None
-    """`group.instance.id`: `range` and `roundrobin` put members that have one first, in its order."""
+    """`group.instance.id`: `range` and `roundrobin` sort static members first, by this id."""
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...] = ()
 
@@ -48,10 +48,17 @@ class MemberSubscription:
 def assign(
     assignor: str, members: Sequence[MemberSubscription], partitions: Mapping[str, int]
 ) -> dict[str, tuple[TopicPartition, ...]]:
-    """Divide partitions, whose number `partitions` has for each topic that exists, among all members of a group.
+    """Divide partitions among all members of a group.
 
-    `assignor`: one of `ASSIGNORS`; `cooperative-sticky` gives what members have in the end, as `sticky` does. The
-    partitions of each member come sorted. `BadRequest`: no such assignor, or two members have one id.
+    Args:
+        assignor: one of `ASSIGNORS`. `cooperative-sticky` returns the final assignment, as `sticky` does.
+        partitions: the number of partitions of each topic that exists.
+
+    Returns:
+        The sorted partitions of each member.
+
+    Raises:
+        BadRequest: the assignor does not exist, or two members have the same id.
     """
     if assignor not in ASSIGNORS:
         raise BadRequest(f"the assignor is one of {', '.join(ASSIGNORS)}, found {shortened(assignor)}")
@@ -73,7 +80,7 @@ def assign(
 
 
 def _owned(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> dict[str, list[TopicPartition]]:
-    """Return what each member has of partitions that exist; one that two claim is owned by neither."""
+    """Return the existing partitions that each member owns. If two members claim one, neither owns it."""
     claims = Counter(partition for member in members for partition in member.owned)
     return {
         member.member_id: [
@@ -92,7 +99,7 @@ def _static_first(members: Sequence[MemberSubscription]) -> list[MemberSubscript
 
 
 def _range(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> Iterator[tuple[str, TopicPartition]]:
-    """Yield who gets what: of each topic the first member has the first run of partitions, and so on."""
+    """Yield member and partition: each member gets consecutive partitions of a topic, in the order of members."""
     ordered = _static_first(members)
     for topic, count in counts.items():
         readers = [member.member_id for member in ordered if topic in member.topics]
@@ -106,7 +113,7 @@ def _range(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> 
 def _round_robin(
     members: Sequence[MemberSubscription], counts: Mapping[str, int]
 ) -> Iterator[tuple[str, TopicPartition]]:
-    """Yield who gets what: one partition after the other, to the next member that subscribes to its topic."""
+    """Yield member and partition: each partition goes to the next member that subscribes to its topic."""
     turns = cycle(_static_first(members))
     for topic in sorted(counts):
         for number in range(counts[topic]):
@@ -117,7 +124,7 @@ def _round_robin(
 _Key = TypeVar("_Key")
 LEAST_BUCKETS = 16
 ROUNDS = 50
-"""After so many, moves do not look for partitions to move back: with some groups Kafka does so for ever."""
+"""After this many rounds, moves no longer prefer to move partitions back: with some groups Kafka never ends."""
 
 
 def sticky_assignment(

@@ -1,12 +1,12 @@
-"""Maintenance of groups: settle pending offsets, expire offsets, collect old entries.
+"""Maintenance of groups: resolve pending offsets, expire offsets, delete old entries.
 
-Offsets expire as in Kafka, all of a group at once, by `offsets.retention.minutes` (default: a week) after the group
-became empty. It becomes empty its session timeout after the newest entry of its member or an operator, by the store's
-clock. Offsets of a deleted topic expire at once. Those of a topic that never existed here stay: it may be imported yet.
-They expire by an entry, never by a reader's clock.
+Offsets expire as in Kafka, all of a group at once, `offsets.retention.minutes` (default: a week) after the group became
+empty. A group becomes empty one session timeout after the latest entry of a member or an operator, by the store's
+clock. Offsets of a deleted topic expire immediately. Offsets of a topic that never existed in this root stay, because
+the topic may be imported later. Offsets expire with an entry, never by a reader's clock.
 
-Where a topic has another id than its offsets, these may be the newer ones, as a cache may hide the end of the topic's
-journal. They expire once the group has had them for longer than caches last.
+If a topic has another id than its offsets, the offsets may be newer than the topic as it is seen here, because a cache
+may hide the end of the topic's journal. They expire after the group has had them for longer than caches last.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
 
 LEAST_ENTRIES_MS = 86_400_000
-"""A day: no session and no open transaction lasts longer, so questions about an older entry have one answer."""
+"""A day: no session and no open transaction lasts longer, so the age of an older entry does not matter."""
 MARGIN_MS = 3_600_000
-"""For the backup that begins later than the one of the day before."""
+"""For a daily backup that starts later than the one before it."""
 
 
 @dataclass
 class CollectedGroups(Collected):
-    """The outcome of a collection: groups, and those whose offsets expired (dry: would)."""
+    """The result of a collection: the groups, and groups whose offsets expired (in a dry run: would expire)."""
 
     groups: int = 0
     expired: tuple[str, ...] = ()
 
 
 def kept_entries_ms(delay_ms: int) -> int:
-    """Return how long entries stay: a group can be restored as of each time as of which its topics can be."""
+    """Return how long entries stay, so that a group can be restored to any time to which its topics can be."""
     return max(LEAST_ENTRIES_MS, delay_ms) + MARGIN_MS
 
 
@@ -51,7 +51,7 @@ def collect_groups(
     now_ms: int | None = None,
     dry_run: bool = False,
 ) -> CollectedGroups:
-    """Maintain all groups; entries stay as `collect_entries` says. `now_ms`: the store's clock (None: ask it)."""
+    """Maintain all groups; `collect_entries` says which entries stay. `now_ms`: the store's time (None: read it)."""
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     done = CollectedGroups()
     heads: dict[str, TopicState] = {}
@@ -106,7 +106,7 @@ def _deleted_topics(
 
 
 def _empty_since_ms(group: Group, state: GroupState) -> int:
-    """Return when the group became empty, by the store's clock; by its newest offset once the entry is collected."""
+    """Return when the group became empty by the store's clock, or by its latest offset if the entry was deleted."""
     written = None if state.touched is None else group.written_ms(state.touched)
     if written is None:
         written = max((time_ms for item in state.offsets for time_ms in item.time_ms), default=0)

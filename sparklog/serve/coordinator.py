@@ -5,7 +5,7 @@ that responds, in an order that depends on the group's name. Servers that know e
 without exchanging requests. Servers that do not know each other fence each other by generations, as any two members of
 a group do. A group that members of the root share has no owner: each server coordinates its own clients in it.
 
-Offsets of members that commit while an entry is written go into the next entry together.
+Offsets that members commit while an entry is being written go into the next entry together.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Coordinator:
         self.run = run
         self._groups: dict[str, GroupMembers] = {}
         self._next: dict[tuple[str, int], tuple[Positions, asyncio.Task[None]]] = {}
-        """Of a group and generation: the offsets of the next entry, and its writing."""
+        """For each group and generation: the offsets of the next entry, and the task that writes it."""
         self._watching = asyncio.create_task(self._watch())
 
     def group(self, name: str) -> Group:
-        """Return the group's journal. `BadRequest` for a name that no group can have."""
+        """Return the group's journal. `BadRequest` if the name is invalid."""
         return Group(self.root, name)
 
     def members(self, name: str) -> GroupMembers:
-        """Return the members of a group, none if this server has not heard of it."""
+        """Return the members of a group that this server coordinates; a new group is empty."""
         if name not in self._groups:
             begin, share = partial(self.run, self._join, name), partial(self.run, join_journal, self.group(name))
             self._groups[name] = GroupMembers(name, begin, self.root.env.new_id, share, self.run)
@@ -67,12 +67,12 @@ class Coordinator:
         return self.group(name).join(owner, session_timeout_ms=SESSION_MS, assignors=assignors, previous=previous)
 
     def held(self, name: str) -> GroupMembers | None:
-        """Return the members of a group that has some here."""
+        """Return the members of a group that has clients of this server; None: it has none."""
         members = self._groups.get(name)
         return members if members is not None and members.members else None
 
     def classic(self, name: str) -> GroupMembers | None:
-        """Return the members of a group that has some here, unless the journal has them."""
+        """Return the members of a group whose only members are clients of this server; None: it has others."""
         members = self.held(name)
         return None if members is None or members.is_shared else members
 
@@ -113,11 +113,11 @@ class Coordinator:
         for topic, rows in offsets.items():
             together.setdefault(topic, {}).update(rows)
         try:
-            # A client that goes away must not take the commits of others with it.
+            # If a client disconnects, the commits of others must still be written.
             await asyncio.shield(written)
         except Fenced:
             if members.membership is not membership:
-                # By the next generation of this server's own, which was entered meanwhile.
+                # The next generation of this server has fenced the commit.
                 raise CodeError(Code.ILLEGAL_GENERATION) from None
             self._give_up(name)
             raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
@@ -128,10 +128,10 @@ class Coordinator:
             await self.run(membership.commit, offsets)
 
     def _give_up(self, name: str) -> None:
-        """Forget the members of a group that was taken over: they join again, here or elsewhere."""
+        """Drop the members of a group that another owner has taken over: they join again, here or elsewhere."""
         members = self._groups.pop(name, None)
         if members is not None:
-            _LOG.warning("group %s was taken over by another member: its members here join again", name)
+            _LOG.warning("another owner has taken over group %s: its clients join again", name)
             members.close(Code.UNKNOWN_MEMBER_ID)
 
     async def _watch(self) -> None:

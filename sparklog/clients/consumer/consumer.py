@@ -1,7 +1,8 @@
 """A consumer in plain Python: reads topics and commits the offsets of its group.
 
-It is Kafka's consumer: `poll` does the work. Records come partition by partition in offset order. Compacted offsets and
-markers are passed over, under read_committed aborted records too. Nothing is read past the last stable offset.
+As in Kafka's consumer, `poll` does the work. Records are returned partition by partition in offset order. Compacted
+offsets and transaction markers are skipped, as are aborted records under read_committed, which also stops at the last
+stable offset.
 """
 
 from __future__ import annotations
@@ -60,17 +61,18 @@ def consumer(
 
     Args:
         root: an open root, or its location.
-        group: the id of the group; it is made if there is none. None: read alone, and commit nothing.
+        group: the id of the group, which is created if it does not exist. None: read without a group and its offsets.
         topics: one name, or several; without topics and pattern call `subscribe` or `assign`.
-        pattern: read the topics whose names this regular expression matches as a whole, also those that come later.
-        listener: is told which partitions come and go.
+        pattern: read the topics whose whole names match this regular expression, including topics created later.
+        listener: is notified when partitions are assigned and revoked.
 
     Returns:
         A `Consumer`, to be closed or used as a context manager.
 
     Raises:
         NotFound: a topic does not exist.
-        BadRequest: an option does not exist, or cannot have this value.
+        BadRequest: an option does not exist, or has an invalid value.
+        Conflict: another owner has the group, or the members have no assignor in common.
         Unavailable: a transaction has offsets of the group pending for more than a minute.
 
     Example:
@@ -110,7 +112,7 @@ class Consumer(PartitionReader, GroupConsumer):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # What was being worked on when it failed is not done.
+        # The records that were being processed when the block failed are read again.
         self.close(commit=kind is None)
 
     @property
@@ -142,12 +144,12 @@ class Consumer(PartitionReader, GroupConsumer):
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read these topics in place of those before, as a member of the group. Without a group: all partitions.
+        """Replace the subscribed topics, and join the group if the consumer has one; otherwise read all partitions.
 
         Args:
             topics: one name, or several.
             pattern: a regular expression for whole names, in place of topics.
-            listener: is told which partitions come and go, in place of the one before.
+            listener: replaces the listener that is notified when partitions are assigned and revoked.
 
         Raises:
             NotFound: a topic does not exist.
@@ -181,9 +183,9 @@ class Consumer(PartitionReader, GroupConsumer):
 
     @checked(partitions=PLACES)
     def assign(self, partitions: Partitions) -> None:
-        """Read these partitions in place of those before, and be no member of the group.
+        """Replace the partitions to read, without becoming a member of the group.
 
-        Its offsets are committed for the group as long as that has no members.
+        Offsets are committed for the group as long as the group has no members.
 
         Args:
             partitions: topic to partitions, or pairs of topic and partition; none: as `unsubscribe`.
@@ -210,7 +212,7 @@ class Consumer(PartitionReader, GroupConsumer):
         self._rebalances.follow(self._member)
 
     def unsubscribe(self) -> None:
-        """Read nothing more, and leave the group; positions are committed first, where that is automatic."""
+        """Stop reading and leave the group. Positions are committed first if auto-commit is on."""
         self._check_open()
         if self._member is not None:
             self._leave(commit=True)
@@ -234,7 +236,7 @@ class Consumer(PartitionReader, GroupConsumer):
     # -- committing
 
     def seek_to_committed(self) -> None:
-        """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction.
+        """Continue from the committed offsets, as after an aborted transaction.
 
         Raises:
             NotFound: an offset is missing or out of range, under `auto_offset_reset="none"`.
@@ -242,7 +244,7 @@ class Consumer(PartitionReader, GroupConsumer):
         """
         self._check_open()
         if self._member is not None:
-            self._rebalances.begin(self._positions.assigned, self._member.polled)
+            self._rebalances.start(self._positions.assigned, self._member.polled)
             self._drop_read()
 
     def group_metadata(self) -> GroupMetadata:
@@ -269,16 +271,16 @@ class Consumer(PartitionReader, GroupConsumer):
 
     @checked(offsets=POSITIONS.or_none())
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit positions, and return when that is done.
+        """Commit positions, and return when they are committed.
 
         Args:
             offsets: topic to partition to the next offset to read; None: the positions.
 
         Raises:
-            Fenced: the group went on without this member, or a partition is another one's now: nothing was committed.
+            Fenced: the member was removed, or another member owns a partition: nothing was committed.
             NotFound: a topic does not exist.
             Conflict: a topic was created again; or the group has members, and partitions were assigned by hand.
-            BadRequest: a partition or an offset that cannot be, the consumer is closed, or has no group.
+            BadRequest: a partition or an offset is invalid, or the consumer is closed or has no group.
         """
         self._commits.commit(self._committing(), offsets)
 
@@ -320,7 +322,7 @@ class Consumer(PartitionReader, GroupConsumer):
             return False
 
     def _keep_up(self) -> None:
-        """Do what is due: commits, a heartbeat, topics that match, partitions that come and go."""
+        """Do what is due: commits, a heartbeat, new topics that match the pattern, and rebalances."""
         if self._woken:
             self._woken = False
             raise Wakeup(f"{self!r} was woken up")
@@ -335,7 +337,7 @@ class Consumer(PartitionReader, GroupConsumer):
                 raise
         except Unavailable as error:
             _LOG.warning("%r has not caught up, the next poll tries again: %s", self, error)
-        self._rebalances.tell()
+        self._rebalances.notify()
 
     def _do_due(self) -> None:
         member = self._reader()
@@ -347,14 +349,14 @@ class Consumer(PartitionReader, GroupConsumer):
             self._match_again()
 
     def _lose(self, error: Fenced) -> None:
-        """Give up all partitions, as the group went on without this consumer. What is due next joins again."""
+        """Drop all partitions, because the consumer was removed from its group. The next step joins again."""
         member, self._member = self._member, None
         if member is not None:
             member.stop()
-        _LOG.warning("%r was taken out of its group, and joins again: %s", self, error)
+        _LOG.warning("%r was removed from its group, and joins again: %s", self, error)
         self._rebalances.lose()
         if isinstance(member, SharedMember) and member.is_replaced():
-            # Two processes of one static member would take turns for ever.
+            # Two processes with one instance id would replace each other forever.
             self._forget()
             raise error
 
@@ -367,7 +369,7 @@ class Consumer(PartitionReader, GroupConsumer):
         return self._member
 
     def _match_again(self) -> bool:
-        """Look for topics that match the pattern, of which some may come and some go; True if there are others now."""
+        """Match the pattern against the topics again; return True if the matching topics have changed."""
         self._matched = self._env.now()
         if self._subscription is None or self._subscription.pattern is None or self._member is None:
             return False
@@ -381,7 +383,7 @@ class Consumer(PartitionReader, GroupConsumer):
         return True
 
     def _leave(self, *, commit: bool) -> None:
-        """Give up all partitions and leave the group; `commit`: the positions first, where that is automatic."""
+        """Revoke all partitions and leave the group. `commit`: commit positions first if auto-commit is on."""
         member = self._member
         if member is None:
             return
@@ -403,7 +405,7 @@ class Consumer(PartitionReader, GroupConsumer):
             _LOG.warning("%r leaves its group: %s", self, error)
         finally:
             self._forget()
-        self._rebalances.tell()
+        self._rebalances.notify()
 
     def _forget(self) -> None:
         self._member = self._subscription = None
@@ -416,9 +418,9 @@ class Consumer(PartitionReader, GroupConsumer):
         """Leave the group. Closing twice does nothing.
 
         Args:
-            commit: commit the positions first, where that is automatic.
+            commit: commit the positions first if auto-commit is on.
         """
-        # A child process that was forked is no member.
+        # A forked child process is not a member.
         if self._closed or self._process != os.getpid():
             return
         try:

@@ -19,12 +19,12 @@ NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 
 
 class ConsumerMember(ABC):
-    """Owns partitions on behalf of a consumer. What only a member of a group has to do does nothing here."""
+    """Owns partitions on behalf of a consumer. By default, steps of group members do nothing."""
 
     eager = False
-    """True: the listener is told that all partitions go before it is told which ones the member has."""
+    """True: in a rebalance, the listener is told that all partitions are revoked, then which ones are assigned."""
 
-    def subscribe(self, topics: Sequence[str]) -> None:  # noqa: B027  (without topics there is nothing to do)
+    def subscribe(self, topics: Sequence[str]) -> None:  # noqa: B027  (a member without topics has nothing to do)
         """Read these topics from now on."""
 
     @abstractmethod
@@ -33,10 +33,10 @@ class ConsumerMember(ABC):
 
     @abstractmethod
     def assigned(self) -> frozenset[TopicPartition]:
-        """Return the partitions that it owns and keeps."""
+        """Return the owned partitions that the member does not have to revoke."""
 
     def revoking(self) -> frozenset[TopicPartition]:
-        """Return the partitions that it owns and has to give up, by `revoke`."""
+        """Return the owned partitions that the member has to give up with `revoke`."""
         return NO_PARTITIONS
 
     def revoke(self) -> None:  # noqa: B027
@@ -47,7 +47,7 @@ class ConsumerMember(ABC):
         return False
 
     def is_settled(self) -> bool:
-        """Return True if it owns all that the latest assignment gives it."""
+        """Return True if the member owns the partitions of the latest assignment."""
         return True
 
     @abstractmethod

@@ -34,7 +34,7 @@ Rebalance = tuple[object, ...]
 
 
 class SharedMember(ConsumerMember):
-    """Joins the group. Its methods raise `Fenced` once the group has gone on without this member."""
+    """A member of a group. Its methods raise `Fenced` after it was removed from the group."""
 
     def __init__(self, topics: TopicsRead, group: Group, names: Sequence[str], options: ConsumerOptions) -> None:
         request = JoinRequest(
@@ -56,9 +56,9 @@ class SharedMember(ConsumerMember):
         self._lock = ForkLock()
         self._refreshed_at = self._polled_at = self._env.now()
         self._must_refresh = False
-        """The next `refresh` reads the group even if none is due: a commit was refused, or a read failed half way."""
+        """The next `refresh` reads the group even if it is not due: a commit was rejected, or a read failed."""
         self._applied: GroupState | None = None
-        """The state of the group that the consumer has been told of."""
+        """The state of the group that the consumer has applied."""
         self._revoked_for: Rebalance | None = None
         """The latest rebalance for which an eager member has given up everything."""
         self._stopped = False
@@ -77,7 +77,7 @@ class SharedMember(ConsumerMember):
                 self.membership.subscribe(topics, self._topics.counts(topics))
 
     def refresh(self) -> bool:
-        """Read the group's new entries if that is due or a rebalance is under way; True if the group has changed."""
+        """Read new entries of the group if due or during a rebalance; return True if the group has changed."""
         if self._applied is not None:
             self._read_group()
         self._announce_new_partitions()
@@ -94,7 +94,7 @@ class SharedMember(ConsumerMember):
                 self._refreshed_at, self._must_refresh = now, False
 
     def _announce_new_partitions(self) -> None:
-        """Tell the group of partitions that were added to the topics, so that they are assigned."""
+        """Write an entry about partitions that were added to the topics, so that they are assigned."""
         counts = self._topics.counts(self._names)
         if any(count > self.membership.state.partitions.get(topic, 0) for topic, count in counts.items()):
             with self._lock:
@@ -119,7 +119,7 @@ class SharedMember(ConsumerMember):
                 self.membership.revoke()
 
     def _latest_rebalance(self) -> Rebalance:
-        """Return what makes Kafka's members rebalance: the members, their topics, and the partitions of these."""
+        """Return what starts a rebalance in Kafka if it changes: the members, their topics, and the partitions."""
         state = self.membership.state
         members = tuple((member.instance_id or member.id, member.topics) for member in state.members)
         return members, tuple(state.partitions.items())

@@ -1,8 +1,8 @@
 """Groups: their members, their offsets, and what operators ask about them.
 
-`sparklog groups`, consumers of sparklog's and Spark queries with `kafka.group.id` see the same offsets. A commit by no
-member (generation -1) sets offsets as an operator does, while the group has no members. A group whose members are not
-this server's (consumers of sparklog's, a Spark query, another server) is described by its journal.
+`sparklog groups`, consumers of the root and Spark queries with `kafka.group.id` see the same offsets. A commit without
+a member (generation -1) sets offsets as an operator does, if the group has no members. A group whose members are not
+only clients of this server (but consumers of the root, a Spark query, another server) is described from its journal.
 
 Not supported: KIP-848's protocol, in which a broker computes the assignment; a retention time per offset commit; leader
 epochs in responses; transaction coordinators.
@@ -43,16 +43,16 @@ NO_OFFSET: Fields = {"committedOffset": -1, "metadata": ""}
 
 
 def _check_group(request: ServedRequest, group: str) -> None:
-    """Raise `BadRequest` for a name that no group can have, and `CodeError` for one that the client may not use."""
+    """Raise `BadRequest` if the name is invalid, and `CodeError` if the client may not use the group."""
     check_id(group, "group id")
     if not request.may(GROUP, group):
         raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "the group is not yours")
 
 
 def _coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
-    """Return the coordinator. Raises as `_check_group`, and `CodeError` where the groups have no journal.
+    """Return the coordinator. Raises as `_check_group`.
 
-    The same where they have one that cannot be written, except for `reading`.
+    Also raises `CodeError` if groups have no journal, or a journal that cannot be written, unless `reading`.
     """
     _check_group(request, group)
     coordinator = request.services.coordinator
@@ -68,14 +68,14 @@ def _members_of(request: ServedRequest) -> GroupMembers:
 
 
 def _code(error: Exception) -> Code:
-    """Return the code for one of `FAILURES`: what the store could not do is tried again."""
+    """Return the error code for one of `FAILURES`: clients retry what the store could not do."""
     if isinstance(error, CodeError):
         return error.code
     return Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
 
 
 def _with_code(handler: Callable[..., Awaitable[Fields]]) -> Callable[..., Awaitable[Fields]]:
-    """Answer a request, or a part of one, that fails with the code alone."""
+    """Respond to a failed request, or a failed part of one, with the error code alone."""
 
     @wraps(handler)
     async def answer(*arguments: Any) -> Fields:
@@ -174,7 +174,7 @@ async def offset_commit(request: ServedRequest) -> Fields:
 
 
 def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
-    """Return the answers to all partitions; those that can be committed are put into `positions`."""
+    """Return the responses for all partitions; add the offsets that can be committed to `positions`."""
     log, names = request.services.log, [topic["name"] for topic in request.fields["topics"]]
     bounds = {name: log.last_polled(name).ends or log.poll([name]).get(name, MISSING).ends for name in names}
 
@@ -236,7 +236,7 @@ async def _offset_fetch(request: ServedRequest, group: str, asked: list[Fields] 
 
 
 def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]] | None) -> list[Fields]:
-    """Return what is committed of partitions by topic (None: all that the client may read)."""
+    """Return the committed offsets of partitions by topic (None: of all topics that the client may read)."""
     committed = {place: item for place, item in group.committed().items() if request.may(READ, place[0])}
     waiting = set[TopicPartition]()
     if request.fields["requireStable"]:
@@ -310,7 +310,7 @@ async def list_groups(request: ServedRequest) -> Fields:
     if coordinator is None:
         return {"groups": []}
     groups = Groups(coordinator.root)
-    # A group that cannot be read is left out: questions about it name the error.
+    # A group that cannot be read is left out. Requests for it return the error.
     descriptions = await coordinator.run(lambda: groups.descriptions(groups.names([]), []))
     states = {name: (coordinator.classic(name) or description).state for name, description in descriptions.items()}
     wanted, types = ({word.lower() for word in request.fields[name]} for name in ("statesFilter", "typesFilter"))
