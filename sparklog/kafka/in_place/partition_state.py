@@ -203,7 +203,7 @@ RACY_MS = 100
 """If a folder changed less than this before it was listed, a later change may have left the same time."""
 OPEN_ATTEMPTS = 5
 DETAILED_BLOCKS = 1 << 17
-"""The blocks of about 8 GB."""
+"""The number of blocks in about 8 GB."""
 
 
 @dataclass(frozen=True, slots=True)
