@@ -59,7 +59,7 @@ def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
     return Backlog(
         unsealed_bytes=int(table.size[~table.sealed()].sum()),
         dirty_ratio=max((item.state.ratio for item in dirty), default=None),
-        due=(*_sealing(closed, since_ms, configs), *_cleaning([item for item in dirty if item.state.chosen], configs)),
+        due=(*_sealing(closed, since_ms, configs), *_cleaning([item for item in dirty if item.state.is_due], configs)),
     )
 
 
@@ -98,16 +98,16 @@ def _sealing(closed: Sequence[Segment], since_ms: Sequence[int], configs: TopicC
     return [Due(COMPACT, why, min(since_ms), allowed_wait_ms(configs.integer("segment.ms")), sealing=True)]
 
 
-def _cleaning(chosen: Sequence[_Dirty], configs: TopicConfigs) -> list[Due]:
-    if not chosen:
+def _cleaning(due_partitions: Sequence[_Dirty], configs: TopicConfigs) -> list[Due]:
+    if not due_partitions:
         return []
-    oldest_ms = [item.oldest_ms for item in chosen if item.oldest_ms is not None]
+    oldest_ms = [item.oldest_ms for item in due_partitions if item.oldest_ms is not None]
     if oldest_ms:
         lag_ms = configs.max_compaction_lag_ms
         why = "records not compacted, older than max.compaction.lag.ms"
         return [Due(COMPACT, why, min(oldest_ms) + lag_ms, allowed_wait_ms(lag_ms))]
     min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
-    ratio = max(item.state.ratio for item in chosen)
+    ratio = max(item.state.ratio for item in due_partitions)
     return [Due(COMPACT, f"dirty ratio {ratio:.2f}, above min.cleanable.dirty.ratio {min_ratio:.2f}")]
 
 
@@ -174,7 +174,7 @@ def _planned_cleaning(snapshot: Snapshot, settings: Settings, partition: int, se
 
     segments = as_sealed(segments, slices, sealed_bases, log_end)
     state = cleanable(segments, CleanerOffsets.of(topic_state, partition), configs, settings.now_ms, first_batch_ts)
-    nbytes = state.cleanable_bytes if state.chosen else 0
+    nbytes = state.cleanable_bytes if state.is_due else 0
     return Planned(snapshot.topic, partition, COMPACT, nbytes, _why(state, configs))
 
 
@@ -182,9 +182,9 @@ def _why(state: Cleanable, configs: TopicConfigs) -> str:
     min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
     if not state.clean_bytes + state.cleanable_bytes:
         return "not due: no sealed segment may be compacted"
-    if state.chosen and state.ratio <= min_ratio:
+    if state.is_due and state.ratio <= min_ratio:
         return f"dirty ratio {state.ratio:.2f}, not above {min_ratio:.2f}, but older than max.compaction.lag.ms"
-    if state.chosen:
+    if state.is_due:
         return f"dirty ratio {state.ratio:.2f} > {min_ratio:.2f}, from offset {state.first_dirty:,}"
     return f"not due: dirty ratio {state.ratio:.2f}, not above {min_ratio:.2f}"
 
@@ -208,12 +208,12 @@ def _without(snapshot: Snapshot, sealed_bases: Mapping[int, set[int]]) -> Snapsh
     """Return the snapshot without the slices to be sealed, given by their base offsets per partition."""
     if not sealed_bases:
         return snapshot
-    whole = snapshot.slices.all()
-    keep = np.ones(len(whole), np.bool_)
+    table_rows = snapshot.slices.all()
+    keep = np.ones(len(table_rows), np.bool_)
     for partition, bases in sealed_bases.items():
-        rows = whole.partition_rows(partition)
-        keep[rows] = ~np.isin(whole.base[rows], np.array(sorted(bases)))
-    return with_slices(snapshot, (whole[keep],))
+        rows = table_rows.partition_rows(partition)
+        keep[rows] = ~np.isin(table_rows.base[rows], np.array(sorted(bases)))
+    return with_slices(snapshot, (table_rows[keep],))
 
 
 def with_slices(snapshot: Snapshot, parts: Sequence[Slices]) -> Snapshot:

@@ -73,6 +73,6 @@ def plan_cleaning(
             env=env,
         )
         planned = work.plan()
-        if planned.chosen:
+        if planned.is_due:
             works.append(replace(work, ratio=planned.ratio))
     return sorted(works, key=lambda work: work.ratio, reverse=True)

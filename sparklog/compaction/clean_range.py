@@ -39,7 +39,7 @@ class Cleanable:
     cleanable_bytes: int  # segments with dirty offsets below `first_uncleanable`; as in Kafka, one may be in both
     ratio: float  # cleanable bytes divided by the sum of both; 0.0 if the sum is 0
     overdue: bool  # the oldest dirty segment started more than `max.compaction.lag.ms` ago
-    chosen: bool  # a pass is due
+    is_due: bool  # a pass is due
     segments: tuple[Segment, ...]  # closed ones below `first_uncleanable`, including clean ones, which it also rewrites
 
 
@@ -106,7 +106,7 @@ def cleanable(
         cleanable_bytes=cleanable_bytes,
         ratio=ratio,
         overdue=overdue,
-        chosen=total > 0 and (ratio > min_ratio or (overdue and cleanable_bytes > 0)),
+        is_due=total > 0 and (ratio > min_ratio or (overdue and cleanable_bytes > 0)),
         segments=tuple(segment for segment in closed if segment.base < first_uncleanable),
     )
 

@@ -91,7 +91,7 @@ class CleanWork:
         started = self.env.now()
         state = self._replay()
         plan = self.plan(state)
-        if not plan.chosen or not plan.segments:
+        if not plan.is_due or not plan.segments:
             return CleanResult((), (), ())
         files, cleaned = self._pass(plan, state, progress)
         inputs = [self._slice(segment) for segment in cleaned.segments]

@@ -64,10 +64,10 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
     segment_bytes = configs.segment_bytes
     files = _files(slices, snapshot.state, max(store.limits.own_file_bytes, segment_bytes // FAN_IN))
     works: list[MergeWork] = []
-    for chosen, tier in _groups(files):
-        rows = np.flatnonzero(chosen[files.of_row])
+    for selected, tier in _groups(files):
+        rows = np.flatnonzero(selected[files.of_row])
         starts = _run_starts(slices, rows, segment_bytes)
-        if (files.tier[chosen] == 0).all() and not _is_worthwhile(slices, rows, starts, files, chosen):
+        if (files.tier[selected] == 0).all() and not _is_worthwhile(slices, rows, starts, files, selected):
             continue
         for low, high in _packed(slices, rows, starts, store.limits):
             sources = _sources(snapshot.topic, slices, files, rows, starts[low : high + 1])

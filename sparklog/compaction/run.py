@@ -319,10 +319,10 @@ class _TopicRun:
     def _plan_again(self, partitions: Iterable[int]) -> None:
         self._to_plan = {*(self._to_plan or ()), *partitions}
 
-    def _advanced_partitions(self, done: WorkResult) -> set[int]:
+    def _advanced_partitions(self, result: WorkResult) -> set[int]:
         """Return the partitions whose pass made progress; repeating the others would never end."""
         before = self._planned_on.state.first_dirty_offset if self._planned_on is not None else ()
-        edits = [rewrite.edit for rewrite in done.rewrites]
+        edits = [rewrite.edit for rewrite in result.rewrites]
         return {edit.partition for edit in edits if (edit.first_dirty_offset or 0) > before[edit.partition]}
 
     def _record(self, partitions: Iterable[int], title: str, error: SparklogError) -> None:

@@ -240,9 +240,9 @@ class SegmentOutput:
         """
         headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._next_offset)
         if is_partial and len(wrong := crc_failures(data, headers)):
-            place = Place(rows[0].file, rows[0].position - starts[0], rows[0].shift)
+            position = Place(rows[0].file, rows[0].position - starts[0], rows[0].shift)
             message = "the CRC-32C of the batch does not match: restore the file"
-            raise place.corrupt(headers, int(wrong[0]), message)
+            raise position.corrupt(headers, int(wrong[0]), message)
         if self._end is not None:
             shift = _column(rows, "shift")[row_of]
             headers = headers[: int(np.searchsorted(headers.base_offset + shift, self._end))]
@@ -250,18 +250,18 @@ class SegmentOutput:
             if not len(headers):
                 return 0
         headers = patch_batches(data, headers, rows, row_of, np.zeros(len(rows), np.int64))
-        records = done = 0
-        while done < len(headers):
-            remaining = headers[done:] if done else headers
+        records = written = 0
+        while written < len(headers):
+            remaining = headers[written:] if written else headers
             batch_count = self.writer.fits(remaining, self.writer.segment_bytes)
             if batch_count == 0:
                 self.writer.begin(int(remaining.base_offset[0]))
                 continue
-            covered = rows[int(row_of[done]) : int(row_of[done + batch_count - 1]) + 1]
+            covered = rows[int(row_of[written]) : int(row_of[written + batch_count - 1]) + 1]
             records += self._append(
                 data, remaining if batch_count == len(remaining) else remaining[:batch_count], covered
             )
-            done += batch_count
+            written += batch_count
         self._next_offset = int(headers.next_offset[-1])
         return records
 

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSource
 
 from sparklog.datasource import catalog
 from sparklog.datasource.options import Options, ReadOptions, parse_options
-from sparklog.datasource.schema import Projection, check_chosen, projection, read_schema
+from sparklog.datasource.schema import Projection, check_selected, projection, read_schema
 from sparklog.datasource.spark_versions import stream_reader
 from sparklog.datasource.spark_workers import user_errors, warn_once
 from sparklog.datasource.table_view import check_table, reject_table
@@ -147,7 +147,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             self._options = _of_table(options)
 
     def _projection(self, schema: StructType) -> Projection:
-        check_chosen(schema, self._options.read.columns, self._options.read.include_headers)
+        check_selected(schema, self._options.read.columns, self._options.read.include_headers)
         return projection(schema)
 
     def _check_topics(self, location: Location) -> None:

@@ -47,14 +47,14 @@ WRITE_TYPES = {
 }
 
 
-def read_columns(include_headers: bool, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the columns of a read, in order; `chosen` are those of the option `columns` (None: all except headers)."""
-    names = tuple(name for name in COLUMNS if name != "headers") if chosen is None else tuple(chosen)
+def read_columns(include_headers: bool, selected: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the columns of a read in order; `selected` is the option `columns` (None: all columns except headers)."""
+    names = tuple(name for name in COLUMNS if name != "headers") if selected is None else tuple(selected)
     return names if not include_headers or "headers" in names else (*names, "headers")
 
 
-def read_schema(include_headers: bool, chosen: Sequence[str] | None = None) -> str:
-    return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in read_columns(include_headers, chosen))
+def read_schema(include_headers: bool, selected: Sequence[str] | None = None) -> str:
+    return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in read_columns(include_headers, selected))
 
 
 def listed_columns(text: str) -> tuple[str, ...]:
@@ -71,11 +71,11 @@ def listed_columns(text: str) -> tuple[str, ...]:
     return names
 
 
-def check_chosen(schema: StructType, chosen: Sequence[str] | None, include_headers: bool) -> None:
+def check_selected(schema: StructType, selected: Sequence[str] | None, include_headers: bool) -> None:
     """Raise BadRequest if the option `columns` and another schema, of the user or of a table, are both given."""
-    if chosen is not None and tuple(schema.fieldNames()) != read_columns(include_headers, chosen):
+    if selected is not None and tuple(schema.fieldNames()) != read_columns(include_headers, selected):
         raise BadRequest(
-            f"Option 'columns' ({','.join(chosen)}) conflicts with the schema ({','.join(schema.fieldNames())}) of "
+            f"Option 'columns' ({','.join(selected)}) conflicts with the schema ({','.join(schema.fieldNames())}) of "
             "the read or the table: remove one of them"
         )
 

@@ -40,10 +40,16 @@ class Subscriber:
 
     def others(self, positions: Positions) -> dict[str, dict[int, int]]:
         """Return the positions of topics and partitions that are not read, whether they exist or not."""
-        chosen = self._subscription.partitions if self._subscription is not None else None
+        assigned_partitions = self._subscription.partitions if self._subscription is not None else None
         others = {}
         for topic, offsets in positions.items():
-            read = () if not self._includes(topic) else offsets if chosen is None else chosen.get(topic, ())
+            read = (
+                ()
+                if not self._includes(topic)
+                else offsets
+                if assigned_partitions is None
+                else assigned_partitions.get(topic, ())
+            )
             if unread := {p: offset for p, offset in offsets.items() if p not in read}:
                 others[topic] = unread
         return others
@@ -95,8 +101,8 @@ class Subscriber:
     def _matching(self, names: list[str]) -> list[str]:
         """Return these topics; warn if a pattern matches none."""
         if not names and self._subscription is not None:
-            there = _listed(self._view.topics())
-            warn_once([f"{self} matches no topic at {self._view.location}, which has {there}"])
+            existing = _listed(self._view.topics())
+            warn_once([f"{self} matches no topic at {self._view.location}, which has {existing}"])
         return names
 
     def refresh(self, topics: Sequence[str]) -> list[str]:
@@ -124,11 +130,11 @@ class Subscriber:
     def partitions(self, topic: str) -> Mapping[int, Bounds]:
         """Return the partitions of a topic to read in the snapshot. Raises NotFound if an assigned one is missing."""
         bounds = self._view.bounds(topic)
-        chosen = self._subscription.partitions if self._subscription is not None else None
-        if chosen is None:
+        assigned_partitions = self._subscription.partitions if self._subscription is not None else None
+        if assigned_partitions is None:
             return bounds
         # A checkpoint may contain a topic that is no longer in the option.
-        assigned = chosen.get(topic, ())
+        assigned = assigned_partitions.get(topic, ())
         for partition in assigned:
             if partition not in bounds:
                 raise NotFound(

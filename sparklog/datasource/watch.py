@@ -193,6 +193,6 @@ def _metrics(lags: list[QueryLag]) -> list[Metric]:
         for name, text, values in (
             ("offsets_behind_latest", "Offsets that a query had not read.", [item.behind for item in lags]),
             ("max_offsets_behind_latest", "The most of one partition.", [item.max_behind for item in lags]),
-            ("batch_id", "The newest micro-batch.", [item.batch_id for item in lags]),
+            ("batch_id", "The latest micro-batch.", [item.batch_id for item in lags]),
         )
     ]

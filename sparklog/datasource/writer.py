@@ -247,9 +247,11 @@ def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, TopicFile
 def _commit_together(root: Root, topics: dict[str, TopicFiles], key: WriterKey | None, timeout_ms: int) -> None:
     from sparklog.transactions.publishing import publish as commit_together
 
-    done = commit_together(root, None if key is None else key.id, list(topics.values()), key=key, timeout_ms=timeout_ms)
-    if done.skipped and key is not None and key.mode == "txn":
-        _LOG.warning("%s", done.note)
+    published = commit_together(
+        root, None if key is None else key.id, list(topics.values()), key=key, timeout_ms=timeout_ms
+    )
+    if published.skipped and key is not None and key.mode == "txn":
+        _LOG.warning("%s", published.note)
 
 
 def plan_write(location: Location, options: Options, schema: StructType) -> SinkPlan:

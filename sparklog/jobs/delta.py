@@ -124,7 +124,7 @@ def absolute(spark: SparkSession, path: str) -> str:
 
 
 def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
-    """Create an empty table by writing only its log. Raises BadRequest for a folder that contains other files.
+    """Create an empty table by writing only its log. Raises BadRequest for a directory that contains other files.
 
     A VACUUM of the table would delete those files. The remains of an interrupted creation are deleted first: a log
     without versions and, from earlier releases, Parquet files without rows.
@@ -135,7 +135,7 @@ def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
         if not _is_remainder(spark, files, status):
             raise BadRequest(
                 f"there is no Delta table at {path}, but files such as {status.getPath().getName()}: "
-                f"use a new folder, or convert the files to a table first (CONVERT TO DELTA parquet.{quoted(path)})"
+                f"use a new directory, or convert the files to a table first (CONVERT TO DELTA parquet.{quoted(path)})"
             )
     for status in present:
         files.delete(status.getPath(), True)

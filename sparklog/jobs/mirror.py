@@ -256,8 +256,8 @@ def into_root(records: DataFrame) -> DataFrame:
 
 def into_kafka(records: DataFrame, partitions: int) -> DataFrame:
     """Shuffle each partition, which several tasks may have read, into one task and sort it, to be sent to Kafka."""
-    whole = records.repartition(max(1, min(partitions, MAX_TASKS)), "topic", "partition")
-    ordered = whole.sortWithinPartitions("topic", "partition", "offset")
+    shuffled = records.repartition(max(1, min(partitions, MAX_TASKS)), "topic", "partition")
+    ordered = shuffled.sortWithinPartitions("topic", "partition", "offset")
     return ordered.select("topic", "partition", "key", "value", "headers")
 
 

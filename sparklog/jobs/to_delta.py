@@ -141,7 +141,7 @@ def _avro(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
     from pyspark.sql.avro.functions import from_avro
 
     framed = F.concat(F.col("value"), F.lit(END))
-    made = from_avro(framed, framed_schema(payload.schema, payload.schema_id), {"mode": "PERMISSIVE"})
+    decoded = from_avro(framed, framed_schema(payload.schema, payload.schema_id), {"mode": "PERMISSIVE"})
     wrong = _no_value(payload)
     is_complete = F.col("framed").getField("end") == F.lit(END)
     if payload.schema_id is not None:
@@ -149,7 +149,7 @@ def _avro(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
         other = F.concat(F.lit("the value does not have the frame of schema "), F.lit(str(payload.schema_id)))
         wrong = wrong.when(~F.startswith(F.col("value"), F.lit(frame)), other)
     wrong = wrong.when(~F.coalesce(is_complete, F.lit(False)), "the value does not match the Avro schema")
-    read = records.withColumn("framed", made).withColumn("parsed", F.col("framed").getField("value"))
+    read = records.withColumn("framed", decoded).withColumn("parsed", F.col("framed").getField("value"))
     return read, wrong
 
 
@@ -165,8 +165,8 @@ def _key_columns(schema: StructType, payload: Payload) -> tuple[dict[str, Column
     types = key_types(schema, payload.keys)
     key, text = F.col("key"), F.col("key").cast("string")
     if len(payload.keys) > 1:
-        made = F.from_json(text, StructType([StructField(name, kind) for name, kind in types.items()]))
-        keys = {name: made.getField(name) for name in types}
+        parsed_key = F.from_json(text, StructType([StructField(name, kind) for name, kind in types.items()]))
+        keys = {name: parsed_key.getField(name) for name in types}
         unfit = f"the key is not a JSON object with {', '.join(types)}"
     else:
         ((name, kind),) = types.items()
@@ -319,27 +319,27 @@ def start(spark: SparkSession, job: ToDelta) -> StreamingQuery:
         maxOffsetsPerTrigger=job.max_offsets_per_trigger,
         failOnDataLoss=not job.no_fail_on_data_loss,
     )
-    made = rows(reader.load(job.root), job.rows)
-    prepare(spark, job, made.select("row.*").schema)
-    return job.begin(made, partial(write, job))
+    records = rows(reader.load(job.root), job.rows)
+    prepare(spark, job, records.select("row.*").schema)
+    return job.begin(records, partial(write, job))
 
 
-def write(job: ToDelta, made: DataFrame, batch: int) -> None:
+def write(job: ToDelta, records: DataFrame, batch: int) -> None:
     """Write a micro-batch: bad records first, then the rows of the others."""
-    application = delta.query_id(made)
+    application = delta.query_id(records)
     if job.bad_records == "fail":
-        write_rows(job, made.withColumn("row", _or_fail(made)), application, batch)
+        write_rows(job, records.withColumn("row", _or_fail(records)), application, batch)
         return
     # The rows are read twice.
-    made.persist()
+    records.persist()
     try:
-        write_bad(job, made.filter("reason IS NOT NULL"), application, batch)
-        write_rows(job, made.filter("reason IS NULL"), application, batch)
+        write_bad(job, records.filter("reason IS NOT NULL"), application, batch)
+        write_rows(job, records.filter("reason IS NULL"), application, batch)
     finally:
-        made.unpersist()
+        records.unpersist()
 
 
-def _or_fail(made: DataFrame) -> Column:
+def _or_fail(records: DataFrame) -> Column:
     """Return the row of a record, or fail the task with the position of a record that has a reason.
 
     This is not a filter, because Spark would parse each record once for the filter and once for the row.
@@ -348,7 +348,7 @@ def _or_fail(made: DataFrame) -> Column:
     text = F.format_string(
         "%s-%d offset %d: %s; use --bad-records quarantine to continue without it", *position, F.col("reason")
     )
-    failure = F.raise_error(text).cast(made.schema["row"].dataType)
+    failure = F.raise_error(text).cast(records.schema["row"].dataType)
     return F.when(F.col("reason").isNotNull(), failure).otherwise(F.col("row"))
 
 
@@ -357,11 +357,11 @@ def write_bad(job: ToDelta, bad: DataFrame, application: str, batch: int) -> Non
         append(bad.select("record.*", "reason"), job.quarantine, application, batch)
 
 
-def write_rows(job: ToDelta, made: DataFrame, application: str, batch: int) -> None:
+def write_rows(job: ToDelta, records: DataFrame, application: str, batch: int) -> None:
     if job.rows.upsert:
-        upsert(job, made, application, batch)
+        upsert(job, records, application, batch)
     else:
-        append(made.select("row.*"), job.table, application, batch)
+        append(records.select("row.*"), job.table, application, batch)
 
 
 def append(table_rows: DataFrame, path: str, application: str, batch: int) -> None:
@@ -369,11 +369,11 @@ def append(table_rows: DataFrame, path: str, application: str, batch: int) -> No
     writer.options(txnAppId=application, txnVersion=batch).save(path)
 
 
-def upsert(job: ToDelta, made: DataFrame, application: str, batch: int) -> None:
+def upsert(job: ToDelta, records: DataFrame, application: str, batch: int) -> None:
     """Merge the latest record of each key; all records of a key are in one partition, ordered by offset."""
     keys = [F.col("row").getField(name) for name in job.rows.keys]
     latest_first = Window.partitionBy(*keys).orderBy(F.desc("record.offset"), F.desc("record.partition"))
-    latest = made.withColumn("age", F.row_number().over(latest_first)).filter("age = 1")
+    latest = records.withColumn("age", F.row_number().over(latest_first)).filter("age = 1")
     latest = latest.select("row.*", F.col("deleted").alias(DELETED))
     names = [delta.quoted(name) for name in latest.columns[:-1]]
     latest.createOrReplaceTempView(ROWS)

@@ -26,10 +26,10 @@ JOURNAL_IN = {kind.folder: kind for kind in JOURNALS}
 
 def collect_journals(root: Root, kind: EntryKind[Any], *, keep_ms: int, now_ms: int, dry_run: bool) -> Collected:
     """Delete the old entries of all journals of a kind, as `collect_entries` does."""
-    done = Collected()
+    collected = Collected()
 
     def collect(id_: str) -> None:
-        done.add(collect_entries(root.engine.entries(kind, id_), now_ms, keep_ms=keep_ms, dry_run=dry_run))
+        collected.add(collect_entries(root.engine.entries(kind, id_), now_ms, keep_ms=keep_ms, dry_run=dry_run))
 
-    done.collect_each(ids_of(root.store, kind, done.failures), collect)
-    return done
+    collected.collect_each(ids_of(root.store, kind, collected.failures), collect)
+    return collected

@@ -205,11 +205,11 @@ def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, lis
     state = snapshot.state
     configs = settings.configs_of(snapshot.topic, state.configs)
     rule = RollRule.of(configs, state.topic_id)
-    whole = snapshot.slices.all()
+    table_rows = snapshot.slices.all()
     planned = []
     for partition in range(state.partitions):
         log_end = int(state.log_end[partition])
-        slices = whole[whole.partition_rows(partition)]
+        slices = table_rows[table_rows.partition_rows(partition)]
         segments = segments_of(slices, partition, log_end, rule)
         expiry = plan_expiry(
             segments,
@@ -289,10 +289,10 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
 
 def _records(snapshot: Snapshot, expiry: Expiry) -> tuple[int, int]:
     """Return the number of records in a partition, and the number of those that expire."""
-    whole = snapshot.slices.all()
-    span = whole.partition_rows(expiry.partition)
-    records = whole.records[span]
-    return int(records.sum()), int(records[whole.end[span] <= expiry.log_start].sum())
+    table_rows = snapshot.slices.all()
+    span = table_rows.partition_rows(expiry.partition)
+    records = table_rows.records[span]
+    return int(records.sum()), int(records[table_rows.end[span] <= expiry.log_start].sum())
 
 
 def expiry_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:

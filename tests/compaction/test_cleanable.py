@@ -29,8 +29,8 @@ def found(one: Pass, segments: Sequence[Segment]) -> Cleanable:
 def test_it_finds_what_kafkas_cleaner_found(one: Pass, empty: bool) -> None:
     told = one.after.cleaner
     mine = found(one, one.before.segments(empty=empty))
-    assert mine.chosen == told["chosen"]
-    if mine.chosen:
+    assert mine.is_due == told["chosen"]
+    if mine.is_due:
         assert (mine.first_dirty, mine.first_uncleanable) == (told["firstDirtyOffset"], told["firstUncleanableOffset"])
         assert (mine.clean_bytes, mine.cleanable_bytes) == (told["cleanBytes"], told["cleanableBytes"])
         assert mine.ratio == told["cleanableRatio"]
@@ -78,7 +78,7 @@ def plan(
 def test_everything_closed_below_the_last_stable_offset_is_cleanable() -> None:
     mine = plan()
     assert (mine.partition, mine.first_dirty, mine.first_uncleanable) == (3, 0, 30)
-    assert (mine.clean_bytes, mine.cleanable_bytes, mine.ratio, mine.chosen) == (0, 300, 1.0, True)
+    assert (mine.clean_bytes, mine.cleanable_bytes, mine.ratio, mine.is_due) == (0, 300, 1.0, True)
     assert mine.segments == tuple(LOG[:3])
 
 
@@ -109,20 +109,20 @@ def test_a_checkpoint_outside_the_log_starts_over_at_the_log_start(cleaned: int,
 def test_a_segment_that_straddles_the_checkpoint_counts_as_clean_and_as_dirty() -> None:
     mine = plan(first_dirty_offset=15)
     assert (mine.first_dirty, mine.clean_bytes, mine.cleanable_bytes, mine.ratio) == (15, 200, 200, 0.5)
-    assert not mine.chosen, "the ratio must exceed min.cleanable.dirty.ratio"
-    assert plan(first_dirty_offset=15, min_cleanable_dirty_ratio=0.49).chosen
+    assert not mine.is_due, "the ratio must exceed min.cleanable.dirty.ratio"
+    assert plan(first_dirty_offset=15, min_cleanable_dirty_ratio=0.49).is_due
 
 
 def test_nothing_dirty_is_not_chosen() -> None:
     mine = plan(first_dirty_offset=30, min_cleanable_dirty_ratio=0)
     assert (mine.first_uncleanable, mine.clean_bytes, mine.cleanable_bytes, mine.ratio) == (30, 300, 0, 0.0)
-    assert not mine.chosen
+    assert not mine.is_due
 
 
 def test_a_checkpoint_behind_the_last_stable_offset_leaves_nothing() -> None:
     mine = plan(first_dirty_offset=25, last_stable=5)
     assert (mine.first_dirty, mine.first_uncleanable, mine.cleanable_bytes) == (25, 20, 0)
-    assert not mine.chosen
+    assert not mine.is_due
 
 
 def test_a_gap_belongs_to_the_segment_before_it() -> None:
@@ -147,7 +147,7 @@ def test_min_compaction_lag_looks_at_dirty_segments_only() -> None:
 def test_max_compaction_lag_makes_old_dirty_data_due_whatever_the_ratio(lag: int, overdue: bool) -> None:
     asked: list[int] = []
     mine = plan(first_dirty_offset=20, min_cleanable_dirty_ratio=1, max_compaction_lag_ms=lag, asked=asked)
-    assert (mine.overdue, mine.chosen) == (overdue, overdue)
+    assert (mine.overdue, mine.is_due) == (overdue, overdue)
     assert asked == [20], "clean segments are not opened for it"
 
 
@@ -157,7 +157,7 @@ def test_overdue_needs_a_timestamp_and_something_cleanable() -> None:
     assert not plan([segment(0, 10, max_ts=0), active(10, 35)], **late).overdue
     held = plan(first_dirty_offset=10, last_stable=10, **late)
     assert (held.overdue, held.clean_bytes, held.cleanable_bytes) == (True, 100, 0)
-    assert not held.chosen
+    assert not held.is_due
 
 
 def test_without_max_compaction_lag_no_segment_is_opened() -> None:

@@ -379,7 +379,7 @@ def test_what_is_wrong_with_a_table_is_one_line(driver: Driver, tmp_path: Path) 
     case.append((b"k", b"v"))
     (case.table / "part").mkdir(parents=True)
     (case.table / "data.parquet").write_bytes(b"PAR1")
-    fails(case.run(), f"there is no Delta table at {case.table}, but files such as ", "use a new folder")
+    fails(case.run(), f"there is no Delta table at {case.table}, but files such as ", "use a new directory")
     assert sorted(file.name for file in case.table.iterdir()) == ["data.parquet", "part"]
     case.table = plain
     fails(case.run(), "the table has no column 'key' (binary): --grow-schema adds it")
