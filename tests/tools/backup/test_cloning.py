@@ -302,7 +302,7 @@ class TestVacuums:
         version = root.topic("a").log.state().version
         self.years(world, "a")
         floor = world.root().topic("a").log.state().floor
-        with pytest.raises(Conflict, match=f"versions from {floor} on can be cloned"):
+        with pytest.raises(Conflict, match=f"you can clone versions from {floor} on"):
             clone_topic(world.root(), "a", "b", version=floor - 1)
         assert version < floor
 
@@ -392,14 +392,14 @@ class TestMutations:
 
     @pytest.mark.usefixtures("records_in_files")
     def test_no_hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cloning, "_hold", lambda *_: [])
+        monkeypatch.setattr(cloning, "_lease", lambda *_: [])
         with pytest.raises(Corrupt):
             TestVacuums().test_the_source_may_be_rewritten_and_vacuumed()
 
     def test_the_hold_after_the_clone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        hold, begin = cloning._hold, RootEngine.create
+        hold, begin = cloning._lease, RootEngine.create
         late: list[Callable[[], object]] = []
-        monkeypatch.setattr(cloning, "_hold", lambda *given: late.append(lambda: hold(*given)) or [])
+        monkeypatch.setattr(cloning, "_lease", lambda *given: late.append(lambda: hold(*given)) or [])
 
         def begin_first(*given: object) -> object:
             found = begin(*given)  # type: ignore[arg-type]
@@ -457,7 +457,7 @@ class TestAProcessThatSleeps:
         filled(world)
         if was_a_topic:
             world.root().create_topic("b").delete()
-        with pytest.raises(Conflict, match=r"topic 'b' went from version .* while it was cloned; try again"):
+        with pytest.raises(Conflict, match=r"topic 'b' changed from version .* while it was cloned; try again"):
             clone_topic(self.asleep(world), "a", "b")
         assert world.root().topics() == ["a"]
         commits = [world.store.get(info.key) for info in world.store.list("b/_log/0")]
