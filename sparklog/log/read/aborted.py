@@ -1,10 +1,10 @@
 """Kafka's aborted transactions that hide records from a `read_committed` plan of imported data.
 
-An ABORT marker can be far after the records it takes back, so the answer always comes from the whole snapshot, never
-from the range that is read: from the slices that hold ABORT markers (`SliceFlag.KAFKA_ABORTED`), from the range's start
-on. A segment has a `.txnindex` beside it, an append file has the same in its footer. As with Kafka, going on ends at
-the first marker before which everything that began below the range's end had ended. Such files never change: each is
-read once in a process. Other slices, and so native topics, cost nothing.
+An ABORT marker can be far after the records that it aborts. So all slices with ABORT markers
+(`SliceFlag.KAFKA_ABORTED`) from the start of the range on are relevant, not only those in the range. A segment has
+their offsets in its `.txnindex`, an append file in its footer. As in Kafka, the search stops at the first marker before
+which all transactions that began below the end of the range have ended. These files never change, so a process reads
+each once. Other slices, and so native topics, take no requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Aborted = AbortedTransactions | None
 
 _FLAG = int(SliceFlag.KAFKA_ABORTED)
 FILES_AT_ONCE = 16
-"""Files read before the next look at whether that is enough."""
+"""Files that are read before checking whether the search can stop."""
 
 _Cache = RecentlyUsed[tuple[str, int], AbortedTransactions]
 
@@ -41,7 +41,7 @@ _CACHES_LOCK = ForkLock()
 
 
 def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, start: int, end: int) -> Aborted:
-    """Return the aborted transactions that matter to offsets `[start, end)`. `Unavailable` if a file is gone."""
+    """Return the aborted transactions with offsets in `[start, end)`; `Unavailable` if a file no longer exists."""
     slices = table.select(partition, start)
     marked = slices[(slices.flags & _FLAG) != 0]
     if not len(marked):
@@ -56,9 +56,7 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
             if int(aborted[-1].last_stable_offsets.max()) >= end:
                 break
     except MissingFile as missing:
-        raise Unavailable(
-            f"{missing.file} is gone: it was replaced and deleted after the snapshot was taken that is read; try again"
-        ) from None
+        raise Unavailable(f"{missing.file} was replaced and deleted since the snapshot that is read; retry") from None
     ranges = transaction_index.concatenate(aborted).overlapping(start, end)
     return ranges if len(ranges) else None
 
@@ -78,8 +76,8 @@ def _read(
         i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None
     }
     missing = [i for i in range(len(slices)) if i not in by_row]
-    answers = map_requests(store, lambda i: aborted_of(store, slices[i], crcs[i]), missing)
-    for i, entries in zip(missing, answers, strict=True):
+    results = map_requests(store, lambda i: aborted_of(store, slices[i], crcs[i]), missing)
+    for i, entries in zip(missing, results, strict=True):
         cache.put((slices[i].file, slices[i].position), entries)
         by_row[i] = entries
     return [by_row[i] for i in range(len(slices))]

@@ -1,8 +1,8 @@
-"""Number of records, and their times, by metadata alone: no data file is opened, whatever the size.
+"""Count records and find their times from metadata alone, without opening data files.
 
-Offsets do not tell it: markers, aborted records and compaction leave gaps. Slices know their records; what they do not
-know makes a count an upper bound: how a slice with gaps is cut by the log start or by the last stable offset, and
-which records Kafka's ABORT markers take back.
+Offsets are not enough, because markers, aborted records and compaction leave gaps. Slices record their number of
+records. A count is an upper bound if the log start or the last stable offset is inside a slice with gaps, or if Kafka's
+ABORT markers abort some of the records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RecordCount:
 
     @property
     def records(self) -> int:
-        """Number of all records; the most there can be, if the count is not exact."""
+        """Number of all records; the maximum, if the count is not exact."""
         return sum(partition.records for partition in self.partitions)
 
     @property
@@ -61,7 +61,7 @@ class RecordCount:
 
 
 def count_of(snapshot: Snapshot, bounds: Mapping[int, Bounds], isolation: str) -> RecordCount:
-    """Count what a scan of a snapshot gives within these bounds."""
+    """Count the records that a scan of a snapshot returns within these bounds."""
     check_isolation(isolation)
     return RecordCount(
         tuple(
@@ -76,8 +76,8 @@ def _counted(snapshot: Snapshot, partition: int, start: int, end: int, isolation
     low, high = np.maximum(slices.base, start), np.minimum(slices.end, end)
     cut, gaps = high - low < slices.end - slices.base, slices.records < slices.end - slices.base
     records = np.minimum(slices.records, high - low)
-    taken_back = isolation == READ_COMMITTED and bool((slices.flags & int(SliceFlag.KAFKA_ABORTED)).any())
-    exact = not taken_back and not bool((cut & gaps).any())
+    has_aborted = isolation == READ_COMMITTED and bool((slices.flags & int(SliceFlag.KAFKA_ABORTED)).any())
+    exact = not has_aborted and not bool((cut & gaps).any())
     total, filled = int(records.sum()), records > 0
     timed = filled & (slices.min_ts >= 0)
     if not total or not timed.any():

@@ -1,7 +1,7 @@
-"""Decode fetched bytes to record batches. Runs in tasks only (loads the kernels).
+"""Decode fetched bytes to Arrow record batches. Runs in tasks only (loads the kernels).
 
-Small slices are decoded together, whichever partition they belong to, and small results joined, so that a thousand tiny
-slices do not make a thousand batches; large slices are decoded a few record batches at a time.
+Small slices of any partitions are decoded together, and small results joined, so that a thousand small slices do not
+yield a thousand batches. Large slices are decoded a few record batches at a time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Int64s = npt.NDArray[np.int64]
 
 DECODED = {"key", "value", "headers"}
 ROW_BYTES = 40
-"""Bytes of a record in Arrow beside its key, value and headers: offset, time, type, partition, three offsets."""
+"""Bytes of a record in Arrow without key, value and headers: offset, time, type, partition, three offsets."""
 BATCHES_AT_ONCE = 256
-"""Decoded together at most: what was learned says little where compressible data follows incompressible."""
+"""Maximum number of batches to decode together, because the expansion of later batches may differ."""
 FIRST_EXPANSION = 4.0
-"""Decoded bytes per stored byte, until the first decoding tells."""
+"""Decoded bytes per stored byte, assumed until the first batch is decoded."""
 
 
 def read_cursors(
@@ -57,7 +57,7 @@ def read_fetched(
     threads: int = 1,
     on_skipped: OnSkipped | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of fetched batches, as `read_cursors`."""
+    """Yield the records of fetched batches, like `read_cursors`."""
     decoder = _Decoder(check_columns(columns), batch_bytes, on_skipped)
     runs = _runs(pieces, decoder, batch_bytes)
     decoded = map(decoder.run, runs) if threads == 1 else _in_threads(decoder, runs, threads)
@@ -77,7 +77,7 @@ def _in_threads(
 
 
 def _runs(pieces: Iterable[FetchedBatches], decoder: _Decoder, batch_bytes: int) -> Iterator[list[FetchedBatches]]:
-    """Yield runs of pieces that are wanted whole and decoded together, others one by one."""
+    """Yield groups of pieces to decode together: entire slices. Other pieces are groups of one."""
     run: list[FetchedBatches] = []
     filled = 0.0
     pieces = UntilError(pieces)
@@ -98,7 +98,7 @@ def _runs(pieces: Iterable[FetchedBatches], decoder: _Decoder, batch_bytes: int)
 
 @dataclass(slots=True)
 class _BatchRun:
-    """Pieces one after another in one buffer, and which batch belongs to which."""
+    """Pieces back to back in one buffer, and the piece of each batch."""
 
     pieces: list[FetchedBatches]
     data: memoryview
@@ -115,7 +115,7 @@ class _BatchRun:
 
 
 class _Decoder:
-    """Decoder of runs into batches. Threads may share one: what it learns is only a guess."""
+    """Decoder of groups of pieces. Threads may share it, because the expansion that it measures is an estimate."""
 
     def __init__(self, columns: tuple[str, ...], batch_bytes: int, on_skipped: OnSkipped | None = None) -> None:
         self._on_skipped = on_skipped
@@ -147,13 +147,13 @@ class _Decoder:
         stored, opened = np.cumsum(run.headers.size), _opened_before(run.headers)
         low = 0
         while low < len(run.headers):
-            # The first decoding, of one batch, tells how much stored bytes grow.
+            # Decode one batch first, to measure how much stored bytes expand.
             room = self._batch_bytes / self.expansion if self._learned else 0.0
             reached = (int(stored[low - 1]) if low else 0) + room
             high = int(np.searchsorted(stored, reached, side="right"))
             many = int(np.searchsorted(opened, opened[low] + BATCHES_AT_ONCE))
             if self._learned and stored[-1] - reached < room / 2:
-                high = len(stored)  # What would be left is not worth a call.
+                high = len(stored)  # The rest is too small for a call of its own.
             high = max(low + 1, min(high, many))
             yield from self._sound(run[low:high])
             low = high
@@ -204,7 +204,7 @@ class _Decoder:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _offsets_only(self, run: _BatchRun) -> RecordColumns | None:
-        """Return records without a look into the batches, where nothing inside is wanted and no offset is missing."""
+        """Return records without decoding batches, if only offsets are requested and none is missing; else None."""
         headers = run.headers
         cheap = not {"key", "value", "headers", "timestamp"}.intersection(self._columns)
         if not cheap or run.pieces[0].cut or (headers.count != headers.last_offset_delta + 1).any():
@@ -236,7 +236,7 @@ class _Decoder:
 
     @staticmethod
     def _times(records: RecordColumns, run: _BatchRun) -> Int64s:
-        """Effective times: LogAppendTime of slices whose batches do not carry it is the commit's."""
+        """Return the timestamps. Batches without their own LogAppendTime have the commit's."""
         append_times = np.asarray([piece.slice.append_time for piece in run.pieces], np.int64)
         if (append_times < 0).all():
             return records.timestamp
@@ -255,7 +255,7 @@ class _Decoder:
         names = [piece.slice.topic for piece in run.pieces]
         if len(set(names)) == 1:
             return self._repeated(names[0], len(records))
-        # Pieces of a topic follow one another, so there are few runs.
+        # Pieces of a topic are consecutive, so there are few groups.
         rows = np.bincount(run.piece_of, weights=records.batch_rows, minlength=len(names)).astype(np.int64)
         runs = groupby(zip(names, rows.tolist(), strict=True), itemgetter(0))
         return pa.concat_arrays([self._repeated(name, sum(count for _, count in group)) for name, group in runs])
@@ -268,7 +268,7 @@ class _Decoder:
 
 
 def _back_to_back(parts: list[memoryview]) -> memoryview:
-    """Return parts one after another, without a copy where they are so in memory: slices that one request brought."""
+    """Return the parts back to back, without a copy if they already are: slices that one request returned."""
     arrays = [as_bytes_array(part) for part in parts]
     edges = [array.__array_interface__["data"][0] for array in arrays]
     ends = [start + len(array) for start, array in zip(edges, arrays, strict=True)]
@@ -280,7 +280,7 @@ def _back_to_back(parts: list[memoryview]) -> memoryview:
 
 
 def _opened_before(headers: BatchHeaders) -> Int64s:
-    """Per batch how many before it count; messages of formats v0 and v1 do not, but for the compressed ones."""
+    """Return for each batch the number of batches before it, without uncompressed messages of formats v0 and v1."""
     if headers.magic is None:
         return np.arange(len(headers), dtype=np.int64)
     counted = (~headers.is_legacy | (headers.codec != 0)).astype(np.int64)
@@ -289,7 +289,7 @@ def _opened_before(headers: BatchHeaders) -> Int64s:
 
 
 def _laid_out(pieces: list[FetchedBatches], data: memoryview) -> _BatchRun:
-    """Find the batches and check what their own checksums do not cover: that they fill the slice in offset order."""
+    """Find the batches, and check what their checksums do not cover: that they fill the slice in offset order."""
     file, position = (pieces[0].slice.file, pieces[0].position) if len(pieces) == 1 else (None, 0)
     headers = pieces[0].headers if len(pieces) == 1 else None
     headers = scan_headers(data, file=file, file_position=position) if headers is None else headers

@@ -1,8 +1,8 @@
-"""A table that grows: the latest record of each key in memory, by a first pass over the log and a tail after it.
+"""A table in memory that follows its topic: the latest record of each key, from a pass over the log and a tail.
 
-It holds what `Topic.table` would give at the same moment, whatever maintenance does to the log: a tombstone takes its
-key away, and so does a log start that passes its record. Where compaction has gone further than the table had read,
-tombstones may be gone that it has not seen: that partition is read again.
+It has the rows that `Topic.table` would return at the same time, whatever maintenance does to the log. A tombstone
+removes its key, and so does a log start that passes its record. If compaction has passed the position of the table, it
+may have removed tombstones that the table has not read, so that partition is read again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, LogView
 
 NEEDED = ("key", "value", "partition", "offset", "timestamp")
 SPARE_ROWS = 10_000
-"""Rows that newer ones have replaced, which are held beyond as many as there are keys."""
+"""Replaced rows that are kept in memory, in addition to as many as there are keys."""
 
 
 class _PartitionRows:
-    """The rows of one partition by key: batches as they were read, and of each key the number of its row in them."""
+    """The rows of one partition by key: batches as they were read, and for each key the number of its row."""
 
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}
@@ -39,7 +39,7 @@ class _PartitionRows:
         self._log_start = 0
 
     def put(self, batch: pa.RecordBatch) -> None:
-        """Take in records in offset order; tombstones delete, records without a key do nothing."""
+        """Add records in offset order. Tombstones delete keys; records without a key are ignored."""
         keyed = valid_rows(batch.column("key"))
         if not keyed.all():
             batch = batch.take(fixed_array(np.flatnonzero(keyed), pa.int64()))
@@ -57,7 +57,7 @@ class _PartitionRows:
             self._rewrite()
 
     def drop_below(self, log_start: int) -> int:
-        """Take away the rows below a new log start; returns how many."""
+        """Remove the rows below a new log start, and return their number."""
         if log_start <= self._log_start:
             return 0
         self._log_start = log_start
@@ -79,7 +79,7 @@ class _PartitionRows:
         return self._batches[batch].slice(number - self._firsts[batch], 1)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that count."""
+        """Yield the current rows."""
         numbers = np.sort(np.fromiter(self.numbers.values(), np.int64, len(self.numbers)))
         ends = np.searchsorted(numbers, np.asarray([*self._firsts, self._following][1:], np.int64))
         low = 0
@@ -93,10 +93,10 @@ class _PartitionRows:
             del self.numbers[key]
 
     def _rewrite(self) -> None:
-        """Hold nothing but the rows that count."""
-        kept = pa.Table.from_batches(list(self.batches()), self._batches[0].schema).combine_chunks().to_batches()
+        """Rewrite the batches with only the current rows."""
+        current = pa.Table.from_batches(list(self.batches()), self._batches[0].schema).combine_chunks().to_batches()
         self.numbers, self._batches, self._firsts, self._following, self._held = {}, [], [], 0, 0
-        for batch in kept:
+        for batch in current:
             self.put(batch)
 
 
@@ -105,8 +105,8 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
 
     `get`, `[]` and `in` take bytes or text. Not safe to share between threads.
 
-    A key that several partitions hold (partitions were added, or records were written to one by number) has the row
-    with the greatest timestamp.
+    If several partitions have a key (partitions were added, or records were written to an explicit partition), its row
+    is the one with the maximum timestamp.
     """
 
     def __init__(self, plan: TablePlan, view: LogView, poll: float | None) -> None:
@@ -126,13 +126,13 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         return f"FollowedTable({self.topic!r}, {self._view.location!r})"
 
     def refresh(self) -> bool:
-        """Take in what was appended since, and what was deleted.
+        """Apply what was appended and deleted since the last refresh.
 
         Returns:
-            True if anything was.
+            True if the table changed.
 
         Raises:
-            Conflict: the topic was deleted and created again.
+            Conflict: If the topic was deleted and created again.
         """
         self._tail.refresh()
         self._looked_ms = self._view.env.boot_ms()
@@ -153,13 +153,13 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         """Wait until the table has changed.
 
         Args:
-            timeout_s: seconds to wait at most; None: for ever.
+            timeout_s: Maximum time to wait, in seconds; None: no limit.
 
         Returns:
-            False if nothing came.
+            False if the time is up.
 
         Raises:
-            Conflict: the topic was deleted and created again.
+            Conflict: If the topic was deleted and created again.
         """
         begun = self._view.env.boot_ms()
         while not self.refresh():
@@ -193,7 +193,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         return len(self._keys())
 
     def to_table(self) -> pa.Table:
-        """Return all rows, those of a key that several partitions hold, too."""
+        """Return all rows: for a key in several partitions, a row of each."""
         self._look()
         batches = chain.from_iterable(partition.batches() for partition in self._rows.values())
         return pa.Table.from_batches([batch.select(list(self.columns)) for batch in batches], schema_of(self.columns))

@@ -1,6 +1,6 @@
-"""Read the files beside a data file that only save work: filters of keys, and indexes of sealed segments.
+"""Read the optional files of a data file: key filters, and indexes of sealed segments.
 
-All they say is in the data file as well. So one that cannot be read fails no read: the data file is read without it.
+They only repeat what is in the data file. If one cannot be read, the data file is read without it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.log")
 _warned: set[str] = set()
-"""Stores of which this process has warned."""
+"""Stores for which this process has logged the warning."""
 
 
 class Unreadable(Exception):  # noqa: N818
-    """Such a file is there, as far as is known, and cannot be read now."""
+    """The file may exist, but cannot be read at the moment."""
 
 
 def read_helper_file(store: Store, key: str, length: int | None = None) -> bytes | None:
-    """Return the file, up to `length` bytes; None: there is none. `Unreadable`, not for good, after a warning."""
+    """Return the first `length` bytes of the file; None if it does not exist.
+
+    Raises `Unreadable`, after a warning, for an error that may be temporary.
+    """
     try:
         return store.get(key, 0, length)
     except NotFound:
@@ -28,5 +31,7 @@ def read_helper_file(store: Store, key: str, length: int | None = None) -> bytes
     except SparklogError as error:
         if store.location not in _warned:
             _warned.add(store.location)
-            _LOG.warning("reading without %s, and other such files that fail: more is read than needed: %s", key, error)
+            _LOG.warning(
+                "cannot read %s, so more data is read than necessary (logged once for all such files): %s", key, error
+            )
         raise Unreadable from None

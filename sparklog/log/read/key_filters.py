@@ -1,7 +1,7 @@
-"""Leave out of a plan the pieces of slices that cannot hold a key, by the filters of keys beside their files.
+"""Remove from a plan the blocks of slices that cannot contain a key, using the key filters of their files.
 
-Filters are a help, never the truth: a slice is read without them, or where they cannot be read, are damaged or of other
-bytes. They are kept in the process, those used last: files never change.
+Filters are only an optimization: a slice without a filter, or whose filter is unreadable, corrupt or of other bytes, is
+read entirely. The most recently used filters are cached in the process, because files never change.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def _nbytes(filters: Filters) -> int:
 
 
 cache = RecentlyUsed[tuple[str, str], Filters](_nbytes)
-"""Of this process, by the location of the store and the name of the data file."""
+"""The filters of data files, by the location of the store and the name of the file."""
 
 
 def filters_beside(store: Store, file: str) -> Filters:
-    """Return the filters beside a data file, in one request or none."""
+    """Return the key filters of a data file, in at most one request."""
     filters = cache.get((store.location, file))
     if filters is None:
         key = filter_path(file)
@@ -52,9 +52,9 @@ def filters_beside(store: Store, file: str) -> Filters:
 
 
 def without_absent(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[ReadPart]:
-    """Return parts without pieces of slices that hold none of the keys; those of Kafka's directories as they are."""
+    """Return the parts without blocks of slices that contain none of the keys. Kafka directories have no filters."""
     hashes: Hashes | None = None
-    left: list[ReadPart] = []
+    remaining: list[ReadPart] = []
     for part in parts:
         if isinstance(part, NativeReadPart):
             marked = np.flatnonzero(part.slices.flags & int(SliceFlag.KEY_FILTER))
@@ -63,17 +63,17 @@ def without_absent(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[Rea
                 part = replace(part, slices=_that_may_hold(part, marked.tolist(), hashes))
             if not len(part.slices):
                 continue
-        left.append(part)
-    return left
+        remaining.append(part)
+    return remaining
 
 
 def _that_may_hold(part: NativeReadPart, marked: Sequence[int], hashes: Hashes) -> PlannedSlices:
     slices = part.slices
     pieces: dict[int, _HeldPieces] = {}
     for row, planned in zip(marked, slices[np.array(marked)].rows(), strict=True):
-        place = (planned.position, planned.size, planned.crc)
+        identity = (planned.position, planned.size, planned.crc)
         for key_filter in filters_beside(part.store, planned.file):
-            if (key_filter.position, key_filter.nbytes, key_filter.crc) == place:
+            if (key_filter.position, key_filter.nbytes, key_filter.crc) == identity:
                 held = _HeldPieces.of(key_filter, planned, hashes)
                 if held is not None:
                     pieces[row] = held.within(part.range)
@@ -82,13 +82,13 @@ def _that_may_hold(part: NativeReadPart, marked: Sequence[int], hashes: Hashes) 
 
 @dataclass(frozen=True, slots=True)
 class _HeldPieces:
-    """The pieces of a slice that may hold a key, as columns of slices: int64[n] each."""
+    """The blocks of a slice that may contain a key, as columns of slices: int64[n] each."""
 
     columns: dict[str, Int64Array]
 
     @classmethod
     def of(cls, key_filter: KeyFilter, planned: PlannedSlice, hashes: Hashes) -> _HeldPieces | None:
-        """Return None where the whole slice is to be read: its offsets are not those of the pieces."""
+        """Return None if the entire slice must be read, because its offsets are not those of the blocks."""
         pieces = key_filter.pieces
         offset, size, crc = np.array([(piece.offset, piece.nbytes, piece.crc) for piece in pieces], np.int64).T
         base = np.concatenate(([planned.base], offset[1:] + planned.shift))
@@ -111,7 +111,7 @@ class _HeldPieces:
 
 
 def _replaced(slices: PlannedSlices, pieces: Mapping[int, _HeldPieces]) -> PlannedSlices:
-    """Return slices with pieces in place of some: to a reader a piece is a small slice."""
+    """Return the slices with some replaced by their blocks, which readers treat as small slices."""
     counts = np.ones(len(slices), np.int64)
     counts[list(pieces)] = [len(held) for held in pieces.values()]
     columns = slices[np.repeat(np.arange(len(slices)), counts)].columns

@@ -1,14 +1,15 @@
-"""The latest record of a key, looked for backwards from the end of the log. Works on every view.
+"""Find the latest record of a key by searching backwards from the log end. Works on every view.
 
-Kafka's default partitioner tells the partition. The keys of its offsets are read in runs from the log end down, a few
-MiB first and more each time, up to one that has the key. Slices that cannot hold it, by their filters, are left out.
+Kafka's default partitioner determines the partition. The search reads the keys of its offsets in chunks from the log
+end down, first a few MiB and then more each time, until a chunk has the key. Slices whose filters exclude the key are
+skipped.
 
-Adding partitions moves keys to others, so the partitions that the key had under earlier numbers are searched, too, the
-newest first. What is in a partition that did not exist before is newer than all that came before it; of other answers
-the one with the greatest timestamp is given.
+Adding partitions moves keys to other partitions, so the partitions of the key for earlier partition counts are searched
+as well, latest count first. A record in a partition that did not exist earlier is later than all records of the earlier
+partitions; otherwise the record with the maximum timestamp is returned.
 
-The same tells which partitions and slices a scan of some keys reads (`KeySet`). It says nothing of records that were
-written to a partition by number: with `anywhere`, all partitions are read that were asked for.
+`KeySet` uses the same rules to select the partitions and slices that a scan of some keys reads. They do not apply to
+records that were written to an explicit partition: with `anywhere`, all requested partitions are read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, Pinned
 
 FIRST_RUN_BYTES = 4 << 20
 LARGEST_RUN_BYTES = 256 << 20
-"""Stored bytes that one run reads; records go through memory a few MiB at a time."""
+"""Maximum stored bytes of a chunk. Its records are in memory a few MiB at a time."""
 
 
 def latest_record(
@@ -38,7 +39,10 @@ def latest_record(
     partitions: Sequence[int] | None = None,
     isolation: str = READ_COMMITTED,
 ) -> pa.RecordBatch | None:
-    """Return the latest record of a key, or its tombstone; None without one. `partitions` None: Kafka's for the key."""
+    """Return the latest record of a key, or its tombstone; None if there is none.
+
+    `partitions`: where to search; None: the partitions that Kafka's partitioner selects.
+    """
     bounds = view.bounds(topic)
     partitions_to_search = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
     newest: pa.RecordBatch | None = None
@@ -50,7 +54,7 @@ def latest_record(
         offset = _newest_offset(view, topic, partition, key, isolation)
         if offset is None:
             continue
-        missing = f"the record at offset {offset} of {topic}-{partition} went while it was read: ask again"
+        missing = f"the record at offset {offset} of {topic}-{partition} was deleted while it was read; retry"
         record = record_at(view, topic, partition, offset, isolation, missing)
         if newest is None or _timestamp(record) > _timestamp(newest):
             newest = record
@@ -60,29 +64,29 @@ def latest_record(
 
 
 def partitions_of_key(view: PinnedView, topic: str, key: bytes) -> dict[int, int]:
-    """Return the partitions of a key by Kafka's default partitioner, for the numbers of partitions now and before.
+    """Return the partitions of a key by Kafka's default partitioner, for the current and previous partition counts.
 
-    The newest comes first, each with the number of partitions before it was the key's, 0: none is known. A place that
-    holds a single partition is that partition. `BadRequest` where partitions are missing (a directory of one of several
-    brokers): their number is not known there.
+    The latest comes first. The values are the partition counts before (0: unknown). A view with a single partition
+    returns it. Raises `BadRequest` if partitions are missing, as in the directory of one of several brokers, because
+    the partition count is then unknown.
     """
-    placed = partitions_of_keys(view, topic, [key])
-    numbers_before = [*(count for count, _ in placed[1:]), 0]
+    by_count = partitions_of_keys(view, topic, [key])
+    previous_counts = [*(count for count, _ in by_count[1:]), 0]
     partitions: dict[int, int] = {}
-    for (_, numbers), before in zip(placed, numbers_before, strict=True):
+    for (_, numbers), before in zip(by_count, previous_counts, strict=True):
         partitions.setdefault(int(numbers[0]), before)
     return partitions
 
 
 def partitions_of_keys(view: PinnedView, topic: str, keys: Sequence[bytes]) -> list[tuple[int, npt.NDArray[np.int32]]]:
-    """Return the keys' partitions under each number of partitions, the newest first. Raises as `partitions_of_key`."""
+    """Return the keys' partitions for each partition count, latest first. Raises like `partitions_of_key`."""
     listed = sorted(view.bounds(topic))
     if len(listed) == 1:
         return [(1, np.full(len(keys), listed[0], np.int32))]
     if listed != list(range(len(listed))):
         raise BadRequest(
-            f"{view.location} holds partitions {', '.join(map(str, listed))} of topic {topic}, not how many there are:"
-            " name the partition, or search all of them"
+            f"{view.location} holds partitions {', '.join(map(str, listed))} of topic {topic}, and the topic may have"
+            " more: specify the partition, or search all of them"
         )
     from sparklog.format.key_hash import partition_for_key
 
@@ -104,7 +108,7 @@ def _newest_offset(view: PinnedView, topic: str, partition: int, key: bytes, iso
         offset = _last_match(parts, key)
         if offset is not None:
             return offset
-        # A run of which nothing is read may be as long as it likes.
+        # A chunk whose slices are all excluded does not count towards the limit.
         end, run_bytes = start, min(run_bytes * 4, LARGEST_RUN_BYTES) if parts else run_bytes * 4
     return None
 
@@ -133,7 +137,7 @@ def _last_match(parts: Sequence[ReadPart], key: bytes) -> int | None:
 def record_at(
     view: PinnedView, topic: str, partition: int, offset: int, isolation: str, missing: str
 ) -> pa.RecordBatch:
-    """Return the record at this offset, one row of all `COLUMNS`. `NotFound` with the text `missing` without one."""
+    """Return the record at an offset, a row with all `COLUMNS`; `NotFound` with the message `missing` otherwise."""
     for part in view.plan([OffsetRange(topic, partition, offset, offset + 1)], isolation):
         for batch in part.read(COLUMNS):
             if batch.num_rows:
@@ -147,14 +151,14 @@ def _timestamp(record: pa.RecordBatch) -> int:
 
 @dataclass(frozen=True)
 class KeySet:
-    """Some keys, distinct. `anywhere`: they may be in any partition."""
+    """Distinct keys to search for. `anywhere`: they may be in any partition."""
 
     keys: tuple[bytes, ...]
     anywhere: bool = False
 
     @classmethod
     def of(cls, keys: Iterable[bytes | str], anywhere: bool = False) -> KeySet:
-        """Take a list of keys, texts as UTF-8. `BadRequest` for anything else."""
+        """Return a set of keys, with text encoded as UTF-8; `BadRequest` for other values."""
         KEYS.check("keys", keys)
         listed = list(keys)
         for key in listed:
@@ -162,20 +166,20 @@ class KeySet:
         return cls(tuple(dict.fromkeys(key.encode() if isinstance(key, str) else key for key in listed)), anywhere)
 
     def partitions(self, view: PinnedView, topic: str) -> set[int]:
-        """Return the partitions of a topic that can hold the keys."""
+        """Return the partitions of a topic that can contain the keys."""
         if not self.keys or self.anywhere:
             return set(view.bounds(topic)) if self.keys else set()
         return {number for _, numbers in partitions_of_keys(view, topic, self.keys) for number in numbers.tolist()}
 
     def ranges(self, view: PinnedView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """Return the ranges of partitions that can hold the keys."""
+        """Return the ranges in partitions that can contain the keys."""
         partitions_by_topic = {
             topic: self.partitions(view, topic) for topic in dict.fromkeys(offsets.topic for offsets in ranges)
         }
         return [offsets for offsets in ranges if offsets.partition in partitions_by_topic[offsets.topic]]
 
     def parts(self, parts: Sequence[ReadPart]) -> list[ReadPart]:
-        """Return parts without the slices that hold none of the keys; empty parts go."""
+        """Return the parts without slices that contain none of the keys; empty parts are removed."""
         from sparklog.log.read.key_filters import without_absent
 
         return without_absent(parts, self.keys)
@@ -185,7 +189,7 @@ class KeySet:
         return tuple(dict.fromkeys((*columns, "key")))
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with one of the keys, of batches that have the column `key`; batches without any go."""
+        """Yield the rows with one of the keys, from batches with the column `key`. Empty batches are skipped."""
         import pyarrow.compute as pc
 
         keys = bytes_array(self.keys)

@@ -1,14 +1,15 @@
-"""The latest record of each key of a partition: one pass over its records, the newest first. Loads the kernels.
+"""The latest record of each key of a partition: one pass over its records, latest first. Loads the kernels.
 
-A record counts if no record after it has its key, so the pass begins at the end: what it meets first goes out at once.
-Offsets are read in runs of a few MiB, decoded once. Only keys are remembered, as keyed hashes in the cleaner's map
-(`sparklog.format.offset_map`), or as they are in a log for which it is not worth to load kernels.
+A record is the latest of its key if no later record has that key. So the pass starts at the log end and returns each
+record whose key it has not seen. Offsets are read in chunks of a few MiB, which are decoded once. Only keys are kept in
+memory: as hashes in the cleaner's map (`sparklog.format.offset_map`), or as bytes in a log that is too small to load
+the kernels for.
 
-A tombstone hides the records of its key before it, and is not shown itself. Records without a key belong to no row of a
-table: they are left out, as Kafka's cleaner drops them.
+A tombstone hides earlier records of its key and is not returned. Records without a key are skipped, because a table has
+no row for them; Kafka's cleaner removes them, too.
 
-The order of the pass makes it safe under compaction: what the cleaner takes away between two runs has a newer record of
-its key in a run that was read before.
+The order makes the pass safe during compaction: if the cleaner removes a record before it is read, a chunk that was
+read earlier has a later record of its key.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ Int64s = npt.NDArray[np.int64]
 Read = Callable[[ReadPart, tuple[str, ...]], Iterator[pa.RecordBatch]]
 
 MOST_BYTES = 256 << 20
-"""Decoded bytes of a run at most: one that becomes more is read in two."""
+"""Maximum decoded bytes of a chunk; a larger chunk is read in two parts."""
 FIRST_SLOTS = 1 << 14
 LOAD_FACTOR = 0.6
 
 
 class SeenKeys:
-    """The keys that a pass has met."""
+    """The keys that a pass has seen."""
 
     def __init__(self) -> None:
         self._few: set[bytes] = set()
@@ -50,7 +51,7 @@ class SeenKeys:
         self._hash_key = HashKey.of(SYSTEM.random.getrandbits(128).to_bytes(16, "little"))
 
     def first_met(self, keys: pa.BinaryArray) -> Int64s:
-        """Return the rows whose keys were not met before, of several with one key the last; ascending."""
+        """Return the rows with new keys, ascending; of several rows with the same key, the last."""
         rows = np.flatnonzero(valid_rows(keys))
         if self._map is None and not kernel_choice.choice.compiled(len(rows)):
             return self._of_few(keys, rows)
@@ -96,7 +97,10 @@ def read_part(part: ReadPart, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
 def latest_records(
     tables: Sequence[PartitionTable], columns: Sequence[str], *, threads: int = 1, read: Read = read_part
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the latest records of each partition, newest first; `threads` decode at once, `read` reads a part."""
+    """Yield the latest records of each partition, latest first.
+
+    `threads`: the number of chunks that are read in parallel. `read` reads a part.
+    """
     reader = _Runs(tuple(dict.fromkeys((*columns, "key", "value", "offset"))), read)
     runs = ((table, low, high) for table in tables for low, high in reversed(list(pairwise(table.cuts))))
     current, seen = None, SeenKeys()
@@ -113,7 +117,7 @@ def latest_records(
 
 Run = tuple[PartitionTable, int, int]
 Outcome = list[pa.RecordBatch] | int
-"""Records of a run; or too many: the offset up to which they can be decoded together."""
+"""Records of a chunk; if they are too large, the offset at which to divide it."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class _Runs:
     read: Read
 
     def ahead(self, runs: Iterator[Run], threads: int) -> Iterator[tuple[Run, Outcome]]:
-        """Yield runs in their order, with their records; `threads` of them are read at once."""
+        """Yield chunks in order, with their records; `threads` of them are read in parallel."""
 
         def with_records(run: Run) -> tuple[Run, Outcome]:
             return run, self._records(run[0].part, *run[1:])
@@ -130,7 +134,7 @@ class _Runs:
         return map(with_records, runs) if threads == 1 else work_ahead(with_records, runs, threads)
 
     def descending(self, part: ReadPart, low: int, high: int, outcome: Outcome) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a run, the last one first."""
+        """Yield the batches of a chunk, last batch first."""
         if isinstance(outcome, list):
             yield from reversed(outcome)
             return
@@ -150,7 +154,7 @@ class _Runs:
 
 
 def narrowed(part: ReadPart, start: int, end: int) -> ReadPart:
-    """Return the part of a part that holds these offsets."""
+    """Return the part, restricted to these offsets."""
     changes: dict[str, Any] = {"range": replace(part.range, start=start, end=end)}
     if isinstance(part, NativeReadPart):
         slices = part.slices

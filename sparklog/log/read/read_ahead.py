@@ -1,8 +1,8 @@
-"""Ranges of files that are read next, several under way at a time, where each request costs a round trip.
+"""Read-ahead: several requests for the next ranges of files in flight, if each request costs a round trip.
 
-What is under way or waits to be taken is at most `ahead_bytes` (or one range) and as many requests as the store is
-worth: fewer bytes at first, for many readers want a few records and no more. A store without `parallel_reads` is asked
-when a range is taken, and for nothing else.
+Requests in flight and results that are not consumed yet have at most `ahead_bytes` (or one range), and the number of
+requests is limited by the store's `parallel_reads`. The limit of bytes starts low, because many readers only need a few
+records. A store without `parallel_reads` is only read when a range is consumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparklog.storage.store import Store
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Bytes `[start, start + length)` of a file. `answer`: they are under way, or here."""
+    """Bytes `[start, start + length)` of a file. `answer`: the request in flight, or its result."""
 
     store: Store
     file: str
@@ -28,7 +28,10 @@ class Request:
 
 
 class ReadAhead:
-    """Requests in the order they are taken. `read` makes one; `more` adds others, or returns False: not known yet."""
+    """Requests in the order in which they are consumed.
+
+    `read` makes a request. `more` adds further requests, or returns False if they are not known yet.
+    """
 
     def __init__(
         self,
@@ -43,29 +46,29 @@ class ReadAhead:
         self._read = read
         self._more = more
         self._waiting: deque[Request] = deque()
-        self._begun: set[Request] = set()
-        """Begun and not taken."""
+        self._started: set[Request] = set()
+        """Requests that are in flight or have a result, and are not consumed."""
         self._pool: ThreadPoolExecutor | None = None
-        self._taken = 0
+        self._consumed_bytes = 0
 
     def add(self, requests: Iterable[Request]) -> None:
         if self.is_on:
             self._waiting.extend(requests)
 
     def take(self, request: Request) -> bytes | memoryview:
-        """Return the bytes of the oldest request that was added and neither taken nor dropped."""
+        """Return the bytes of the oldest request that is neither consumed nor dropped."""
         if not self.is_on:
             return self._read(request)
-        self._begin()
-        self._begun.discard(request)
-        self._taken += request.length
+        self._start_requests()
+        self._started.discard(request)
+        self._consumed_bytes += request.length
         return self._read(request) if request.answer is None else request.answer.result()
 
     def drop(self, requests: Iterable[Request]) -> None:
-        """Forget requests, those that were taken too."""
+        """Cancel requests that are not consumed yet."""
         for request in requests if self.is_on else ():
-            if request in self._begun:
-                self._begun.discard(request)
+            if request in self._started:
+                self._started.discard(request)
                 if request.answer is not None:
                     request.answer.cancel()
             elif request in self._waiting:
@@ -75,20 +78,20 @@ class ReadAhead:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self) -> None:
-        """Begin as many requests as may be under way; a single one is left to the thread that takes it."""
-        begun: list[Request] = []
-        nbytes = sum(request.length for request in self._begun)
-        most = min(self._limits.first_ahead_bytes + 2 * self._taken, self._limits.ahead_bytes)
-        while len(self._begun) < self._at_once and nbytes < most:
+    def _start_requests(self) -> None:
+        """Start requests up to the limits; a single one is left to the thread that consumes it."""
+        started: list[Request] = []
+        nbytes = sum(request.length for request in self._started)
+        max_bytes = min(self._limits.first_ahead_bytes + 2 * self._consumed_bytes, self._limits.ahead_bytes)
+        while len(self._started) < self._at_once and nbytes < max_bytes:
             if not self._waiting and not self._more():
                 break
             request = self._waiting.popleft()
             nbytes += request.length
-            self._begun.add(request)
-            begun.append(request)
-        if len(self._begun) == len(begun) == 1:
+            self._started.add(request)
+            started.append(request)
+        if len(self._started) == len(started) == 1:
             return
         self._pool = self._pool or ThreadPoolExecutor(self._at_once, thread_name_prefix="sparklog-read")
-        for request in begun:
+        for request in started:
             request.answer = self._pool.submit(self._read, request)

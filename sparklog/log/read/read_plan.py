@@ -1,9 +1,9 @@
 """Plan what to read from a snapshot, and the parts that tasks read.
 
-A plan names offsets and, so that tasks need not open the topic, the slices they are in. Under `read_committed` slices
-of aborted transactions are left out, what Kafka's own aborted transactions take back of imported slices goes along
-(`sparklog.log.read.aborted`), and nothing at or above the last stable offset is planned. Offsets never change,
-so a part stays right whatever maintenance does to the files: see `sparklog.log.read.fetch`.
+A plan has offset ranges and their slices, so that tasks need not open the topic. With `read_committed`, it excludes
+slices of aborted transactions and offsets at or above the last stable offset, and includes the offsets that Kafka's
+aborted transactions hide in imported slices (`sparklog.log.read.aborted`). Offsets never change, so a part stays valid
+whatever maintenance does to the files: see `sparklog.log.read.fetch`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check_isolation(isolation: str) -> str:
 
 
 def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Bounds]:
-    """Return the bounds of every partition; `ends`: where to stop instead of the last stable offset."""
+    """Return the bounds of every partition; `ends`: ends to use instead of the last stable offsets."""
     state = snapshot.state
     stable = (state.last_stable() if ends is None else ends).tolist()
     rows = zip(state.log_start.tolist(), state.log_end.tolist(), stable, strict=True)
@@ -63,15 +63,15 @@ def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Boun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeReadPart:
-    """A range of one partition of a native topic with the slices it is in. Picklable if its store is."""
+    """A range of one partition of a native topic, with its slices. It can be pickled if its store can."""
 
     store: Store
     topic_id: str
     range: OffsetRange
     isolation: str
     slices: PlannedSlices
-    fail_on_data_loss: bool = True  # the log start has passed offsets still wanted: `NotFound`, else skip
-    first_dirty_offset: int | None = None  # of a table: `Conflict` if compaction went further and files are gone
+    fail_on_data_loss: bool = True  # `NotFound` if the log start passes remaining offsets; else skip these
+    first_dirty_offset: int | None = None  # of a table: `Conflict` if it increases and files are missing
     on_skipped: OnSkipped | None = None  # called with skipped ranges; must be picklable. None: raise `Corrupt`
 
     @property
@@ -83,13 +83,13 @@ class NativeReadPart:
         return self._share("size")
 
     def _share(self, column: str) -> int:
-        # Each slice's amount is spread evenly over its offsets.
+        # Assume that a slice's contents are spread evenly over its offsets.
         base, end = self.slices.base, self.slices.end
         covered = np.clip(np.minimum(end, self.range.end) - np.maximum(base, self.range.start), 0, None)
         return int((self.slices.columns[column] * (covered / np.maximum(end - base, 1))).sum())
 
     def flat(self) -> tuple[Any, ...]:
-        """Return all but the store and the columns as plain values, which are quick to pickle: see `TaskParts`."""
+        """Return all but the store and the columns as plain values, which pickle fast: see `TaskParts`."""
         offsets, slices = self.range, self.slices
         place = offsets.topic, offsets.partition, offsets.start, offsets.end
         content = len(slices), slices.paths, slices.hidden
@@ -100,7 +100,7 @@ class NativeReadPart:
         return read_parts([self], columns, batch_bytes=batch_bytes)
 
     def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
-        """Plan the remaining offsets again. `opened`: topics opened for that already."""
+        """Plan the remaining offsets again. `opened`: topics that are already open for this."""
         from sparklog.log.state.range_slices import select_ranges
 
         name, partition = self.range.topic, self.range.partition
@@ -108,7 +108,7 @@ class NativeReadPart:
         state = snapshot.state
         if state.topic_id != self.topic_id:
             raise NotFound(
-                f"topic {name} was deleted and created again while it was read: start again from the new one"
+                f"topic {name} was deleted and created again while it was read: read the new topic from the start"
             )
         if self.first_dirty_offset is not None and int(state.first_dirty_offset[partition]) > self.first_dirty_offset:
             raise Conflict(f"{name}-{partition} was compacted while its table was read: read it again")
@@ -120,14 +120,14 @@ class NativeReadPart:
                     "records were deleted before they were read"
                 )
             start = min(log_start, self.range.end)
-        left = select_ranges({name: snapshot}, [replace(self.range, start=start)])
-        return start, _planned(left, self.isolation)[0]
+        remaining = select_ranges({name: snapshot}, [replace(self.range, start=start)])
+        return start, _planned(remaining, self.isolation)[0]
 
     def _newer(self, opened: dict[tuple[str, str], Newer]) -> Snapshot:
-        """Return a snapshot in which all offsets of the range can be read, as in the one of the plan.
+        """Return a snapshot in which all offsets of the range are readable, as in the plan's snapshot.
 
-        A mount's cache of names may hide commits and decisions from this process that the plan was made of. A plan by
-        that older state would leave their records out.
+        A mount's cache of names may hide commits and decisions from this process that the planning process has seen. A
+        plan of that older state would skip their records.
         """
         from sparklog.log.decisions.decision_log import reader_of
 
@@ -144,11 +144,11 @@ class NativeReadPart:
                 return snapshot
             if not backoff.wait():
                 planned = f"the plan of {name}-{partition} ends at offset {self.range.end}"
-                raise Unavailable(f"{planned}, and this process does not see records so far: try again later")
+                raise Unavailable(f"{planned}, but this process does not see the records up to it yet: retry later")
 
 
 class TaskParts(tuple[Any, ...]):
-    """The parts of one task. Those of topics are pickled together, with one array for each column of all of them."""
+    """The parts of one task. Parts of native topics are pickled with one array per column for all of them."""
 
     __slots__ = ()
 
@@ -180,10 +180,10 @@ def _unpickled(store: Store, columns: Columns, flat: Sequence[tuple[Any, ...]]) 
 def read_parts(
     parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES, threads: int = 1
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of several parts, each part's in offset order, native parts interleaved as their files are.
+    """Yield the records of several parts, each part in offset order. Native parts interleave as in their files.
 
-    `threads`: how many decode records of native parts at once; the order is the same. Batches without columns have
-    their rows, as Arrow's have.
+    `threads`: the number of threads that decode native parts, which does not change the order. Without columns, batches
+    only have a number of rows.
     """
     if not columns:
         for batch in read_parts(parts, COUNTED, batch_bytes=batch_bytes, threads=threads):
@@ -207,14 +207,14 @@ def read_parts(
 
 
 def _policy(part: ReadPart) -> tuple[OnSkipped | None] | None:
-    """Return the corruption policy of a native part, by which parts are grouped; None for other parts."""
+    """Return the corruption policy of a native part, which groups parts; None for other parts."""
     return (part.on_skipped,) if isinstance(part, NativeReadPart) else None
 
 
 def plan_parts(selected: RangeSlices, isolation: str, on_skipped: OnSkipped | None = None) -> list[NativeReadPart]:
     """Return one part per non-empty range, in the order given.
 
-    `NotFound` for a partition that does not exist, and for offsets below the log start or beyond what `isolation` sees.
+    Raises `NotFound` if a partition does not exist, or an offset is outside the bounds of this isolation level.
     """
     check_isolation(isolation)
     filled = [wanted for wanted in selected.ranges if wanted.start < wanted.end]
@@ -237,7 +237,7 @@ def plan_parts(selected: RangeSlices, isolation: str, on_skipped: OnSkipped | No
 
 
 def _planned(selected: RangeSlices, isolation: str) -> list[PlannedSlices]:
-    """Return the slices of each range, with what Kafka's aborted transactions hide of them."""
+    """Return the slices of each range, with the offsets that Kafka's aborted transactions hide."""
     hidden = _hidden(selected) if isolation == READ_COMMITTED else {}
     rows, cuts = selected.rows, selected.cuts
     if isolation == READ_COMMITTED:
@@ -255,7 +255,7 @@ def _planned(selected: RangeSlices, isolation: str) -> list[PlannedSlices]:
 
 
 def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions | None]:
-    """Return what Kafka's aborted transactions hide in each partition, by topic and partition."""
+    """Return Kafka's aborted transactions in the ranges, by topic and partition."""
     from sparklog.log.state.slices import SliceFlag
 
     marked = {
@@ -265,11 +265,11 @@ def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions 
     }
     if not marked:
         return {}
-    # Other plans need nothing that reads files.
+    # Imported here, because other plans do not need modules that read files.
     from sparklog.log.read.aborted import aborted_ranges
     from sparklog.log.state.range_slices import spans_of
 
-    # Once for all ranges of a partition: a long one may be cut into many.
+    # Search once per partition, because a long range may be divided into many.
     filled = (offsets for offsets in selected.ranges if offsets.topic in marked and offsets.start < offsets.end)
     hidden = {}
     for (topic, partition), span in spans_of(filled).items():
@@ -295,7 +295,7 @@ def _visible(slices: Slices) -> npt.NDArray[np.bool_]:
 
 
 def stored_in(selected: RangeSlices) -> list[Stored]:
-    """Return the contents of ranges, by metadata: a slice is a run, of as many batches as its bytes have room for."""
+    """Return the contents of ranges, from metadata. A slice counts as one range with the maximum number of batches."""
     rows = selected.rows
     batches = np.minimum(rows.records, rows.size // HEADER_BYTES)
     runs = BatchRuns(rows.base, rows.end, rows.records, rows.size, batches).counted()
@@ -308,7 +308,7 @@ def stored_in(selected: RangeSlices) -> list[Stored]:
 
 
 def _cut(selected: RangeSlices) -> list[bool]:
-    """Tell of each range whether it begins or ends inside of a slice."""
+    """Return for each range whether it starts or ends inside a slice."""
     start, end = np.array([(offsets.start, offsets.end) for offsets in selected.ranges], np.int64).reshape(-1, 2).T
     low, high = selected.cuts[:-1], selected.cuts[1:]
     is_cut = low < high

@@ -1,4 +1,4 @@
-"""Records as Arrow record batches: their schema, batches of an even size, and the protocols that users read them by."""
+"""Records as Arrow record batches: their schema, even batch sizes, and the protocols for reading them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.storage.parallel_reads import UntilError
 
 MOST_JOINED = 4096
-"""Batches joined into one at most: those without columns have no bytes."""
+"""Maximum number of batches to join, because batches without columns have no bytes."""
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
@@ -25,7 +25,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def joined(batches: Iterable[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches of about `batch_bytes`, joined or cut without a copy; what came before an error first."""
+    """Yield rows in batches of about `batch_bytes`, joined or sliced. Rows before an error are yielded first."""
     small: list[pa.RecordBatch] = []
     filled = 0
     batches = UntilError(batches)
@@ -57,10 +57,10 @@ _fail.argtypes, _fail.restype = [ctypes.py_object, ctypes.py_object], None
 
 
 def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return a reader for other libraries, which see no more of an error than its text: its code and its line.
+    """Return a reader for other libraries, whose errors have only a text: the error's code and message.
 
-    pyarrow appends the traceback, from the first Python function that the error has passed. Here it passes none: each
-    step is called, and the error raised, by functions in C.
+    pyarrow would append the traceback of each Python function that the error passes. To avoid this, C functions call
+    each step and raise the error.
     """
 
     def steps() -> Iterator[Callable[[], object]]:
@@ -74,7 +74,7 @@ def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.Re
 
 
 class RecordBatches(ABC):
-    """Records that are read when this is iterated, as often as wanted: `Scan` and `TopicTable`."""
+    """Records that each iteration reads: `Scan` and `TopicTable`."""
 
     noun: ClassVar[str]
 
@@ -91,7 +91,7 @@ class RecordBatches(ABC):
         return iter(self)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """Return a `RecordBatchReader`. Records are read as the reader is."""
+        """Return a `RecordBatchReader`, which reads records on demand."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def to_table(self) -> pa.Table:
@@ -99,9 +99,11 @@ class RecordBatches(ABC):
         return pa.Table.from_batches(list(self), self.schema)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Arrow's stream protocol: Polars, DuckDB, pandas (`DataFrame.from_arrow`) and others take this as it is."""
+        """Return an Arrow C stream, for Polars, DuckDB, pandas (`DataFrame.from_arrow`) and others."""
         return stream_reader(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
-        """Refuse: numpy, and pandas through it, would make one cell of each batch of records."""
-        raise BadRequest(f"a {self.noun} is no array: use {self.noun}.to_table(), and its to_pandas() for a DataFrame")
+        """Raise `BadRequest`: numpy, which pandas uses, would make each batch a single cell."""
+        raise BadRequest(
+            f"a {self.noun} is not an array: use {self.noun}.to_table(), and its to_pandas() for a DataFrame"
+        )

@@ -1,11 +1,13 @@
-"""The entrance to a sealed segment, by the indexes next to it.
+"""Find the position in a sealed segment where a read starts, using the segment's index files.
 
-Sealed segments have no footer. They are entered by the `.index` and `.timeindex` next to them, as Kafka does, but these
-have no checksum, and a stale one would hide records (docs/reference/kafka-format.md). So an entry is proven by the log
-before it is believed: at its position is a batch whose CRC is right and whose last offset is the entry's, and the
-batch that a time entry names has the entry's time. Otherwise, and where an index is missing, unreadable or out of
-order, the segment is read from its start. The end of a read is only a guess at how much to ask for: a wrong one costs a
-request.
+Sealed segments have no footer. As in Kafka, reads start at a position from their `.index` and `.timeindex`. These have
+no checksum, and a stale index would hide records (docs/reference/kafka-format.md), so an entry is verified in the log:
+
+1. The batch at its position has a valid CRC, and its last offset is that of the entry.
+2. The batch that a time entry refers to has the timestamp of the entry.
+
+If an entry is wrong, or an index is missing, unreadable or out of order, the segment is read from its start. The end
+position is only an estimate of how much to read; a wrong estimate costs a request.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ _Index = TypeVar("_Index", OffsetIndex, TimeIndex)
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """A place to begin at in a segment, and the batch that proves it: it is at `position` and ends at `last_offset`."""
+    """A start position in a segment. A batch that ends at `last_offset` must start there."""
 
     position: int
     last_offset: int
-    until: int  # the byte at which what is wanted probably ends
-    stamped: int = -1  # a batch that ends at this offset has
-    stamp: int = -1  # this greatest time (ms); (-1, -1): nothing is claimed
+    until: int  # estimated end position
+    stamped: int = -1  # a batch that ends at this offset must have
+    stamp: int = -1  # this maximum timestamp (ms); (-1, -1): not checked
 
 
 def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:
@@ -45,12 +47,12 @@ def read_time_index(store: Store, planned: PlannedSlice) -> TimeIndex | None:
 def _read_index(
     store: Store, planned: PlannedSlice, suffix: str, parse: Callable[[bytes, int], _Index]
 ) -> _Index | None:
-    """Return an index of a sealed segment, in one request; None if there is none that could be right."""
+    """Return an index of a sealed segment, in one request; None if it is missing or cannot be valid."""
     whole = planned.position == 0 and planned.size == planned.file_size and planned.shift == 0
     if planned.footer_length or not whole or not planned.file.endswith(".log"):
         return None
     try:
-        # Entries are smaller than batches: an index that is larger than its log is none.
+        # An index larger than its log is invalid, because entries are smaller than batches.
         data = read_helper_file(store, planned.file.removesuffix(".log") + suffix, planned.size)
         return None if data is None else parse(data, planned.base)
     except (Unreadable, Corrupt):
@@ -58,7 +60,7 @@ def _read_index(
 
 
 def entrance_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, end: int) -> Entrance:
-    """Return the place to read offsets `[start, end)` from: the last indexed batch that ends at or before `start`."""
+    """Return where to read offsets `[start, end)`: after the last indexed batch that ends at or before `start`."""
     last_offset, position = index.lookup(start)
     return Entrance(position, last_offset, _until(index, planned, end - 1))
 
@@ -66,7 +68,7 @@ def entrance_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, 
 def entrance_for_timestamp(
     index: OffsetIndex | None, times: TimeIndex | None, planned: PlannedSlice, target: int, start: int
 ) -> Entrance:
-    """Return the place to look for the first record at or above `start` with a time of `target` (ms) or later."""
+    """Return where to search for the first record at or above `start` with a timestamp >= `target` (ms)."""
     if index is None:
         return Entrance(0, -1, planned.size)
     stamp, stamped = (-1, -1) if times is None else times.lookup(target)
@@ -81,6 +83,6 @@ def entrance_for_timestamp(
 
 
 def _until(index: OffsetIndex, planned: PlannedSlice, offset: int) -> int:
-    """Return where the batch of `offset` has surely ended: after the first indexed one that ends at or beyond it."""
+    """Return a position after the batch of `offset`: the end of the first indexed batch that ends at or after it."""
     beyond = int(index.offsets.searchsorted(offset, side="left")) + 1
     return min(int(index.positions[beyond]), planned.size) if beyond < len(index) else planned.size

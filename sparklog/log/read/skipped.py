@@ -29,10 +29,10 @@ class Skipped:
 
     def __str__(self) -> str:
         last = "on" if self.end is None else f"to {max(self.end - 1, self.start)}"
-        place = "" if self.position is None else f", {self.nbytes} bytes from position {self.position}"
+        location = "" if self.position is None else f", {self.nbytes} bytes from position {self.position}"
         return (
             f"left out offsets {self.start} {last} of {self.topic}-{self.partition} as damaged: {self.reason}"
-            f" (file {self.file}{place})"
+            f" (file {self.file}{location})"
         )
 
 
@@ -47,12 +47,12 @@ class SkippedLog:
     """Logs each corrupt range once, however often it is read, and counts the ranges."""
 
     def __init__(self) -> None:
-        self._places: set[tuple[str, int | None]] = set()
+        self._logged: set[tuple[str, int | None]] = set()
 
     def __call__(self, skipped: Skipped) -> None:
-        if (place := (skipped.file, skipped.position)) not in self._places:
-            self._places.add(place)
+        if (range_start := (skipped.file, skipped.position)) not in self._logged:
+            self._logged.add(range_start)
             log_skipped(skipped)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._logged)

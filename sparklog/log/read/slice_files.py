@@ -1,8 +1,8 @@
-"""Slices as files of batches, to walk over (`sparklog.format.batch_walk`); positions are those of the slice's file.
+"""Slices as files of batches for `sparklog.format.batch_walk`. Positions are those of the slice's file.
 
-A `SliceFile` is a slice in memory. A `StoredSlice` is read from its store, a window of `span_bytes` at a time, so that
-a task never holds more than a few of them. Where each request costs a round trip, its windows are those of requests
-that were made ahead (`sparklog.log.read.read_ahead`): each byte is then read once.
+A `SliceFile` is a slice in memory. A `StoredSlice` is read from its store in windows of `span_bytes`, so that a task
+never has more than a few of them in memory. If each request costs a round trip, the windows come from read-ahead
+(`sparklog.log.read.read_ahead`), so that each byte is read once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparklog.storage.store import Store
 
 
 class MissingFile(Exception):  # noqa: N818
-    """A planned file is not there: a signal to plan again, never seen outside `sparklog.log`."""
+    """A planned file does not exist: a signal to plan again, which never leaves `sparklog.log`."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -38,20 +38,20 @@ class MissingFile(Exception):  # noqa: N818
 
 @dataclass(slots=True)
 class MissingFiles:
-    """Files that were missing although the log named them: when to plan again, and when to give up.
+    """Decides whether to plan again after a file was missing, or to raise an error.
 
-    A vacuum may have deleted the file of an old plan, so the first answer is a new plan. If that names the file, too,
-    it is lost, unless a mount's cache of names hides it: its folder may have been looked up before it was made.
+    The vacuum may have deleted a file of an old plan, so the caller first plans again. If the new plan has the file,
+    too, the file is lost, unless a mount's cache of names hides it because its directory was read before it existed.
     """
 
     env: Env = SYSTEM
     _last: tuple[int, str] | None = None
     _hidden: Backoff | None = None
 
-    def note(self, store: Store, place: int, file: str) -> None:
-        """Return if the caller, who was reading at this place, is to plan again. `Corrupt` if the file is lost."""
-        if self._last != (place, file):
-            self._last, self._hidden = (place, file), None
+    def note(self, store: Store, reader: int, file: str) -> None:
+        """Return if the caller should plan again; `Corrupt` if the file is lost. `reader`: which range reads it."""
+        if self._last != (reader, file):
+            self._last, self._hidden = (reader, file), None
             return
         self._hidden = self._hidden or Backoff(self.env, SETTLE_MS if store.hides_names else 0)
         if not self._hidden.wait():
@@ -59,7 +59,7 @@ class MissingFiles:
 
 
 class SliceFile(BatchFile):
-    """A slice in memory; `size` is the position of its end in its file."""
+    """A slice in memory. `size` is the end position of the slice in its file."""
 
     def __init__(self, planned: PlannedSlice, data: memoryview) -> None:
         self.planned = planned
@@ -79,8 +79,8 @@ class SliceFile(BatchFile):
 class StoredSlice(SliceFile):
     """A slice in a store, up to position `end`; None: its end.
 
-    `window_ends`: positions, rising, at which windows end and the next request begins, besides those of `span_bytes`.
-    `fetched` is the position after the bytes that were read last.
+    `window_ends`: ascending positions at which windows end, in addition to windows of `span_bytes`.
+    `fetched`: the position after the last bytes read.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class StoredSlice(SliceFile):
         return self._start + len(self._data)
 
     def read_from(self, ahead: ReadAhead, requests: Iterable[Request]) -> None:
-        """Take the windows from requests that were made ahead; they follow one another."""
+        """Take the windows from read-ahead requests, which are consecutive."""
         self._ahead, self._requests = ahead, deque(requests)
 
     def window(self, position: int) -> memoryview:
@@ -126,7 +126,7 @@ class StoredSlice(SliceFile):
         return self._read(position, end - position) if position < end else self._data[:0]
 
     def _forget(self, position: int) -> None:
-        """Forget the bytes before a position."""
+        """Release the bytes before a position."""
         if self._start <= position <= self.fetched:
             self._data, self._start = self._data[position - self._start :], position
         else:
@@ -142,7 +142,7 @@ class StoredSlice(SliceFile):
             self._data, self._start = memoryview(body), request.start
 
     def _window_bytes(self, position: int) -> int:
-        """Return the bytes of the window at a position, with the header of the batch after it."""
+        """Return the size of the window at a position, including the header of the batch after it."""
         following = bisect_right(self._window_ends, position)
         end = self._window_ends[following] + HEADER_BYTES if following < len(self._window_ends) else self.size
         return min(self._store.limits.span_bytes, min(end, self.size) - position)
@@ -154,7 +154,8 @@ class StoredSlice(SliceFile):
 def whole_batches(file: SliceFile, start: int) -> Iterator[Window]:
     """Yield the batches of a slice from position `start`, in windows. Batches are not checked.
 
-    `Corrupt` where no batch begins, and before the last window of a slice with a wrong CRC-32C that is read whole.
+    Raises `Corrupt` at a position without a batch. If an entire slice is read, its CRC-32C is checked before the last
+    window is returned.
     """
     planned = file.planned
     whole = start == planned.position and file.size == start + planned.size
@@ -173,7 +174,7 @@ def whole_batches(file: SliceFile, start: int) -> Iterator[Window]:
 
 @contextmanager
 def opened_slice(store: Store, planned: PlannedSlice) -> Iterator[StoredSlice]:
-    """Open a slice that will be read whole, from its beginning."""
+    """Open a slice to read it entirely."""
     ahead = ReadAhead(store.parallel_reads, read_request, lambda: False, store.limits)
     file = StoredSlice(store, planned)
     if ahead.is_on:
@@ -187,7 +188,7 @@ def opened_slice(store: Store, planned: PlannedSlice) -> Iterator[StoredSlice]:
 
 
 def read_windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
-    """Yield all batches of a large slice, in windows. Raises as `whole_batches`, `MissingFile` if the file is gone."""
+    """Yield all batches of a large slice, in windows. Raises like `whole_batches`, or `MissingFile`."""
     with opened_slice(store, planned) as file:
         yield from whole_batches(file, planned.position)
 
@@ -204,12 +205,12 @@ def read_request(request: Request) -> bytes | memoryview:
 
 
 def enter_segment(file: StoredSlice, entrance: Entrance) -> int:
-    """Return the position in a sealed segment to begin at; that of its first batch if the index is wrong."""
+    """Return the position in a sealed segment to start at, which is its first batch if the index is wrong."""
     begin = file.planned.position
     position = begin + entrance.position
     window = next(iter(BatchWalk(file, position)), None) if begin < position < file.size else None
     if window is None:
-        # No batch begins there: what is damaged, the index or the log, shows when it is read from the start.
+        # No batch starts there. Reading from the start shows whether the index or the log is corrupt.
         return begin
     headers = window.headers
     right = int(headers.last_offset[0]) == entrance.last_offset and not len(crc_failures(window.data, headers[:1]))
@@ -234,28 +235,28 @@ def sound_footer(store: Store, planned: PlannedSlice) -> Footer | None:
 
 
 def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:
-    """Return the slice's index; None for what a rewrite left of a slice."""
+    """Return the index of a slice; None for a part of a slice that a rewrite left."""
     entry = entry_of(footer, planned)
     return None if entry is None else entry.index
 
 
 def entry_of(footer: Footer, planned: PlannedSlice) -> WrittenSlice | None:
-    """Return what the footer says of the slice, if it is of this very slice."""
+    """Return the footer's entry of a slice; None if the entry is of another slice."""
     entry = footer.at(planned.position)
     return entry if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
 
 
 def read_range(store: Store, file: str, start: int, length: int) -> memoryview:
-    """Return exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter.
+    """Return these bytes of a file. `MissingFile` if it does not exist, `Corrupt` if it is too short.
 
-    Both are believed when a second request says the same. A cache of names may deny once what is there, and a reader
-    under a hold would then plan again, and get what compaction has left. A connection may break off.
+    A second request must confirm either. A cache of names may briefly hide an existing file, and a reader with a lease
+    would then plan again and miss records that compaction has removed. A connection may also break off.
     """
-    for tries in (1, 2):
+    for attempt in (1, 2):
         try:
             data = store.read(file, start, length)
         except NotFound:
-            if tries == 2:
+            if attempt == 2:
                 raise MissingFile(file) from None
             continue
         if len(data) == length:
@@ -264,7 +265,7 @@ def read_range(store: Store, file: str, start: int, length: int) -> memoryview:
 
 
 def check_slice(data: memoryview, planned: PlannedSlice) -> None:
-    """Raise `Corrupt` unless the slice is as it was written; name the first bad batch as well as it can be told."""
+    """Raise `Corrupt` if the CRC-32C of a slice is wrong, with the first corrupt batch if it can be found."""
     if crc32c(data) == planned.crc:
         return
     headers = scan_headers(data, whole=False)

@@ -1,11 +1,11 @@
-"""Plan a topic as a table, of the latest record of each key: as of now, a time, or offsets.
+"""Plan a topic as a table of the latest record of each key: as of now, a time, or offsets.
 
-A table is made partition by partition, as compaction works: a key has a row in each partition that holds records of it,
-which are several after partitions were added or where records were written to a partition by number.
+Like compaction, a table works partition by partition: a key has a row in each partition with records of it. These are
+several partitions if partitions were added, or records were written to an explicit partition.
 
-As of an offset, or of the first record not older than a time, only what is before it counts. Compaction keeps, below
-the offset that it has gone through, the latest record of each key as of that offset: a table as of an earlier one would
-lack keys, so it is refused. The same holds for what a log start has cut off.
+A table as of an offset, or of the first record at or after a time, consists of earlier records. Below the first dirty
+offset, compaction has only left the latest record of each key as of that offset. A table as of an earlier offset would
+lack keys, so it is rejected, as is a table as of an offset below the log start.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
 
 AsOf: TypeAlias = int | str | Mapping[int, int] | None
-"""A time, in ms since 1970 or ISO 8601 (UTC unless it names a zone); the offset after the last one, per partition, the
-others as of now; None: now."""
+"""A time, in ms since 1970 or ISO 8601 (UTC by default); or end offsets (exclusive) by partition, with the other
+partitions as of now; or None, for now."""
 
 RUN_BYTES = 8 << 20
 RUN_RECORDS = 250_000
-"""Stored bytes, or records, of one run: it is decoded as a whole."""
+"""Maximum stored bytes and records of a chunk, which is decoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionTable:
-    """The records of one partition that a table is made of. `cuts`: offsets between which a run is read. Picklable."""
+    """The records of one partition of a table. `cuts`: the offsets that divide it into chunks. It can be pickled."""
 
     part: ReadPart
     cuts: tuple[int, ...]
@@ -48,7 +48,7 @@ class PartitionTable:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The table of a topic as of a snapshot: what to read, and where the snapshot ends (`ranges`)."""
+    """The table of a topic as of a snapshot: what to read, and the offset ranges of the snapshot (`ranges`)."""
 
     topic: str
     topic_id: str
@@ -61,7 +61,7 @@ class TablePlan:
 def plan_table(
     view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
 ) -> list[PartitionTable]:
-    """Plan the table of a topic's partitions (None: all), those without records left out. Raises as `table_ranges`."""
+    """Plan the table of a topic's partitions (None: all), without empty ones. Raises like `table_ranges`."""
     ranges = [offsets for offsets in table_ranges(view, topic, as_of, partitions) if offsets.start < offsets.end]
     cleaned = view.first_dirty_offsets(topic)
     tables = []
@@ -75,7 +75,12 @@ def plan_table(
 def table_ranges(
     view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
 ) -> list[OffsetRange]:
-    """Return a table's offsets per partition. `BadRequest`: no time; `NotFound`: out of range, open, or gone."""
+    """Return the offset range of each partition of a table.
+
+    Raises:
+        BadRequest: If `as_of` is not a time
+        NotFound: If an offset is out of range, in an open transaction, or compacted
+    """
     bounds = view.bounds(topic)
     numbers = sorted(bounds) if partitions is None else sorted(partitions)
     for partition in numbers:
@@ -90,8 +95,8 @@ def table_ranges(
     for partition, end in ends.items():
         if bounds[partition].log_start < end < cleaned.get(partition, 0):
             raise NotFound(
-                f"a table as of offset {end} of {topic}-{partition} lacks keys, as compaction has gone through the log "
-                f"up to {cleaned[partition]}: ask for that offset, or a later time; min.compaction.lag.ms keeps more"
+                f"a table as of offset {end} of {topic}-{partition} lacks keys, because compaction has cleaned the log "
+                f"up to {cleaned[partition]}: use that offset or a later time; min.compaction.lag.ms keeps more"
             )
     return [OffsetRange(topic, partition, bounds[partition].log_start, ends[partition]) for partition in sorted(ends)]
 
@@ -103,8 +108,8 @@ def _checked_offset(topic: str, partition: int, value: object, bounds: Bounds) -
         return offset
     if offset is not None and end < offset <= bounds.log_end:
         raise NotFound(
-            f"as of offset {offset} of {topic}-{partition}: a transaction that begins at {end} is open; "
-            f"ask for {start} to {end}"
+            f"as of offset {offset} of {topic}-{partition}: a transaction that starts at {end} is open; "
+            f"use {start} to {end}"
         )
     raise NotFound(f"as of offset {value!r} of {topic}-{partition} is out of range: it has {start} to {end}")
 
@@ -117,7 +122,7 @@ def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bound
         if answer is not None and 0 < limits.log_start >= answer.offset:
             raise NotFound(
                 f"as of {iso_time(time_ms)} is before the log start of {topic}-{partition}: its first record is offset "
-                f"{answer.offset} of {iso_time(answer.timestamp)}, older ones were deleted; ask for a later time"
+                f"{answer.offset} of {iso_time(answer.timestamp)}, earlier records were deleted; use a later time"
             )
         ends[partition] = limits.end(READ_COMMITTED) if answer is None else answer.offset
     return ends
@@ -135,7 +140,7 @@ def _milliseconds(time: int | str) -> int:
 
 
 def cuts_of(stored: Stored) -> tuple[int, ...]:
-    """Return offsets from the start to the end of a range, a run apart; between slices where these are smaller."""
+    """Return the offsets that divide a range into chunks, between slices if these are small."""
     by_bytes, by_records = -(-stored.nbytes // RUN_BYTES), -(-stored.records // RUN_RECORDS)
     count = max(by_bytes, by_records)
     cuts: Sequence[int] = ()

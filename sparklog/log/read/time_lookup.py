@@ -1,12 +1,13 @@
-"""Look-ups by time: the first record at or after a time, the first one at or above an offset, the largest timestamp.
+"""Lookups by timestamp: the first record at or after a time, the first at or above an offset, the maximum timestamp.
 
-Kafka answers with the first record in offset order, at or above the log start and below the bound, whose timestamp is
-at or after the target; records of aborted transactions and markers count. Timestamps may go back. The slice table tells
-the slice, its footer the window: two reads; `.timeindex` and `.index` of a sealed segment stand for the footer: three.
+As in Kafka, the result is the first record in offset order, between the log start and the bound, whose timestamp is at
+or after the target. Records of aborted transactions and markers count. Timestamps may decrease. The slice table has the
+slice and the slice's footer the window, so a lookup takes two reads; with `.timeindex` and `.index` of a sealed segment
+instead of the footer it takes three.
 
-The largest timestamp (Kafka's ListOffsets for MAX_TIMESTAMP) is the last time that has an answer: it is searched for,
-all partitions of a topic at once. A day of milliseconds takes some thirty steps up and as many down, most of which
-metadata answers.
+The maximum timestamp (Kafka's ListOffsets with MAX_TIMESTAMP) is the latest target with a result. It is found by
+searching all partitions of a topic together. A day of milliseconds takes about thirty steps up and as many down, most
+of which need only metadata.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange, Time
 from sparklog.storage.store import Store
 
 SMALL_BYTES = 16 << 10
-"""A slice up to here is decoded whole for one record of it."""
+"""Maximum size of a slice that is decoded entirely for one record."""
 FEW = 16
-"""Records that are looked up one by one: that loads no pyarrow, as commands do that show a group's lag."""
+"""Maximum number of records to look up one by one, which does not load pyarrow: a group's lag needs few."""
 ANY_TIME = -1
-"""Kafka's "no timestamp", the least time of a record."""
+"""Kafka's "no timestamp", the minimum timestamp of a record."""
 
 
 def offsets_for_timestamps(
@@ -72,13 +73,13 @@ def first_records(snapshot: Snapshot, offsets: Mapping[int, int], *, newer: Newe
 
 
 def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int, TimestampOffset]:
-    """Return the first records that are in small slices, which are read and decoded together, and leave no gap there.
+    """Return the first records in small slices, which are read and decoded together.
 
-    Others are left out: a gap may be a marker of a transaction, which counts and which no read shows.
+    Records after a gap are skipped: the gap may be a transaction marker, which counts but which reads do not return.
     """
     if not offsets:
         return {}
-    # Arrow's own ways to take rows and to make numbers of them would load its functions, and pandas.
+    # Arrow's own functions for this would load its compute module and pandas.
     from sparklog.format.arrow_numpy import fixed_values
 
     state = snapshot.state
@@ -115,7 +116,7 @@ def _looked_up(
     newer: Newer,
     on_skipped: OnSkipped | None = None,
 ) -> dict[int, TimestampOffset | None]:
-    """`targets`: partition to (least time, least offset)."""
+    """Look up records; `targets`: the minimum timestamp and the minimum offset of each partition."""
     check_isolation(isolation)
     answers: dict[int, TimestampOffset | None] = {}
     bounds = bounds_of(snapshot) if targets else {}
@@ -140,7 +141,7 @@ def _first(
     if start >= end:
         return None
     slices = snapshot.slices.select(partition, start, end)
-    # A slice that the start cuts may have its late records below it: then the next candidate is looked at.
+    # The matching records of the first slice may be below the start, so continue with the next candidate.
     for row in np.flatnonzero(slices.max_ts >= target).tolist():
         one = planned_slices(snapshot.topic, partition, slices[row : row + 1]).row(0)
         answer = _in_slice(snapshot.store, one, target, start, on_skipped)
@@ -220,19 +221,19 @@ def _in_batches(
 
 
 NO_TIME = 2**63 - 1
-"""Greater than every timestamp but one; a record that carries this very one is found by the first question."""
+"""The maximum timestamp. A record that has it is found by the first lookup."""
 
 
 def offsets_of_max_timestamp(
     view: LogView, topic: str, isolation: str = READ_UNCOMMITTED
 ) -> dict[int, TimestampOffset | None]:
-    """Return per partition the first record with the largest timestamp below the isolation bound, None without one."""
+    """Return per partition the first readable record with the maximum timestamp, or None."""
     partitions = list(view.bounds(topic))
     first = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, 0), isolation)
     last = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, NO_TIME), isolation)
     best = {partition: last[partition] or answer for partition, answer in first.items() if answer is not None}
     above, step = dict.fromkeys(best, NO_TIME), dict.fromkeys(best, 1)
-    # No record is at `above` or later: up from the best answer in growing steps, then to the middle.
+    # No record is at `above` or later. Go up from the best result in growing steps, then bisect.
     while targets := {
         partition: min(low + step[partition], (low + above[partition]) // 2)
         for partition, answer in best.items()

@@ -1,4 +1,4 @@
-"""The journal of one topic: its entries are commits, its state is the head and a slice table that is loaded lazily."""
+"""The journal of one topic. Its entries are commits; its state is the topic state and a slice table, loaded lazily."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 LOAD_TRIES = 8
 OWN_OBJECTS = 2
-"""So many of the newest commits count only as their own objects when a log is opened."""
+"""The number of latest commits that are read as objects of their own when a log is opened, not as copies."""
 _LOG = logging.getLogger("sparklog.log")
 
 Resolver = Callable[[str, TopicState], Sequence[Resolved]]
-"""Reads decisions of the open transactions in the head of a topic: what every commit records of them."""
+"""Returns the decisions on open transactions of a topic, which the next commit records."""
 
 
 SHOWN_TOPICS = 5
@@ -68,7 +68,7 @@ def no_topic(name: str, location: str, others: Sequence[str] | None = None, *, i
 
 @dataclass(frozen=True)
 class LogState:
-    """The head of a topic, and its slice table or what it takes to load it: `checkpoint` and the commits since."""
+    """The state of a topic, with its slice table or what is needed to load it: `checkpoint` and the commits since."""
 
     topic_state: TopicState
     checkpoint: Checkpoint | None
@@ -93,7 +93,7 @@ _EMPTY_STATE = LogState(EMPTY, None, (), SliceTable())
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """The commit that was written (None: `nothing` has the reason), the head after it, and the dropped edits."""
+    """The commit that was written (None: `nothing` has the reason), the topic state after it, and dropped edits."""
 
     commit: Commit | None
     state: TopicState
@@ -200,7 +200,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return _EMPTY_STATE
 
     def _decode(self, data: bytes, key: str, number: int) -> Commit:
-        # Damaged records are for those who read them; what the document says of the topic holds.
+        # Only the document is checked: corrupt inline records are an error for their readers alone.
         commit = decode_commit(data, key, number, whole=False)
         if commit.inline is not None:
             RECENT_RECORDS.add(self.store, key, commit.inline_start, data[commit.inline_start :])
@@ -222,10 +222,11 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return self._read_from(state, seen, self._read_carriers(state, numbers), max(numbers, default=newest))
 
     def _read_carriers(self, state: LogState, listed: Sequence[int]) -> list[Commit] | None:
-        """Read the commits after a state from few objects. None if that cannot be done: read one by one, all is told.
+        """Read the commits after a state from few objects; None if they must be read one by one.
 
-        A listing may be late: reading goes on after the last commit that it shows without a gap. That one and the one
-        before it must be there: of a log that is gone the documents may still be carried by one that is taken back.
+        A listing may be outdated, so reading continues after the last commit that it shows without a gap. That commit
+        and the one before must exist as objects: a commit that its writer withdraws may have copies of the documents
+        of a log that was deleted.
         """
         if state.number >= 0 and CARRIED_COMMITS not in state.topic_state.read_features:
             return None
@@ -268,7 +269,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         topic_state, table = state.topic_state, state.table
         base, own_entry, after = self._checked
         for commit in entries:
-            # Of one of our own, the head that was just checked.
+            # For a commit of our own, `_check` has already computed the state after it.
             topic_state = after if base is topic_state and own_entry is commit else topic_state.apply(commit)
             if table is not None:
                 table = table.apply(commit, topic_state)
@@ -284,7 +285,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         try:
             return self._with_table(base)
         except (SparklogError, OSError) as error:
-            # Only to save memory: the commits that led here must not fail for it.
+            # The table is only loaded to save memory, so the commits that led here must not fail.
             _LOG.warning("the slice table of topic %s is not loaded: %s", self.topic, error)
             return base
 

@@ -49,7 +49,7 @@ def test_the_latest_of_each_key_the_newest_first() -> None:
     assert pairs(table.to_table()) == [("d", "4"), ("c", ""), ("a", "3"), ("", "empty")]
     assert pa.table(topic.table(columns=["offset"]))["offset"].to_pylist() == [7, 5, 4, 3]
     assert sum(batch.num_rows for batch in table.to_batches()) == table.to_reader().read_all().num_rows == 4
-    with pytest.raises(BadRequest, match="no array"):
+    with pytest.raises(BadRequest, match="is not an array"):
         np.asarray(table)
     assert topic.table(as_of={0: 0}).to_table().num_rows == 0
     empty = TopicsWorld().topic("b").table(columns=["key", "headers"])
@@ -124,9 +124,9 @@ REFUSED: list[tuple[Callable[[TopicsWorld], Topic], AsOf, type[SparklogError], s
         compacted,
         {0: 3},
         NotFound,
-        "lacks keys, as compaction has gone through the log up to 4: .*min.compaction.lag.ms",
+        "lacks keys, because compaction has cleaned the log up to 4: .*min.compaction.lag.ms",
     ),
-    (with_open_transaction, {0: 3}, NotFound, "a transaction that begins at 2 is open; ask for 0 to 2"),
+    (with_open_transaction, {0: 3}, NotFound, "a transaction that starts at 2 is open; use 0 to 2"),
     (with_deleted_records, {0: 1}, NotFound, "offset 1 of a-0 is out of range: it has 2 to 4"),
     (with_deleted_records, START_MS, NotFound, "before the log start of a-0: its first record is offset 2 of 2023-11"),
 ]
