@@ -27,10 +27,9 @@ def documents(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_is_short_and_says_what_was_not_tried(name: str) -> None:
+def test_a_page_says_what_was_not_tested(name: str) -> None:
     text = (GUIDES / f"{name}.md").read_text()
-    assert text.count("\n") < 300
-    assert name in ("duckdb", "pytest") or "\n**Not tried**: " in text
+    assert name in ("duckdb", "pytest") or "\n**Not tested**" in text
 
 
 def test_documents_of_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
