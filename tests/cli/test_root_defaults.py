@@ -112,7 +112,7 @@ def test_a_dry_run_changes_nothing_and_json_tells_the_same(sparklog: Sparklog, l
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ((*ALTER, "retention.ms=1"), 1, "give log.retention.ms"),
+        ((*ALTER, "retention.ms=1"), 1, "use log.retention.ms"),
         ((*ALTER, "log.rentention.ms=1"), 1, "did you mean 'log.retention.ms'"),
         ((*ALTER, "num.partitions=0"), 1, "num.partitions must be a whole number from 1 to 100000"),
         ((*ALTER, "retention.ms=1", "--pattern", "a("), 1, "'a(' is not a regular expression"),

@@ -175,7 +175,7 @@ def options_below(words: str) -> set[str]:
             2,
             "there are no brokers; use `sparklog configs desc",
         ),
-        ("clone orders y --as-of 2020-01-01", 1, "no version of topic 'orders' at 2020-01-01T00:00:00.000Z"),
+        ("clone orders y --as-of 2020-01-01", 1, "topic 'orders' has no version at 2020-01-01T00:00:00.000Z"),
         ("import {p}/nosuch", 1, "{p}/nosuch does not exist: expected a directory of a broker's log.dirs"),
         ("import {r}", 1, "{r} is already a sparklog root"),
         ("produce orders --partition 77 --file {p}/lines", 1, "has partitions 0 to 2, found --partition 77; `sparklog"),
