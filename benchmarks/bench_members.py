@@ -41,7 +41,7 @@ def member(
         if membership.revoking():
             membership.revoke()
         members = membership.state.members
-        if len(members) == args.members and all(item.is_settled for item in members):
+        if len(members) == args.members and all(item.is_stable for item in members):
             break
         time.sleep(args.look_s)
     report((joined, time.monotonic(), membership.state.number + 1, len(membership.assigned())))

@@ -63,13 +63,13 @@ class Group(GroupJournal):
     """See the module. `Groups(root).group(id)` returns one; it may not exist yet."""
 
     def offsets(self, failures: list[SparklogError] | None = None) -> tuple[TopicOffsets, ...]:
-        """Return the committed offsets of topics that exist. Errors of topics are put into `failures`, or raised."""
+        """Return the committed offsets of topics that exist. Errors of topics are added to `failures`, or raised."""
         offsets = self.state().offsets
         ids = self.topic_ids((item.topic for item in offsets), failures)
         return tuple(item for item in offsets if ids.get(item.topic) == item.topic_id)
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
-        """Return the committed offset by (topic, partition). Those of a deleted topic are gone, as in Kafka."""
+        """Return the committed offset by (topic, partition). As in Kafka, deleted topics have none."""
         return _by_place(self.offsets())
 
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
@@ -78,7 +78,7 @@ class Group(GroupJournal):
         members = state.members if active else ()
         instance = state.owner.id if active and state.owner is not None else None
         name = DEAD if not state.exists else EMPTY if not active else STABLE
-        if not all(member.is_settled for member in members):
+        if not all(member.is_stable for member in members):
             name = RECONCILING
         pending = tuple(
             (item.txn, item.n, *position)
@@ -183,15 +183,15 @@ class Group(GroupJournal):
     def alter(
         self, offsets: Offsets, *, dry_run: bool = False, force: bool = False
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """Set offsets by hand, and fence the member; return those that are (or, with `dry_run`, would be) set.
+        """Set offsets, and fence the members. Return the offsets that were set, or with `dry_run` would be set.
 
         Args:
-            force: also of an active group: its consumer stops with `Fenced` at its next commit.
+            force: reset an active group, too: its members are fenced at their next commit.
 
         Raises:
             Conflict: the group is active.
             NotFound: a topic does not exist.
-            BadRequest: a partition or an offset that cannot be.
+            BadRequest: a partition or an offset is invalid.
         """
         checked = self.checked(offsets)
         self._act(lambda base: steps.alter(base, checked), dry_run, force)
@@ -210,7 +210,7 @@ class Group(GroupJournal):
         self._act(steps.delete, dry_run)
 
     def restore(self, offsets: Sequence[CommittedOffset], *, generation: int = 0) -> None:
-        """Write offsets of another root where there are none or older ones; generations go on from the higher one."""
+        """Import offsets of another root if they are newer or missing here; continue from the higher generation."""
         rows: dict[tuple[str, str], dict[int, Row]] = {}
         for item in offsets:
             epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
@@ -245,7 +245,7 @@ class Group(GroupJournal):
             )
 
     def _active_ms(self, state: GroupState, clock_ms: Callable[[], int]) -> int:
-        """Return how long the group stays active if nothing more is heard of its member; 0: it is not active."""
+        """Return how long the group stays active without another entry of a member; 0: it is not active."""
         if not state.exists or state.active is None or state.session_timeout_ms is None:
             return 0
         written = self.written_ms(state.active)

@@ -27,7 +27,7 @@ from sparklog.groups.group_state import (
     TopicOffsets,
     topic_offsets,
 )
-from sparklog.groups.group_steps import settled
+from sparklog.groups.group_steps import resolved
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
@@ -65,14 +65,14 @@ class GroupJournal:
         for _ in range(MAX_ROUNDS):
             outcomes, unclear = self._outcomes(state)
             if not unclear:
-                return settled(state, outcomes)
+                return resolved(state, outcomes)
             # Either the transaction was aborted, or a cache hides the entry that records its commit. The offsets stay
             # pending until no cache can hide the entry.
             decisions = self.root.engine.decisions
             aborted = {item.number: False for item in unclear if decisions.log(item.txn).is_over(item.n)}
             newer = self.log.refresh()
             if newer.number == state.number:
-                return settled(state, {**outcomes, **aborted})
+                return resolved(state, {**outcomes, **aborted})
             state = newer
         raise Unavailable(f"group '{self.id}' changes faster than it can be read; try later")
 
@@ -133,20 +133,20 @@ class GroupJournal:
         self.root.engine.ensure_probed()
 
         def step(base: GroupState) -> GroupState | None:
-            after = self._settled(base)
+            after = self._resolved(base)
             return None if after is base else after
 
         return self.log.write(step)
 
-    def _settled(self, base: GroupState) -> GroupState:
+    def _resolved(self, base: GroupState) -> GroupState:
         # An entry that is not based on the latest one loses the race for its number. So an unclear prepare was aborted.
         outcomes, unclear = self._outcomes(base, decide=True)
-        return settled(base, {**outcomes, **{item.number: False for item in unclear}})
+        return resolved(base, {**outcomes, **{item.number: False for item in unclear}})
 
     def write(self, step: Step[GroupState]) -> GroupState:
         """Write the entry that a step makes of the latest state and of the decisions of transactions."""
         self.root.engine.ensure_probed()
-        return self._combined.write(lambda base: step(self._settled(base)))
+        return self._combined.write(lambda base: step(self._resolved(base)))
 
     def stable(
         self, timeout_ms: int = STABLE_WAIT_MS, partitions: Collection[TopicPartition] | None = None

@@ -63,7 +63,7 @@ class GroupMember:
         return ALL in self.assignors
 
     @property
-    def is_settled(self) -> bool:
+    def is_stable(self) -> bool:
         """True if the member owns the partitions that the assignor gives it, and no others."""
         return not self.revoked and not self.awaited
 
@@ -87,7 +87,7 @@ def _with_target(member: GroupMember, target: Partitions) -> GroupMember:
 
 
 def given_up(member: GroupMember, partitions: Partitions, generation: int) -> GroupMember:
-    """Return a member that no longer owns partitions; any that were given back to it meanwhile it awaits again."""
+    """Return the member without partitions. It awaits those that the assignor has given back to it meanwhile."""
     back = (member.owned - member.revoked) & partitions
     return replace(
         member,
@@ -113,7 +113,7 @@ def _with_free(member: GroupMember, owned: Set[TopicPartition]) -> GroupMember:
 
 
 def common_assignor(members: Sequence[GroupMember]) -> str:
-    """Return the assignor, as a broker does: each votes for its first that all know. `Conflict`: there is none."""
+    """Return the assignor that most members prefer among the common ones, as a broker does. `Conflict`: none."""
     common = set(ASSIGNORS).intersection(*(member.assignors for member in members))
     if not common:
         names = ([name for name in member.assignors if name != ALL] for member in members)
@@ -123,12 +123,12 @@ def common_assignor(members: Sequence[GroupMember]) -> str:
             "partition_assignment_strategy, of " + ", ".join(ASSIGNORS)
         )
     votes = Counter(next(name for name in member.assignors if name in common) for member in members)
-    # Of two with as many votes Kafka takes either: the first of the list, so that every writer takes the same.
+    # Kafka breaks ties arbitrarily. Here the first of the list wins, so that every writer chooses the same.
     return max((name for name in ASSIGNORS if name in common), key=lambda name: votes[name])
 
 
 def partitions_read(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers of partitions of the topics that some member subscribes to."""
+    """Return the number of partitions of each topic that a member subscribes to."""
     topics = {topic for member in members for topic in member.topics}
     return {topic: n for topic, n in sorted(partitions.items()) if topic in topics}
 

@@ -1,12 +1,11 @@
-"""Steps of a group: each makes the state after one more entry of the newest state, or raises.
+"""Steps of a group: each returns the state after one more entry, or raises.
 
 A step returns None if there is nothing to write; the number and the chain come from the journal. Steps are pure: after
-a lost race they are judged again on the newer state. A step of a member raises `Fenced` once the group has gone on
-without it.
+a lost race they run again on the latest state. A step of a member raises `Fenced` after the member was removed.
 
-Pending offsets are settled by the decision of their transaction. A COMMIT that names this group and the entry's number
-commits them, any other decision aborts them. As in Kafka, a plain commit, a reset or a delete after a prepare takes its
-partitions out of it, and so does a later prepare that is committed.
+The decision of a transaction resolves its pending offsets. A COMMIT that names this group and the entry's number
+commits them; any other decision aborts them. As in Kafka, a plain commit, a reset or a delete after a prepare removes
+its partitions from the prepare, and so does a later prepare that is committed.
 """
 
 from __future__ import annotations
@@ -232,8 +231,8 @@ def _without_member(state: GroupState) -> GroupState:
 # -- steps of operators and maintenance
 
 
-def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
-    """Settle prepares: number of the entry to True if it is committed. The same state if there are no outcomes."""
+def resolved(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
+    """Resolve prepares, by entry number: True commits the offsets. Without outcomes the state stays the same."""
     if not outcomes:
         return state
     offsets, left = state.offsets, list[Pending]()
@@ -253,7 +252,7 @@ def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
 
 
 def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
-    """Drop partitions of topics, under any id, and fence the member. None if there are no offsets of them."""
+    """Drop partitions of topics, under any id, and fence the members. None if they have no offsets."""
     pending = (item for prepare_item in state.pending for item in prepare_item.offsets)
     places = {item.place: gone[item.topic] for item in (*state.offsets, *pending) if item.topic in gone}
     left, waiting = without(state.offsets, places), _overtaken(state.pending, places)
@@ -267,7 +266,7 @@ def delete(state: GroupState) -> GroupState | None:
 
 
 def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
-    """Take over offsets of another root where there are none or older ones; generations go on from the higher one."""
+    """Import offsets of another root if they are newer or missing here; continue from the higher generation."""
     rows_before = {item.place: item.rows() for item in state.offsets}
     newer = []
     for item in offsets:
@@ -281,7 +280,7 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
             newer.append(topic_offsets(item.topic, item.topic_id, rows))
     if not newer and generation <= state.generation:
         return None
-    # Members go on only as their own generation.
+    # With a higher generation, members have to join again.
     base = state if generation <= state.generation else _without_member(state)
     return replace(
         base,
@@ -294,8 +293,8 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
 
 
 def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, str]]) -> GroupState | None:
-    """Drop offsets of deleted topics, `gone`, or `everything`, but pending ones. None if there is nothing to drop."""
-    # Maintenance leaves `touched` alone: a group expires by the entries of its members and operators.
+    """Drop the offsets of deleted topics (`gone`) or `everything`, except pending ones. None if nothing is dropped."""
+    # Maintenance does not change `touched`: a group expires by the entries of its members and operators.
     if not state.exists:
         return None
     if everything and not state.pending:
@@ -348,7 +347,7 @@ def _next_generation(state: GroupState) -> int:
 
 
 def _by_member(state: GroupState, op: str, member: GroupMetadata, **changes: Any) -> GroupState:
-    """Return the state after a step of a member, which shows that it is alive."""
+    """Return the state after a step of a member; the step shows that the member is alive."""
     number = state.number + 1
     members = tuple(replace(item, seen=number) if item.id == member.member_id else item for item in state.members)
     return replace(state, op=op, active=number, touched=number, members=members, **changes)
@@ -366,6 +365,6 @@ def _with(state: GroupState, offsets: Sequence[TopicOffsets]) -> dict[str, Any]:
 
 
 def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[Pending, ...]:
-    """Return prepares without the partitions in `gone`, which a later entry has settled; empty ones are dropped."""
+    """Return prepares without the partitions in `gone`, which a later entry has resolved; drop empty prepares."""
     left = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
     return tuple(item for item in left if item.offsets)

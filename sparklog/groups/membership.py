@@ -184,8 +184,8 @@ class Membership:
         """Return the partitions to give up with `revoke`. Empty while refreshes differ, so that members revoke once."""
         return self.member.revoked if self._is_steady else frozenset()
 
-    def is_settled(self) -> bool:
-        return self.member.is_settled
+    def is_stable(self) -> bool:
+        return self.member.is_stable
 
     def refresh(self) -> bool:
         """Read the latest entry; return True if the member's partitions changed. `Fenced` if it was removed."""

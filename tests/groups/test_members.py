@@ -56,7 +56,7 @@ def test_a_partition_moves_in_two_generations() -> None:
     assert owned(two) == {"one": [0, 1, 2, 3], "two": []}
     first = two.member("one")
     assert first is not None
-    assert not first.is_settled
+    assert not first.is_stable
     assert first.revoked == {("a", partition) for partition in targets(two)["two"]}
     done = after(steps.revoke(two, metadata(two, "one"), first.revoked))
     assert owned(done) == targets(done)

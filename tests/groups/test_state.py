@@ -22,7 +22,7 @@ from sparklog.groups.group_state import (
     topic_offsets,
     without,
 )
-from sparklog.groups.group_steps import settled
+from sparklog.groups.group_steps import resolved
 from sparklog.log.journal import documents
 
 ONE = GroupMetadata("g", 1, "one")
@@ -181,15 +181,15 @@ def test_pending_offsets_are_settled_by_number() -> None:
         ("u", 3, None),
     ]
     assert offsets_of(state) == {}
-    assert settled(state, {}) is state
-    aborted = settled(state, {1: True, 2: False})
+    assert resolved(state, {}) is state
+    aborted = resolved(state, {1: True, 2: False})
     assert offsets_of(aborted) == {("a", 0): 5, ("a", 1): 5}
     assert [item.number for item in aborted.pending] == [3]
-    assert offsets_of(settled(state, {1: True, 2: True, 3: True})) == {("a", 0): 6, ("a", 1): 7}
+    assert offsets_of(resolved(state, {1: True, 2: True, 3: True})) == {("a", 0): 6, ("a", 1): 7}
     # A later prepare that is committed first: the earlier one's outcome no longer matters for these partitions.
-    later = settled(state, {3: True})
+    later = resolved(state, {3: True})
     assert offsets_of(later) == {("a", 1): 7}
-    assert offsets_of(settled(later, {1: True, 2: False})) == {("a", 0): 5, ("a", 1): 7}
+    assert offsets_of(resolved(later, {1: True, 2: False})) == {("a", 0): 5, ("a", 1): 7}
 
 
 def test_what_comes_after_a_prepare_overtakes_it() -> None:
@@ -198,8 +198,8 @@ def test_what_comes_after_a_prepare_overtakes_it() -> None:
         steps.commit(state, ONE, [at("a", {0: 9})]),
         steps.alter(state, [at("a", {0: 9})]),
     ):
-        assert offsets_of(settled(after(stepped), {1: True})) == {("a", 0): 9, ("a", 1): 5}
-    assert offsets_of(settled(after(steps.delete_offsets(state, {"a": {0}})), {1: True})) == {("a", 1): 5}
+        assert offsets_of(resolved(after(stepped), {1: True})) == {("a", 0): 9, ("a", 1): 5}
+    assert offsets_of(resolved(after(steps.delete_offsets(state, {"a": {0}})), {1: True})) == {("a", 1): 5}
     assert after(steps.delete(state)).pending == ()
     assert after(steps.alter(state, [at("a", {0: 9, 1: 9})])).pending == ()
 

@@ -223,7 +223,7 @@ def _member(source: OpenFolder, extent: ReadExtent, **options: Any) -> Consumer:
 def _is_rebalancing(member: Consumer) -> bool:
     """Return True while other members must still revoke partitions assigned to this one, or it must rejoin."""
     try:
-        return not member.membership.is_settled()
+        return not member.membership.is_stable()
     except (BadRequest, Fenced):
         return True
 

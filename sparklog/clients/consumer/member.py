@@ -46,7 +46,7 @@ class ConsumerMember(ABC):
         """Return True if it is eager and has not yet given up everything for the latest rebalance."""
         return False
 
-    def is_settled(self) -> bool:
+    def is_stable(self) -> bool:
         """Return True if the member owns the partitions of the latest assignment."""
         return True
 

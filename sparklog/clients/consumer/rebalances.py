@@ -85,9 +85,9 @@ class Rebalances:
         self._revoked_all = self._revoked_all or revokes_all
         if revokes_all or member.revoking():
             member.revoke()
-        if member.is_settled() or not member.eager:
+        if member.is_stable() or not member.eager:
             self._start_added(member)
-        self._unfinished = not member.is_settled()
+        self._unfinished = not member.is_stable()
         return self._positions.assigned != before
 
     def notify(self) -> None:

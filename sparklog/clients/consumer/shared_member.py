@@ -87,7 +87,7 @@ class SharedMember(ConsumerMember):
     def _read_group(self) -> None:
         now = self._env.now()
         is_due = self._must_refresh or now.elapsed_ms(self._refreshed_at) >= self._refresh_interval_ms
-        if is_due or not self.membership.is_settled():
+        if is_due or not self.membership.is_stable():
             with self._lock:
                 self._must_refresh = True
                 self.membership.refresh()
@@ -109,8 +109,8 @@ class SharedMember(ConsumerMember):
     def must_revoke_all(self) -> bool:
         return self.eager and self._revoked_for != self._latest_rebalance()
 
-    def is_settled(self) -> bool:
-        return self.membership.is_settled()
+    def is_stable(self) -> bool:
+        return self.membership.is_stable()
 
     def revoke(self) -> None:
         self._revoked_for = self._latest_rebalance()

@@ -153,7 +153,7 @@ class MixedRun(GroupRun):
                 reading = two.sync(two.generation)
         everything = {(topic, partition) for topic, n in counts.items() for partition in range(n)}
         shares = one.assigned(), reading
-        expect(one.is_settled() and not two.must_rejoin(), f"members wait for ever: {one.state.members}")
+        expect(one.is_stable() and not two.must_rejoin(), f"members wait for ever: {one.state.members}")
         expect(all(shares) and shares[0] | shares[1] == everything, f"partitions without a member: {shares}")
 
 

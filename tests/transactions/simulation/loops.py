@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState
-from sparklog.groups.group_steps import settled
+from sparklog.groups.group_steps import resolved
 from sparklog.testing.faulty_store import Decide, FaultKind
 from sparklog.transactions.producer import transactional
 from tests.support.simulation.runs import restarted
@@ -120,7 +120,7 @@ def expect_settled_as_decided(run: Run, raw: GroupState | None, state: GroupStat
         for item in raw.pending
         if item.number not in waiting
     }
-    wanted = offset_of(settled(raw, truth))
+    wanted = offset_of(resolved(raw, truth))
     expect(offset_of(state) == wanted, f"group {state.id} is shown at {offset_of(state)}, decided is {wanted}")
 
 
