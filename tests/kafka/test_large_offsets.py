@@ -131,7 +131,7 @@ def test_a_partition_without_offsets_left_takes_no_records(tmp_path: Path) -> No
         topic.append(pa.table({"value": [b"v"] * 3}))
     topic.append(pa.table({"value": [b"v"] * 2}))
     assert offsets(RootView(open_root(tmp_path / "root")))[-2:] == [END - 2, END - 1]
-    with pytest.raises(BadRequest, match=f"ends at offset {END}: 1 more would exceed"):
+    with pytest.raises(BadRequest, match=f"ends at offset {END}; 1 more would exceed"):
         topic.append(pa.table({"value": [b"v"]}))
 
 
