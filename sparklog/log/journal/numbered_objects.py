@@ -350,9 +350,9 @@ class NumberedObjects:
         if previous and is_created and expected.earlier is not None and expected.earlier[0] < number - 1:
             previous.append(expected.earlier)
         must_check_next = is_created and self.env.elapsed_ms(expected.checked or expected.seen) > SOON_MS
-        numbers = [*(earlier for earlier, _ in previous), *([number + 1] if must_check_next else [])]
-        if self.is_remote and len(numbers) > 1:
+        if self.is_remote and len(previous) + must_check_next > 1:
             # One round trip is enough if all of them are as expected.
+            numbers = [*(earlier for earlier, _ in previous), *([number + 1] if must_check_next else [])]
             objects = dict(zip(numbers, map_requests(self.store, self._read_or_false, numbers), strict=True))
             must_check_next = must_check_next and objects[number + 1] is not None
             previous = [
