@@ -22,18 +22,18 @@ from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 
 def vacuum_forgets_later_commits(patch: Patch) -> None:
     """Only what the state at the floor names is kept, not what commits after it name."""
-    real = vacuum._read_named
+    real = vacuum._read_paths
 
     def at_the_floor(run: Any) -> None:
         real(run)
-        run.named = run.history.at(run.floor).slices.paths()
+        run.referenced_paths = run.history.at(run.floor).slices.paths()
 
-    patch.setattr(vacuum, "_read_named", at_the_floor)
+    patch.setattr(vacuum, "_read_paths", at_the_floor)
 
 
 def vacuum_forgets_commits_made_meanwhile(patch: Patch) -> None:
     """What is committed between the listing and the floor's commit is not kept."""
-    patch.setattr(vacuum, "_read_named_since", lambda run, after: None)
+    patch.setattr(vacuum, "_read_new_paths", lambda run, after: None)
 
 
 def floor_is_not_committed(patch: Patch) -> None:
@@ -56,8 +56,8 @@ def commits_go_at_once(patch: Patch) -> None:
     patch.setattr(vacuum_plan, "commit_retention_ms", lambda delay_ms: 0)
 
 
-def holds_count_for_nothing(patch: Patch) -> None:
-    """The vacuum does not look at holds."""
+def leases_have_no_effect(patch: Patch) -> None:
+    """The vacuum ignores leases."""
     patch.setattr(vacuum._Vacuum, "leased_versions", lambda self, state: [])
 
 
@@ -153,7 +153,7 @@ def retention_is_a_day_ahead(patch: Patch) -> None:
             (floor_is_not_committed, "slow", 0),
             (files_go_at_once, "calm", 0),
             (commits_go_at_once, "calm", 0),
-            (holds_count_for_nothing, "calm", 0),
+            (leases_have_no_effect, "calm", 0),
             (passes_in_halves, "calm", 0),
             (edits_always_stand, "rush", 0),
             (open_slices_are_sealed, "calm", 17),
