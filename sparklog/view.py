@@ -1,4 +1,4 @@
-"""Directories of Kafka's to read, for users: `open_view`, and the `View` that it returns."""
+"""Kafka log directories to read, for users: `open_view` and the `View` that it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CORRUPT_RECORDS = one_of("fail", "skip", "truncate")
 
 
 class View:
-    """Topics of a Kafka directory, or of a root, to read: see `open_view`."""
+    """The topics of a Kafka log directory or of a root, to read: see `open_view`."""
 
     def __init__(self, location: Location, corrupt_records: CorruptRecords) -> None:
         self._open = partial(open_log_view, location, corrupt_records=corrupt_records)
@@ -35,22 +35,22 @@ class View:
         """List the topics.
 
         Returns:
-            Their names, sorted; Kafka's internal ones are among them.
+            Their names, sorted, including Kafka's internal topics.
         """
         return self._log.topics() if self._topic is None else [self._topic]
 
     @checked(name=NAME)
     def topic(self, name: str) -> TopicReader:
-        """Return the topic of this name, to read.
+        """Return a topic to read.
 
         Args:
-            name: of the topic.
+            name: Name of the topic.
 
         Returns:
             A `TopicReader`: the methods of `Topic` that read.
 
         Raises:
-            NotFound: there is no such topic.
+            NotFound: If the topic does not exist.
         """
         self._log.refresh([name])
         return TopicReader(name, lambda: self._log, partial(self._open, tailing=True))
@@ -61,17 +61,17 @@ def open_view(path: str | os.PathLike[str], *, corrupt_records: CorruptRecords =
     """Open a Kafka log directory to read its topics in place, even while a broker runs. Nothing is written.
 
     Args:
-        path: a Kafka log directory, one partition folder of it, a root, or a topic's folder.
+        path: A Kafka log directory, one of its partition directories, a root, or a topic directory.
         corrupt_records: `fail` raises `Corrupt` after the records before a corrupt batch; `skip` skips corrupt batches
             and logs a warning for each; `truncate`, only for Kafka files, ends the partition before its first corrupt
             batch, as Kafka's recovery does.
 
     Returns:
-        A `View`: its topics.
+        A `View` of the topics.
 
     Raises:
-        NotFound: there is no log at the path.
-        BadRequest: the path is a file, or the policy is `truncate` and the path a root.
+        NotFound: If there is no log at the path.
+        BadRequest: If the path is a file, or the policy is `truncate` and the path is a root.
 
     Example:
         view = sparklog.open_view("/var/lib/kafka/data")

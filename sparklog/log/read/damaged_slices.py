@@ -1,6 +1,6 @@
 """Read the valid batches of a corrupt slice, and report or skip its corrupt batches.
 
-A slice's CRC-32C shows that some byte of it is wrong, but not which one. Batches have checksums of their own, so a
+A slice's CRC-32C shows that a byte is wrong, but not which. Batches have checksums of their own, so a
 reader gets the valid batches in order, up to the first corrupt one in the requested offsets. Work that rewrites slices
 (sealing, merging, cleaning, exporting) rejects a corrupt slice, so that it does not lose records.
 
@@ -37,8 +37,8 @@ def sound_batches(
     """Yield windows of the valid batches with an offset in `[start, end)`, from position `low` on (None: all).
 
     `on_skipped` is called with each skipped range; None: raise `Corrupt`, with `advice`, at the first corrupt batch
-    that may have offsets of the range. A slice that is read whole ends in `Corrupt`, too, if its CRC-32C is wrong
-    although all of its batches are valid.
+    that may have offsets in the range. If an entire slice is read whose CRC-32C is wrong although all of its batches
+    are valid, `Corrupt` is raised at its end.
     """
     planned = file.planned
     low = planned.position if low is None else low
@@ -62,7 +62,7 @@ def sound_batches(
                 raise error
             on_skipped(skipped(planned, window.start, len(window.data), max(start, planned.base), end, error.message))
             return
-        yield from _wanted(window, planned, start, end)
+        yield from _in_range(window, planned, start, end)
         if error is not None and on_skipped is None:
             raise error
 
@@ -70,14 +70,14 @@ def sound_batches(
 def unexplained(planned: PlannedSlice) -> Corrupt:
     """Return the error for a slice with a wrong CRC-32C although all of its batches are valid."""
     return Corrupt(
-        "the slice's CRC-32C does not match its bytes, though all of its batches are sound: restore the file",
+        "the slice's CRC-32C does not match its bytes, although all of its batches are valid: restore the file",
         file=planned.file,
         position=planned.position,
         offset=planned.base,
     )
 
 
-def _wanted(window: Window, planned: PlannedSlice, start: int, end: int) -> Iterator[Window]:
+def _in_range(window: Window, planned: PlannedSlice, start: int, end: int) -> Iterator[Window]:
     headers = window.headers
     rows = np.flatnonzero((headers.next_offset > start - planned.shift) & (headers.base_offset < end - planned.shift))
     if len(rows):

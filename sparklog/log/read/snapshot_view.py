@@ -1,4 +1,4 @@
-"""The view of snapshots that were taken; `sparklog.log.topic.root.RootView` takes them for a whole root."""
+"""A view of fixed snapshots; `sparklog.log.topic.root.RootView` reads the snapshots of a root."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SnapshotView:
         self._ends = consistent_ends(snapshots)
         self._bounds: dict[str, Mapping[int, Bounds]] = {}
         self._measured: RangeSlices | None = None
-        """What was measured last: a plan asks for the sizes of ranges, then for the same ranges."""
+        """The slices that `stored` has selected, because a plan of the same ranges usually follows."""
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
         bounds = self._bounds.get(topic)

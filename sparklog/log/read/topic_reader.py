@@ -1,4 +1,4 @@
-"""The read half of a topic, for users: `View.topic(name)`, and what `Topic` has of it."""
+"""The methods of a topic that read, for users: `View.topic(name)`, and the base class of `Topic`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TopicReader:
-    """A topic to read, of a root or of a Kafka directory. Each call sees its newest state.
+    """A topic of a root or of a Kafka directory, to read. Each call reads its latest state.
 
     Example:
         reader = sparklog.open_view("/data/log").topic("orders")
@@ -46,13 +46,13 @@ class TopicReader:
         return view
 
     def bounds(self) -> Mapping[int, Bounds]:
-        """Look up where the log of each partition begins and ends.
+        """Return the first and last offsets of each partition.
 
         Returns:
-            By partition `log_start`, `last_stable` (where read_committed ends), `high_watermark` and `log_end`.
+            Per partition `log_start`, `last_stable` (the end for read_committed), `high_watermark` and `log_end`.
 
         Raises:
-            NotFound: the topic does not exist.
+            NotFound: If the topic does not exist.
         """
         return self._look().bounds(self.name)
 
@@ -69,24 +69,24 @@ class TopicReader:
         threads: int = 1,
         keys: Iterable[bytes | str] | None = None,
     ) -> Scan:
-        """Plan a read of a range of records: iterate the scan, take its `to_table()`, or hand it to an Arrow library.
+        """Plan a read of records. Iterate the scan, call `to_table()`, or pass it to an Arrow library.
 
         Args:
-            partitions: numbers; None: all, or with `keys` those where Kafka's partitioner puts them.
-            start: the first offset: `earliest`, `latest`, an offset, or one of these per partition.
-            end: the offset after the last one, in the same forms.
-            isolation_level: `read_committed` leaves out what is aborted or open, `read_uncommitted` does not.
-            columns: of key, value, topic, partition, offset, timestamp, timestampType, headers; none: only rows.
-            batch_bytes: about the size of one record batch.
-            threads: how many decode at once; the order of the records stays the same.
-            keys: read only records with one of these keys.
+            partitions: Partitions to read; None: all, or the partitions of `keys` by Kafka's partitioner.
+            start: First offset: `earliest`, `latest`, an offset, or one of these per partition.
+            end: End offset (exclusive), in the same forms.
+            isolation_level: `read_committed` skips aborted and open records, `read_uncommitted` does not.
+            columns: Some of key, value, topic, partition, offset, timestamp, timestampType, headers; empty: only rows.
+            batch_bytes: Approximate size of a record batch.
+            threads: Number of threads that decode; the order of the records does not change.
+            keys: Read only records with one of these keys.
 
         Returns:
-            A `Scan` of the records as they are now; nothing is read yet.
+            A `Scan` of the current records; nothing is read yet.
 
         Raises:
-            NotFound: the topic, a partition or an offset does not exist.
-            BadRequest: an argument is not valid.
+            NotFound: If the topic, a partition or an offset does not exist.
+            BadRequest: If an argument is invalid.
 
         Example:
             for batch in topic.scan(partitions=[0], start=1, columns=["offset", "value"]):
@@ -112,16 +112,16 @@ class TopicReader:
         """Plan a read of the latest record of each key: see `sparklog.table`.
 
         Args:
-            as_of: a time in ms or ISO 8601, or the offset after the last one by partition; None: now.
-            columns: as for `scan`.
-            threads: as for `scan`.
+            as_of: Time in ms or ISO 8601, or end offsets (exclusive) by partition; None: now.
+            columns: As in `scan`.
+            threads: As in `scan`.
 
         Returns:
             A `TopicTable`; no record is read yet.
 
         Raises:
-            NotFound: the topic or an offset does not exist, or what lay before it is gone.
-            BadRequest: an argument is not valid.
+            NotFound: If the topic or an offset does not exist, or records before it were removed.
+            BadRequest: If an argument is invalid.
         """
         from sparklog.log.read.topic_table import open_table
 
@@ -135,15 +135,15 @@ class TopicReader:
         """Look up the first record at or after a time.
 
         Args:
-            timestamp_ms: milliseconds since 1970.
-            partition: look only there; None: in all.
-            isolation_level: as for `scan`.
+            timestamp_ms: Milliseconds since 1970.
+            partition: Partition to search; None: all.
+            isolation_level: As in `scan`.
 
         Returns:
-            Per partition the offset and time of that record, or None.
+            The offset and timestamp of the record per partition, or None.
 
         Raises:
-            NotFound: the topic or the partition does not exist.
+            NotFound: If the topic or the partition does not exist.
 
         Example:
             print(topic.offset_for_timestamp(0))
@@ -157,18 +157,18 @@ class TopicReader:
     def record_at(
         self, partition: int, offset: int, isolation_level: IsolationLevel = READ_COMMITTED
     ) -> pa.RecordBatch:
-        """Return the record at exactly this offset: one row with all columns.
+        """Return the record at an offset: one row with all columns.
 
         Args:
-            partition: its number.
-            offset: of the record.
-            isolation_level: as for `scan`.
+            partition: Partition of the record.
+            offset: Offset of the record.
+            isolation_level: As in `scan`.
 
         Returns:
-            A record batch of one row.
+            A record batch with one row.
 
         Raises:
-            NotFound: the offset is out of range, or holds no record (compacted away, a marker, aborted).
+            NotFound: If the offset is out of range, or has no record (compacted, a marker, or aborted).
 
         Example:
             print(topic.record_at(1, 0)["value"][0])
@@ -190,16 +190,16 @@ class TopicReader:
         """Look up the latest record of a key.
 
         Args:
-            key: as it was written.
-            partition: look only there; default: where Kafka's partitioner puts the key, and put it before.
-            all_partitions: look everywhere, for records that were written to a partition by number.
-            isolation_level: as for `scan`.
+            key: Key of the record.
+            partition: Partition to search; None: the current and previous partitions of the key by Kafka's partitioner.
+            all_partitions: Search all partitions, to find records that were written to an explicit partition.
+            isolation_level: As in `scan`.
 
         Returns:
-            One row with all columns, its value null if the key was deleted; None if there is no record.
+            One row with all columns, whose value is null if the key was deleted; None if there is no record.
 
         Raises:
-            NotFound: the topic or the partition does not exist.
+            NotFound: If the topic or the partition does not exist.
 
         Example:
             record = topic.get("anna")

@@ -1,6 +1,6 @@
-"""Scans and tails: the records of a topic as Arrow, from a view of its state.
+"""Scans and tails: the records of a topic as Arrow, read from a view.
 
-A tail follows a topic of any `LogView`, Kafka's directories too:
+A tail follows a topic of any `LogView`, including Kafka directories:
 
     tail = Tail(view, "orders", READ_COMMITTED)
     tail.open()
@@ -33,16 +33,16 @@ OffsetSpec = int | Literal["earliest", "latest"]
 Position = OffsetSpec | Mapping[int, OffsetSpec]
 """A start or end of a scan: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition.
 
-An offset lies between the log start and the log end; at the end, there is nothing to read yet.
+An offset must be between the log start and the log end; at the log end, there are no records yet.
 """
 
 
 @dataclass(frozen=True)
 class Scan(RecordBatches):
-    """Records of a topic, from one snapshot. Iterate it, as often as wanted, for record batches.
+    """Records of a topic, from one snapshot. Each iteration reads them as record batches.
 
-    What takes Arrow streams takes a scan: `pyarrow.table(scan)`, `polars.DataFrame(scan)`, a query of DuckDB. Records
-    of a partition come in offset order.
+    A scan can be passed wherever an Arrow stream is accepted: `pyarrow.table(scan)`, `polars.DataFrame(scan)`, a DuckDB
+    query. The records of a partition are in offset order.
     """
 
     parts: tuple[ReadPart, ...]
@@ -77,7 +77,12 @@ def check_threads(threads: int) -> int:
 def scan_ranges(
     view: PinnedView, topic: str, partitions: Sequence[int] | None, start: Position, end: Position, isolation: str
 ) -> list[OffsetRange]:
-    """Return the offsets of a scan of these partitions (None: all). `NotFound` for what does not exist."""
+    """Return the offset ranges of a scan of these partitions (None: all).
+
+    Raises:
+        NotFound: If a partition or an offset does not exist
+        BadRequest: If a start is after its end
+    """
     bounds = view.bounds(topic)
     for position in (start, end):
         for partition in position if isinstance(position, Mapping) else ():
@@ -93,7 +98,7 @@ def scan_ranges(
             if not limits.log_start <= offset <= limits.log_end:
                 raise NotFound(
                     f"{name}={offset} of {topic}-{partition} is out of range: it has {limits.log_start} to "
-                    f"{limits.log_end}; give an offset of these, {EARLIEST} or {LATEST}"
+                    f"{limits.log_end}; use one of these offsets, {EARLIEST} or {LATEST}"
                 )
         ranges.append(OffsetRange(topic, partition, low, high))
     return ranges
@@ -114,10 +119,10 @@ def _offset(name: str, position: Position, partition: int, bounds: Bounds, isola
 
 @dataclass
 class Tail:
-    """Progress of a reader of one topic: next offset per partition. `poll` reads on from there, up to `ends` if given.
+    """The position of a reader of one topic: the next offset of each partition.
 
-    A topic that is deleted and created again is an error, never silence; offsets that retention took away before they
-    were read are skipped with a call of `warn`.
+    `poll` reads from there to the log end, or to `ends` if given. If the topic is deleted and created again, `refresh`
+    raises an error. If retention has removed offsets before they were read, `poll` calls `warn` and skips them.
     """
 
     view: LogView
@@ -129,14 +134,14 @@ class Tail:
     ends: dict[int, int] = field(default_factory=dict)
     topic_id: str = ""
     keys: KeySet | None = None
-    """Only their records are read."""
+    """Keys whose records are read; None: all records."""
 
     def open(self) -> None:
         self.topic_id = self.view.topic_id(self.topic)
         self.view.refresh([self.topic])
         bounds = self.view.bounds(self.topic)
         if self.partition is not None and self.partition not in bounds:
-            raise NotFound(f"{self.topic} has no partition {self.partition}, its last one is {max(bounds, default=-1)}")
+            raise NotFound(f"{self.topic} has no partition {self.partition}, the last is {max(bounds, default=-1)}")
 
     def start_at_log_start(self) -> None:
         self.positions = {partition: bounds.log_start for partition, bounds in self._bounds().items()}
@@ -152,19 +157,19 @@ class Tail:
             self.positions[partition] = offset
 
     def start_at_time(self, timestamp_ms: int) -> None:
-        """At the first record of each partition that is not older; at the end where there is none."""
+        """Start at the first record of each partition at or after a time, or at the end if there is none."""
         self.start_at_end()
         targets = dict.fromkeys(self.positions, timestamp_ms)
         records = self.view.offsets_for_timestamps(self.topic, targets, self.isolation)
         self.positions.update({partition: answer.offset for partition, answer in records.items() if answer is not None})
 
     def poll(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        """Batches from the positions to the end of the snapshot. A partition's position moves when it is read up."""
+        """Yield the records from the positions to the end. A position advances after its partition's last batch."""
         for partition, bounds in self._bounds().items():
             start, log_start = self.positions.get(partition, bounds.log_start), bounds.log_start
             if start < log_start:
                 self.warn(
-                    f"offsets {start} to {log_start - 1} of {self.topic}-{partition} are deleted: going on after them"
+                    f"offsets {start} to {log_start - 1} of {self.topic}-{partition} were deleted: skipping them"
                 )
                 start = log_start
             end = max(start, min(bounds.end(self.isolation), self.ends.get(partition, bounds.log_end)))
@@ -182,7 +187,7 @@ class Tail:
                 yield batch.select(columns)
 
     def refresh(self) -> None:
-        """Look for what is new; `Conflict` if the topic was deleted and created again."""
+        """Refresh the view; `Conflict` if the topic was deleted and created again."""
         self.view.refresh([self.topic])
         if self.view.topic_id(self.topic) != self.topic_id:
             raise Conflict(f"topic {self.topic} was deleted and created again while it was read: start again")

@@ -1,4 +1,4 @@
-"""A topic as a table, for users: `TopicTable`, the latest record of each key as Arrow.
+"""A topic as a table, for users: `TopicTable` has the latest record of each key as Arrow.
 
 table = topic.table()
 print(table.to_table().num_rows)
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TopicTable(RecordBatches):
-    """The latest record of each key, without those that were deleted. Iterate it, as often as wanted, for batches.
+    """The latest record of each key, without deleted keys. Each iteration reads it as record batches.
 
-    What takes Arrow streams takes a table: `pyarrow.table(table)`, `polars.DataFrame(table)`, a query of DuckDB. Rows
-    come partition by partition, the newest first.
+    A table can be passed wherever an Arrow stream is accepted: `pyarrow.table(table)`, `polars.DataFrame(table)`, a
+    DuckDB query. Rows are ordered by partition, latest first.
     """
 
     plan: TablePlan
@@ -52,16 +52,16 @@ class TopicTable(RecordBatches):
 
     @checked(poll=SECONDS.or_none())
     def follow(self, *, poll: float | None = None) -> FollowedTable:
-        """Read the table into memory, to be kept up to date: from its state on, that of an earlier time, too.
+        """Read the table into memory and follow the topic from there, also from an earlier time.
 
         Args:
-            poll: seconds after which a question looks for new records first; None: only `refresh` and `wait` do.
+            poll: Age in seconds at which an access refreshes the table first; None: only `refresh` and `wait` do.
 
         Returns:
             A mapping of keys to rows.
 
         Raises:
-            Conflict: the topic was deleted and created again.
+            Conflict: If the topic was deleted and created again.
 
         Example:
             live = topic.table().follow()
@@ -82,7 +82,7 @@ def open_table(
     columns: Sequence[str] = COLUMNS,
     threads: int = 1,
 ) -> TopicTable:
-    """Plan the table of a topic, from a new snapshot of the view; `open_view` gives others, to follow it."""
+    """Plan the table of a topic from a new snapshot of the view; `open_view` opens a view to follow it."""
     checked = check_columns(columns)
     check_threads(threads)
     view.refresh([topic])

@@ -180,7 +180,7 @@ def test_damage_outside_of_all_checksums_is_said(layout: Layout, root: Root) -> 
     flip(root, positions[2] + EPOCH)
     found, error = read(root, 0)
     assert error is not None
-    assert "though all of its batches are sound" in error.message
+    assert "although all of its batches are valid" in error.message
     assert error.file == slice_file(root)
     dense = not layout.imported or layout.bases == DENSE
     of_slice = [offset for offset in good if offset < 60]
@@ -196,7 +196,7 @@ def test_a_slice_whose_batch_may_have_moved_is_refused_whole(folder: Path) -> No
     found, error = read(root, 0)
     assert found == []
     assert error is not None
-    assert "though all of its batches are sound" in error.message
+    assert "although all of its batches are valid" in error.message
     said: list[Skipped] = []
     assert read(root, 0, said=said) == ([60], None)
     assert [(each.start, each.end) for each in said] == [(0, 52)]

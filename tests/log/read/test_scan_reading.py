@@ -121,7 +121,7 @@ def test_positions_by_word_number_and_partition(memory: CountedRoot) -> None:
         topic.scan(isolation_level="serializable")
 
 
-BOUNDS = "is out of range: it has 3 to 10; give an offset of these, earliest or latest"
+BOUNDS = "is out of range: it has 3 to 10; use one of these offsets, earliest or latest"
 
 
 @pytest.mark.parametrize(
