@@ -27,20 +27,20 @@ Schemas: TypeAlias = "Schema | Mapping[int, Schema] | None"
 def decode(
     column: pa.Array | pa.ChunkedArray, name: str, schema: Schemas = None, *, arrow_type: pa.DataType | None = None
 ) -> pa.Array | pa.ChunkedArray:
-    """Make values of a column of bytes.
+    """Decode a column of bytes to values.
 
     Args:
-        column: of keys or values, as in a scan; null stays null.
-        name: one of `formats.FORMATS`; numbers are those of Kafka's serializers, big-endian.
+        column: Keys or values, as in a scan; null stays null.
+        name: One of `formats.FORMATS`; numbers are those of Kafka's serializers, big-endian.
         schema: of `avro`: a file, its JSON, or as in Python. `{id: schema, ...}` reads frames of a registry (a zero
             byte, the id, Avro); values of an older schema come in the shape of the last one.
-        arrow_type: of the result, if not the one that the format has; for `json` else the one that Arrow infers.
+        arrow_type: Type of the result; default: the type of the format, or for `json` the type that Arrow infers.
 
     Returns:
         An Arrow column of the same length: int64 for `long`, a struct for a record of `avro`.
 
     Raises:
-        BadRequest: a row is not of the format; the error names the first.
+        BadRequest: If a row does not have the format; the error names the first.
 
     Example:
         counts = pa.array([b"\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x2a"], pa.binary())
@@ -50,18 +50,18 @@ def decode(
 
 
 def encode(column: pa.Array | pa.ChunkedArray, name: str, schema: Schemas = None) -> pa.Array | pa.ChunkedArray:
-    """Make bytes of a column of values.
+    """Encode a column of values to bytes.
 
     Args:
-        column: numbers, texts, structs; null stays null, as a value it is a tombstone.
-        name: as in `decode`.
+        column: Numbers, texts or structs; null stays null, and is a tombstone as a value.
+        name: As in `decode`.
         schema: as in `decode`; `{id: schema, ...}` writes frames of the last one.
 
     Returns:
         A column of bytes, to append as `key` or `value`.
 
     Raises:
-        BadRequest: a row does not fit; the error names the first.
+        BadRequest: If a row does not fit; the error names the first.
 
     Example:
         assert formats.encode(pa.array([42, None]), "integer").to_pylist() == [b"\\x00\\x00\\x00\\x2a", None]
@@ -77,10 +77,10 @@ def decode_records(
     key_schema: Schemas = None,
     value_schema: Schemas = None,
 ) -> pa.Table | pa.RecordBatch:
-    """Make values of the keys and values of records; an error names topic, partition and offset.
+    """Decode the keys and values of records. Errors name topic, partition and offset.
 
     Args:
-        records: what a scan or a poll returned, with the columns `topic`, `partition` and `offset` for errors.
+        records: Result of a scan or a poll; the columns `topic`, `partition` and `offset` are used for errors.
         key: the format of the column `key`; None leaves it as it is.
         value: the format of the column `value`, likewise.
         key_schema: as in `decode`.
@@ -90,7 +90,7 @@ def decode_records(
         The same columns in the same order, these two decoded.
 
     Raises:
-        BadRequest: a key or a value is not of its format.
+        BadRequest: If a key or a value does not have its format.
 
     Example:
         clicks = root.create_topic("clicks")
@@ -112,7 +112,7 @@ def encode_records(
     key_schema: Schemas = None,
     value_schema: Schemas = None,
 ) -> pa.Table | pa.RecordBatch:
-    """Make bytes of the columns `key` and `value` of records, for `Topic.append`.
+    """Encode the columns `key` and `value` of records, for `Topic.append`.
 
     Args:
         records: a table or a batch with a column `value`, and `key` if it has a format.
@@ -125,7 +125,7 @@ def encode_records(
         The same columns in the same order, these two encoded.
 
     Raises:
-        BadRequest: a row does not fit; the error names its column and number.
+        BadRequest: If a row does not fit; the error names its column and number.
 
     Example:
         rows = formats.encode_records(pa.table({"value": [{"page": "/home"}]}), value="json")

@@ -1,8 +1,12 @@
-"""Tell a root, a topic's folder, a Kafka log directory and a Kafka partition's folder apart, and open them.
+"""Detect if a path is a root, a topic directory, a Kafka log directory or a Kafka partition directory, and open it.
 
-In this order: `_root.json` makes a root, and `_backup.json` one that is only read; a folder below a root is a topic;
-20-digit `.log` files make one Kafka partition; folders `<name>-<n>` that hold such files make a Kafka log directory;
-anything else is nothing yet, which a read refuses and a write turns into a new root.
+The rules, in order of precedence:
+
+1. A directory with `_root.json` is a root; with `_backup.json`, it is read-only.
+2. A directory below a root is a topic.
+3. A directory with 20-digit `.log` files is a Kafka partition.
+4. A directory with subdirectories `<name>-<n>` that have such files is a Kafka log directory.
+5. Anything else is not a log yet: reads reject it, and writes create a root there.
 """
 
 from __future__ import annotations
@@ -32,14 +36,14 @@ KAFKA_PARTITION = "Kafka partition"
 NOTHING = "nothing"
 
 _SEALED_RUN = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
-"""A folder of sealed segments below a topic: its records are read through the topic, which knows which ones count."""
+"""A directory of sealed segments below a topic. Its records are only read through the topic."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """The kind of a path. `root` is the root's location, or the path itself; `topic` is set for a topic folder.
+    """The kind of a path. `root` is the location of its root, or the path itself; `topic` is set for a topic directory.
 
-    `looked`: the id that a root in a bucket had when this process read it, and when. Spares a request a moment later.
+    `looked`: the id of a root in a bucket, and when this process read it, which saves a request shortly afterwards.
     """
 
     kind: str
@@ -49,11 +53,11 @@ class Location:
     looked: tuple[str, ClockReading] | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[type[Location], tuple[str | None, ...]]:
-        # Another process must look for itself.
+        # Another process must read the id itself.
         return Location, (self.kind, self.path, self.root, self.topic)
 
     def looked_at(self, root_id: str) -> ClockReading | None:
-        """Return when the root was seen to have this id, if that was a moment ago."""
+        """Return when this process read that the root has this id, if that was recently."""
         if self.looked is None or self.looked[0] != root_id or not SYSTEM.now().is_soon_after(self.looked[1]):
             return None
         return self.looked[1]

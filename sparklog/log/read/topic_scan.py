@@ -168,9 +168,7 @@ class Tail:
         for partition, bounds in self._bounds().items():
             start, log_start = self.positions.get(partition, bounds.log_start), bounds.log_start
             if start < log_start:
-                self.warn(
-                    f"offsets {start} to {log_start - 1} of {self.topic}-{partition} were deleted: skipping them"
-                )
+                self.warn(f"offsets {start} to {log_start - 1} of {self.topic}-{partition} were deleted: skipping them")
                 start = log_start
             end = max(start, min(bounds.end(self.isolation), self.ends.get(partition, bounds.log_end)))
             yield from self._read(OffsetRange(self.topic, partition, start, end), columns)
