@@ -99,7 +99,7 @@ def edits_always_stand(patch: Patch) -> None:
 
         return [item for item in rewrite.inputs if lies_there(item)]
 
-    patch.setattr(rewrites, "_inputs_left", what_is_left)
+    patch.setattr(rewrites, "_inputs_to_remove", what_is_left)
 
 
 def offsets_not_assigned_again(patch: Patch) -> None:
