@@ -1,8 +1,8 @@
-"""The tour: a directory that Kafka wrote, scanned in place, streamed into a topic exactly once, tailed and shown.
+"""Tour of sparklog: scan a Kafka log directory in place, stream it into a topic exactly once, and follow the topic.
 
     make demo
 
-Everything it writes goes below `.demo/`, which is removed first, so that it can be run as often as you like.
+All files are written to `.demo/`, which is deleted first, so you can run the demo as often as you like.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def say(number: int, text: str) -> None:
 
 
 def start_spark() -> SparkSession:
-    """A small local Spark."""
+    """Start a small local Spark session."""
     return (
         sparklog.configure(SparkSession.builder.master("local[2]"))
         .appName("sparklog demo")
@@ -49,12 +49,12 @@ def start_spark() -> SparkSession:
 
 
 def scan_kafka(spark: SparkSession) -> DataFrame:
-    """A broker's own files as a DataFrame; nothing is copied, nothing is written there."""
+    """Return the files of a broker as a DataFrame. Nothing is copied, and nothing is written to the directory."""
     return spark.read.format("sparklog").option("subscribe", SOURCE_TOPICS).load(str(KAFKA))
 
 
 def stream_into_topic(spark: SparkSession) -> int:
-    """Run the job of a team, `jobs/stream.py`, until the topic has all records. Return how many it wrote."""
+    """Run the job `jobs/stream.py` until the topic has all records. Return the number of records written."""
     checkpoint = str(DEMO / "checkpoints" / "archive")
     copy = stream.Copy(str(KAFKA), str(ROOT), checkpoint, SOURCE_TOPICS, topic=TOPIC, num_partitions=4)
     copy.max_offsets_per_trigger = 100
@@ -64,7 +64,7 @@ def stream_into_topic(spark: SparkSession) -> int:
 
 
 def tail_and_count(spark: SparkSession, expected: int) -> list[tuple[int, int]]:
-    """A second query follows the topic and counts per partition, until it has seen everything."""
+    """Follow the topic with a second query, and return the counts per partition when all records are counted."""
     counts: dict[int, int] = {}
     complete = threading.Event()
 
@@ -97,7 +97,7 @@ def tail_and_count(spark: SparkSession, expected: int) -> list[tuple[int, int]]:
 
 
 def run_command(*arguments: str) -> None:
-    """Show a command and what it prints."""
+    """Print a command and its output."""
     print("   $ sparklog", " ".join(arguments), flush=True)
     environment = {**os.environ, "SPARKLOG_ROOT": str(ROOT)}
     command = [sys.executable, "-m", "sparklog", *arguments]
@@ -107,13 +107,13 @@ def run_command(*arguments: str) -> None:
 
 
 def main() -> None:
-    """The whole tour; any surprise is an error."""
+    """Run the entire tour. Any unexpected result is an error."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     shutil.rmtree(DEMO, ignore_errors=True)
     print("Starting Spark ...", flush=True)
     spark = start_spark()
 
-    say(1, f"A directory that a Kafka broker wrote, scanned where it lies: {KAFKA.relative_to(REPOSITORY)}")
+    say(1, f"Scan a Kafka log directory in place: {KAFKA.relative_to(REPOSITORY)}")
     records = scan_kafka(spark)
     records.groupBy("topic", "partition").agg(count(lit(1)).alias("records")).orderBy("topic", "partition").show()
     text = [col(name).cast("string") for name in ("key", "value")]
@@ -126,25 +126,25 @@ def main() -> None:
         .load(str(KAFKA))
         .count()
     )
-    print(f"   {total} committed records; {everything - total} more are in aborted or open transactions, and hidden")
+    print(f"   {total} committed records; {everything - total} of aborted or open transactions are not returned")
 
-    say(2, f"Streamed into the sparklog topic '{TOPIC}', exactly once")
+    say(2, f"Stream it into the sparklog topic '{TOPIC}', exactly once")
     first, second = stream_into_topic(spark), stream_into_topic(spark)
     written = spark.read.format("sparklog").load(str(ROOT / TOPIC)).count()
     print(f"   first run: {first} records; run again with the same checkpoint: {second}; in the topic: {written}")
     if not first == written == total or second:
         raise SystemExit(f"expected {total} records once, found {written}")
 
-    say(3, "Tailed by a second query that counts")
+    say(3, "Follow the topic with a second query that counts")
     for partition, records_there in tail_and_count(spark, total):
         print(f"   partition {partition}: {records_there} records")
     spark.stop()
 
-    say(4, "The same topic from the command line, without Spark")
+    say(4, "Read the same topic from the command line, without Spark")
     run_command("topics", "describe", TOPIC)
     run_command("consume", TOPIC, "--max-messages", "3", "--print-key", "--print-partition", "--print-offset")
     run_command("offsets", TOPIC)
-    print(f"\nThat is all. The topic stays in {ROOT.relative_to(REPOSITORY)}: look around with")
+    print(f"\nDone. The topic is in {ROOT.relative_to(REPOSITORY)}. To explore it, run")
     print(f"   {os.path.relpath(Path(sys.executable).parent, REPOSITORY)}/sparklog --help")
 
 

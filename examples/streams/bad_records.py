@@ -1,4 +1,4 @@
-"""Bad records: JSON that can be read goes on to a topic, the rest into a dead-letter topic with reason and offset."""
+"""Bad records: send valid JSON to one topic, and the rest to a dead-letter topic with reason and offset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEEP_BAD = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt"}
 
 
 def separate(spark: SparkSession, folder: str) -> None:
-    """Send each record to `orders` or to `orders-dead`: one query, one read, one transaction over both."""
+    """Send each record to `orders` or to `orders-dead`, with one query and one transaction across both topics."""
     raw = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/orders-raw")
     parsed = raw.withColumn("order", from_json(col("value").cast("string"), SCHEMA, KEEP_BAD))
     reason = (
@@ -22,11 +22,11 @@ def separate(spark: SparkSession, folder: str) -> None:
         .when(col("order.id").isNull(), "no id")
         .when(col("order.price") < 0, concat_ws(" ", lit("negative price"), col("order.price")))
     )
-    judged = parsed.withColumn("reason", reason)
+    checked = parsed.withColumn("reason", reason)
     names = ("topic", "partition", "offset", "reason")
     headers = [struct(lit(name).alias("key"), col(name).cast("string").cast("binary").alias("value")) for name in names]
     good = col("reason").isNull()
-    records = judged.select(
+    records = checked.select(
         "key",
         when(good, lit("orders")).otherwise(lit("orders-dead")).alias("topic"),
         when(good, to_json(col("order")).cast("binary")).otherwise(col("value")).alias("value"),
@@ -37,7 +37,7 @@ def separate(spark: SparkSession, folder: str) -> None:
 
 
 def show(root: str, topic: str) -> list[str]:
-    """Values and headers of a topic as lines, with plain Python."""
+    """Return the values and headers of a topic as lines, with plain Python."""
     lines = []
     for row in sparklog.open(root).topic(topic).scan(columns=["value", "headers"]).to_table().to_pylist():
         value = "null" if row["value"] is None else row["value"].decode()

@@ -1,4 +1,4 @@
-"""A declarative pipeline: `spark-pipelines run` reads a topic into tables, and writes another topic, run after run."""
+"""Declarative pipeline: read a topic into tables and write another topic with `spark-pipelines run`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ LASTING_CATALOG = ("--conf", "spark.sql.catalogImplementation=hive")
 
 
 def run_pipeline(folder: str, definitions: str, settings: dict[str, str], *arguments: str) -> str:
-    """Run a pipeline of one file of definitions, and return what it says; its tables lie in `folder`/warehouse."""
-    shutil.copy(DEFINITIONS / definitions, folder)  # a pipeline finds its definitions beside its spec
+    """Run a pipeline with one file of definitions, and return its output. Its tables are in `folder`/warehouse."""
+    shutil.copy(DEFINITIONS / definitions, folder)  # definitions must be in the directory of the spec, or below
     spec = {
         "name": definitions.removesuffix(".py"),
         "storage": (Path(folder) / "storage").as_uri(),
         "libraries": [{"glob": {"include": definitions}}],
         "configuration": {"example.root": f"{folder}/log", "spark.sql.shuffle.partitions": "1", **settings},
     }
-    (Path(folder) / "spark-pipeline.yml").write_text(json.dumps(spec))  # JSON is YAML, too
+    (Path(folder) / "spark-pipeline.yml").write_text(json.dumps(spec))  # JSON is valid YAML
     program = shutil.which("spark-pipelines", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     warehouse = f"spark.sql.warehouse.dir={folder}/warehouse"
     command = [program or "spark-pipelines", "--remote", "local[2]", "--conf", warehouse, *arguments, "run"]
@@ -42,7 +42,7 @@ def run_pipeline(folder: str, definitions: str, settings: dict[str, str], *argum
 
 
 def tables(folder: str) -> list[str]:
-    """The pipeline's table and its topic as lines, with plain Python."""
+    """Return the pipeline's table and topic as lines, with plain Python."""
     rows = ds.dataset(f"{folder}/warehouse/towns", format="parquet").to_table().sort_by("customer").to_pylist()
     towns = [f"{row['customer']} in {row['town']}" for row in rows]
     return [f"towns: {', '.join(towns)}", f"moves: {', '.join(read(f'{folder}/log', 'moves'))}"]

@@ -1,4 +1,4 @@
-"""Elasticsearch out: records become documents by the bulk API, each once, because its place in the log is its id."""
+"""Elasticsearch out: index records with the bulk API, each once, because a document's id is the record's offset."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ def copy(spark: SparkSession, folder: str, url: str) -> None:
         while page := list(islice(rows, 1000)):
             lines = "".join(f"{json.dumps({'index': {'_id': row.id}})}\n{row.document}\n" for row in page)
             request = Request(f"{url}/payments/_bulk", lines.encode(), {"Content-Type": "application/x-ndjson"})
-            with urlopen(request, timeout=60) as answer:
-                items = [item["index"] for item in json.load(answer)["items"]]
-            refused = [item for item in items if item["status"] >= 300]
-            if refused:  # the task fails; when Spark repeats it, documents that are there get the same contents again
-                raise RuntimeError(f"{len(refused)} of {len(page)} documents were refused: {refused[0]}")
+            with urlopen(request, timeout=60) as response:
+                items = [item["index"] for item in json.load(response)["items"]]
+            rejected = [item for item in items if item["status"] >= 300]
+            if rejected:  # fail the task; a retry overwrites indexed documents with the same content
+                raise RuntimeError(f"{len(rejected)} of {len(page)} documents were rejected: {rejected[0]}")
 
     writer = documents.writeStream.foreachBatch(lambda batch, _: batch.foreachPartition(send))
     finish(writer.option("checkpointLocation", f"{folder}/checkpoints/payments"))
 
 
 class FakeElasticsearch(ThreadingHTTPServer):
-    """As much of a server as the program needs: it keeps documents, and is busy once, in the middle of a request."""
+    """A minimal server that stores documents. It accepts `capacity` documents, and then reports that it is busy."""
 
-    def __init__(self, takes: int) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__(("127.0.0.1", 0), BulkRequest)
         self.documents: dict[str, tuple[int, str]] = {}
-        self.takes: float = takes
+        self.capacity: float = capacity
 
     def put(self, name: str, document: str) -> dict[str, object]:
-        if self.takes == 0:
+        if self.capacity == 0:
             return {"_id": name, "status": 429, "error": {"type": "es_rejected_execution_exception"}}
-        self.takes -= 1
+        self.capacity -= 1
         version = self.documents.get(name, (0, ""))[0] + 1
         self.documents[name] = (version, document)
         return {"_id": name, "status": 201 if version == 1 else 200, "_version": version}
@@ -72,15 +72,15 @@ class BulkRequest(BaseHTTPRequestHandler):
 
 def main(spark: SparkSession, folder: str) -> str:
     append(f"{folder}/log", "payments", [("anna", "20", "10:00"), ("ben", "300", "10:01"), ("carl", "7", "10:02")])
-    with FakeElasticsearch(takes=2) as server:
+    with FakeElasticsearch(capacity=2) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         try:
             copy(spark, folder, url)
-        except Exception as error:  # noqa: BLE001  (Spark wraps what a task raises)
-            refused = "1 of 3 documents were refused"
-            busy = [f"busy: {refused}" if refused in str(error) else repr(error), *server.lines()]
-        server.takes = float("inf")
+        except Exception as error:  # noqa: BLE001  (Spark wraps exceptions of tasks)
+            rejected = "1 of 3 documents were rejected"
+            busy = [f"busy: {rejected}" if rejected in str(error) else repr(error), *server.lines()]
+        server.capacity = float("inf")
         copy(spark, folder, url)
         server.shutdown()
     return "\n".join([*busy, "started again:", *server.lines()])

@@ -1,4 +1,4 @@
-"""Files in: the rows of a folder of JSON and CSV files become records of a topic, each once, across a kill."""
+"""Files in: write each row of JSON and CSV files to a topic exactly once, even if the program is killed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ ORDER = "id STRING, item STRING, amount INT"
 
 
 def copy(spark: SparkSession, folder: str, kind: str) -> None:
-    """Copy the rows of all files of a kind, `json` or `csv`, that no run has copied, to the topic `orders`."""
-    files = spark.readStream.schema(ORDER).format(kind).option("header", True)  # `header` is of CSV
+    """Copy the rows of all new files of a kind, `json` or `csv`, to the topic `orders`."""
+    files = spark.readStream.schema(ORDER).format(kind).option("header", True)  # `header` only affects CSV
     rows = files.option("pathGlobFilter", f"*.{kind}").load(f"{folder}/in")
     records = rows.selectExpr("id AS key", "to_json(struct(item, amount, _metadata.file_name AS file)) AS value")
     sink = records.writeStream.format("sparklog").option("topic", "orders").option("path", f"{folder}/log")
@@ -20,18 +20,18 @@ def copy(spark: SparkSession, folder: str, kind: str) -> None:
 
 
 def put(folder: str, name: str, text: str) -> None:
-    """Write a file beside the folder and move it in: a reader of the folder sees it whole or not at all."""
+    """Write a file elsewhere and move it into the directory, so that readers never see a part of it."""
     Path(folder, "in").mkdir(exist_ok=True)
     Path(folder, name).write_text(text)
     Path(folder, name).rename(Path(folder, "in", name))
 
 
-def forget_last_batch(folder: str, kind: str) -> None:
-    """Leave the checkpoint as a kill does between the topic's commit and Spark's note that the batch is done."""
-    notes = Path(folder, "checkpoints", kind, "commits")
-    last = max((note for note in notes.iterdir() if note.name.isdigit()), key=lambda note: int(note.name))
+def remove_last_batch_commit(folder: str, kind: str) -> None:
+    """Reset the checkpoint to its state between the topic's commit and Spark's own record of the batch."""
+    commits = Path(folder, "checkpoints", kind, "commits")
+    last = max((file for file in commits.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))
     last.unlink()
-    Path(notes, f".{last.name}.crc").unlink(missing_ok=True)
+    Path(commits, f".{last.name}.crc").unlink(missing_ok=True)
 
 
 def main(spark: SparkSession, folder: str) -> str:
@@ -41,7 +41,7 @@ def main(spark: SparkSession, folder: str) -> str:
     copy(spark, folder, "csv")
     first = read(f"{folder}/log", "orders")
 
-    forget_last_batch(folder, "json")
+    remove_last_batch_commit(folder, "json")
     put(folder, "tuesday.json", '{"id": "4", "item": "rug", "amount": 3}\n')
     copy(spark, folder, "json")
     second = read(f"{folder}/log", "orders")

@@ -1,4 +1,4 @@
-"""JDBC out: each micro-batch of payments into a table of a database, once, by the id of the batch, across a crash."""
+"""JDBC out: write each micro-batch to a database table exactly once, even after a crash, using the batch id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CREATE TABLE payments (
 
 
 def database(folder: str) -> dict[str, str]:
-    """Options of Spark's JDBC source and sink. Derby is a database in one process, whose jar Spark brings along."""
+    """Return options for Spark's JDBC source and sink. Derby is an embedded database that is part of Spark."""
     return {"url": f"jdbc:derby:{folder}/database;create=true", "driver": "org.apache.derby.jdbc.EmbeddedDriver"}
 
 
@@ -25,13 +25,13 @@ def rows(spark: SparkSession, folder: str, query: str) -> DataFrame:
 
 
 def create_table(spark: SparkSession, folder: str) -> None:
-    """Create the table, as you do with your database's own tools: here by a statement that comes before a query."""
+    """Create the table with a statement that runs before a query. Normally you use your database's own tools."""
     reader = spark.read.format("jdbc").options(**database(folder)).option("sessionInitStatement", TABLE)
     reader.option("query", "SELECT ibmreqd FROM sysibm.sysdummy1").load().collect()
 
 
 def copy(spark: SparkSession, folder: str, crash: bool = False) -> None:
-    """Copy payments to the table; `crash`: end after the table has a batch and before Spark notes that it is done."""
+    """Copy payments to the table. With `crash`, fail after the table has a batch and before Spark has recorded it."""
     payments = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/payments")
     columns = ("`partition` AS log_partition", "`offset` AS log_offset", "CAST(key AS STRING) AS customer")
     amounts = payments.selectExpr(*columns, "CAST(CAST(value AS STRING) AS INT) AS amount")
@@ -39,7 +39,7 @@ def copy(spark: SparkSession, folder: str, crash: bool = False) -> None:
     def write(batch: DataFrame, batch_id: int) -> None:
         name = f"{JOB}/{batch_id}"
         if rows(batch.sparkSession, folder, f"SELECT batch FROM payments WHERE batch = '{name}'").isEmpty():
-            whole = batch.withColumn("batch", lit(name)).coalesce(1)  # one task: one transaction of the database
+            whole = batch.withColumn("batch", lit(name)).coalesce(1)  # one task, so one database transaction
             whole.write.format("jdbc").options(**database(folder), dbtable="payments").mode("append").save()
         if crash:
             raise RuntimeError("the power failed after the transaction")
@@ -57,7 +57,7 @@ def main(spark: SparkSession, folder: str) -> str:
     create_table(spark, folder)
     try:
         copy(spark, folder, crash=True)
-    except Exception as error:  # noqa: BLE001  (Spark wraps what foreachBatch raises)
+    except Exception as error:  # noqa: BLE001  (Spark wraps exceptions of foreachBatch)
         reason = "the power failed" if "the power failed" in str(error) else repr(error)
     crashed = copied(spark, folder)
 

@@ -1,4 +1,4 @@
-"""Read, process, write: orders of two topics into three others, all of a micro-batch or nothing, across a kill."""
+"""Read, process, write: process orders from two topics into three others atomically, even if killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OUTPUTS = ("alerts", "invoices", "shipments")
 
 
 def process(spark: SparkSession, folder: str) -> None:
-    """Make an invoice and a shipment of each order, and an alert of an expensive one, in one transaction."""
+    """Write an invoice and a shipment for each order, and an alert if it is expensive, in one transaction."""
     source = spark.readStream.format("sparklog").option("startingOffsets", "earliest")
     orders = source.option("subscribe", "web-orders,shop-orders").load(f"{folder}/log")
     fields = split(col("value").cast("string"), " ")
@@ -32,8 +32,8 @@ def process(spark: SparkSession, folder: str) -> None:
     finish(writer.option("path", f"{folder}/log").option("checkpointLocation", f"{folder}/checkpoints/orders"))
 
 
-def kill_before_spark_notes_the_end(folder: str) -> None:
-    """Bring about the worst moment of a kill: the sink has committed, and Spark's checkpoint does not know it."""
+def remove_batch_commit(folder: str) -> None:
+    """Simulate a kill after the sink has committed and before Spark's checkpoint records the micro-batch."""
     for name in ("0", ".0.crc"):
         Path(folder, "checkpoints", "orders", "commits", name).unlink(missing_ok=True)
 
@@ -49,7 +49,7 @@ def main(spark: SparkSession, folder: str) -> str:
     process(spark, folder)
     first = outputs(folder)
 
-    kill_before_spark_notes_the_end(folder)
+    remove_batch_commit(folder)
     process(spark, folder)
     replayed = outputs(folder)
 

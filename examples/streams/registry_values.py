@@ -1,4 +1,4 @@
-"""Values of a registry: Avro in its five-byte frame, of two schema versions, into columns and back, without a jar."""
+"""Values of a schema registry: decode framed Avro of two schema versions into columns, and encode it again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SCHEMAS: dict[int, Any] = {7: OLD, 8: NEW}
 
 
 def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Make columns of values in the frames 7 and 8, in the shape of the newest schema; a tombstone has nulls."""
+    """Decode values with schema ids 7 and 8 into columns of the latest schema. A tombstone becomes nulls."""
     for batch in batches:
         orders = formats.decode_records(batch, value="avro", value_schema=SCHEMAS)["value"]
         yield pa.RecordBatch.from_arrays([batch["key"], *orders.flatten()], ["key", "id", "item", "price"])
 
 
 def encode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Make framed values of the columns, with the newest schema; no id is a tombstone."""
+    """Encode columns as framed values with the latest schema. A row without an id becomes a tombstone."""
     for batch in batches:
         names = ["id", "item", "price"]
         orders = pa.StructArray.from_arrays([batch[name] for name in names], names, mask=batch["id"].is_null())
@@ -38,7 +38,7 @@ def encode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def produce(root: str) -> None:
-    """Write orders as two producers do that have another version of the schema each."""
+    """Write orders like two producers with different versions of the schema."""
     topic = sparklog.open(root, create=True).ensure_topic("orders")
     old, new = {"id": 1, "item": "book"}, {"id": 2, "item": "desk", "price": 310.0}
     topic.append(pa.table({"key": ["anna"], "value": formats.encode(pa.array([old]), "avro", {7: OLD})}))

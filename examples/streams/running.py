@@ -1,10 +1,10 @@
-"""What the examples share: a small local Spark, a folder of their own, records in and out of a topic, a stream's end.
+"""Shared code of the examples: start Spark, append and read records, run a query to its end.
 
-An example is `main(spark, folder)`, which returns what it prints. Run as a program it gets a session and a new folder:
+An example is a function `main(spark, folder)` that returns its output. As a program, it runs in a new directory:
 
     python examples/streams/word_count.py [--folder FOLDER]
 
-With SPARK_REMOTE in the environment (`sc://host`, or `local[2]`) it runs over Spark Connect.
+If SPARK_REMOTE is set in the environment (`sc://host`, or `local[2]`), the example runs over Spark Connect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sparklog
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "1",  # for a few records: more would only be more files of state
+    "spark.sql.shuffle.partitions": "1",  # enough for a few records; more would only create more state files
 }
 LOG_SETTINGS = Path(__file__).resolve().parents[1] / "log4j2.properties"
 
@@ -32,16 +32,16 @@ Record = tuple[str | None, str | None, str]
 
 
 def require(install: str, *packages: str) -> None:
-    """Leave with one line, before Spark starts, if a package is missing that `pip install` of `install` brings."""
+    """Exit with a one-line message if a package is missing. `pip install` of `install` would install it."""
     missing = [name for name in packages if not any(importlib.metadata.distributions(name=name))]
     if missing:
         raise SystemExit(f"this example needs {', '.join(missing)}: pip install {install}")
 
 
 def start(main: Callable[[SparkSession, str], str]) -> None:
-    """Run an example in a session and a folder of its own, and print what it returns."""
+    """Run an example in its own session and directory, and print its output."""
     parser = argparse.ArgumentParser(description=main.__globals__["__doc__"].split("\n")[0])
-    parser.add_argument("--folder", help="a new folder, which is kept; by default a temporary one")
+    parser.add_argument("--folder", help="directory for all files, which is kept; default: a temporary directory")
     folder = parser.parse_args().folder
     spark = session()
     try:
@@ -52,7 +52,7 @@ def start(main: Callable[[SparkSession, str], str]) -> None:
 
 
 def session() -> SparkSession:
-    """A small local session, or one of Spark Connect."""
+    """Return a small local session, or a Spark Connect session."""
     builder = sparklog.configure(SparkSession.builder.appName("sparklog example"))
     if "SPARK_REMOTE" not in os.environ:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -70,9 +70,9 @@ def append(root: str, topic: str, records: Iterable[Record]) -> None:
     """Append records to a topic with plain Python, as another program would.
 
     Args:
-        root: the folder of all topics; it may be new.
-        topic: a new one gets one partition, and keeps its records although they are old.
-        records: key, value, and a time of 5 January 2026 in UTC, such as ("anna", "/home", "10:05").
+        root: the root directory, which is created if it does not exist.
+        topic: the topic, which is created with one partition and without retention if it does not exist.
+        records: key, value, and a time on 5 January 2026 in UTC, such as ("anna", "/home", "10:05").
     """
     rows = [{"key": key, "value": value, "timestamp": f"2026-01-05T{time}:00Z"} for key, value, time in records]
     schema = pa.schema([("key", pa.string()), ("value", pa.string()), ("timestamp", pa.string())])
@@ -83,13 +83,13 @@ def append(root: str, topic: str, records: Iterable[Record]) -> None:
 
 
 def read(root: str, topic: str) -> list[str]:
-    """Return keys and values of a topic as lines, in the order of their offsets, with plain Python."""
+    """Return the keys and values of a topic as lines, in offset order, with plain Python."""
     rows = sparklog.open(root).topic(topic).scan(columns=["key", "value"]).to_table().to_pylist()
     return [" ".join("null" if item is None else item.decode() for item in row.values()) for row in rows]
 
 
 def finish(writer: DataStreamWriter) -> StreamingQuery:
-    """Run a streaming query over all that is in its topics now, and return it when it has ended."""
+    """Run a streaming query until it has processed all available records, and return it."""
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     return query

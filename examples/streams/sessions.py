@@ -1,4 +1,4 @@
-"""Sessions: the pages that a user visits until 15 minutes of silence, with state and timers of our own."""
+"""Sessions: group the pages of a user until 15 minutes of inactivity, with custom state and timers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from running import append, finish, read, require, start
 
 require('".[spark,state]"', "protobuf")
 
-SILENCE_MS = 15 * 60_000
+GAP_MS = 15 * 60_000
 
 
 class Sessions(StatefulProcessor):  # type: ignore[misc]
-    """The open session of each user. It ends when a timer fires, or with a click after a longer silence."""
+    """The open session of each user. It ends when its timer fires, or with a click after a longer gap."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -25,28 +25,28 @@ class Sessions(StatefulProcessor):  # type: ignore[misc]
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
         begin, last, pages = self.session.get() if self.session.exists() else (0, 0, [])
         for row in sorted(rows, key=lambda row: row.at):
-            if pages and row.at - last > SILENCE_MS:
-                yield self.ended(key, begin, pages)
+            if pages and row.at - last > GAP_MS:
+                yield self.closed(key, begin, pages)
                 pages = []
             begin = min(begin, row.at) if pages else row.at
             last, pages = max(last, row.at), [*pages, row.page]
         for timer in list(self.handle.listTimers()):
             self.handle.deleteTimer(timer)
-        self.handle.registerTimer(last + SILENCE_MS)
+        self.handle.registerTimer(last + GAP_MS)
         self.session.update((begin, last, pages))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
         begin, _, pages = self.session.get()
         self.session.clear()
-        yield self.ended(key, begin, pages)
+        yield self.closed(key, begin, pages)
 
-    def ended(self, key: Any, begin: int, pages: list[str]) -> Row:
+    def closed(self, key: Any, begin: int, pages: list[str]) -> Row:
         at = datetime.fromtimestamp(begin / 1000, timezone.utc)
         return Row(key=key[0], value=f"{at:%H:%M} {' '.join(pages)}")
 
 
 def find_sessions(spark: SparkSession, folder: str) -> None:
-    """Append each session that has ended to the topic `sessions`."""
+    """Append each closed session to the topic `sessions`."""
     clicks = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/clicks")
     columns = ("CAST(key AS STRING) AS user", "CAST(value AS STRING) AS page", "unix_millis(timestamp) AS at")
     users = clicks.withWatermark("timestamp", "5 minutes").selectExpr(*columns, "timestamp").groupBy("user")

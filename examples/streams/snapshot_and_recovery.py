@@ -1,4 +1,4 @@
-"""Snapshot and recovery: a program keeps its balances in a compacted topic, is killed, and goes on from there."""
+"""Snapshot and recovery: keep balances in a compacted topic, and resume from them after a kill."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sparklog
 
 
 class Killed(Exception):  # noqa: N818
-    """Stands for a kill: nothing is closed, committed or aborted after it."""
+    """Simulates a kill: nothing is closed, committed or aborted afterwards."""
 
 
 def restore(root: str) -> dict[str, int]:
-    """Return the newest balance of each account, as the topic has it; null takes an account away."""
+    """Return the latest balance of each account in the topic. A null value deletes the account."""
     state: dict[str, int] = {}
     for batch in sparklog.open(root).topic("balances").scan(columns=["key", "value"]):
         for row in batch.to_pylist():
@@ -27,19 +27,19 @@ def restore(root: str) -> dict[str, int]:
 
 
 def keep_balances(root: str, die_after: int | None = None) -> str:
-    """Add up all payments that are there: balances and read offsets change together; `die_after` that many polls."""
+    """Add up all payments; balances and offsets are committed together. Simulate a kill after `die_after` polls."""
     sparklog.open(root).ensure_topic("balances", configs={"cleanup.policy": "compact"})
     consumer = sparklog.consumer(
         root,
         "balances",
         topics="payments",
-        group_instance_id="balances",  # the next run takes over its partitions at once, and this one is fenced
+        group_instance_id="balances",  # the next run takes over the partitions immediately and fences this run
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         max_poll_records=2,
     )
     producer = sparklog.transactional(root, "balances")
-    state = restore(root)  # after joining the group: from then on an older run cannot commit
+    state = restore(root)  # after joining the group, when an older run can no longer commit
     lines = [f"begins with {state} at offset {consumer.position('payments', 0)}"]
     while batches := consumer.poll():
         changed = {}

@@ -1,4 +1,4 @@
-"""Stream-stream join: advertisements that were shown, with their click of the next 20 minutes, or without one."""
+"""Stream-stream join: join views of advertisements with clicks within 20 minutes, if there are any."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from running import append, finish, read, start
 
 
 def tail(spark: SparkSession, folder: str, topic: str) -> DataFrame:
-    """Follow a topic: its records' keys and times, up to ten minutes out of order."""
+    """Read the keys and timestamps of a topic as a stream, up to ten minutes out of order."""
     records = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/{topic}")
     return records.withWatermark("timestamp", "10 minutes").select("key", "timestamp")
 
 
 def join_clicks(spark: SparkSession, folder: str) -> None:
-    """Append each view of an advertisement to the topic `outcomes`: with its click, or once no click can come."""
+    """Append each view to the topic `outcomes`: with its click, or when no click can follow any more."""
     views, clicks = tail(spark, folder, "views").alias("view"), tail(spark, folder, "clicks").alias("click")
     in_time = "click.timestamp BETWEEN view.timestamp AND view.timestamp + INTERVAL 20 MINUTES"
     joined = views.join(clicks, expr(f"view.key = click.key AND {in_time}"), "leftOuter")
@@ -32,7 +32,7 @@ def main(spark: SparkSession, folder: str) -> str:
     join_clicks(spark, folder)
     first = read(root, "outcomes")
 
-    # With these both topics have come to 10:40: the watermark is 10:30, and views before 10:10 get no more clicks.
+    # These records advance the watermark to 10:30, so views before 10:10 can no longer get a click.
     append(root, "views", [("ad-4", None, "10:40")])
     append(root, "clicks", [("ad-4", None, "10:41")])
     join_clicks(spark, folder)

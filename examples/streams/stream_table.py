@@ -1,4 +1,4 @@
-"""Stream-table join: each order with its customer's city of that moment; the customers are a topic of changes."""
+"""Stream-table join: join each order with the current city of its customer, from a topic of changes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pyspark.sql.functions import max_by
 from running import append, finish, read, start
 
 
-def newest(changes: DataFrame) -> DataFrame:
-    """The newest value of each key; a key whose newest value is null (a tombstone) is deleted."""
+def latest(changes: DataFrame) -> DataFrame:
+    """Return the latest value of each key. A key whose latest value is null (a tombstone) is deleted."""
     return changes.groupBy("key").agg(max_by("value", "offset").alias("city")).where("city IS NOT NULL")
 
 
@@ -17,7 +17,7 @@ def add_cities(spark: SparkSession, folder: str) -> None:
     orders = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/orders")
 
     def join(batch: DataFrame, batch_id: int) -> None:
-        customers = newest(batch.sparkSession.read.format("sparklog").load(f"{folder}/log/customers"))
+        customers = latest(batch.sparkSession.read.format("sparklog").load(f"{folder}/log/customers"))
         joined = batch.join(customers, "key", "left").orderBy("partition", "offset")
         deliveries = joined.selectExpr("key", "concat_ws(' to ', value, coalesce(city, encode('?', 'UTF-8'))) AS value")
         once = {"txnAppId": "deliveries", "txnVersion": batch_id, "topic": "deliveries"}

@@ -1,4 +1,4 @@
-"""Two sinks: each micro-batch of payments into a topic and into Parquet files, once in each, across a crash between."""
+"""Two sinks: write each micro-batch to a topic and to Parquet, once each, even after a crash in between."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from running import append, finish, read, start
 
 
 def copy(spark: SparkSession, folder: str, crash: bool = False) -> None:
-    """Copy payments to the topic `large-payments` and to Parquet; `crash`: end after the first of the two."""
+    """Copy payments to the topic `large-payments` and to Parquet. With `crash`, fail between the two writes."""
     payments = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/payments")
     amounts = payments.select(col("key").cast("string"), col("value").cast("string").cast("int").alias("amount"))
 
     def write_both(batch: DataFrame, batch_id: int) -> None:
-        batch.persist()  # read and decoded once for both
+        batch.persist()  # read and decode the batch once for both writes
         once = {"txnAppId": "large-payments", "txnVersion": batch_id}
         large = batch.where("amount >= 100").selectExpr("key", "CAST(amount AS STRING) AS value")
         large.write.format("sparklog").options(**once, topic="large-payments").mode("append").save(f"{folder}/log")
@@ -36,7 +36,7 @@ def main(spark: SparkSession, folder: str) -> str:
     append(root, "payments", [("anna", "20", "10:00"), ("ben", "300", "10:01"), ("carl", "150", "10:02")])
     try:
         copy(spark, folder, crash=True)
-    except Exception as error:  # noqa: BLE001  (Spark wraps what foreachBatch raises)
+    except Exception as error:  # noqa: BLE001  (Spark wraps exceptions of foreachBatch)
         reason = "the power failed" if "the power failed" in str(error) else repr(error)
     crashed = [f"crash: {reason}", f"topic: {', '.join(read(root, 'large-payments'))}"]
 

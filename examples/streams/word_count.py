@@ -1,4 +1,4 @@
-"""Word count: lines of text in one topic, the newest count of each word in another, across a restart."""
+"""Word count: count the words of a topic's lines, and keep the latest counts in a compacted topic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from running import append, finish, read, start
 
 
 def count_words(spark: SparkSession, folder: str) -> None:
-    """Count the words of all lines, and append each changed count to the compacted topic `counts`, exactly once."""
+    """Count the words of all lines. Append each changed count to the compacted topic `counts`, exactly once."""
     lines = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/lines")
     words = lines.select(explode(split(col("value").cast("string"), " ")).alias("key"))
     counts = words.groupBy("key").agg(count(lit(1)).cast("string").alias("value"))
@@ -28,7 +28,7 @@ def main(spark: SparkSession, folder: str) -> str:
     count_words(spark, folder)
     first = read(root, "counts")
 
-    # The program ends, and is started again: its checkpoint knows what was read, and all counts.
+    # As after a restart: the checkpoint contains the offsets that were read and all counts.
     append(root, "lines", [(None, "join kafka summit", "10:02")])
     count_words(spark, folder)
     second = read(root, "counts")[len(first) :]

@@ -1,4 +1,4 @@
-"""Definitions of a pipeline: a topic into a table, the newest town of each customer, and moves into another topic."""
+"""Pipeline that reads a topic into a table, keeps the latest town of each customer, and writes moves to a topic."""
 
 # mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
@@ -17,10 +17,10 @@ def changes() -> DataFrame:
     return records.selectExpr("CAST(key AS STRING) AS customer", "CAST(value AS STRING) AS town", "offset")
 
 
-@dp.materialized_view(comment="The newest town of each customer; deleted ones are left out.")
+@dp.materialized_view(comment="The latest town of each customer, without deleted customers.")
 def towns() -> DataFrame:
-    newest = spark.read.table("changes").groupBy("customer").agg(expr("max_by(town, offset)").alias("town"))
-    return newest.where("town IS NOT NULL")
+    latest = spark.read.table("changes").groupBy("customer").agg(expr("max_by(town, offset)").alias("town"))
+    return latest.where("town IS NOT NULL")
 
 
 dp.create_sink("moves", "sparklog", {"path": ROOT, "topic": "moves"})
