@@ -64,7 +64,7 @@ def test_an_error_has_the_name_the_valid_values_the_value_and_the_nearest_choice
     assert row.parse("red") == row.default_text == "red"
     assert markdown_table([row], ["name", "default", "valid", "what it does"]) == (
         "| name | default | valid | what it does |\n|---|---|---|---|\n"
-        "| `color` | `red` | red or green | Its color. Also as `colour`. |\n"
+        "| `color` | `red` | red or green | Its color. Also accepted as `colour`. |\n"
     )
 
 

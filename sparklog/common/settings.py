@@ -255,7 +255,9 @@ _CELLS: Mapping[str, Callable[[Setting], str]] = {
     "valid": lambda row: row.type.valid,
     "unit": lambda row: row.unit,
     "used by": lambda row: ", ".join(f"`{user}`" if " " in user else user for user in row.used_by) or "no command",
-    "what it does": lambda row: row.doc + (f" Also as {', '.join(f'`{n}`' for n in row.aliases)}." * bool(row.aliases)),
+    "what it does": lambda row: (
+        row.doc + (f" Also accepted as {', '.join(f'`{n}`' for n in row.aliases)}." * bool(row.aliases))
+    ),
     "Kafka 4.1": lambda row: row.kafka,
     "Kafka's connector": lambda row: row.kafka,
 }

@@ -93,13 +93,13 @@ _LIMITS = (
     _limit("log.cleaner.io.max.bytes.per.second", "io_bytes_per_second", POSITIVE, "bytes/s", COMPACT,
            "Bytes that each task may read and write per second (a broker divides its rate by its threads)."),
     _limit("producer.id.expiration.ms", "producer_expiration_ms", integer(1), "ms", COMPACT,
-           "How long imported topics keep the last batch of an idle producer, emptied if necessary."),
+           "How long imported topics keep the last batch of an idle producer, even if it has no records left."),
     _limit("offsets.retention.minutes", "offsets_retention_ms", integer(1), "minutes", RETAIN,
            "How long the offsets of a consumer group are kept after it becomes empty."),
     _limit("spark.min.bytes", "spark_min_bytes", whole(0), "bytes", COMPACT,
-           "Start Spark if at least this many bytes are to be read; smaller runs use the job's process. 0: always."),
+           "Start Spark for at least this many bytes of input; smaller runs use the process of the job. 0: always."),
     _limit("spark.min.files", "spark_min_files", whole(0), "files", COMPACT,
-           "Start Spark if at least this many files are to be read, whatever their size. 0: always."),
+           "Start Spark for at least this many input files, regardless of their size. 0: always."),
 )  # fmt: skip
 PROPERTIES = by_name([*_DEFAULTS, *_LIMITS])
 """Every property that a file may set."""
@@ -238,11 +238,11 @@ def _import_result(entry: Property, force: bool) -> tuple[str, str]:
     )
 
 
-_HEAD = """# Every config
+_HEAD = """# Configs
 
-`sparklog configs docs` prints this page, and `sparklog configs docs NAME` one config. The page is generated with
-`sparklog configs docs --markdown`. Names, types, defaults and ranges are those of Kafka 4.1; the last column describes
-the differences.
+This page lists all topic configs, root defaults and properties of the maintenance jobs. Names, types, defaults and
+valid values are those of Kafka 4.1; the last column describes the differences. On the command line, `sparklog configs
+docs` prints the same, and `sparklog configs docs NAME` a single config.
 """
 _TOPICS = """
 ## Topic configs
@@ -254,9 +254,9 @@ stores only the configs that were set on it.
 _ROOT = """
 ## Defaults of a root
 
-Values for topics that do not set a config. Set them under a broker's config names with
-`sparklog configs alter --root-defaults --add-config NAME=VALUE`. With `--pattern REGEX` they have the names of topic
-configs and apply to topics whose names match. See [which value
+A root default applies to topics that do not set the config themselves. It has the name of the broker config. Set it
+with `sparklog configs alter --root-defaults --add-config NAME=VALUE`. Defaults that you set with `--pattern REGEX` have
+the names of topic configs, and apply only to topics whose names match. See [which value
 applies](../guides/retention.md#defaults-for-all-topics) and [when transactional ids
 expire](../guides/transactions.md#expire-unused-transactional-ids).
 
@@ -264,8 +264,8 @@ expire](../guides/transactions.md#expire-unused-transactional-ids).
 _PROPERTIES = """
 ## Properties of maintenance
 
-Settings in the file that both jobs read with `--properties` (see `conf/sparklog.properties`): defaults of topic
-configs, which a config set on a topic overrides, and limits of a run. Writers do not read this file.
+Both jobs read these settings from the file that you name with `--properties` (see `conf/sparklog.properties`). They are
+defaults of topic configs, which the topic's own configs override, and limits of a run. Writers do not read this file.
 
 """
 _COLUMNS = ("name", "type", "default", "valid", "unit")

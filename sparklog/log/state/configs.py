@@ -120,81 +120,86 @@ _CODEC = one_of(
 _GZIP_LEVEL = ValueType(
     "1 to 9, or -1", parse=lambda text: -1 if text == "-1" else whole_number(text, 1, 9), name="int"
 )
-_BROKERS = "Means nothing without brokers: checked, kept and handed on by an export."
-_DURABLE = "Changes nothing: every commit is durable before it is acknowledged. Kept and handed on by an export."
-_GONE = "Not in Kafka 4; kept for topics of older brokers."
+_BROKERS = "No effect without brokers: validated, stored and exported."
+_DURABLE = "No effect, because every commit is durable before it is acknowledged: validated, stored and exported."
+_GONE = "Not in Kafka 4; accepted for topics of older brokers."
 _ALL = (
     Setting("cleanup.policy", _POLICY, "delete",
-            "What becomes of old records: `delete` expires segments by age and size, `compact` keeps the latest "
+            "How old records are removed: `delete` expires segments by age and size, `compact` keeps only the latest "
             "record of each key, `compact,delete` does both.", "", (WRITERS, COMPACT, RETAIN)),
     Setting("compression.type", _CODEC, "producer",
-            "Codec of appended batches. `producer` takes the writer's option `compression.type`, which is zstd "
-            "unless given; any other value beats the writer's.", "", (WRITERS,)),
+            "Codec of appended batches. `producer` uses the writer's option `compression.type`, which defaults to "
+            "zstd; any other value overrides the writer's option.", "", (WRITERS,)),
     Setting("inline.records.bytes", integer(0, 1 << 20), 128 << 10,
-            "Encoded records of a commit up to this size are written into the commit itself, which is then one "
-            "object; 0: never. Of one Spark task up to an eighth of that, or 16384 bytes if that is more. Software "
-            "before 0.4 refuses a topic that was created with more than 0, or once more than 0 is set. Topics of "
-            "older releases have no records in commits until it is set.", "bytes", (WRITERS,),
+            "A commit with up to this size of encoded records stores them inline, in the commit object itself; 0: "
+            "never. Each Spark task may contribute up to an eighth of it, but at least 16384 bytes. Releases before "
+            "0.4 reject topics that were created with a value above 0, or on which one was set. Topics that were "
+            "created by these releases do not use inline records until this config is set.", "bytes", (WRITERS,),
             "Not in Kafka, whose log has no commits."),
     Setting("carried.commits", integer(0, 127), 127,
-            "So many commits before it a commit carries at most, in short, so that few reads open a topic of a "
-            "bucket; 0: none. Software before 0.9 refuses a topic that was created with more than 0, or once more "
-            "than 0 is set. Topics of older releases carry none until it is set.", "commits", (WRITERS,),
+            "Maximum number of earlier commits that a commit contains copies of, so that opening a topic in a bucket "
+            "takes few reads; 0: none. Releases before 0.9 reject topics that were created with a value above 0, or "
+            "on which one was set. Topics that were created by these releases use no copies until this config is "
+            "set.", "commits", (WRITERS,),
             "Not in Kafka, whose log has no commits."),
     Setting("compression.gzip.level", _GZIP_LEVEL, -1,
-            "Level where the codec is gzip; -1 is zlib's default (6), or isal's where that is installed.",
+            "Level for the codec gzip; -1 is the default of zlib (6), or of isal if it is installed.",
             "", (WRITERS,)),
-    Setting("compression.lz4.level", integer(1, 17), 9, "Level where the codec is lz4.", "", (WRITERS,)),
+    Setting("compression.lz4.level", integer(1, 17), 9, "Level for the codec lz4.", "", (WRITERS,)),
     Setting("compression.zstd.level", integer(-131072, 22), 1,
-            "Level where the codec is zstd.", "", (WRITERS,), "Default 3: nearly as small at 1, and much faster."),
+            "Level for the codec zstd.", "", (WRITERS,), "Default 3; 1 is much faster and compresses almost as well."),
     Setting("segment.bytes", integer(14), 1 << 30,
-            "Size at which a segment is full and is sealed. Retention and compaction work on whole segments.",
-            "bytes", (COMPACT, RETAIN, EXPORTS), "At least 1048576, as a broker holds a file open for each segment."),
+            "Size at which a segment is full and is sealed. Retention and compaction process entire segments.",
+            "bytes", (COMPACT, RETAIN, EXPORTS),
+            "At least 1048576, because a broker keeps the files of each segment open."),
     Setting("segment.ms", whole(1), 604_800_000,
-            "Age of its first record at which a segment is closed though not full, so that it can expire or be "
+            "Age of its first record at which a segment is closed even if it is not full, so that it can expire or be "
             "compacted.", "ms", (COMPACT, RETAIN)),
     Setting("segment.jitter.ms", whole(0), 0,
-            "Up to so much is taken off segment.ms, differently for each segment, so that not all close at once.",
-            "ms", (COMPACT, RETAIN)),
+            "Maximum random reduction of segment.ms, chosen for each segment, so that not all segments close at the "
+            "same time.", "ms", (COMPACT, RETAIN)),
     Setting("segment.index.bytes", integer(4), 10 << 20,
-            "Size of an offset index at which its segment is full, 8 bytes an entry.", "bytes", (COMPACT, EXPORTS)),
+            "Size of its offset index, with 8 bytes per entry, at which a segment is full.",
+            "bytes", (COMPACT, EXPORTS)),
     Setting("index.interval.bytes", integer(0), 4096,
-            "Bytes of log between two entries of a sealed segment's indexes.", "bytes", (COMPACT, IMPORTS, EXPORTS)),
+            "Bytes of the log between two index entries of a sealed segment.", "bytes", (COMPACT, IMPORTS, EXPORTS)),
     Setting("retention.ms", whole(-1), 604_800_000,
-            "Age of its newest record above which a segment expires; -1: never. Only with `delete`.", "ms", (RETAIN,)),
+            "Age of its latest record above which a segment expires; -1: never. Only with `delete`.", "ms", (RETAIN,)),
     Setting("retention.bytes", whole(INT64_MIN), -1,
             "Size of one partition above which its oldest segments expire; negative: no limit. Only with `delete`.",
             "bytes", (RETAIN,)),
     Setting("file.delete.delay.ms", whole(0), 86_400_000,
-            "How long a file stays after nothing names it any more. Less than one hour (3600000) needs force: jobs "
-            "that planned to read files would miss them.", "ms", (RETAIN,),
-            "Default 60000: a Spark job reads a file long after it planned to."),
+            "Time for which a file is kept after it is no longer referenced. Less than one hour (3600000) requires "
+            "force, because running jobs could fail to find their files.", "ms", (RETAIN,),
+            "Default 60000; a Spark job may read a file long after it planned to."),
     Setting("delete.retention.ms", whole(0), 86_400_000,
-            "How long compaction keeps a tombstone (a key with a null value) after the pass that first met it.",
+            "Time for which compaction keeps a tombstone (a key with a null value) after the first pass that reads it.",
             "ms", (COMPACT,)),
-    Setting("min.compaction.lag.ms", whole(0), 0, "Age below which a record is not compacted.", "ms", (COMPACT,)),
+    Setting("min.compaction.lag.ms", whole(0), 0,
+            "Minimum age of a record before it can be compacted.", "ms", (COMPACT,)),
     Setting("max.compaction.lag.ms", whole(1), INT64_MAX,
-            "Age of its oldest dirty record above which a partition is compacted whatever its dirty ratio; not "
-            "below min.compaction.lag.ms.", "ms", (COMPACT, RETAIN)),
+            "Age of its oldest dirty record above which a partition is compacted regardless of its dirty ratio; at "
+            "least min.compaction.lag.ms.", "ms", (COMPACT, RETAIN)),
     Setting("min.cleanable.dirty.ratio", SHARE, 0.5,
             "Share of dirty bytes above which a partition is compacted.", "", (COMPACT,)),
     Setting("max.message.bytes", integer(0), 1_048_588,
-            "Largest batch, header included, after compression. Writers cut batches to fit; a record too large by "
-            "itself is an error.", "bytes", (WRITERS,)),
+            "Maximum size of a batch after compression, including its header. Writers split batches to fit; a single "
+            "record that does not fit is an error.", "bytes", (WRITERS,)),
     Setting("message.timestamp.type", one_of("CreateTime", "LogAppendTime"), "CreateTime",
-            "Whose clock gives a record its timestamp: `CreateTime` is the writer's (or its `timestamp` column), "
+            "Timestamp of a record: `CreateTime` is the time of the writer (or its `timestamp` column), "
             "`LogAppendTime` is the time of the commit.", "", (WRITERS,)),
     Setting("message.timestamp.before.max.ms", whole(0), INT64_MAX,
-            "How far a record's timestamp may be before the clock of the task that writes it. Only with "
-            "`CreateTime`.", "ms", (WRITERS,)),
+            "Maximum time by which a record timestamp may be before the clock of the task that writes the record. "
+            "Only with `CreateTime`.", "ms", (WRITERS,)),
     Setting("message.timestamp.after.max.ms", whole(0), INT64_MAX,
-            "How far a record's timestamp may be after the clock of the task that writes it. Only with "
-            "`CreateTime`.", "ms", (WRITERS,),
-            "Default 3600000 (one hour): times come with the data here, and a task's clock is not a broker's."),
+            "Maximum time by which a record timestamp may be after the clock of the task that writes the record. "
+            "Only with `CreateTime`.", "ms", (WRITERS,),
+            "Default 3600000 (one hour); in sparklog, timestamps often come with the data, and a task's clock is less "
+            "reliable than a broker's."),
     Setting("message.timestamp.difference.max.ms", whole(0), INT64_MAX,
-            "Old name of the two bounds above, used for whichever of them is not set.", "ms", (WRITERS,), _GONE),
+            "Old name of the two limits above, used for each of them that is not set.", "ms", (WRITERS,), _GONE),
     Setting("message.format.version", LIST, "",
-            "Ignored: record batches are always written as magic 2.", "", (), _GONE),
+            "Ignored, because record batches are always written with magic 2.", "", (), _GONE),
     Setting("message.downconversion.enable", BOOLEAN, True, _BROKERS, "", (), _GONE),
     Setting("preallocate", BOOLEAN, False, _BROKERS),
     Setting("flush.messages", whole(1), INT64_MAX, _DURABLE, "records"),
