@@ -24,7 +24,7 @@ import pyarrow as pa
 from sparklog.arguments import KEY, KEYS
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.arrow_numpy import bytes_array, bytes_scalar
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, PinnedView, ReadPart
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, LogView, OffsetRange, ReadPart
 
 FIRST_RUN_BYTES = 4 << 20
 LARGEST_RUN_BYTES = 256 << 20
@@ -32,7 +32,7 @@ LARGEST_RUN_BYTES = 256 << 20
 
 
 def latest_record(
-    view: PinnedView,
+    view: LogView,
     topic: str,
     key: bytes,
     *,
@@ -63,7 +63,7 @@ def latest_record(
     return newest
 
 
-def partitions_of_key(view: PinnedView, topic: str, key: bytes) -> dict[int, int]:
+def partitions_of_key(view: LogView, topic: str, key: bytes) -> dict[int, int]:
     """Return the partitions of a key by Kafka's default partitioner, for the current and previous partition counts.
 
     The latest comes first. The values are the partition counts before (0: unknown). A view with a single partition
@@ -78,7 +78,7 @@ def partitions_of_key(view: PinnedView, topic: str, key: bytes) -> dict[int, int
     return partitions
 
 
-def partitions_of_keys(view: PinnedView, topic: str, keys: Sequence[bytes]) -> list[tuple[int, npt.NDArray[np.int32]]]:
+def partitions_of_keys(view: LogView, topic: str, keys: Sequence[bytes]) -> list[tuple[int, npt.NDArray[np.int32]]]:
     """Return the keys' partitions for each partition count, latest first. Raises like `partitions_of_key`."""
     listed = sorted(view.bounds(topic))
     if len(listed) == 1:
@@ -97,7 +97,7 @@ def partitions_of_keys(view: PinnedView, topic: str, keys: Sequence[bytes]) -> l
     ]
 
 
-def _newest_offset(view: PinnedView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
+def _newest_offset(view: LogView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
     from sparklog.log.read.key_filters import without_absent
 
     bounds = view.bounds(topic)[partition]
@@ -113,7 +113,7 @@ def _newest_offset(view: PinnedView, topic: str, partition: int, key: bytes, iso
     return None
 
 
-def _start_of_run(view: PinnedView, rest: OffsetRange, run_bytes: int) -> int:
+def _start_of_run(view: LogView, rest: OffsetRange, run_bytes: int) -> int:
     stored = view.stored([rest])[0]
     if stored.nbytes <= run_bytes:
         return rest.start
@@ -134,9 +134,7 @@ def _last_match(parts: Sequence[ReadPart], key: bytes) -> int | None:
     return newest
 
 
-def record_at(
-    view: PinnedView, topic: str, partition: int, offset: int, isolation: str, missing: str
-) -> pa.RecordBatch:
+def record_at(view: LogView, topic: str, partition: int, offset: int, isolation: str, missing: str) -> pa.RecordBatch:
     """Return the record at an offset, a row with all `COLUMNS`; `NotFound` with the message `missing` otherwise."""
     for part in view.plan([OffsetRange(topic, partition, offset, offset + 1)], isolation):
         for batch in part.read(COLUMNS):
@@ -165,13 +163,13 @@ class KeySet:
             KEY.check("a key", key)
         return cls(tuple(dict.fromkeys(key.encode() if isinstance(key, str) else key for key in listed)), anywhere)
 
-    def partitions(self, view: PinnedView, topic: str) -> set[int]:
+    def partitions(self, view: LogView, topic: str) -> set[int]:
         """Return the partitions of a topic that can contain the keys."""
         if not self.keys or self.anywhere:
             return set(view.bounds(topic)) if self.keys else set()
         return {number for _, numbers in partitions_of_keys(view, topic, self.keys) for number in numbers.tolist()}
 
-    def ranges(self, view: PinnedView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    def ranges(self, view: LogView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """Return the ranges in partitions that can contain the keys."""
         partitions_by_topic = {
             topic: self.partitions(view, topic) for topic in dict.fromkeys(offsets.topic for offsets in ranges)

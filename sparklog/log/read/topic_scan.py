@@ -25,7 +25,7 @@ from sparklog.errors import BadRequest, Conflict, NotFound, shortened
 from sparklog.log.read.key_lookup import KeySet
 from sparklog.log.read.read_plan import check_partition, read_parts
 from sparklog.log.read.record_batches import RecordBatches, schema_of
-from sparklog.log.state.view import Bounds, LogView, OffsetRange, PinnedView, ReadPart
+from sparklog.log.state.view import Bounds, LogView, OffsetRange, ReadPart
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -75,7 +75,7 @@ def check_threads(threads: int) -> int:
 
 
 def scan_ranges(
-    view: PinnedView, topic: str, partitions: Sequence[int] | None, start: Position, end: Position, isolation: str
+    view: LogView, topic: str, partitions: Sequence[int] | None, start: Position, end: Position, isolation: str
 ) -> list[OffsetRange]:
     """Return the offset ranges of a scan of these partitions (None: all).
 

@@ -220,30 +220,11 @@ class ReadPart(Protocol):
         """Yield the records in offset order, with these columns of `COLUMNS`, in batches of about `batch_bytes`."""
 
 
-class PinnedView(Protocol):
-    """Snapshots of topics that do not change: enough to read their records."""
+class LogView(Protocol):
+    """A set of topics that can be read and refreshed. Methods use the snapshots of the latest `refresh` or `take`."""
 
     @property
     def location(self) -> str: ...
-
-    def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """Return the bounds of every partition."""
-
-    def previous_partition_counts(self, topic: str) -> Sequence[int]:
-        """Return the known partition counts that the topic had before, ascending."""
-
-    def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
-        """Return per partition the offset below which each key has at most one record, because compaction ran."""
-
-    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        """Return the contents of each range, from metadata alone. The cost depends on the slices, not on offsets."""
-
-    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
-        """Return one part per non-empty range, in the order given."""
-
-
-class LogView(PinnedView, Protocol):
-    """A set of topics that can be read and refreshed."""
 
     @property
     def env(self) -> Env:
@@ -264,6 +245,21 @@ class LogView(PinnedView, Protocol):
 
     def refresh(self, topics: Sequence[str]) -> None:
         """Read new snapshots of these topics. A topic without changes takes one request."""
+
+    def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        """Return the bounds of every partition."""
+
+    def previous_partition_counts(self, topic: str) -> Sequence[int]:
+        """Return the known partition counts that the topic had before, ascending."""
+
+    def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
+        """Return per partition the offset below which each key has at most one record, because compaction ran."""
+
+    def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
+        """Return the contents of each range, from metadata alone. The cost depends on the slices, not on offsets."""
+
+    def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
+        """Return one part per non-empty range, in the order given."""
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED

@@ -18,7 +18,7 @@ from sparklog.common.settings import ValueType, as_whole
 from sparklog.common.units import count
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest, shortened
 from sparklog.limits import Limits
-from sparklog.log.decisions.decision_log import consistent_snapshots
+from sparklog.log.decisions.decision_log import consistent_ends, consistent_snapshots
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, read_root_id
 from sparklog.log.state.commit_log import SHOWN_TOPICS, no_topic
@@ -34,7 +34,8 @@ _LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from sparklog.log.read.skipped import OnSkipped
-    from sparklog.log.read.snapshot_view import SnapshotView
+    from sparklog.log.state.range_slices import RangeSlices
+    from sparklog.log.state.topic_state import Offsets
     from sparklog.log.state.view import Bounds, OffsetRange, PartitionSize, ReadPart, Stored, TimestampOffset
     from sparklog.log.topic.topic import Topic
 
@@ -344,7 +345,7 @@ def poll_pause_ms(idle_ms: int) -> int:
 
 
 class RootView:
-    """Implements `sparklog.log.state.view.LogView` for the topics of `root`. Not thread-safe.
+    """The `LogView` of the topics of `root`. Not thread-safe.
 
     `refresh` reads snapshots, which all other methods use. So bounds, sizes and plans of one micro-batch agree, and
     show all or nothing of a transaction over several topics. Other topics are read when they are first requested.
@@ -358,12 +359,16 @@ class RootView:
         self.location = root.location
         self.env = root.env
         self._raw: dict[str, Snapshot] = {}
-        self._view: SnapshotView | None = None
+        self._snapshots: dict[str, Snapshot] = {}
+        self._ends: dict[str, Offsets] = {}
+        self._bounds: dict[str, Mapping[int, Bounds]] = {}
+        self._selected: RangeSlices | None = None
+        """The slices that `stored` has selected, because a plan of the same ranges usually follows."""
         self._changed_at = root.env.now()
         self._is_idle = False
         self._poll_ms = 0
         self._is_consistent = False
-        """The view has the latest snapshots in `_raw`, made to agree."""
+        """`_snapshots` are the latest snapshots in `_raw`, made to agree."""
 
     @property
     def poll_interval_ms(self) -> int:
@@ -419,10 +424,8 @@ class RootView:
             return missing
         self._is_consistent = False
         snapshots, deleted = consistent_snapshots(self.root.engine.decisions, self._raw, self._latest)
-        # Imported late so that listing names loads nothing that reads records.
-        from sparklog.log.read.snapshot_view import SnapshotView
-
-        self._view = SnapshotView(self.location, snapshots, self._newer, self._on_skipped)
+        self._snapshots, self._ends = snapshots, consistent_ends(snapshots)
+        self._bounds, self._selected = {}, None
         self._is_consistent = True
         return missing | (deleted & set(names))
 
@@ -441,45 +444,65 @@ class RootView:
             return log.snapshot(refresh=False)
         return self._latest(name)
 
-    def _newer(self, name: str) -> Snapshot:
-        return self.root.engine.log(name).read_snapshot()
-
-    def _with(self, topics: Iterable[str]) -> SnapshotView:
-        """Return the view, after reading the snapshots of topics that it does not have yet."""
-        snapshots = {} if self._view is None else self._view.snapshots
-        missing = [topic for topic in dict.fromkeys(topics) if topic not in snapshots]
-        if missing or self._view is None:
+    def _pinned(self, topics: Iterable[str]) -> Mapping[str, Snapshot]:
+        """Return the snapshots, after reading those of requested topics that were not read yet."""
+        missing = [topic for topic in dict.fromkeys(topics) if topic not in self._snapshots]
+        if missing:
             self.refresh(missing)
-        assert self._view is not None
-        return self._view
+        return self._snapshots
 
-    # -- from the snapshots
+    # -- from the snapshots (imports are late so that listing names loads nothing that reads records)
 
     def snapshot(self, topic: str) -> Snapshot:
-        return self._with([topic]).snapshots[topic]
+        return self._pinned([topic])[topic]
 
     def topic_id(self, topic: str) -> str:
         return str(self.snapshot(topic).state.topic_id)
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        return self._with([topic]).bounds(topic)
+        from sparklog.log.read.read_plan import bounds_of
+
+        snapshot = self.snapshot(topic)
+        if topic not in self._bounds:
+            self._bounds[topic] = bounds_of(snapshot, self._ends[topic])
+        return self._bounds[topic]
 
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
-        return self._with([topic]).previous_partition_counts(topic)
+        return self.snapshot(topic).state.previous_partition_counts
 
     def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
-        return self._with([topic]).first_dirty_offsets(topic)
+        return dict(enumerate(self.snapshot(topic).state.first_dirty_offset.tolist()))
+
+    def _select(self, ranges: Sequence[OffsetRange]) -> RangeSlices:
+        from sparklog.log.state.range_slices import select_ranges
+
+        return select_ranges(self._pinned(offsets.topic for offsets in ranges), ranges)
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        return self._with(offsets.topic for offsets in ranges).stored(ranges)
+        from sparklog.log.read.read_plan import stored_in
+
+        self._selected = self._select(ranges)
+        return stored_in(self._selected)
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
-        return self._with(offsets.topic for offsets in ranges).plan(ranges, isolation)
+        from sparklog.log.read.read_plan import plan_parts
+
+        selected, self._selected = self._selected, None
+        if selected is None or selected.ranges != tuple(ranges):
+            selected = self._select(ranges)
+        return [*plan_parts(selected, isolation, self._on_skipped)]
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = "read_uncommitted"
     ) -> dict[int, TimestampOffset | None]:
-        return self._with([topic]).offsets_for_timestamps(topic, targets, isolation)
+        from sparklog.log.read.time_lookup import offsets_for_timestamps
+
+        newer = self.root.engine.log(topic).read_snapshot
+        return offsets_for_timestamps(
+            self.snapshot(topic), targets, isolation, newer=newer, on_skipped=self._on_skipped
+        )
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
-        return self._with([topic]).partition_sizes(topic)
+        from sparklog.log.read.read_plan import sizes_of
+
+        return sizes_of(self.snapshot(topic))

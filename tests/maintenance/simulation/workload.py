@@ -18,14 +18,13 @@ from sparklog.compaction.run import CompactOptions, Plans
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Env
-from sparklog.log.read.snapshot_view import SnapshotView
 from sparklog.log.read.topic_scan import Scan, scan_ranges
 from sparklog.log.state.commit import Resolved, Txn, VersionLease
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic.root import topic_of
+from sparklog.log.topic.root import RootView, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
 from sparklog.log.write.append_writer import AppendWriter
@@ -390,12 +389,10 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
                 maintain(topic, holds={actor.name: VersionLease(topic.log.state().version)})
             snapshot = topic.log.snapshot()
             same(run, snapshot)
-            # The version of the plan: the log may be read on while it is made.
-            seen = topic.log.read_snapshot()
-            view = SnapshotView(root.location, {TOPIC: seen}, lambda _: topic.log.read_snapshot())
+            view = RootView(root)
             ranges = scan_ranges(view, TOPIC, None, "earliest", "latest", READ_COMMITTED)
             planned = Scan(tuple(view.plan(ranges, READ_COMMITTED)), COLUMNS)
-            version = seen.version
+            version = view.snapshot(TOPIC).version
             held = holding and _paths(run, version) <= _paths(run, run.records.holds[actor.name][0])
             nap(run, actor, 4 * DAY_MS)
             _read(run, actor, planned, version, held)

@@ -17,7 +17,6 @@ from sparklog.groups.group_state import GroupState
 from sparklog.log.decisions import decision, decision_log
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.log.read import snapshot_view
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.writer_runs import BatchDecision
 from sparklog.log.topic import root as root_view
@@ -107,7 +106,7 @@ def snapshots_do_not_agree(patch: Patch) -> None:
 def every_partition_to_its_own_end(patch: Patch) -> None:
     """Readers go up to the last stable offset of each partition."""
     ends: Callable[[Any], Any] = lambda shown: {name: each.state.last_stable() for name, each in shown.items()}  # noqa: E731
-    patch.setattr(snapshot_view, "consistent_ends", ends)
+    patch.setattr(root_view, "consistent_ends", ends)
 
 
 def nothing_times_out(patch: Patch) -> None:
