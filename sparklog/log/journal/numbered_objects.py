@@ -374,9 +374,10 @@ class NumberedObjects:
         """
         (earlier, crc), differing = ref, 0
         backoff: Backoff | None = None
-        failure = ""
+        outage: Backoff | None = None
         while True:
-            data, is_gap, is_last = None, False, backoff is not None and backoff.is_over()
+            data, is_gap, failure = None, False, ""
+            is_last = backoff is not None and backoff.is_over()
             try:
                 data = self.read(earlier)
                 if data is not None and crc32c.crc32c(data) == crc:
@@ -388,8 +389,10 @@ class NumberedObjects:
                 if data is None and (is_last or self.is_remote):
                     listed = self.listed(-1)
                     is_gap = number in listed and earlier not in listed
+                outage = None
             except Unavailable as error:
-                failure = str(error)
+                # Only responses after the wait show whether the object exists, so requests that fail then are repeated.
+                failure, outage = str(error), outage or Backoff(self.env)
             # Created here because the first read is enough for nearly every commit.
             backoff = backoff or Backoff(self.env)
             if self.env.elapsed_ms(seen) > STALE_MS:
@@ -405,7 +408,7 @@ class NumberedObjects:
                     # It exists; reporting its corruption is up to its readers.
                     return True
                 self._reject(number, earlier, commit_id)
-            if is_last:
+            if is_last and (outage is None or outage.is_over()):
                 raise self._unknown(number, failure or f"{self.key(earlier)}, which is before it, cannot be read")
             self.env.pause(differing or backoff.tries)
 

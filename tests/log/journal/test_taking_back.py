@@ -14,7 +14,7 @@ from sparklog.log.journal.numbered_objects import CreateResult, Expected, Number
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.testing.world import START_MS, World
-from sparklog.testing.wrapper_stores import HookedStore
+from sparklog.testing.wrapper_stores import HookedStore, WrapperStore
 from tests.support.name_caching_store import NameCachingStore
 
 
@@ -101,6 +101,48 @@ def test_an_entry_after_a_missing_one_is_taken_back_after_the_wait() -> None:
         case.write(2, TWO, after=ONE)
     assert case.there(2) is None
     assert case.world.now_ms - START_MS > SETTLE_MS
+
+
+class Outage(WrapperStore):
+    """The requests of one process, which fail during some seconds after the start."""
+
+    def __init__(self, case: Case, verb: str, seconds: range) -> None:
+        super().__init__(case.store)
+        self.case, self.verb, self.seconds = case, verb, seconds
+        self.failed = 0
+
+    def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
+        if verb == self.verb and int((self.case.world.now_ms - START_MS) / 1000) in self.seconds:
+            self.failed += 1
+            raise Unavailable(f"{key}: the server does not respond")
+        return send()
+
+
+@pytest.mark.parametrize("verb", ["get", "list"])
+def test_an_entry_after_a_missing_one_is_taken_back_although_requests_fail_when_the_wait_ends(verb: str) -> None:
+    """The store fails for some seconds when Writer A must decide.
+
+    1. A has read entry 1. An operator restores the root, with the same id, from a copy that ends at entry 0.
+    2. A creates 2, and looks for 1 for 90 s, because a cache may hide it.
+    3. At the end of the wait requests fail for a while.
+    4. A repeats them, finds that 1 is missing, and deletes 2: with it, nobody could open the log.
+    """
+    case = Case(ZERO)
+    store = Outage(case, verb, range(85, 110))
+    numbered = case.numbered(store)
+    with pytest.raises(Fenced, match=r"02\.json was taken back"):
+        numbered.create(2, TWO, "two", Expected(numbered.env.now(), crc32c.crc32c(ONE)))
+    assert store.failed > 1
+    assert case.there(2) is None
+
+
+def test_the_outcome_is_unknown_if_requests_still_fail_long_after_the_wait() -> None:
+    case = Case(ZERO)
+    numbered = case.numbered(Outage(case, "get", range(1, 1_000)))
+    with pytest.raises(Unavailable, match=r"02\.json has an unknown outcome: x/_log/0+1\.json: the server does not"):
+        numbered.create(2, TWO, "two", Expected(numbered.env.now(), crc32c.crc32c(ONE)))
+    assert case.there(2) == TWO
+    assert SETTLE_MS < case.world.now_ms - START_MS < 2 * SETTLE_MS + 5_000
 
 
 @pytest.mark.parametrize("is_late", [False, True])
