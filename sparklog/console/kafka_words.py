@@ -88,9 +88,9 @@ ACKS = _unused("appended records are durable, as with acks=all")
 SOCKET = _unused("there is no broker")
 SYSTEST = _unused("it is for Kafka's own tests", value=False)
 METRICS = _unused("sparklog clients have no metrics", value=False)
-FORMATS = "--{}-format takes string, short, integer, long, float, double, json, hex, base64 and avro"
+FORMATS = "--{}-format accepts string, short, integer, long, float, double, json, hex, base64 and avro"
 KEY_CLASS, VALUE_CLASS = (_classes(part, "Deserializer", FORMATS.format(part)) for part in ("key", "value"))
-ONE_GROUP = _none("give one group; `sparklog groups list` lists them")
+ONE_GROUP = _none("specify one group; `sparklog groups list` lists all groups")
 INSTEAD = "use options instead: "
 
 COMMON = {"--version": _none("use `sparklog --version`"), "--command-config": CLIENT}
@@ -108,7 +108,7 @@ ACTIONS: Mapping[str, Mapping[str, Equivalent]] = {
         "forceTerminateTransaction": Equivalent("abort"),
         "find-hanging": Equivalent("list --open"),
         "describe-producers": _none(
-            "use `sparklog transactions list --open`, which lists transactions that hold back a topic"
+            "use `sparklog transactions list --open`, which lists the transactions that block readers"
         ),
     },
 }
@@ -165,22 +165,22 @@ WORDS: Mapping[str, Mapping[str, Equivalent]] = {
     "groups": {
         "--offsets": Equivalent("", value=False),
         "--timeout": _unused("there is no coordinator to wait for"),
-        "--type": _none("all groups have the same type; --state shows their states"),
+        "--type": _none("all groups have the same type; use --state to list their states"),
     },
     **{f"groups {name}": {"--all-groups": ONE_GROUP} for name in ("delete", "delete-offsets", "reset")},
     **{name: {} for name in ("offsets", "delete-records", "dump-log")},
     "log-dirs": {"--describe": Equivalent("", value=False)},
     "transactions": {
         "--duration-filter": _none(
-            "use `sparklog transactions list --open`, which lists transactions that hold back a topic"
+            "use `sparklog transactions list --open`, which lists the transactions that block readers"
         ),
         "--transactional-id": Equivalent("VALUE"),
-        "--transactional-id-pattern": _none("the command lists all ids: filter its lines"),
+        "--transactional-id-pattern": _none("the command lists all ids: filter its output"),
         "--transactionalId": Equivalent("VALUE"),
     },
     "transactions list": {
         **_all("--broker-id --partition --topic", _unused("the command reads all topics")),
-        "--max-transaction-timeout": _unused("a transaction holds back nothing after its timeout"),
+        "--max-transaction-timeout": _unused("a transaction never blocks readers after its timeout"),
     },
     "transactions abort": _all(
         "--topic --partition --start-offset --producer-id --producer-epoch --coordinator-epoch",
@@ -192,8 +192,8 @@ WORDS: Mapping[str, Mapping[str, Equivalent]] = {
         "--producer.config": _none(f"{INSTEAD}--producer-props NAME=VALUE"),
     },
     "perf consume": {
-        "--consumer.config": _none("a run has no properties: omit it"),
-        "--date-format": _none("times are printed in Kafka's default format: omit it"),
+        "--consumer.config": _none("the command has no consumer properties: omit it"),
+        "--date-format": _none("timestamps have Kafka's default format: omit it"),
         **_all("--fetch-size --socket-buffer-size", SOCKET),
         "--num-records": Equivalent("--messages VALUE"),
         "--print-metrics": METRICS,
@@ -228,7 +228,7 @@ CONSUMER = {
         {"earliest": "--from-beginning", "latest": "--follow"}, "expected earliest, or latest, which means --follow"
     ),
     "enable.auto.commit": Equivalent(
-        {"true": ""}, "with --group, printed records are committed; without it, nothing is"
+        {"true": ""}, "with --group, the offsets of printed records are committed; without it, no offsets are committed"
     ),
     **_all("fetch. heartbeat. max.partition. max.poll. session.", SOCKET),
     **_CLIENTS,

@@ -1,4 +1,4 @@
-"""The page of Kafka's words: `python -m tests.cli.kafka_words_page` writes `docs/reference/kafka-words.md`.
+"""The page of Kafka's options: `python -m tests.cli.kafka_words_page` writes `docs/reference/kafka-words.md`.
 
 Its rows are the options of Kafka's tools, from `kafka_options.json`, and the equivalents in
 `sparklog.console.kafka_words`.
@@ -33,30 +33,31 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kafka-words.md"
 EVERYWHERE = ("--help", "--version", "--bootstrap-server", "--command-config")
 THE_SAME = "the same"
 PROPERTY = Equivalent(None, "the same, with the properties below")
-HEAD = f"""# Kafka's words
+HEAD = f"""# Options of Kafka's tools
 
-This page lists the equivalent of each option of Kafka's tools and kcat, for scripts that call them. It covers the tools
-of Kafka 4.1; a test compares it with their options.
+This page lists sparklog's equivalent of each option of Kafka's tools and of kcat, for use in scripts that call them. It
+covers the tools of Kafka 4.1; a test compares it with their options.
 
-A command line starts with `sparklog` instead of the tool's directory: `sparklog kafka-topics.sh --list` is
-`sparklog topics list`, and so is `sparklog topics --list`. If an option has no equivalent, the command prints one line
-and exits with code 2. Options without effect are accepted with a note on standard error. All tools have these options:
+A command line starts with `sparklog` instead of the tool's directory: both `sparklog kafka-topics.sh --list` and
+`sparklog topics --list` are `sparklog topics list`. If an option has no equivalent, the command fails with a one-line
+error and exit code 2. Options that have no effect are accepted with a note on stderr. All tools have these options:
 
-| option | here |
+| Option | sparklog |
 |---|---|
 | `--help` | {THE_SAME} |
 | `--bootstrap-server` | {NO_BROKER} |
 | `--command-config` | {COMMON["--command-config"].reason} |
 | `--version` | {COMMON["--version"].reason} |
 
-A property whose name ends in a dot is a prefix. A `--topic` of `topics list`, `topics describe`,
-`offsets` and `consume` may be a regular expression. It is one if no topic can have such a name: `a.b` is a name.
+A property name that ends in a dot stands for all properties with this prefix. For `topics list`, `topics describe`,
+`offsets` and `consume`, `--topic` can be a regular expression. A value that is a valid topic name, such as `a.b`, is
+always a name.
 """
 KCAT_HEAD = """\
-If you run a kcat command line, the error is the equivalent command, for you to copy, without client settings.
-`-o s@TIME` is `--from-timestamp`, `-o e@TIME` is `--to-timestamp`, other offsets are `--offset`. Without `-e`, kcat
-waits for more messages, as `--follow` does. Without `-Z`, it prints nothing for a null, which is `--null-literal ''`.
-`-s key=q` is `--key-format long`."""
+If you pass a kcat command line to sparklog, the error message contains the equivalent command to copy, without client
+settings. `-o s@TIME` is `--from-timestamp`, `-o e@TIME` is `--to-timestamp`, and other offsets are `--offset`. Without
+`-e`, kcat waits for more messages, like `--follow`. Without `-Z`, kcat prints nothing for a null value, like
+`--null-literal ''`. `-s key=q` is `--key-format long`."""
 
 
 @cache
@@ -127,7 +128,7 @@ def cell(equivalent: Equivalent | None) -> str:
             value.rpartition(".")[2]: f"`{item}`" if item else "the default"
             for value, item in equivalent.arguments.items()
         }
-        return "; ".join([*(f"`{value}`: {item}" for value, item in values.items()), f"else: {equivalent.reason}"])
+        return "; ".join([*(f"`{value}`: {item}" for value, item in values.items()), f"otherwise: {equivalent.reason}"])
     if equivalent.arguments:
         default = f"; `{equivalent.value}` without a value" if isinstance(equivalent.value, str) else ""
         return f"`{equivalent.arguments.replace('TEXT', 'VALUE')}`{default}"
@@ -141,7 +142,7 @@ def rows(equivalents: Mapping[str, Equivalent | None]) -> Iterator[str]:
     options: dict[str, list[str]] = defaultdict(list)
     for option, equivalent in equivalents.items():
         options[cell(equivalent)].append(f"`{option}`")
-    yield from ("", "| Kafka's | here |", "|---|---|")
+    yield from ("", "| Kafka | sparklog |", "|---|---|")
     yield from (f"| {', '.join(names)} | {text} |" for text, names in options.items())
 
 

@@ -129,7 +129,7 @@ def test_the_page_has_the_answers() -> None:
 
 
 def test_the_lines_of_the_page_run(sparklog: Sparklog, root: Path, lines_file: Callable[[str], Path]) -> None:
-    """Those of "Kafka's words" in the page of commands, one after the other."""
+    """Run the command lines of Kafka's tools on the page of commands, in order."""
     commands = (PAGE.parent / "command-line.md").read_text().partition("```sh\n")[2].partition("```")[0].splitlines()
     assert len(commands) > 5
     for command in commands:
@@ -320,7 +320,7 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
         ("configs --alter --user u", "--user: only topics and the root have configs"),
         ("groups --validate-regex 'x'", "--validate-regex: sparklog uses Python's regular expressions"),
         ("groups --delete --group a --group b", "expected one group, found a, b: run the command for each group"),
-        ("groups --delete --all-groups", "--all-groups: give one group; `sparklog groups list` lists them"),
+        ("groups --delete --all-groups", "--all-groups: specify one group; `sparklog groups list` lists all groups"),
         ("perf produce --topic t --num-records 1 --record-size 1 --producer-props bootstrap.servers=a:1",
          "bootstrap.servers: there is no broker; give --root PATH"),
         ("groups --list --state sleepy", "'--state': expected Stable, Empty, "),
@@ -334,10 +334,10 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
         ("consume t --property print.key=yes", "--property print.key=yes: expected true or false"),
         ("consume t --property print.kye=true", "--property: expected one of print.timestamp, print.partition, "),
         ("consume t --consumer-property auto.offset.reset=none", "expected earliest, or latest, which means --follow"),
-        ("consume t --consumer-property enable.auto.commit=false", "without it, nothing is"),
+        ("consume t --consumer-property enable.auto.commit=false", "without it, no offsets are committed"),
         ("consume t --consumer-property ssl.key.password=x", "there is no broker to connect to"),
         ("consume t --consumer-property bootstrap.servers=x", "there is no broker; give --root PATH"),
-        ("consume t --value-deserializer x.Avro", "--value-deserializer x.Avro: --value-format takes string, short, "),
+        ("consume t --value-deserializer x.Avro", "--value-deserializer x.Avro: --value-format accepts string, "),
         ("produce t --property headers.separator= --property parse.headers=true",
          "'--headers-separator': expected at least one character"),
         ("produce t --line-reader x", "--line-reader x: sparklog reads lines of text, or JSON with --json"),
