@@ -28,7 +28,7 @@ def described(dtype: np.dtype) -> list[list[str]]:
 
 
 def test_the_slice_table_is_as_described() -> None:
-    assert [row[:3] for row in rows("A slice of the table:")] == described(append_file.SLICE_DTYPE)
+    assert [row[:3] for row in rows("A row of the slice table:")] == described(append_file.SLICE_DTYPE)
 
 
 def test_the_index_entry_is_as_described() -> None:
@@ -42,18 +42,18 @@ def test_the_aborted_transaction_is_as_described() -> None:
 def test_parts_sizes_and_magic_are_as_described() -> None:
     sizes = {name: size for name, size, _ in rows("## Footer")}
     assert sizes == {
-        "head": str(append_file.HEAD_BYTES),
+        "header": str(append_file.HEAD_BYTES),
         "aborted count": str(append_file.ABORTED_COUNT.size),
         "slice table": f"{append_file.SLICE_BYTES} each",
         "index": f"{append_file.INDEX_BYTES} each",
         "aborted": f"{append_file.ABORTED_BYTES} each",
-        "tail": str(append_file.TAIL_BYTES),
+        "trailer": str(append_file.TAIL_BYTES),
     }
     text = DOCUMENT.read_text()
     assert text.count(f"`{append_file.MAGIC.decode()}`") == 2
     assert f"up to {append_file.INDEX_MIN_BYTES} bytes has no entries" in text
     assert f"{append_file.INDEX_INTERVAL_BYTES} bytes or more" in text
-    flags = rows("A slice of the table:")[1][3]
+    flags = rows("A row of the slice table:")[1][3]
     assert {int(bit) for bit in re.findall(r"\d+", flags)} == {int(flag) for flag in SliceFlag if flag}
 
 

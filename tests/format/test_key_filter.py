@@ -332,9 +332,9 @@ def test_the_document_has_the_tables_and_the_limits() -> None:
         key_filter.CRC.size,
         f"{key_filter.PIECE_DTYPE.itemsize} each",
     )
-    for part, size in zip(("head", "table", "crc", "pieces"), sizes, strict=True):
+    for part, size in zip(("header", "table", "crc", "pieces"), sizes, strict=True):
         assert f"| {part} | {size} |" in DOCUMENT
     assert f"of {DEFAULTS.filter_min_bytes} bytes or more" in DOCUMENT
-    assert f"of {key_filter.PIECE_BYTES} bytes at most" in DOCUMENT
+    assert f"{key_filter.PIECE_BYTES} bytes, unless" in DOCUMENT
     assert f"first {key_filter.TRIED_RECORDS} records" in DOCUMENT
     assert tuple(SALTS) == key_filter.SALTS

@@ -74,44 +74,44 @@ def names(table: str) -> list[str]:
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ("`_root.json`: member", ROOT_JSON),
-        ("`_probe/verdict-<hash>.json`: member", PROBE_RESULT_JSON),
-        ("`_probe/lost-<hash>.json`: member", LOST_JSON),
-        ("Commits: member", COMMIT_JSON),
-        ("A file in `files`: member", FILE_JSON),
-        ("The other objects: in `writer`", WRITER_JSON),
-        ("The other objects: in `remove`, per file", REMOVAL_JSON),
-        ("The other objects: in `edits`", EDIT_JSON),
-        ("The other objects: in `txn`", TXN_JSON),
-        ("The other objects: in `resolved`", RESOLVED_JSON),
-        ("The other objects: in `kafkaOpen`", KAFKA_OPEN_JSON),
-        ("The other objects: in `kafkaEnded`", KAFKA_ENDED_JSON),
-        ("The other objects: in `kafkaSource`", KAFKA_SOURCE_JSON),
-        ("The other objects: in `holds`", VERSION_LEASE_JSON),
-        ("Checkpoints: member of the head", CHECKPOINT_JSON),
-        ("Checkpoints: in `head`", TOPIC_STATE_JSON),
-        ("Checkpoints: in `open`", PREPARE_JSON),
-        ("Checkpoints: in `registry`", ENTRY_JSON),
-        ("Checkpoints: in `table`", TABLE_REF_JSON),
-        ("Decisions of transactions: member of an entry", DECISION_JSON),
-        ("Decisions of transactions: in `prepared` and `prepares`", PREPARED_JSON),
-        ("Decisions of transactions: in `commits`", COMMITTED_JSON),
-        ("Decisions of transactions: in `preparedGroups` and `groups`", PREPARED_GROUP_JSON),
-        ("Offsets of consumer groups: member of an entry", GROUP_JSON),
-        ("Offsets of consumer groups: in `offsets`", OFFSETS_JSON),
-        ("Offsets of consumer groups: in `pending`", PENDING_JSON),
-        ("Offsets of consumer groups: in `members`", MEMBER_JSON),
-        ("Leases of jobs: member of an entry", LEASE_JSON),
-        ("Leases of jobs: in `claims`", CLAIM_JSON),
-        ("Defaults of a root: member of an entry", DEFAULTS_JSON),
-        ("Defaults of a root: in `patterns`", PATTERN_JSON),
-        ("Backups: member of `_backup.json`", REPOSITORY_JSON),
-        ("Backups: member of a backup", MANIFEST_JSON),
-        ("Backups: in `topics`", TOPIC_JSON),
-        ("Backups: in `decisions`, `groups` and `defaults`", ENTRIES_JSON),
-        ("Backups: in `leftOut`", LEFT_OUT_JSON),
-        ("Backups: member of `_restore.json`", RESTORE_JSON),
-        ("The slice table: column", tuple(COLUMN_NAMES.values())),
+        ("`_root.json`: Field", ROOT_JSON),
+        ("`_probe/verdict-<hash>.json`: Field", PROBE_RESULT_JSON),
+        ("`_probe/lost-<hash>.json`: Field", LOST_JSON),
+        ("Commits: Field", COMMIT_JSON),
+        ("A file in `files`: Field", FILE_JSON),
+        ("Nested objects: In `writer`", WRITER_JSON),
+        ("Nested objects: In `remove`, per file", REMOVAL_JSON),
+        ("Nested objects: In `edits`", EDIT_JSON),
+        ("Nested objects: In `txn`", TXN_JSON),
+        ("Nested objects: In `resolved`", RESOLVED_JSON),
+        ("Nested objects: In `kafkaOpen`", KAFKA_OPEN_JSON),
+        ("Nested objects: In `kafkaEnded`", KAFKA_ENDED_JSON),
+        ("Nested objects: In `kafkaSource`", KAFKA_SOURCE_JSON),
+        ("Nested objects: In `holds`", VERSION_LEASE_JSON),
+        ("Checkpoints: Field of the header", CHECKPOINT_JSON),
+        ("Checkpoints: In `head`", TOPIC_STATE_JSON),
+        ("Checkpoints: In `open`", PREPARE_JSON),
+        ("Checkpoints: In `registry`", ENTRY_JSON),
+        ("Checkpoints: In `table`", TABLE_REF_JSON),
+        ("Transaction decisions: Field of an entry", DECISION_JSON),
+        ("Transaction decisions: In `prepared` and `prepares`", PREPARED_JSON),
+        ("Transaction decisions: In `commits`", COMMITTED_JSON),
+        ("Transaction decisions: In `preparedGroups` and `groups`", PREPARED_GROUP_JSON),
+        ("Consumer groups: Field of an entry", GROUP_JSON),
+        ("Consumer groups: In `offsets`", OFFSETS_JSON),
+        ("Consumer groups: In `pending`", PENDING_JSON),
+        ("Consumer groups: In `members`", MEMBER_JSON),
+        ("Job leases: Field of an entry", LEASE_JSON),
+        ("Job leases: In `claims`", CLAIM_JSON),
+        ("Root defaults: Field of an entry", DEFAULTS_JSON),
+        ("Root defaults: In `patterns`", PATTERN_JSON),
+        ("Backups: Field of `_backup.json`", REPOSITORY_JSON),
+        ("Backups: Field of a backup", MANIFEST_JSON),
+        ("Backups: In `topics`", TOPIC_JSON),
+        ("Backups: In `decisions`, `groups` and `defaults`", ENTRIES_JSON),
+        ("Backups: In `leftOut`", LEFT_OUT_JSON),
+        ("Restores: Field of `_restore.json`", RESTORE_JSON),
+        ("The slice table: Column", tuple(COLUMN_NAMES.values())),
     ],
 )
 def test_tables_hold_the_codes_names(table: str, expected: Document[Any] | tuple[str, ...]) -> None:
@@ -119,34 +119,31 @@ def test_tables_hold_the_codes_names(table: str, expected: Document[Any] | tuple
 
 
 def test_types_of_the_slice_table() -> None:
-    documented = {re.sub("`", "", row[0]): row[1] for row in tables()["The slice table: column"]}
+    documented = {re.sub("`", "", row[0]): row[1] for row in tables()["The slice table: Column"]}
     for name, dtype in COLUMN_TYPES.items():
         expected = "dictionary of text" if name in ("file", "txn") else dtype
         assert documented[COLUMN_NAMES[name]] == expected
 
 
 def test_ops_flags_statuses_and_format() -> None:
-    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Commits: member"]}
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Commits: Field"]}
     assert tuple(re.findall(r"`([a-z-]+)`", rows["op"].split(";")[0])) == OPS
     assert rows["format"] == str(FORMAT)
-    flags = {re.sub("`", "", row[0]): row[-1] for row in tables()["A file in `files`: member"]}["flags"]
+    flags = {re.sub("`", "", row[0]): row[-1] for row in tables()["A file in `files`: Field"]}["flags"]
     assert [int(number) for number in re.findall(r"(\d+): ", flags)] == [flag.value for flag in SliceFlag if flag]
-    status = {re.sub("`", "", row[0]): row[-1] for row in tables()["The slice table: column"]}["status"]
+    status = {re.sub("`", "", row[0]): row[-1] for row in tables()["The slice table: Column"]}["status"]
     assert status == f"{PLAIN} plain, {OPEN} open, {COMMITTED} committed, {ABORTED} aborted"
     assert ("No features exist so far." in TEXT) == (not KNOWN_READ_FEATURES and not KNOWN_WRITE_FEATURES)
 
 
 def test_decisions_and_groups() -> None:
-    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Decisions of transactions: member of an entry"]}
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Transaction decisions: Field of an entry"]}
     assert tuple(re.findall(r"`([a-z-]+)`", rows["op"].split(":")[0])) == DECISION_OPS
     assert tuple(re.findall(r"`([a-z-]+)`", rows["reason"])) == REASONS
-    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Offsets of consumer groups: member of an entry"]}
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Consumer groups: Field of an entry"]}
     assert tuple(re.findall(r"`([a-z-]+)`", rows["op"])) == GROUP_OPS
-    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Leases of jobs: member of an entry"]}
+    rows = {re.sub("`", "", row[0]): row[-1] for row in tables()["Job leases: Field of an entry"]}
     assert tuple(re.findall(r"`([a-z-]+)`", rows["op"])) == CLAIM_OPS
     assert LEASE_MS == 5 * 60_000
-    assert "five minutes after it was renewed" in TEXT
-    assert (
-        f"when {DEFAULTS.checkpoint_entries} have come since the last copy, or {DEFAULTS.checkpoint_bytes >> 20} MiB"
-        in TEXT
-    )
+    assert "five minutes after its last renewal" in TEXT
+    assert f"{DEFAULTS.checkpoint_entries} entries or {DEFAULTS.checkpoint_bytes >> 20} MiB" in TEXT
