@@ -120,17 +120,19 @@ class _SparkWorks:
             variants["delta-zstd"], places["delta-zstd"] = self._delta_append(source), self._below("delta-append")
         for name, tuned in self._kafka_ways().items():
             variants[name], places[name] = self._kafka_append(source, tuned)
-        about = "key and value from Parquet in the page cache into 16 partitions, or files, in one Spark job"
+        about = "key and value, from Parquet in the page cache to 16 partitions or files, in one Spark job"
         yield Work("append", about, records, variants, places)
         scans = bench_spark.scan_variants(self.spark, self.folder, shared) | self._peer_scans(source)
         values = {name: scan for name, scan in scans.items() if name.endswith(" value")}
-        yield Work("scan", "six columns into nothing", records, {n: v for n, v in scans.items() if n not in values})
+        yield Work(
+            "scan", "six columns into Spark's noop sink", records, {n: v for n, v in scans.items() if n not in values}
+        )
         whole = {name.removesuffix(" value"): scan for name, scan in values.items()}
-        yield Work("scan of the value", "the value alone into nothing", records, whole)
-        about = "a new streaming query with the trigger availableNow: six columns into nothing"
+        yield Work("scan of the value", "the value alone into Spark's noop sink", records, whole)
+        about = "a new streaming query with the trigger availableNow: six columns into Spark's noop sink"
         drains = bench_spark.drain_variants(self.spark, self.folder, shared) | self._kafka_drains()
         yield Work("drain", about, records, drains)
-        about = "2,000 records a second of Spark's rate source; wall is the median of a micro-batch, in seconds"
+        about = "2,000 records per second from Spark's rate source; wall s is the median duration of a micro-batch"
         yield Work("micro-batch", about, STREAM_BATCHES, self._streams())
 
     def _below(self, name: str) -> Callable[[], list[Path]]:
@@ -245,7 +247,7 @@ def server_works(setting: Setting) -> Iterator[Work]:
         def send(producer: Any) -> Callable[[], object]:
             return lambda: bench_producer.send_all(producer, records)
 
-        about = "values of 100 bytes one by one from Python, zstd, a linger of 50 ms"
+        about = "single values of 100 bytes from Python, zstd, a linger of 50 ms"
         yield Work("producer", about, records, {name: send(producer) for name, producer in sends.items()})
         # librdkafka looks for its broker for as long as a producer is there.
         sends.pop("sparklog").producer.close()
@@ -315,7 +317,7 @@ def _cleaning(setting: Setting) -> Iterator[Work]:
                 variants[f"kafka's cleaner-{codec}"] = _call(
                     _kafka_clean, broker, topic, setting.folder / f"out-{codec}"
                 )
-        about = "keep the latest record of each key of one partition, all of it dirty, ten records a key; one thread"
+        about = "compaction of one completely dirty partition with ten records per key; one thread"
         yield Work("compaction", about, setting.records, variants)
 
 
