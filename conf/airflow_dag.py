@@ -1,7 +1,9 @@
-"""Maintenance of one root as a DAG of Airflow (2.10 or newer with its standard provider, or 3): put it into `dags/`.
+"""Airflow DAG for the maintenance of one root. Put this file into `dags/`.
 
-A run that finds another one at work on the same topics leaves them to it and ends well. After a crash a topic is free
-again within five minutes: a retry comes later than that.
+It requires Airflow 3, or 2.10 or newer with the standard provider.
+
+If another run is working on a topic, this run skips that topic and still succeeds. After a crash, a topic may stay
+leased for up to five minutes, so retries wait longer than that.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from airflow.providers.standard.operators.bash import BashOperator
 
 ROOT = "s3://BUCKET/log"
 SPARK = "spark-submit --master spark://MASTER:7077"
-"""Or `--master yarn`, or `--master k8s://...`; with `--archives` where executors have no sparklog."""
+"""Or `--master yarn`, or `--master k8s://...`. Add `--archives` if sparklog is not installed on the executors."""
 JOB = "/opt/sparklog/spark_job.py"
-"""`sparklog conf spark_job.py` prints it."""
+"""Create this file with `sparklog conf spark_job.py`."""
 
 with DAG(
     "sparklog_maintenance",
@@ -26,8 +28,8 @@ with DAG(
     default_args={"retries": 2, "retry_delay": timedelta(minutes=6)},
 ) as dag:
     compact = BashOperator(task_id="compact", bash_command=f"{SPARK} {JOB} compact --root {ROOT}")
-    # Needs no Spark: it looks at logs alone, and deletes.
+    # retain does not need Spark: it only reads logs and deletes files.
     retain = BashOperator(task_id="retain", bash_command=f"python3 {JOB} retain --root {ROOT}")
-    # What could not be compacted still expires.
+    # Records expire even if compaction failed.
     retain.trigger_rule = "all_done"
     compact >> retain

@@ -1,10 +1,10 @@
-"""A job of sparklog as a file for spark-submit, which says where it runs:
+"""Run a sparklog job with spark-submit:
 
     sparklog conf spark_job.py > spark_job.py
     spark-submit --master spark://host:7077 spark_job.py compact --root /data/log
 
-The first argument is the job: compact, retain, verify, stream, mirror, to-delta or from-delta. The others are its own:
-`sparklog compact -h`.
+The first argument is the job: compact, retain, verify, stream, mirror, to-delta or from-delta. The remaining arguments
+are those of the job; see for example `sparklog compact -h`.
 """
 
 from __future__ import annotations
