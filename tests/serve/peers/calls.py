@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.serve.peers.golden import Served
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "serve.md"
-HEADING = "## What clients ask for"
+HEADING = "## Requests by client"
 Call = tuple[str, int]
 
 
