@@ -1,10 +1,10 @@
 """sparklog: Kafka's partitioned log as Kafka-format files, with Spark as the engine and without brokers.
 
     import sparklog
-    topic = sparklog.open("/data/log").topic("orders")      # plain Python over Arrow, no Spark, no Java
-    spark = sparklog.configure(SparkSession.builder).getOrCreate()      # then spark.read.format("sparklog"), ...
+    topic = sparklog.open("/data/log").topic("orders")      # plain Python with Arrow, without Spark and Java
+    spark = sparklog.configure(SparkSession.builder).getOrCreate()      # for spark.read.format("sparklog")
 
-These names are the public interface; docs/reference/python.md documents them.
+The names in `__all__` are the public API (see docs/reference/python.md).
 """
 
 from __future__ import annotations

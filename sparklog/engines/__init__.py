@@ -1,1 +1,1 @@
-"""Topics as tables of DuckDB, Polars and other engines that read datasets of pyarrow."""
+"""Topics as tables of DuckDB, Polars and other engines that read pyarrow datasets."""

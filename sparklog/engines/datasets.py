@@ -1,11 +1,13 @@
-"""Topics as tables of DuckDB, Polars and others, as datasets of pyarrow: columns and filters come down to the log.
+"""Topics as tables of DuckDB, Polars and other engines that read pyarrow datasets, with column and filter pushdown.
 
-An engine asks a dataset for a scanner, with the columns it needs and, as an expression, the rows. Only these columns
-are decoded, only the offsets are read that can match (`sparklog.engines.narrowing`), and the whole filter is
-applied to what is read. pyarrow's own `Scanner` reads ahead in threads, which call Python after it has ended.
+An engine requests a scanner of a dataset, with the columns that it needs and a filter expression. Only these columns
+are decoded, and only offsets that can match are read (`sparklog.engines.narrowing`). The scanner then applies the
+filter to the records. pyarrow's own `Scanner` is not used, because its read-ahead threads call Python even after the
+interpreter has shut down.
 
-Polars gets lazy frames, and hands them its predicate as an expression of its own. What compares columns with constants
-is translated to pyarrow's expressions; the rest chooses nothing. Its own predicate is applied to all that is read.
+Polars gets lazy frames, and passes its predicate as a Polars expression. Comparisons of columns with constants are
+translated to pyarrow expressions; other conditions do not reduce the records to read. The complete predicate is then
+applied to the records.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ RootLike = Root | Store | str | os.PathLike[str]
 
 
 class TopicScanner:
-    """One read of a dataset, as pyarrow's `Scanner`, but nothing is read ahead of who asks: a read may end early."""
+    """One scan of a dataset, with the interface of pyarrow's `Scanner`. It never reads ahead, so it can stop early."""
 
     def __init__(self, dataset: TopicDataset, columns: tuple[str, ...], expression: ds.Expression | None) -> None:
         self._dataset = dataset
@@ -61,7 +63,7 @@ class TopicScanner:
         self.schema = self.projected_schema
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, batch by batch."""
+        """Yield the rows in batches."""
         expression = self._expression
         needed = set() if expression is None else columns_of(expression)
         read = [name for name in COLUMNS if name in needed or name in self._columns]
@@ -72,7 +74,7 @@ class TopicScanner:
             yield from rows.select(self._columns).to_batches()
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """Return a reader of the rows. Records are read as the reader is."""
+        """Return a reader of the rows, which reads records only as they are requested."""
         return stream_reader(self.projected_schema, self.to_batches())
 
     def to_table(self) -> pa.Table:
@@ -94,7 +96,7 @@ class TopicScanner:
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]
-    """A topic as it was when the dataset was made, for what reads datasets of pyarrow."""
+    """A topic, as of the creation of the dataset, for libraries that read pyarrow datasets."""
 
     def __init__(self, view: LogView, topic: str, isolation: IsolationLevel, threads: int) -> None:
         self._view = view
@@ -106,7 +108,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         return f"TopicDataset({self._topic!r}, {self._view.location!r})"
 
     def __reduce__(self) -> NoReturn:
-        raise BadRequest("a dataset of a topic is not pickled: open it where it is read")
+        raise BadRequest("a dataset of a topic cannot be pickled: open it in the process that reads it")
 
     @property
     def schema(self) -> pa.Schema:
@@ -115,11 +117,11 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
 
     @property
     def partition_expression(self) -> ds.Expression:
-        """True: nothing is known of all records."""
+        """A condition that all records meet, which is just True."""
         return pc.scalar(True)
 
     def get_fragments(self, filter: ds.Expression | None = None) -> Iterator[TopicDataset]:  # noqa: A002  (pyarrow's)
-        """Yield the dataset itself: a fragment is asked for a scanner as a dataset is."""
+        """Yield the dataset itself, which has the methods of a fragment that engines use."""
         yield self
 
     def scanner(
@@ -129,27 +131,27 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         filter: ds.Expression | None = None,  # noqa: A002  (pyarrow's)
         **_: Any,
     ) -> TopicScanner:
-        """Return a scanner of these columns of the rows that match the filter; other options change nothing."""
+        """Return a scanner of the rows that match a filter, with these columns. Other options have no effect."""
         return TopicScanner(self, COLUMNS if columns is None else check_columns(list(columns)), filter)
 
     def batches(
         self, columns: Sequence[str], expression: ds.Expression | None, needed: set[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of all records that can match an expression, which needs the columns `needed`."""
-        for ranges in _in_turn(self.ranges(expression, needed)):
+        """Yield columns of all records that can match an expression. `needed` are the columns in the expression."""
+        for ranges in _rounds(self.ranges(expression, needed)):
             yield from read_parts(self._view.plan(ranges, self._isolation), columns, threads=self._threads)
 
     def ranges(self, expression: ds.Expression | None, needed: set[str]) -> list[OffsetRange]:
-        """Return the offsets to be read for an expression; None: all."""
+        """Return the offset ranges to read for an expression; None: all offsets."""
         bounds = self._view.bounds(self._topic)
-        whole = [
+        all_ranges = [
             OffsetRange(self._topic, partition, bound.log_start, bound.end(self._isolation))
             for partition, bound in sorted(bounds.items())
         ]
         if expression is None:
-            return whole
-        spans = {log.partition: self._spans(log) for log in whole}
-        limits = {log.partition: log for log in whole}
+            return all_ranges
+        spans = {log.partition: self._spans(log) for log in all_ranges}
+        limits = {log.partition: log for log in all_ranges}
         return [
             replace(
                 part, start=max(part.start, limits[part.partition].start), end=min(part.end, limits[part.partition].end)
@@ -165,13 +167,15 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         return Spans(stored.runs.base, stored.runs.end)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise BadRequest("a dataset of a topic is read as it is: give columns and a filter to to_table or an engine")
+        raise BadRequest(
+            "a dataset of a topic does not support this method: pass columns and a filter to to_table or to an engine"
+        )
 
     filter = replace_schema = join = join_asof = sort_by = _refuse
 
 
 class ByTopic(dict[str, T]):
-    """Topics that were opened, by name. `NotFound`, a `LookupError`, names one like a topic that was not."""
+    """The opened topics by name. An unknown name raises `NotFound`, a `LookupError`, which suggests a similar name."""
 
     def __missing__(self, name: str) -> T:
         hint = did_you_mean(str(name), self) or f"; the topics are {', '.join(map(repr, self)) or 'none'}"
@@ -186,19 +190,20 @@ def datasets(
     isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> dict[str, ds.Dataset]:
-    """Open topics as datasets of pyarrow: one consistent state of all, as of now.
+    """Open topics as pyarrow datasets, which show one consistent state of all topics as of now.
 
     Args:
-        root: an open root, or its place; a Kafka log directory, too.
-        topics: names; None: all.
-        isolation_level: as for `Topic.scan`.
-        threads: as for `Topic.scan`.
+        root: An open root, or the location of a root or a Kafka log directory.
+        topics: The names of the topics; None: all topics.
+        isolation_level: The isolation level, as in `Topic.scan`.
+        threads: The number of threads that decode records, as in `Topic.scan`.
 
     Returns:
-        A dataset by topic, for what reads datasets: DataFusion's `register_dataset`, `to_table(columns=, filter=)`.
+        A dataset for each topic. Use its `to_table(columns=..., filter=...)`, or pass it to an engine, for example with
+        `register_dataset` of DataFusion.
 
     Raises:
-        NotFound: there is no root, or no such topic.
+        NotFound: If the root or a topic does not exist.
 
     Example:
         import pyarrow.compute as pc
@@ -226,21 +231,21 @@ def duckdb(
     isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> list[str]:
-    """Make topics views of a DuckDB connection, each under its name. Call it again to see what came since.
+    """Register topics as views of a DuckDB connection. Call it again to see records that were appended since.
 
     Args:
-        con: what `duckdb.connect()` returns.
-        root: an open root, or its place; a Kafka log directory, too.
-        topics: names; None: all.
-        isolation_level: as for `Topic.scan`.
-        threads: as for `Topic.scan`.
+        con: A connection, as `duckdb.connect()` returns it.
+        root: An open root, or the location of a root or a Kafka log directory.
+        topics: The names of the topics; None: all topics.
+        isolation_level: The isolation level, as in `Topic.scan`.
+        threads: The number of threads that decode records, as in `Topic.scan`.
 
     Returns:
-        The names.
+        The names of the views, which are the names of the topics.
 
     Raises:
-        NotFound: there is no root, or no such topic.
-        BadRequest: that is no connection.
+        NotFound: If the root or a topic does not exist.
+        BadRequest: If `con` is not a connection.
 
     Example:
         import duckdb
@@ -250,7 +255,7 @@ def duckdb(
         print(con.sql('SELECT key FROM orders WHERE partition = 0 AND "offset" >= 1'))
     """
     if not callable(getattr(con, "register", None)):
-        raise BadRequest(f"expected a connection of DuckDB, as duckdb.connect() returns, found {type(con).__name__}")
+        raise BadRequest(f"con must be a DuckDB connection, as duckdb.connect() returns it, found {type(con).__name__}")
     opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
     for name, dataset in opened.items():
         con.register(name, dataset)
@@ -261,25 +266,27 @@ def duckdb(
 def table(
     root: RootLike, topic: str, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1
 ) -> TopicTable:
-    """Plan a read of a topic as a table: the latest committed record of each key, without keys that were deleted.
+    """Plan a read of a topic as a table, with the latest committed record of each key and without deleted keys.
 
-    A key has a row in each partition that holds records of it, as compaction keeps them. Records without a key are left
-    out.
+    As in compaction, a key has one row in each partition that contains records with this key. Records without a key
+    are skipped.
 
     Args:
-        root: an open root, or its place; a Kafka log directory, too.
-        topic: its name.
-        as_of: a time, in milliseconds or as `2026-01-31T12:00:00` (UTC unless it says): what comes before the first
-            record not older; or an offset per partition: what comes before it, and all of other partitions; None: now.
-        columns: as for `Topic.scan`.
-        threads: how many decode at once.
+        root: An open root, or the location of a root or a Kafka log directory.
+        topic: The name of the topic.
+        as_of: The point in time to read. A timestamp, in milliseconds or as `2026-01-31T12:00:00` (in UTC unless it has
+            an offset), selects the records before the first one with this timestamp or a later one. A mapping of
+            partitions to offsets selects the records before these offsets, and all records of other partitions. None
+            selects all records.
+        columns: The columns to read, as in `Topic.scan`.
+        threads: The number of threads that decode records.
 
     Returns:
-        A `TopicTable`: iterate it, or hand it to an Arrow library.
+        A `TopicTable`, which you can iterate over or pass to an Arrow library.
 
     Raises:
-        NotFound: there is no such topic, partition or offset, or what the table was made of then is gone.
-        BadRequest: that is no time.
+        NotFound: If the topic, a partition or an offset does not exist, or if records of the table have been deleted.
+        BadRequest: If `as_of` is not a valid time.
 
     Example:
         customers = sparklog.table("/data/log", "orders", as_of={0: 1}, columns=["key", "value"])
@@ -297,13 +304,16 @@ def _view(root: RootLike, *, tailing: bool = False) -> LogView:
     return open_view(resolve(os.fspath(root)), tailing=tailing)
 
 
-def _in_turn(ranges: Sequence[OffsetRange]) -> Iterator[list[OffsetRange]]:
-    """Yield the first range of each partition, then the second of each: parts of one read keep no order among them."""
-    waiting: dict[int, list[OffsetRange]] = {}
-    for part in ranges:
-        waiting.setdefault(part.partition, []).append(part)
-    for turn in zip_longest(*waiting.values()):
-        yield [part for part in turn if part is not None]
+def _rounds(ranges: Sequence[OffsetRange]) -> Iterator[list[OffsetRange]]:
+    """Yield the first range of each partition, then the second range of each, and so on.
+
+    Ranges that are read together have no order, so a read must not contain two ranges of one partition.
+    """
+    by_partition: dict[int, list[OffsetRange]] = {}
+    for offsets in ranges:
+        by_partition.setdefault(offsets.partition, []).append(offsets)
+    for ranges_of_round in zip_longest(*by_partition.values()):
+        yield [offsets for offsets in ranges_of_round if offsets is not None]
 
 
 INSTALL = 'pip install "polars>=1.33"'
@@ -318,20 +328,20 @@ def polars(
     isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> dict[str, Any]:
-    """Open topics as lazy frames of Polars: one consistent state of all, as of now.
+    """Open topics as Polars lazy frames, which show one consistent state of all topics as of now.
 
     Args:
-        root: an open root, or its place; a Kafka log directory, too.
-        topics: names; None: all.
-        isolation_level: as for `Topic.scan`.
-        threads: as for `Topic.scan`.
+        root: An open root, or the location of a root or a Kafka log directory.
+        topics: The names of the topics; None: all topics.
+        isolation_level: The isolation level, as in `Topic.scan`.
+        threads: The number of threads that decode records, as in `Topic.scan`.
 
     Returns:
-        A `LazyFrame` by topic, with the columns of a record.
+        A `LazyFrame` for each topic, with the columns of a record.
 
     Raises:
-        NotFound: there is no root, or no such topic.
-        BadRequest: Polars is not installed, or too old.
+        NotFound: If the root or a topic does not exist.
+        BadRequest: If Polars is not installed, or is too old.
 
     Example:
         import polars as pl
@@ -342,9 +352,9 @@ def polars(
     try:
         pl, plugins = import_module("polars"), import_module("polars.io.plugins")
     except ImportError:
-        raise BadRequest(f"sparklog.polars needs Polars: {INSTALL}") from None
+        raise BadRequest(f"sparklog.polars requires Polars: {INSTALL}") from None
     if "is_pure" not in signature(plugins.register_io_source).parameters:
-        raise BadRequest(f"sparklog.polars needs Polars 1.33 or newer, found {pl.__version__}: {INSTALL}")
+        raise BadRequest(f"sparklog.polars requires Polars 1.33 or newer, found {pl.__version__}: {INSTALL}")
     empty = pl.DataFrame(RECORD_SCHEMA.empty_table())
     opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
     return ByTopic(
@@ -358,13 +368,13 @@ def polars(
 def _frames(
     dataset: TopicDataset, with_columns: list[str] | None, predicate: Any, n_rows: int | None, _: int | None
 ) -> Iterator[Any]:
-    """Yield frames of the first `n_rows` rows, of these the columns of those that match."""
+    """Yield frames with columns of the matching rows among the first `n_rows` rows."""
     pl = import_module("polars")
 
-    wanted = list(COLUMNS) if with_columns is None else with_columns
-    named = set() if predicate is None else set(predicate.meta.root_names())
-    read = [name for name in COLUMNS if name in named or name in wanted] or ["partition"]
-    # The rows are counted before the predicate: all of them are to be read then.
+    selected = list(COLUMNS) if with_columns is None else with_columns
+    filtered = set() if predicate is None else set(predicate.meta.root_names())
+    read = [name for name in COLUMNS if name in filtered or name in selected] or ["partition"]
+    # Polars counts `n_rows` before it applies the predicate, so with `n_rows` no rows may be skipped.
     expression = translated(predicate) if predicate is not None and n_rows is None else None
     needed = set() if expression is None else columns_of(expression)
     for batch in dataset.batches(read, expression, needed):
@@ -372,47 +382,49 @@ def _frames(
         if n_rows is not None:
             frame = frame.head(n_rows)
             n_rows -= frame.height
-        yield (frame if predicate is None else frame.filter(predicate)).select(wanted)
+        yield (frame if predicate is None else frame.filter(predicate)).select(selected)
         if n_rows == 0:
             return
 
 
 def translated(predicate: Any) -> ds.Expression | None:
-    """Return an expression that is true of all rows of which the predicate is; None: nothing is known."""
+    """Translate a Polars predicate to a pyarrow expression that all matching rows meet; None if there is none."""
     parts = predicate.meta.pop()[::-1]
     if len(parts) == 2:
         left, right = parts
-        if _same(predicate, lambda: left & right):
+        if _equals(predicate, lambda: left & right):
             sides = [side for side in (translated(left), translated(right)) if side is not None]
             return None if not sides else sides[0] if len(sides) == 1 else sides[0] & sides[1]
-        if _same(predicate, lambda: left | right):
+        if _equals(predicate, lambda: left | right):
             either = translated(left), translated(right)
             return None if either[0] is None or either[1] is None else either[0] | either[1]
-        if _same(predicate, lambda: left.is_in(right)):
+        if _equals(predicate, lambda: left.is_in(right)):
             return _compared(left, right, lambda column, values: column.isin(_flat(values)))
         for compare in COMPARISONS:
-            if _same(predicate, partial(compare, left, right)):
-                return _compared(left, right, compare) if _is_column(left) else _compared(right, left, _turned(compare))
-    if len(parts) == 3 and _same(predicate, lambda: parts[0].is_between(parts[1], parts[2])):
+            if _equals(predicate, partial(compare, left, right)):
+                return (
+                    _compared(left, right, compare) if _is_column(left) else _compared(right, left, _swapped(compare))
+                )
+    if len(parts) == 3 and _equals(predicate, lambda: parts[0].is_between(parts[1], parts[2])):
         low, high = _compared(parts[0], parts[1], operator.ge), _compared(parts[0], parts[2], operator.le)
         return None if low is None or high is None else low & high
     return None
 
 
-def _same(predicate: Any, made: Callable[[], Any]) -> bool:
-    return bool(predicate.meta.eq(made()))
+def _equals(predicate: Any, build: Callable[[], Any]) -> bool:
+    return bool(predicate.meta.eq(build()))
 
 
 def _is_column(part: Any) -> bool:
     return not part.meta.pop() and len(part.meta.root_names()) == 1
 
 
-def _turned(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _swapped(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda column, value: compare(pc.scalar(value), column)
 
 
 def _compared(column: Any, literal: Any, compare: Callable[[Any, Any], Any]) -> ds.Expression | None:
-    """Return the comparison of a column with a constant; None for what else is compared, or has another type."""
+    """Return the comparison of a column with a constant; None if the operands or their types are different."""
     pl = import_module("polars")
 
     if not _is_column(column) or literal.meta.root_names():

@@ -1,10 +1,12 @@
-"""Offsets that a filter leaves to be read, by metadata alone.
+"""Find the offsets that can match a filter, using only metadata.
 
-A filter is an expression of pyarrow's, which cannot be taken apart. But pyarrow tells which fragments of a dataset it
-can match, by what is known of each. So a topic becomes a dataset of pieces that are never opened, each with its
-partition, its offsets and its times. Pieces beside others that cannot match are cut again, down to single offsets.
+A filter is a pyarrow expression, which has no interface to inspect it. But pyarrow can decide which fragments of a
+dataset may match an expression, from what is known about each fragment. So a topic is presented as a dataset of chunks,
+which are never opened, with the partition, offsets and timestamps of each. Chunks next to chunks that cannot match are
+split again, down to single offsets.
 
-What is left may hold more than the filter wants, never less: the reader applies the filter to the records.
+The resulting ranges may contain other records, but always contain all matching ones. The reader applies the filter to
+the records.
 """
 
 from __future__ import annotations
@@ -26,19 +28,23 @@ from sparklog.log.state.view import OffsetRange
 Int64s = npt.NDArray[np.int64]
 
 LATEST_MS = 9_223_372_036_000
-"""Times up to here can be compared as nanoseconds."""
-AT_ONCE = 128
-FEWEST = 8
-MOST_PIECES = 2048
+"""The latest timestamp that can be compared as nanoseconds."""
+CHUNKS_PER_ROUND = 128
+"""The approximate number of chunks into which a round splits all edges together."""
+MIN_SPLIT = 8
+"""The minimum number of chunks into which an edge is split."""
+MAX_CHUNKS = 2048
+"""The maximum number of chunks to evaluate for a filter."""
 KNOWN = {"topic", "partition", "offset", "timestamp"}
-"""Columns that metadata tells something about."""
+"""Columns that the metadata describes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Runs of records of one partition in offset order, and the smallest and largest time (ms) of each.
+    """Runs of records of one partition in offset order, and the minimum and maximum timestamp (ms) of each.
 
-    `low` leaves out negative times (-1: none). No `low` and `high`: times are not known.
+    `low` ignores negative timestamps, and is -1 if there is no other. `low` and `high` are None if the timestamps are
+    unknown.
     """
 
     base: Int64s
@@ -48,8 +54,8 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Offsets of a partition, and the rows of its spans that hold them. `edge`: to be cut again."""
+class _Chunk:
+    """Offsets of a partition, and the rows of its spans that contain them. An `edge` is to be split again."""
 
     partition: int
     start: int
@@ -60,8 +66,9 @@ class _Piece:
 
 
 def columns_of(expression: ds.Expression) -> set[str]:
-    """Return the columns that an expression needs: it is refused where one of them is not there."""
+    """Return the columns that an expression needs."""
     needed = set()
+    # pyarrow rejects an expression if the dataset lacks one of its columns.
     for name in RECORD_SCHEMA.names:
         rest = pa.schema([field for field in RECORD_SCHEMA if field.name != name])
         try:
@@ -72,60 +79,64 @@ def columns_of(expression: ds.Expression) -> set[str]:
 
 
 def narrowed(topic: str, spans: Mapping[int, Spans], expression: ds.Expression, needed: set[str]) -> list[OffsetRange]:
-    """Return the ranges that can hold what `expression` matches, partition by partition; `needed`: its columns."""
-    kept = [
-        _Piece(partition, int(rows.base[0]), int(rows.end[-1]), 0, len(rows.base))
+    """Return the ranges that can match an expression, ordered by partition. `needed` are the columns it uses."""
+    chunks = [
+        _Chunk(partition, int(rows.base[0]), int(rows.end[-1]), 0, len(rows.base))
         for partition, rows in spans.items()
         if len(rows.base)
     ]
     if needed & KNOWN:
-        judge = _Judge(topic, spans, expression, times="timestamp" in needed)
-        kept = [piece for piece, possible in zip(kept, judge.possible(kept), strict=True) if possible]
+        matcher = _Matcher(topic, spans, expression, times="timestamp" in needed)
+        chunks = [chunk for chunk, possible in zip(chunks, matcher.can_match(chunks), strict=True) if possible]
         while True:
-            edges = sum(piece.edge for piece in kept)
-            parts = max(FEWEST, AT_ONCE // max(edges, 1))
-            if not edges or judge.judged + edges * parts > MOST_PIECES:
+            edges = sum(chunk.edge for chunk in chunks)
+            count = max(MIN_SPLIT, CHUNKS_PER_ROUND // max(edges, 1))
+            if not edges or matcher.evaluated + edges * count > MAX_CHUNKS:
                 break
-            kept = _finer(kept, parts, spans, judge)
-    return _ranges(topic, kept)
+            chunks = _refined(chunks, count, spans, matcher)
+    return _ranges(topic, chunks)
 
 
-class _Judge:
-    """Asks pyarrow which pieces a filter can match."""
+class _Matcher:
+    """Lets pyarrow decide which chunks a filter can match."""
 
     def __init__(self, topic: str, spans: Mapping[int, Spans], expression: ds.Expression, *, times: bool) -> None:
-        self.judged = 0
+        self.evaluated = 0
         self._topic = topic
         self._spans = spans
         self._expression = expression
         self._times = times
         self._files = ds.IpcFileFormat(), LocalFileSystem()
 
-    def possible(self, pieces: Sequence[_Piece]) -> list[bool]:
-        self.judged += len(pieces)
+    def can_match(self, chunks: Sequence[_Chunk]) -> list[bool]:
+        """Return for each chunk whether the filter can match records in it."""
+        self.evaluated += len(chunks)
         files, system = self._files
         fragments = [
             files.make_fragment(str(number), filesystem=system, partition_expression=fact)
-            for number, piece in enumerate(pieces)
-            for fact in self._facts(piece)
+            for number, chunk in enumerate(chunks)
+            for fact in self._facts(chunk)
         ]
         dataset = ds.FileSystemDataset(fragments, RECORD_SCHEMA, files, system)
         try:
-            left = {int(fragment.path) for fragment in dataset.get_fragments(filter=self._expression)}
+            matching = {int(fragment.path) for fragment in dataset.get_fragments(filter=self._expression)}
         except pa.ArrowException:
-            return [True] * len(pieces)
-        return [number in left for number in range(len(pieces))]
+            return [True] * len(chunks)
+        return [number in matching for number in range(len(chunks))]
 
-    def _facts(self, piece: _Piece) -> Iterator[ds.Expression]:
-        """Yield what is true of the records of a piece: of all, or of those with a time and of those without one."""
+    def _facts(self, chunk: _Chunk) -> Iterator[ds.Expression]:
+        """Yield expressions such that each record of a chunk meets at least one of them.
+
+        If timestamps matter, there is one for records with a timestamp, and one for records without one.
+        """
         offset, timestamp = pc.field("offset"), pc.field("timestamp")
-        fact = (pc.field("topic") == self._topic) & (pc.field("partition") == pa.scalar(piece.partition, pa.int32()))
-        fact = fact & (offset >= piece.start) & (offset <= piece.end - 1)
-        spans = self._spans[piece.partition]
+        fact = (pc.field("topic") == self._topic) & (pc.field("partition") == pa.scalar(chunk.partition, pa.int32()))
+        fact = fact & (offset >= chunk.start) & (offset <= chunk.end - 1)
+        spans = self._spans[chunk.partition]
         if not self._times or spans.low is None or spans.high is None:
             yield fact
             return
-        rows = slice(piece.first, piece.last)
+        rows = slice(chunk.first, chunk.last)
         low, high = min(int(spans.low[rows].min()), LATEST_MS), int(spans.high[rows].max())
         if high <= LATEST_MS:
             fact = fact & (timestamp <= _time(high))
@@ -138,53 +149,53 @@ def _time(ms: int) -> pa.Scalar:
     return pa.scalar(ms, RECORD_SCHEMA.field("timestamp").type)
 
 
-def _finer(kept: Sequence[_Piece], parts: int, spans: Mapping[int, Spans], judge: _Judge) -> list[_Piece]:
-    """Cut the edges into so many parts, and keep those that can match; edges are then those beside what was dropped."""
-    cut = [list(_cut(piece, parts, spans[piece.partition])) if piece.edge else [piece] for piece in kept]
-    open_ = [part for piece, parts_ in zip(kept, cut, strict=True) if piece.edge for part in parts_]
-    answers = iter(judge.possible(open_))
-    finer: list[_Piece] = []
-    for piece, parts_ in zip(kept, cut, strict=True):
-        if not piece.edge:
-            finer.append(piece)
+def _refined(chunks: Sequence[_Chunk], count: int, spans: Mapping[int, Spans], matcher: _Matcher) -> list[_Chunk]:
+    """Split each edge into `count` chunks, and drop those that cannot match. Neighbors of dropped chunks are edges."""
+    splits = {chunk: list(_split(chunk, count, spans[chunk.partition])) for chunk in chunks if chunk.edge}
+    results = iter(matcher.can_match([chunk for split in splits.values() for chunk in split]))
+    refined: list[_Chunk] = []
+    for chunk in chunks:
+        if not chunk.edge:
+            refined.append(chunk)
             continue
-        possible = [next(answers) for _ in parts_]
-        # The ends of an edge are next to what was dropped before, or at an end of the log.
-        for number, part in enumerate(parts_):
+        split = splits[chunk]
+        possible = [next(results) for _ in split]
+        # The ends of an edge need no check: they are next to a chunk that was dropped before, or at an end of the log.
+        for number, part in enumerate(split):
             if possible[number]:
-                beside = not all(possible[max(number - 1, 0) : number + 2])
-                divisible = part.last - part.first > 1 or part.end - part.start > 1
-                finer.append(replace(part, edge=beside and divisible))
-    return finer
+                has_dropped_neighbor = not all(possible[max(number - 1, 0) : number + 2])
+                is_divisible = part.last - part.first > 1 or part.end - part.start > 1
+                refined.append(replace(part, edge=has_dropped_neighbor and is_divisible))
+    return refined
 
 
-def _cut(piece: _Piece, parts: int, spans: Spans) -> Iterator[_Piece]:
-    """Yield a piece in parts: between its spans, or if it has one, between offsets."""
-    if piece.last - piece.first > 1:
-        for first, last in _parts(piece.first, piece.last, parts):
-            start, end = max(piece.start, int(spans.base[first])), min(piece.end, int(spans.end[last - 1]))
-            yield replace(piece, start=start, end=end, first=first, last=last)
+def _split(chunk: _Chunk, count: int, spans: Spans) -> Iterator[_Chunk]:
+    """Split a chunk between its spans or, if it has a single span, between offsets."""
+    if chunk.last - chunk.first > 1:
+        for first, last in _intervals(chunk.first, chunk.last, count):
+            start, end = max(chunk.start, int(spans.base[first])), min(chunk.end, int(spans.end[last - 1]))
+            yield replace(chunk, start=start, end=end, first=first, last=last)
     else:
-        for start, end in _parts(piece.start, piece.end, parts):
-            yield replace(piece, start=start, end=end)
+        for start, end in _intervals(chunk.start, chunk.end, count):
+            yield replace(chunk, start=start, end=end)
 
 
-def _parts(low: int, high: int, count: int) -> Iterator[tuple[int, int]]:
+def _intervals(low: int, high: int, count: int) -> Iterator[tuple[int, int]]:
     count = min(count, high - low)
-    return pairwise(low + (high - low) * part // count for part in range(count + 1))
+    return pairwise(low + (high - low) * number // count for number in range(count + 1))
 
 
-def _ranges(topic: str, pieces: Sequence[_Piece]) -> list[OffsetRange]:
-    """Return pieces as ranges, those that follow one another as one."""
-    joined: list[_Piece] = []
-    for piece in pieces:
+def _ranges(topic: str, chunks: Sequence[_Chunk]) -> list[OffsetRange]:
+    """Return the offset ranges of chunks, and join adjacent chunks."""
+    joined: list[_Chunk] = []
+    for chunk in chunks:
         last = joined[-1] if joined else None
         if (
             last
-            and last.partition == piece.partition
-            and (last.last == piece.first or (last.last, last.end) == (piece.last, piece.start))
+            and last.partition == chunk.partition
+            and (last.last == chunk.first or (last.last, last.end) == (chunk.last, chunk.start))
         ):
-            joined[-1] = replace(last, end=piece.end, last=piece.last)
+            joined[-1] = replace(last, end=chunk.end, last=chunk.last)
         else:
-            joined.append(piece)
-    return [OffsetRange(topic, piece.partition, piece.start, piece.end) for piece in joined]
+            joined.append(chunk)
+    return [OffsetRange(topic, chunk.partition, chunk.start, chunk.end) for chunk in joined]

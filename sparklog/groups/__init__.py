@@ -1,1 +1,1 @@
-"""Consumer groups in the root: journal, state, members, assignors, lag and reset of offsets."""
+"""Consumer groups of a root: journal, state, members, assignors, lag, and offset resets."""

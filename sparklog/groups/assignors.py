@@ -1,7 +1,7 @@
-"""Kafka's assignors, by their names in the protocol: they divide partitions among the members of a group.
+"""Kafka's assignors, with their names in the protocol, which divide the partitions among the members of a group.
 
-Assignors are pure functions of the members, in the group's order, and of the topics. They ignore racks. The sticky
-assignors differ from Kafka's in three corner cases, see docs/design/differences.md.
+Assignors are pure functions of the members, in the order of the group, and of the topics. They ignore racks. The sticky
+assignors differ from Kafka's in three corner cases (see docs/design/differences.md).
 
 The sticky assignors balance the shares while members keep as many of their partitions as possible. As in Kafka there
 are two algorithms. If all members subscribe to the same topics, shares differ by at most one, with as few moves as that
@@ -40,7 +40,7 @@ class MemberSubscription:
 
     member_id: str
     instance_id: str | None
-    """`group.instance.id`: `range` and `roundrobin` sort static members first, by this id."""
+    """Kafka's `group.instance.id`. `range` and `roundrobin` sort static members first, by this id."""
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...] = ()
 
@@ -51,20 +51,20 @@ def assign(
     """Divide partitions among all members of a group.
 
     Args:
-        assignor: one of `ASSIGNORS`. `cooperative-sticky` returns the final assignment, as `sticky` does.
-        partitions: the number of partitions of each topic that exists.
+        assignor: One of `ASSIGNORS`. `cooperative-sticky` returns the final assignment, as `sticky` does.
+        partitions: The number of partitions of each existing topic.
 
     Returns:
         The sorted partitions of each member.
 
     Raises:
-        BadRequest: the assignor does not exist, or two members have the same id.
+        BadRequest: If the assignor does not exist, or two members have the same id.
     """
     if assignor not in ASSIGNORS:
-        raise BadRequest(f"the assignor is one of {', '.join(ASSIGNORS)}, found {shortened(assignor)}")
+        raise BadRequest(f"the assignor must be one of {', '.join(ASSIGNORS)}, found {shortened(assignor)}")
     topics = {member.member_id: frozenset(member.topics) for member in members}
     if len(topics) < len(members):
-        raise BadRequest("two members of a group have one member id")
+        raise BadRequest("two members of the group have the same member id")
     subscribed = frozenset().union(*topics.values())
     counts = {topic: count for topic, count in partitions.items() if count > 0 and topic in subscribed}
     if not counts:
@@ -73,8 +73,8 @@ def assign(
         shares = sticky_assignment(topics, _owned(members, counts), counts)
     else:
         shares = {member: [] for member in topics}
-        places = _range(members, counts) if assignor == "range" else _round_robin(members, counts)
-        for member, partition in places:
+        assignment = _range(members, counts) if assignor == "range" else _round_robin(members, counts)
+        for member, partition in assignment:
             shares[member].append(partition)
     return {member: tuple(sorted(shares[member])) for member in topics}
 
@@ -99,13 +99,13 @@ def _static_first(members: Sequence[MemberSubscription]) -> list[MemberSubscript
 
 
 def _range(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> Iterator[tuple[str, TopicPartition]]:
-    """Yield member and partition: each member gets consecutive partitions of a topic, in the order of members."""
+    """Yield pairs of member and partition, with consecutive partitions of each topic for each member in order."""
     ordered = _static_first(members)
     for topic, count in counts.items():
         readers = [member.member_id for member in ordered if topic in member.topics]
         size, larger = divmod(count, len(readers))
         for number in range(count):
-            # The first `larger` members have one more.
+            # The first `larger` members get one more partition.
             reader = max(number // (size + 1), (number - larger) // size if size else 0)
             yield readers[reader], (topic, number)
 
@@ -113,7 +113,7 @@ def _range(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> 
 def _round_robin(
     members: Sequence[MemberSubscription], counts: Mapping[str, int]
 ) -> Iterator[tuple[str, TopicPartition]]:
-    """Yield member and partition: each partition goes to the next member that subscribes to its topic."""
+    """Yield pairs of member and partition, with each partition for the next member that subscribes to its topic."""
     turns = cycle(_static_first(members))
     for topic in sorted(counts):
         for number in range(counts[topic]):
@@ -122,23 +122,25 @@ def _round_robin(
 
 
 _Key = TypeVar("_Key")
-LEAST_BUCKETS = 16
-ROUNDS = 50
-"""After this many rounds, moves no longer prefer to move partitions back: with some groups Kafka never ends."""
+MIN_BUCKETS = 16
+MAX_STICKY_ROUNDS = 50
+"""After this many rounds, moves no longer prefer to return partitions: for some groups, Kafka never terminates."""
 
 
 def sticky_assignment(
     topics: Mapping[str, AbstractSet[str]], owned: Mapping[str, Sequence[TopicPartition]], partitions: Mapping[str, int]
 ) -> dict[str, list[TopicPartition]]:
-    """Return the share of each member, in no order.
+    """Return the partitions of each member, in no particular order.
 
-    `topics`: those to which each member subscribes. `owned`: partitions that each has; none twice, none that is not in
-    `partitions`, the number (at least one) of those of each topic that exists and of which a member is.
+    Args:
+        topics: The topics to which each member subscribes.
+        owned: The partitions that each member owns. They exist, and each has at most one owner.
+        partitions: The number of partitions, at least one, of each existing topic with a subscriber.
     """
-    # From here on a member is its place in the order of ids.
+    # From here on, a member is represented by its index in the sorted list of ids.
     ids = sorted(topics, key=java_key)
-    places = {member: place for place, member in enumerate(ids)}
-    members = [places[member] for member in _table_order({member: string_hash(member) for member in topics})]
+    index_of = {member: index for index, member in enumerate(ids)}
+    members = [index_of[member] for member in _table_order({member: string_hash(member) for member in topics})]
     shares = {member: list(owned[ids[member]]) for member in members}
     subscriptions = [topics[member] for member in ids]
     if all(subscription == subscriptions[0] for subscription in subscriptions):
@@ -149,21 +151,21 @@ def sticky_assignment(
 
 
 def java_key(text: str) -> bytes:
-    """Return what orders strings as Java does, by UTF-16 code units."""
+    """Return a sort key that orders strings as Java does, by UTF-16 code units."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
 def _even_shares(
     owned: Mapping[int, list[TopicPartition]], partitions: Mapping[str, int]
 ) -> dict[int, list[TopicPartition]]:
-    """Return shares where any member may have any partition; the order of `owned` is that of Kafka's table."""
+    """Return the shares if all members subscribe to the same topics. `owned` is in the order of Kafka's hash table."""
     unassigned = {(topic, number) for topic, count in partitions.items() for number in range(count)}
     low, extra = divmod(len(unassigned), len(owned))
     high = low + (extra > 0)
     shares: dict[int, list[TopicPartition]] = {}
     short, ready = [], []
+    # Members that keep `high` partitions. In the end, `extra` members have that many.
     large = 0
-    """Members that keep `high` partitions: `extra` of them have so many in the end."""
     for member, share in owned.items():
         size = low
         if len(share) < low:
@@ -189,13 +191,13 @@ def _even_shares(
 def _balanced_shares(
     owned: Mapping[int, list[TopicPartition]], subscriptions: Sequence[AbstractSet[str]], partitions: Mapping[str, int]
 ) -> dict[int, list[TopicPartition]]:
-    """Return shares where members subscribe to different topics: `subscriptions`, by member."""
+    """Return the shares if members subscribe to different topics. `subscriptions` has the topics of each member."""
     balance = _Balance(subscriptions)
     must_revoke = False
     for member, share in owned.items():
         for partition in share:
             if partition[0] in subscriptions[member]:
-                balance.give(partition, member)
+                balance.assign(partition, member)
             else:
                 must_revoke = True
     readers = {topic: sum(topic in subscription for subscription in subscriptions) for topic in partitions}
@@ -206,8 +208,8 @@ def _balanced_shares(
     ]
     unassigned = [partition for partition in ordered if partition not in balance.owners]
     for partition in unassigned:
-        balance.give(partition, balance.smallest(partition[0]))
-    # A topic of one member has no other place.
+        balance.assign(partition, balance.smallest(partition[0]))
+    # Partitions of a topic with a single subscriber cannot move.
     shared = {topic for topic, count in readers.items() if count > 1}
     if not must_revoke:
         balance.spread([partition for partition in unassigned if partition[0] in shared])
@@ -219,25 +221,25 @@ def _balanced_shares(
 
 
 class _Balance:
-    """Owners of partitions while these move, and the first owners of those that have moved."""
+    """The owners of partitions while partitions move, and the original owners of moved partitions."""
 
     def __init__(self, subscriptions: Sequence[AbstractSet[str]]) -> None:
         self._subscriptions = subscriptions
         self.sizes = [0] * len(subscriptions)
         self._by_size = [(0, member) for member in range(len(subscriptions))]
-        """(size, member), sorted."""
+        """Sorted pairs of size and member."""
         self.owners: dict[TopicPartition, int] = {}
         self._origins: dict[TopicPartition, int] = {}
-        """Member that a partition was moved away from first; none once it is back there."""
+        """The original owner of each moved partition, until the partition returns to it."""
         self._moved: dict[tuple[str, int, int], _MovedPartitions] = {}
-        """By topic, origin and owner."""
+        """The moved partitions by topic, original owner and current owner."""
 
     def smallest(self, topic: str) -> int:
-        """Return the member with the fewest partitions of those that subscribe to a topic."""
+        """Return the subscriber of a topic that has the fewest partitions."""
         return next(member for _, member in self._by_size if topic in self._subscriptions[member])
 
-    def give(self, partition: TopicPartition, member: int) -> None:
-        """Take a partition from its owner, if it has one, to a member."""
+    def assign(self, partition: TopicPartition, member: int) -> None:
+        """Assign a partition to a member instead of its current owner, if it has one."""
         previous = self.owners.get(partition)
         if previous is not None:
             self._resize(previous, -1)
@@ -250,10 +252,10 @@ class _Balance:
         insort(self._by_size, (self.sizes[member], member))
 
     def spread(self, partitions: Sequence[TopicPartition]) -> None:
-        """Move partitions to smaller members until no move of one of these helps."""
-        rounds, goes_on = 0, True
-        while goes_on:
-            rounds, goes_on = rounds + 1, False
+        """Move partitions to smaller members until no move improves the balance."""
+        rounds, has_moved = 0, True
+        while has_moved:
+            rounds, has_moved = rounds + 1, False
             for partition in partitions:
                 size = self.sizes[self.owners[partition]]
                 if size <= self._by_size[0][0] + 1:
@@ -261,14 +263,14 @@ class _Balance:
                 target = self.smallest(partition[0])
                 if size <= self.sizes[target] + 1:
                     continue
-                goes_on = True
-                if rounds <= ROUNDS:
+                has_moved = True
+                if rounds <= MAX_STICKY_ROUNDS:
                     self._move(partition, target)
                 else:
-                    self.give(partition, target)
+                    self.assign(partition, target)
 
     def _move(self, partition: TopicPartition, target: int) -> None:
-        """Move a partition; where one of its topic went from `target` the other way before, that one goes back."""
+        """Move a partition to `target`, or return another one of its topic that moved the opposite way before."""
         topic = partition[0]
         opposite = self._moved.get((topic, target, self._origins.get(partition, self.owners[partition])))
         if opposite is not None:
@@ -280,7 +282,7 @@ class _Balance:
             del moved.numbers[partition[1]]
             if not moved.numbers:
                 del self._moved[topic, origin, owner]
-        self.give(partition, target)
+        self.assign(partition, target)
         if origin != target:
             origin = owner if origin is None else origin
             self._origins[partition] = origin
@@ -288,7 +290,7 @@ class _Balance:
 
 
 class _MovedPartitions:
-    """Partitions of a topic that moved from one member to another, as in a Java `HashSet`."""
+    """The partitions of a topic that moved from one member to another, in the order of a Java `HashSet`."""
 
     __slots__ = ("_peak", "_topic_hash", "numbers")
 
@@ -307,18 +309,20 @@ class _MovedPartitions:
 
 
 def _table_order(hashes: Mapping[_Key, int], peak: int = 0) -> list[_Key]:
-    """Return keys, added to a Java `HashMap` in this order, in the order in which it iterates.
+    """Return keys in the order in which a Java `HashMap` iterates over them.
 
-    `hashes`: `hashCode` of each, low 32 bits. `peak`: the most entries it has had: the table does not shrink.
+    Args:
+        hashes: The low 32 bits of the `hashCode` of each key, in the order in which the keys were added.
+        peak: The maximum number of entries that the table has had, because it never shrinks.
     """
-    buckets = LEAST_BUCKETS
+    buckets = MIN_BUCKETS
     while max(peak, len(hashes)) > buckets * 3 // 4:
         buckets *= 2
     return sorted(hashes, key=lambda key: (hashes[key] ^ (hashes[key] & 0xFFFFFFFF) >> 16) & (buckets - 1))
 
 
 def string_hash(text: str) -> int:
-    """Return the `hashCode` of a Java string, as an unsigned number."""
+    """Return the `hashCode` of a Java string as an unsigned number."""
     units = java_key(text)
     value = 0
     for high, low in zip(units[::2], units[1::2], strict=True):

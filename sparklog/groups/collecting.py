@@ -1,12 +1,13 @@
-"""Maintenance of groups: resolve pending offsets, expire offsets, delete old entries.
+"""Maintain groups: resolve pending offsets, expire offsets, and delete old entries.
 
-Offsets expire as in Kafka, all of a group at once, `offsets.retention.minutes` (default: a week) after the group became
-empty. A group becomes empty one session timeout after the latest entry of a member or an operator, by the store's
-clock. Offsets of a deleted topic expire immediately. Offsets of a topic that never existed in this root stay, because
-the topic may be imported later. Offsets expire with an entry, never by a reader's clock.
+As in Kafka, all offsets of a group expire together, `offsets.retention.minutes` (default: a week) after the group has
+become empty. A group becomes empty one session timeout after the latest entry of a member or an operator, by the
+store's clock. Offsets of a deleted topic expire immediately. Offsets of a topic that never existed in this root are
+kept, because the topic may be imported later. Offsets expire with an entry, never by a reader's clock.
 
-If a topic has another id than its offsets, the offsets may be newer than the topic as it is seen here, because a cache
-may hide the end of the topic's journal. They expire after the group has had them for longer than caches last.
+If the id of a topic differs from the topic id of its offsets, the offsets may be newer than the topic state that was
+read, because a cache may hide the latest entries of the topic's journal. Such offsets expire only after the group has
+had them for longer than caches last.
 """
 
 from __future__ import annotations
@@ -24,60 +25,69 @@ from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
 
-LEAST_ENTRIES_MS = 86_400_000
-"""A day: no session and no open transaction lasts longer, so the age of an older entry does not matter."""
+MIN_ENTRIES_MS = 86_400_000
+"""A day. No session and no open transaction lasts longer, so the age of an older entry does not matter."""
 MARGIN_MS = 3_600_000
-"""For a daily backup that starts later than the one before it."""
+"""Extra time for a daily backup that starts later than the previous one."""
 
 
 @dataclass
 class CollectedGroups(Collected):
-    """The result of a collection: the groups, and groups whose offsets expired (in a dry run: would expire)."""
+    """The result of a collection: the number of groups, and the groups whose offsets expired (or would expire)."""
 
     groups: int = 0
     expired: tuple[str, ...] = ()
 
 
-def kept_entries_ms(delay_ms: int) -> int:
-    """Return how long entries stay, so that a group can be restored to any time to which its topics can be."""
-    return max(LEAST_ENTRIES_MS, delay_ms) + MARGIN_MS
+def entries_retention_ms(delay_ms: int) -> int:
+    """Return how long to keep entries, so that a group can be restored to any time to which its topics can be."""
+    return max(MIN_ENTRIES_MS, delay_ms) + MARGIN_MS
 
 
 def collect_groups(
     root: Root,
     *,
     retention_ms: int,
-    keep_ms: int = LEAST_ENTRIES_MS + MARGIN_MS,
+    keep_ms: int = MIN_ENTRIES_MS + MARGIN_MS,
     now_ms: int | None = None,
     dry_run: bool = False,
 ) -> CollectedGroups:
-    """Maintain all groups; `collect_entries` says which entries stay. `now_ms`: the store's time (None: read it)."""
+    """Maintain all groups.
+
+    Args:
+        retention_ms: The time after which the offsets of an empty group expire.
+        keep_ms: The minimum time to keep entries, as in `collect_entries`.
+        now_ms: The time by the store's clock; None: read the clock.
+    """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
-    done = CollectedGroups()
-    heads: dict[str, TopicState] = {}
+    result = CollectedGroups()
+    topic_states: dict[str, TopicState] = {}
 
     def collect(name: str) -> None:
         group = Group(root, name)
         if not dry_run:
             group.settle()
-        if _expire(group, retention_ms, now_ms, heads, dry_run):
-            done.expired = (*done.expired, name)
+        if _expire(group, retention_ms, now_ms, topic_states, dry_run):
+            result.expired = (*result.expired, name)
         needed = group.log.current().touched
-        done.add(collect_entries(group.log, now_ms, keep_ms=keep_ms, needed=needed, dry_run=dry_run))
+        result.add(collect_entries(group.log, now_ms, keep_ms=keep_ms, needed=needed, dry_run=dry_run))
 
-    names = ids_of(root.store, GROUPS, done.failures)
-    done.collect_each(names, collect)
-    done.groups, done.expired = len(names), tuple(sorted(done.expired))
-    return done
+    names = ids_of(root.store, GROUPS, result.failures)
+    result.collect_each(names, collect)
+    result.groups, result.expired = len(names), tuple(sorted(result.expired))
+    return result
 
 
-def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, TopicState], dry_run: bool) -> bool:
-    """Expire offsets; True if there were some. `heads`: of topics that were looked at since `now_ms`."""
+def _expire(group: Group, retention_ms: int, now_ms: int, topic_states: dict[str, TopicState], dry_run: bool) -> bool:
+    """Expire offsets, and return True if there were any to expire.
+
+    `topic_states` caches the states of topics for all groups of a run. They are read after `now_ms`.
+    """
     state = group.log.refresh()
     for item in state.offsets:
-        if item.topic not in heads:
-            heads[item.topic] = group.root.engine.log(item.topic).refresh().topic_state
-    deleted = _deleted_topics(group, state, heads, now_ms)
+        if item.topic not in topic_states:
+            topic_states[item.topic] = group.root.engine.log(item.topic).refresh().topic_state
+    deleted = _deleted_topics(group, state, topic_states, now_ms)
     everything = state.exists and now_ms - _empty_since_ms(group, state) >= retention_ms
 
     def step(base: GroupState) -> GroupState | None:
@@ -90,23 +100,25 @@ def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Topic
 
 
 def _deleted_topics(
-    group: Group, state: GroupState, heads: Mapping[str, TopicState], now_ms: int
+    group: Group, state: GroupState, topic_states: Mapping[str, TopicState], now_ms: int
 ) -> AbstractSet[tuple[str, str]]:
-    ids = {item.place: heads[item.topic] for item in state.offsets}
-    deleted = {place for place, topic_state in ids.items() if topic_state.deleted and topic_state.topic_id == place[1]}
-    others = {
-        place for place, topic_state in ids.items() if topic_state.version >= 0 and topic_state.topic_id != place[1]
-    }
-    if not others:
+    """Return the deleted topics for which the group has offsets, as pairs of name and id."""
+    states = {item.place: topic_states[item.topic] for item in state.offsets}
+    deleted = {topic for topic, current in states.items() if current.deleted and current.topic_id == topic[1]}
+    replaced = {topic for topic, current in states.items() if current.version >= 0 and current.topic_id != topic[1]}
+    if not replaced:
         return deleted
     chain = EntryChain(group.root.store, GROUPS, state.id, group.root.env)
     number = chain.latest_number_before(now_ms - SETTLE_MS)
     before = None if number is None else chain.state_at(number)
-    return deleted if before is None else deleted | others & {item.place for item in before.offsets}
+    return deleted if before is None else deleted | replaced & {item.place for item in before.offsets}
 
 
 def _empty_since_ms(group: Group, state: GroupState) -> int:
-    """Return when the group became empty by the store's clock, or by its latest offset if the entry was deleted."""
+    """Return when the group became empty, by the store's clock.
+
+    If the latest entry of a member or an operator was deleted, return the time of the latest offset instead.
+    """
     written = None if state.touched is None else group.written_ms(state.touched)
     if written is None:
         written = max((time_ms for item in state.offsets for time_ms in item.time_ms), default=0)

@@ -1,7 +1,7 @@
-"""A consumer group of a root: its committed offsets, its members, and what operators do to it.
+"""A consumer group of a root: its committed offsets, its members, and the operations of administrators.
 
-There are no heartbeats to a broker: a group is active while the latest entry of a member is younger than the member's
-session timeout, by the store's clock.
+There is no broker to send heartbeats to. Instead, a group is active while the latest entry of a member is younger than
+the session timeout of the member, by the store's clock.
 """
 
 from __future__ import annotations
@@ -32,45 +32,52 @@ from sparklog.log.journal.entry_log import Step
 from sparklog.log.journal.names import check_id
 
 EMPTY, STABLE, RECONCILING, DEAD = "Empty", "Stable", "Reconciling", "Dead"
-"""Kafka's words: the group has no member; it has some; partitions move between them; it does not exist."""
+"""Kafka's names of the states: without members, with members, while partitions move between members, nonexistent."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """The state of a group, in Kafka's words."""
+    """The description of a group, with the state as Kafka names it."""
 
     id: str
     state: str
     generation: int
-    instance: str | None  # the id of the exclusive owner, if the group is active and has one
+    instance: str | None
+    """The id of the exclusive owner, if the group is active and has one."""
     session_timeout_ms: int | None
-    time_ms: int  # of its latest entry (ms since the epoch); 0: no entry
-    # (transactional id, n, topic, partition, offset) of offsets that an undecided transaction has prepared
+    time_ms: int
+    """The time of the latest entry, in milliseconds since the epoch; 0 without entries."""
     pending: tuple[tuple[str, int, str, int, int], ...] = ()
-    members: tuple[GroupMember, ...] = ()  # of an active group
+    """Offsets that undecided transactions have prepared: (transactional id, n, topic, partition, offset)."""
+    members: tuple[GroupMember, ...] = ()
+    """The members, if the group is active."""
 
     @property
     def is_active(self) -> bool:
         return self.state in (STABLE, RECONCILING)
 
     def owner(self, topic: str, partition: int) -> str | None:
-        """Return the id of the member that owns a partition; None: no member does."""
+        """Return the id of the member that owns a partition, or None if no member does."""
         owners = (member.id for member in self.members if (topic, partition) in member.owned)
         return next(owners, self.instance)
 
 
 class Group(GroupJournal):
-    """See the module. `Groups(root).group(id)` returns one; it may not exist yet."""
+    """A consumer group, as `Groups(root).group(id)` returns it. It may not exist yet."""
 
     def offsets(self, failures: list[SparklogError] | None = None) -> tuple[TopicOffsets, ...]:
-        """Return the committed offsets of topics that exist. Errors of topics are added to `failures`, or raised."""
+        """Return the committed offsets of existing topics.
+
+        Args:
+            failures: A list to which the errors of unreadable topics are added; None: the first error is raised.
+        """
         offsets = self.state().offsets
         ids = self.topic_ids((item.topic for item in offsets), failures)
         return tuple(item for item in offsets if ids.get(item.topic) == item.topic_id)
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
-        """Return the committed offset by (topic, partition). As in Kafka, deleted topics have none."""
-        return _by_place(self.offsets())
+        """Return the committed offset of each (topic, partition). As in Kafka, deleted topics have none."""
+        return _by_partition(self.offsets())
 
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
         state = self.state() if state is None else state
@@ -102,35 +109,36 @@ class Group(GroupJournal):
         assignors: Sequence[str] = (),
         previous: GroupMetadata | None = None,
     ) -> Membership:
-        """Become the exclusive owner of the group, in place of an earlier one, which is fenced from here on.
+        """Become the exclusive owner of the group, and fence the previous owner.
 
-        Transactions that the earlier owner has prepared and not committed are aborted.
+        Transactions that the previous owner has prepared but not committed are aborted.
 
         Args:
-            instance: a name for messages and listings (None: a random one).
-            session_timeout_ms: time without an entry of the owner after which others may join.
-            assignors: assignors by which the owner is ready to share the group, see `group_members`.
-            previous: the owner's earlier generation, if it goes on with what it has read in that one.
+            instance: A name for messages and listings; None: a random id.
+            session_timeout_ms: The time without an entry of the owner after which other members may join.
+            assignors: The assignors with which the owner is ready to share the group (see `group_members`).
+            previous: The owner's earlier generation, if it continues with records that it read in that generation.
 
         Raises:
-            Conflict: the group has active members that share it.
-            Fenced: another owner or other members came after `previous`.
+            Conflict: If the group has active members that share its partitions.
+            Fenced: If another owner or other members have joined since `previous`.
         """
         name = self.root.env.new_id() if instance is None else check_id(instance, "instance")
         timeout_ms = checked_session_timeout(session_timeout_ms)
-        # Without other assignors an owner is stored by its name alone.
+        # An owner without other assignors is stored as just its name.
         client_id, host = (name, socket.gethostname()) if assignors else ("", "")
         owner = GroupMember(name, None, client_id, host, timeout_ms, (ALL, *assignors), ())
         return self._join([owner], {}, {}, previous)[0]
 
     def share(self, request: JoinRequest, partitions: Mapping[str, int]) -> Membership:
-        """Become a member that shares the group's partitions.
+        """Become a member that shares the partitions of the group.
 
         Args:
-            partitions: how many partitions each topic has.
+            request: The properties of the new member.
+            partitions: The number of partitions of each topic.
 
         Raises:
-            Conflict: the group has an exclusive owner, or no assignor is common to all members.
+            Conflict: If the group has an exclusive owner, or the members have no assignor in common.
         """
         member = request.member(f"{request.client_id}-{self.root.env.new_id()}", socket.gethostname())
         return self.share_as([member], partitions)[0]
@@ -138,10 +146,15 @@ class Group(GroupJournal):
     def share_as(
         self, members: Sequence[GroupMember], partitions: Mapping[str, int], owner: GroupMetadata | None = None
     ) -> list[Membership]:
-        """Add members, all with one entry, and return their memberships. Raises as `share`.
+        """Add members with a single entry, and return their memberships.
 
         Args:
-            owner: the exclusive owner that they replace. Their `owned` partitions are the ones that it has given them.
+            members: The new members.
+            partitions: The number of partitions of each topic.
+            owner: The exclusive owner that the members replace. It has handed them their `owned` partitions.
+
+        Raises:
+            Conflict: If the group has another exclusive owner, or the members have no assignor in common.
         """
         state = self.log.refresh()
         expired = {} if owner is not None else MemberLeases(self).expired(state, ask=True)
@@ -155,12 +168,12 @@ class Group(GroupJournal):
         owner: GroupMetadata | None,
     ) -> list[Membership]:
         def step(base: GroupState) -> GroupState:
-            gone = expired
+            removed = expired
             if owner is None and any(steps.is_excluded(base, member, expired) for member in members):
-                # As in Kafka, where the protocols of all members must fit.
+                # As in Kafka, the members must have a common protocol.
                 self.refuse_active(base, self.root.store.now_ms)
-                gone = {item.id: item.seen for item in base.members}
-            return steps.join(base, members, partitions, gone, owner)
+                removed = {item.id: item.seen for item in base.members}
+            return steps.join(base, members, partitions, removed, owner)
 
         state = self.write(step)
         self.settle()
@@ -172,51 +185,73 @@ class Group(GroupJournal):
     def _joined(self, state: GroupState, member: GroupMember) -> GroupMetadata:
         joined = state.member(member.id)
         if joined is None:
-            # Another thread of this process has changed the group with the same entry.
+            # Another thread of this process has changed the group in the same entry.
             steps.check_member(state, GroupMetadata(self.id, state.generation, member.id))
         assert joined is not None
         return GroupMetadata(self.id, joined.generation, joined.id)
 
-    # -- operators
+    # -- operations of administrators
 
     @checked(offsets=POSITIONS)
     def alter(
         self, offsets: Offsets, *, dry_run: bool = False, force: bool = False
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """Set offsets, and fence the members. Return the offsets that were set, or with `dry_run` would be set.
+        """Set offsets and fence the members.
 
         Args:
-            force: reset an active group, too: its members are fenced at their next commit.
+            offsets: The new offsets, by topic and partition.
+            dry_run: Validate the request, but change nothing.
+            force: Also set the offsets of an active group, whose members are then fenced at their next commit.
+
+        Returns:
+            The new offset of each pair of topic and partition.
 
         Raises:
-            Conflict: the group is active.
-            NotFound: a topic does not exist.
-            BadRequest: a partition or an offset is invalid.
+            Conflict: If the group is active.
+            NotFound: If a topic does not exist.
+            BadRequest: If a partition or an offset is invalid.
         """
         checked = self.checked(offsets)
         self._act(lambda base: steps.alter(base, checked), dry_run, force)
-        return _by_place(checked)
+        return _by_partition(checked)
 
     @checked(gone=PARTITIONS)
     def delete_offsets(self, gone: Mapping[str, Collection[int]], *, dry_run: bool = False) -> None:
-        """Drop the offsets of these partitions by topic. `Conflict` while the group is active; `NotFound`: no group."""
+        """Delete the offsets of partitions.
+
+        Args:
+            gone: The partitions of each topic whose offsets to delete.
+            dry_run: Validate the request, but change nothing.
+
+        Raises:
+            Conflict: If the group is active.
+            NotFound: If the group does not exist.
+        """
         self._check_exists()
         self._act(lambda base: steps.delete_offsets(base, gone), dry_run)
 
     @checked()
     def delete(self, *, dry_run: bool = False) -> None:
-        """Delete the group. `Conflict` while it is active, `NotFound` if there is none."""
+        """Delete the group.
+
+        Args:
+            dry_run: Validate the request, but change nothing.
+
+        Raises:
+            Conflict: If the group is active.
+            NotFound: If the group does not exist.
+        """
         self._check_exists()
         self._act(steps.delete, dry_run)
 
     def restore(self, offsets: Sequence[CommittedOffset], *, generation: int = 0) -> None:
-        """Import offsets of another root if they are newer or missing here; continue from the higher generation."""
+        """Import offsets of another root that are newer or missing here, and continue from the higher generation."""
         rows: dict[tuple[str, str], dict[int, Row]] = {}
         for item in offsets:
             epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
             row = item.offset, item.time_ms, epoch, item.metadata
             rows.setdefault((item.topic, item.topic_id), {})[item.partition] = row
-        tables = [topic_offsets(*place, by_partition) for place, by_partition in rows.items()]
+        tables = [topic_offsets(topic, topic_id, by_partition) for (topic, topic_id), by_partition in rows.items()]
         self.write(lambda base: steps.restore(base, tables, generation))
 
     def _check_exists(self) -> None:
@@ -235,22 +270,22 @@ class Group(GroupJournal):
             self.refuse_active(self.log.refresh(), self.reading_clock_ms)
 
     def refuse_active(self, state: GroupState, clock_ms: Callable[[], int]) -> None:
-        """Raise `Conflict` if the group has members that are alive."""
-        left_ms = self._active_ms(state, clock_ms)
-        if left_ms > 0:
+        """Raise `Conflict` if the group has active members."""
+        remaining_ms = self._active_ms(state, clock_ms)
+        if remaining_ms > 0:
             members = f"{len(state.members)} members" if state.owner is None else f"member {state.owner.id}"
             raise Conflict(
                 f"group '{self.id}' is active ({STABLE}, {members}): stop its consumer, or wait "
-                f"{-(-left_ms // 1000)} s if it has stopped already; `sparklog groups reset --force` stops it"
+                f"{-(-remaining_ms // 1000)} s if it has already stopped; `sparklog groups reset --force` fences it"
             )
 
     def _active_ms(self, state: GroupState, clock_ms: Callable[[], int]) -> int:
-        """Return how long the group stays active without another entry of a member; 0: it is not active."""
+        """Return how long the group stays active without another entry of a member; 0 if it is inactive."""
         if not state.exists or state.active is None or state.session_timeout_ms is None:
             return 0
         written = self.written_ms(state.active)
         return 0 if written is None else max(0, written + state.session_timeout_ms - clock_ms())
 
 
-def _by_place(offsets: Iterable[TopicOffsets]) -> dict[TopicPartition, CommittedOffset]:
+def _by_partition(offsets: Iterable[TopicOffsets]) -> dict[TopicPartition, CommittedOffset]:
     return {(item.topic, item.partition): item for of_topic in offsets for item in of_topic.committed()}

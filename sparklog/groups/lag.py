@@ -1,9 +1,9 @@
-"""The consumer groups of a root, and their lag: per partition in records, and in seconds.
+"""The consumer groups of a root, and their lag in each partition, in records and in seconds.
 
-Lag in records is Kafka's: log end offset minus committed offset, whatever the isolation level of the consumer. Markers,
-records of aborted transactions and offsets that compaction emptied count. Like in Kafka's tool, rows for partitions
-without a committed offset are shown of groups that are active. Lag in seconds is the age of the first record that the
-group has not read: up to two requests per partition that lags.
+Lag in records is computed as in Kafka: the log end offset minus the committed offset, whatever the isolation level of
+the consumer. This includes transaction markers, aborted records and compacted offsets. As in Kafka's tool, active
+groups also have rows for partitions without a committed offset. Lag in seconds is the age of the first unread record,
+which costs up to two requests for each partition with lag.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from sparklog.storage.store import Store
 
 
 class Groups:
-    """Consumer groups of a root: an open one, or the path of one.
+    """The consumer groups of a root.
+
+    Args:
+        root: An open root, or its location.
 
     Example:
         groups = sparklog.Groups("/data/log")
@@ -41,13 +44,13 @@ class Groups:
         return f"Groups({self.root.location!r})"
 
     def names(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """List the groups. Costs a few requests per group.
+        """List the groups, with a few requests per group.
 
         Args:
-            failures: takes the errors of groups that cannot be read; None: the first one is raised.
+            failures: A list to which the errors of unreadable groups are added; None: the first error is raised.
 
         Returns:
-            Their names, sorted.
+            The sorted ids of the groups.
         """
         names = sorted(ids_of(self.root.store, GROUPS, failures))
         entries = self.root.engine.entries
@@ -61,11 +64,11 @@ class Groups:
         """Describe groups.
 
         Args:
-            names: of the groups.
-            failures: as for `names`.
+            names: The ids of the groups.
+            failures: A list to which the errors of unreadable groups are added; None: the first error is raised.
 
         Returns:
-            By name: state in Kafka's words, generation, member, pending offsets.
+            The description of each group: its state as Kafka names it, generation, members and pending offsets.
         """
         return read_each(self.root.store, lambda name: self.group(name).description(), names, failures)
 
@@ -77,13 +80,13 @@ class Groups:
         """Return a group, which may not exist yet.
 
         Args:
-            name: its id.
+            name: The id of the group.
 
         Returns:
-            A `Group`: its committed offsets, and how to change them.
+            A `Group`, which reads and changes the committed offsets.
 
         Raises:
-            BadRequest: no group can have this name.
+            BadRequest: If the id is invalid.
         """
         return Group(self.root, name)
 
@@ -93,17 +96,22 @@ Ages = dict[int, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Lag of a group in one partition."""
+    """The lag of a group in one partition."""
 
     group: str
     topic: str
     partition: int
-    current_offset: int | None  # None where no offset is committed
+    current_offset: int | None
+    """The committed offset; None if there is none."""
     log_start: int
     log_end: int
-    lag: int | None  # likewise
-    seconds: float | None  # likewise, and where the record has no time (Kafka's oldest format) or it was not asked for
-    member: str | None  # the instance that has joined, while the group is active
+    lag: int | None
+    """The number of unread offsets; None without a committed offset."""
+    seconds: float | None
+    """The age of the first unread record. None without a committed offset, if the record has no timestamp (Kafka's
+    oldest format), or if it was not requested."""
+    member: str | None
+    """The id of the member that owns the partition, while the group is active."""
 
 
 def lag(
@@ -115,28 +123,35 @@ def lag(
     now_ms: int | None = None,
     failures: list[SparklogError] | None = None,
 ) -> list[Lag]:
-    """Return the lag of groups (None: all), in the order of groups, topics and partitions.
+    """Return the lag of groups, ordered by group, topic and partition.
 
-    A group that does not exist has no rows, nor has a group or a topic that cannot be read. Unread records that cannot
-    be read have no seconds. These errors are put into `failures`, or raised. `all_partitions`: also of partitions of
-    its topics without a committed offset (None: if it is active); `now_ms`: seconds are counted from it.
+    Groups that do not exist have no rows, and neither have unreadable groups and topics. `seconds` is None if the first
+    unread record cannot be read.
+
+    Args:
+        groups: The ids of the groups; None: all groups.
+        seconds: Also compute the lag in seconds.
+        all_partitions: Include partitions of a group's topics without a committed offset; None: only if the group is
+            active.
+        now_ms: The time from which seconds are counted; None: the current time.
+        failures: A list to which read errors are added; None: they are raised.
     """
     opened = root.root if isinstance(root, RootView) else root
     names = Groups(opened).names(failures) if groups is None else list(dict.fromkeys(groups))
     rows: list[Lag] = []
-    # Topics are looked at after the offsets: what is committed meanwhile would seem to be beyond their ends.
+    # Topics are read after the offsets, because offsets committed in between would seem to be beyond the log end.
     states = Groups(opened).states(names, failures)
     snapshots = _snapshots(opened, {offsets.topic for state in states.values() for offsets in state.offsets}, failures)
     for name, state in states.items():
         description = Group(opened, name).description(state=state)
-        every = description.is_active if all_partitions is None else all_partitions
+        include_all = description.is_active if all_partitions is None else all_partitions
         for offsets in state.offsets:
             snapshot = snapshots.get(offsets.topic)
             if snapshot is None or snapshot.state.topic_id != offsets.topic_id:
                 continue
             committed = {p: offset for _, p, offset in offsets.positions() if p < snapshot.state.partitions}
             ages = _ages(opened, snapshot, committed, now_ms, failures) if seconds else None
-            rows += _rows(description, snapshot, committed, ages, every)
+            rows += _rows(description, snapshot, committed, ages, include_all)
     return rows
 
 
@@ -151,34 +166,39 @@ def _snapshots(root: Root, topics: Collection[str], failures: list[SparklogError
 
 
 def _rows(
-    group: GroupDescription, snapshot: Snapshot, committed: dict[int, int], ages: Ages | None, every: bool
+    group: GroupDescription, snapshot: Snapshot, committed: dict[int, int], ages: Ages | None, include_all: bool
 ) -> list[Lag]:
     starts, ends = snapshot.state.log_start.tolist(), snapshot.state.log_end.tolist()
     rows = []
-    for partition in range(len(ends)) if every else committed:
+    for partition in range(len(ends)) if include_all else committed:
         offset = committed.get(partition)
         behind = None if offset is None else ends[partition] - offset
         age = None if offset is None or ages is None else ages.get(partition, 0.0)
-        place, limits = (snapshot.topic, partition), (starts[partition], ends[partition])
-        rows.append(Lag(group.id, *place, offset, *limits, behind, age, group.owner(*place)))
+        owner = group.owner(snapshot.topic, partition)
+        rows.append(
+            Lag(group.id, snapshot.topic, partition, offset, starts[partition], ends[partition], behind, age, owner)
+        )
     return rows
 
 
 def _ages(
     root: Root, snapshot: Snapshot, committed: dict[int, int], now_ms: int | None, failures: list[SparklogError] | None
 ) -> Ages | None:
-    """Return seconds since the first unread record, of partitions that have one; None: no time, or not readable."""
+    """Return the age in seconds of the first unread record of each partition that has unread records.
+
+    The age is None if the record has no timestamp. The result is None if the records cannot be read.
+    """
     from sparklog.log.read.time_lookup import first_records
 
     unread = {
         partition: offset for partition, offset in committed.items() if offset < snapshot.state.log_end[partition]
     }
     newer = root.engine.log(snapshot.topic).read_snapshot
-    places = list(unread.items())
-    share = max(1, -(-len(places) // root.store.parallel_reads))
-    parts = [dict(places[first : first + share]) for first in range(0, len(places), share)]
+    targets = list(unread.items())
+    chunk_size = max(1, -(-len(targets) // root.store.parallel_reads))
+    chunks = [dict(targets[first : first + chunk_size]) for first in range(0, len(targets), chunk_size)]
     try:
-        answers = list(map_requests(root.store, lambda part: first_records(snapshot, part, newer=newer), parts))
+        results = list(map_requests(root.store, lambda chunk: first_records(snapshot, chunk, newer=newer), chunks))
     except SparklogError as error:
         if failures is None:
             raise
@@ -187,7 +207,7 @@ def _ages(
     now = root.env.wall_ms() if now_ms is None else now_ms
     return {
         partition: max(0, now - record.timestamp) / 1000 if record.timestamp >= 0 else None
-        for answer in answers
-        for partition, record in answer.items()
+        for records in results
+        for partition, record in records.items()
         if record is not None
     }

@@ -1,18 +1,18 @@
-"""Plans of offset resets: the scenarios of `kafka-consumer-groups --reset-offsets`.
+"""Plan offset resets, with the scenarios of `kafka-consumer-groups --reset-offsets`.
 
 | scenario      | new offset                                                                                       |
 |---------------|--------------------------------------------------------------------------------------------------|
 | to-earliest   | the log start                                                                                    |
-| to-latest     | the log end, as Kafka without regard to open transactions                                        |
-| to-current    | the committed offset; the log end where there is none                                            |
-| to-offset     | that offset                                                                                      |
-| shift-by      | the committed offset plus that many; refused where there is none                                 |
-| to-datetime   | the first offset whose record is not older, the log end where there is none                      |
-| by-duration   | the same for now minus the duration                                                              |
+| to-latest     | the log end; as in Kafka, open transactions are ignored                                          |
+| to-current    | the committed offset, or the log end if there is none                                            |
+| to-offset     | the given offset                                                                                 |
+| shift-by      | the committed offset plus the given number; an error if there is none                            |
+| to-datetime   | the first record with this timestamp or a later one, or the log end if there is none             |
+| by-duration   | as to-datetime, for the current time minus the duration                                          |
 | from-file     | the offset in the file                                                                           |
 
-An offset outside the log is moved to its start or end, with a warning, as Kafka does. Planning changes nothing:
-`Group.alter` takes the plan.
+As in Kafka, an offset out of range is replaced by the log start or the log end, with a warning. Planning changes
+nothing: pass the offsets of the plan to `Group.alter`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DURATION = re.compile(
 
 
 class To(Enum):
-    """The scenarios, under Kafka's names."""
+    """The scenarios, with Kafka's names."""
 
     EARLIEST = "to-earliest"
     LATEST = "to-latest"
@@ -53,7 +53,7 @@ class To(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A scenario with its value: an offset, a shift, a time or a duration in ms; `offsets`: of from-file."""
+    """A scenario with its value: an offset, a shift, or a time or duration in ms. `from-file` has `offsets`."""
 
     to: To
     value: int = 0
@@ -62,7 +62,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class NewOffset:
-    """One partition of a plan; `old` None: no offset is committed."""
+    """The reset of one partition. `old` is None if no offset is committed."""
 
     topic: str
     partition: int
@@ -74,18 +74,23 @@ class NewOffset:
 def plan_reset(
     group: Group, scenario: Scenario, topics: Mapping[str, Collection[int] | None] | None, *, now_ms: int
 ) -> list[NewOffset]:
-    """Plan a reset, in the order of topics and partitions.
+    """Plan a reset, ordered by topic and partition.
 
-    `topics`: by topic the partitions to reset (None: all of them); None as a whole: those of the file, or as Kafka's
-    --all-topics all that the group has offsets of. `NotFound`: a topic does not exist; `BadRequest`: a partition does
-    not, or there is nothing to reset.
+    Args:
+        topics: The partitions to reset of each topic (None: all of them). None: the partitions in the file, or, like
+            Kafka's `--all-topics`, all partitions for which the group has offsets.
+        now_ms: The current time, for `by-duration`.
+
+    Raises:
+        NotFound: If a topic does not exist.
+        BadRequest: If a partition does not exist, or there is nothing to reset.
     """
-    current = {place: item.offset for place, item in group.committed().items()}
+    current = {partition: item.offset for partition, item in group.committed().items()}
     if scenario.offsets is not None:
         topics = by_topic(scenario.offsets)
     elif topics is None:
         if not current:
-            raise BadRequest(f"group '{group.id}' has no offsets, so there is nothing to reset; name topics")
+            raise BadRequest(f"group '{group.id}' has no offsets, so there is nothing to reset; specify topics")
         topics = by_topic(current)
     if scenario.to is To.DURATION:
         scenario = Scenario(To.DATETIME, now_ms - scenario.value)
@@ -123,26 +128,29 @@ def _targets(
         if unknown:
             raise BadRequest(
                 f"offsets of topic '{topic}' cannot be shifted in partitions {', '.join(map(str, unknown))}: group "
-                f"'{group.id}' has committed none there; name partitions or choose another scenario"
+                f"'{group.id}' has committed none there; specify partitions or choose another scenario"
             )
         return {partition: old[partition] + scenario.value for partition in partitions}
     log = group.root.engine.log(topic)
     times = dict.fromkeys(partitions, max(0, scenario.value))
-    answers = offsets_for_timestamps(log.read_snapshot(), times, READ_UNCOMMITTED, newer=log.read_snapshot)
-    return {**ends, **{partition: answer.offset for partition, answer in answers.items() if answer is not None}}
+    found = offsets_for_timestamps(log.read_snapshot(), times, READ_UNCOMMITTED, newer=log.read_snapshot)
+    return {**ends, **{partition: record.offset for partition, record in found.items() if record is not None}}
 
 
-def _clamped(topic: str, partition: int, asked: int, old: int | None, state: TopicState) -> NewOffset:
+def _clamped(topic: str, partition: int, requested: int, old: int | None, state: TopicState) -> NewOffset:
     start, end = int(state.log_start[partition]), int(state.log_end[partition])
-    new = min(max(asked, start), end)
+    new = min(max(requested, start), end)
     warning = None
-    if asked != new:
-        which = "lower than the earliest" if asked < start else "higher than the latest"
-        warning = f"New offset ({asked}) is {which} offset for topic partition {topic}-{partition}. It will be {new}."
+    if requested != new:
+        which = "lower than the earliest" if requested < start else "higher than the latest"
+        warning = (
+            f"New offset ({requested}) is {which} offset for topic partition {topic}-{partition}. It will be {new}."
+        )
     return NewOffset(topic, partition, old, new, warning)
 
 
 def with_offsets(plan: Iterable[NewOffset]) -> dict[str, dict[int, int]]:
+    """Return the new offsets of a plan by topic and partition, as `Group.alter` expects them."""
     offsets: dict[str, dict[int, int]] = {}
     for item in plan:
         offsets.setdefault(item.topic, {})[item.partition] = item.new
@@ -150,10 +158,14 @@ def with_offsets(plan: Iterable[NewOffset]) -> dict[str, dict[int, int]]:
 
 
 def parse_duration(text: str) -> int:
-    """Read an ISO 8601 duration as Java does, in ms: `P1DT2H30M`, `PT10S`. `BadRequest` for anything else."""
+    """Parse an ISO 8601 duration as Java does, for example `P1DT2H30M` or `PT10S`, and return milliseconds.
+
+    Raises:
+        BadRequest: If the text is not a duration.
+    """
     match = _DURATION.fullmatch(text.strip().upper())
     if match is None or not any(match.groups()[1:]):
-        raise BadRequest(f"a duration is written as P1DT2H30M or PT10S, found {text!r}")
+        raise BadRequest(f"expected a duration such as P1DT2H30M or PT10S, found {text!r}")
     sign, days, hours, minutes, seconds = match.groups()
     whole = (int(days or 0) * 24 + int(hours or 0)) * 60 + int(minutes or 0)
     ms = whole * 60_000 + round(float(seconds or 0) * 1000)
@@ -161,12 +173,17 @@ def parse_duration(text: str) -> int:
 
 
 def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicPartition, int]]:
-    """Read Kafka's CSV, `[group,]topic,partition,offset`: offsets by group, None where it is not named."""
+    """Parse the lines `[group,]topic,partition,offset` of Kafka's CSV format, and return the offsets by group.
+
+    Lines without a group are returned under None. `name` is the name of the file, for error messages.
+    """
     groups: dict[str | None, dict[TopicPartition, int]] = {}
     try:
         rows = list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
-        raise BadRequest(f"{name} is no CSV file ({error}); expected lines of [group,]topic,partition,offset") from None
+        raise BadRequest(
+            f"{name} is not a CSV file ({error}); expected lines of [group,]topic,partition,offset"
+        ) from None
     for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
         if not any(cells):
@@ -176,11 +193,11 @@ def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicParti
         group, topic = (cells[0] if len(cells) == 4 else None), cells[-3]
         partition, offset = int(cells[-2]), int(cells[-1])
         if partition > INT32_MAX or offset > INT64_MAX:
-            raise BadRequest(f"{name}, line {number}: {partition} or {offset} is too large for Kafka")
+            raise BadRequest(f"{name}, line {number}: partition {partition} or offset {offset} is too large for Kafka")
         offsets = groups.setdefault(group, {})
         if (topic, partition) in offsets:
-            raise BadRequest(f"{name}, line {number}: {topic}-{partition} has two lines; keep one")
+            raise BadRequest(f"{name}, line {number}: {topic}-{partition} has more than one line; keep one")
         offsets[topic, partition] = offset
     if not groups:
-        raise BadRequest(f"{name} holds no offsets; expected lines of [group,]topic,partition,offset")
+        raise BadRequest(f"{name} contains no offsets; expected lines of [group,]topic,partition,offset")
     return groups

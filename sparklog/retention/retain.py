@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from sparklog.common.times import seconds_warning
 from sparklog.common.units import count, size_text
 from sparklog.errors import Conflict, NotFound, SparklogError
-from sparklog.groups.collecting import collect_groups, kept_entries_ms
+from sparklog.groups.collecting import collect_groups, entries_retention_ms
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.entry_log import Collected
@@ -409,7 +409,7 @@ def retain_root(
         configs = [
             settings.configs_of(name, topic_state.configs) for name, topic_state in heads.items() if topic_state.exists
         ]
-        keep_ms = kept_entries_ms(max((config.file_delete_delay_ms for config in configs), default=0))
+        keep_ms = entries_retention_ms(max((config.file_delete_delay_ms for config in configs), default=0))
         reports += _retain_root_files(root, settings, keep_ms, dry_run)
     return sorted(reports, key=lambda report: report.topic)
 

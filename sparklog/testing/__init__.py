@@ -1,15 +1,15 @@
-"""Tests of what is built on sparklog, without Spark: fixtures for pytest, and doubles of clocks, stores and streams.
+"""Test programs that use sparklog without Spark: fixtures for pytest, and test doubles of clocks, stores and streams.
 
-* `sparklog.testing.plugin` has the fixtures, such as `sparklog_root`: docs/guides/pytest.md.
-* `World` is a store in memory with a `ManualClock` and seeded ids; each `root()` of it is one more process.
-* `RecordStream` makes records from a seed, and says what to expect of them.
+* `sparklog.testing.plugin` contains the fixtures, such as `sparklog_root` (see docs/guides/pytest.md).
+* `World` has a store in memory, a `ManualClock` and seeded ids. Each call of `root()` simulates another process.
+* `RecordStream` generates records from a seed, and returns the results to expect.
 * `HookedStore` calls your code before and after requests, which may delay them, raise, or change their results.
-* `CountingStore` counts requests, so that a test can hold an operation to its request budget.
-* `FaultyStore` fails on purpose, by a `Script` or by a `Seeded` plan.
-* `BucketStore` is what all clients of an object store share: late listings, times in whole seconds, quick creates.
-* `SlowStore` takes as long as S3 does.
-* `WrapperStore` is the base of all, and of yours.
-* `sparklog.testing.store_tests.StoreTests` is the suite for a store of your own; it needs pytest.
+* `CountingStore` counts requests, so that a test can check the request budget of an operation.
+* `FaultyStore` injects faults, at points that a `Script` lists or at random with `Seeded`.
+* `BucketStore` simulates the limits of object stores: late listings, times in whole seconds, and rejected creates.
+* `SlowStore` delays requests with the latencies of S3.
+* `WrapperStore` is the base class of these stores, and can be that of your own test doubles.
+* `sparklog.testing.store_tests.StoreTests` is the test suite for custom stores. It requires pytest.
 """
 
 from __future__ import annotations

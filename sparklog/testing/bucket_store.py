@@ -1,14 +1,15 @@
-"""A bucket at its worst: what an object store does to all its clients, and a disk never does.
+"""A simulated bucket with the behavior of object stores that all clients see, and that a disk does not have.
 
-| behaviour        | what clients see                                                                             |
-|------------------|----------------------------------------------------------------------------------------------|
-| late listings    | a new object is missing from them and a deleted one still shown, each for a while of its own |
-| whole seconds    | times of objects lack their milliseconds, and the store's clock is up to two seconds behind  |
-| writes too quick | a create of a key right after another one of it: False or `Unavailable`, nothing happened    |
-| bulk deletes     | some keys of a request are not deleted, in any order: `Unavailable`                          |
+| behavior            | effect                                                                                    |
+|---------------------|-------------------------------------------------------------------------------------------|
+| late listings       | for a while, listings may omit new objects and still contain deleted ones                 |
+| whole seconds       | object times have no milliseconds, and the store's clock is up to two seconds behind      |
+| rate-limited writes | a create soon after another create of the same key may have no effect, and returns False  |
+|                     | or raises `Unavailable`                                                                   |
+| bulk deletes        | keys are deleted in any order; if some are not deleted, the request raises `Unavailable`  |
 
-Reads by key (`get`, `stat`) are never stale, as with all of S3, Azure and Google. What goes wrong between one client
-and the bucket is drawn by a `FaultyStore` around this one, of `BUCKET_FAULTS`.
+Reads by key (`get`, `stat`) are never stale, as in S3, Azure and Google Cloud Storage. To simulate failures between one
+client and the bucket, wrap this store in a `FaultyStore` with `BUCKET_FAULTS`.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from sparklog.testing.faulty_store import FaultKind
 from sparklog.testing.wrapper_stores import WrapperStore, WrapperWriter
 
 BUCKET_FAULTS = (
-    FaultKind.ERROR_BEFORE,  # 503 until the client gave up
-    FaultKind.ERROR_AFTER,  # a timeout: it took effect
-    FaultKind.LATE,  # a timeout: it takes effect yet
-    FaultKind.TWICE,  # a lost answer; the client's retry got 412
-    FaultKind.FALSE_EXISTS,  # 409, and nothing is there
+    FaultKind.ERROR_BEFORE,  # the bucket returned 503 until the client gave up
+    FaultKind.ERROR_AFTER,  # the request timed out after it had taken effect
+    FaultKind.LATE,  # the request timed out, and takes effect later
+    FaultKind.TWICE,  # the response was lost, and the client's retry got 412
+    FaultKind.FALSE_EXISTS,  # the bucket returned 409 for an object that does not exist
 )
-"""How a request to a bucket fails, for a `Seeded` plan."""
+"""The ways in which a request to a bucket fails, for `Seeded`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """An object made (`info` None) or deleted (`info`: as it was), not listed so before one of these has passed."""
+    """A created object (`info` is None) or a deleted one (`info` describes it) that listings do not reflect yet.
+
+    Listings do until the store has received `requests` requests or its clock has reached `time_ms`.
+    """
 
     requests: int
     time_ms: int
@@ -42,12 +46,18 @@ class _Change:
 
 
 class BucketStore(WrapperStore):
-    """One bucket, around a store of this process that all its clients share. `source` draws, `clock` is true time.
+    """A simulated bucket on top of a store in this process, which all of its clients share. Not safe for threads.
 
-    * `late_requests`, `late_ms`: a change is listed after so many requests of anybody, or so many ms, at the latest
-    * `quick_ms`: how soon another create of a key is too quick; Google and R2 allow one a second
-    * `bulk_failures`: the chance that a key of a bulk delete is not deleted
-    * `parallel_reads`: requests worth making at once; this double itself is not for threads
+    Args:
+        inner: The store that contains the objects.
+        source: The source of random numbers.
+        clock: A function that returns the true time, in milliseconds.
+        late_requests: The maximum number of requests of all clients after which a change is listed.
+        late_ms: The maximum time after which a change is listed.
+        quick_ms: The time after a create of a key in which another create is rate-limited; Google Cloud Storage and R2
+            allow one per second.
+        bulk_failures: The probability that a bulk delete does not delete a key.
+        parallel_reads: The number of reads worth sending in parallel, as stores report it.
     """
 
     def __init__(
@@ -70,18 +80,18 @@ class BucketStore(WrapperStore):
         self._bulk_failures = bulk_failures
         self._parallel_reads = parallel_reads
         self._requests = 0
-        self._asked: dict[str, int] = {}
+        self._create_times_ms: dict[str, int] = {}
         self._changes: dict[str, _Change] = {}
 
     def create(self, key: str, data: bytes) -> bool:
         self._requests += 1
         now_ms = self._clock()
-        asked_ms, self._asked[key] = self._asked.get(key), now_ms
-        if asked_ms is not None and now_ms - asked_ms < self._quick_ms:
-            answer = self._source.random()
-            if answer < 0.2:
-                raise Unavailable(f"{key} in {self.location}: 429, too many creates of it; try again")
-            if answer < 0.6:
+        last_ms, self._create_times_ms[key] = self._create_times_ms.get(key), now_ms
+        if last_ms is not None and now_ms - last_ms < self._quick_ms:
+            draw = self._source.random()
+            if draw < 0.2:
+                raise Unavailable(f"{key} in {self.location}: 429, too many creates of this key; retry later")
+            if draw < 0.6:
                 return False
         created = self.inner.create(key, data)
         if created:
@@ -103,15 +113,15 @@ class BucketStore(WrapperStore):
             self._changed(key, before)
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Delete what it can, in an order of its own; `Unavailable` if something is left."""
+        """Delete keys in random order, and raise `Unavailable` if some were not deleted."""
         shuffled = list(keys)
         self._source.shuffle(shuffled)
-        left = [key for key in shuffled if self._source.random() < self._bulk_failures]
+        failed = [key for key in shuffled if self._source.random() < self._bulk_failures]
         for key in shuffled:
-            if key not in left:
+            if key not in failed:
                 self.delete(key)
-        if left:
-            raise Unavailable(f"{left[0]} in {self.location} and {len(left) - 1} more were not deleted; try again")
+        if failed:
+            raise Unavailable(f"{failed[0]} in {self.location} and {len(failed) - 1} more were not deleted; retry")
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         self._requests += 1
@@ -138,7 +148,7 @@ class BucketStore(WrapperStore):
         return _whole_second(self.inner.now_ms()) - 999
 
     def made(self, key: str) -> None:
-        """Count an object as made just now, by a writer."""
+        """Record that a writer has just created an object."""
         self._requests += 1
         self._changed(key, None)
 
@@ -151,7 +161,7 @@ class BucketStore(WrapperStore):
             self._changes.pop(key, None)
 
     def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield what a listing shows, in key order."""
+        """Return the objects that a listing contains, in key order."""
         now_ms = self._clock()
         self._changes = {
             key: change
@@ -172,7 +182,7 @@ class BucketStore(WrapperStore):
 
 
 class _BucketWriter(WrapperWriter):
-    """A data object of a bucket: not listed at once when it is closed."""
+    """A writer of a data object, which may be listed only some time after it is closed."""
 
     def close(self) -> None:
         super().close()

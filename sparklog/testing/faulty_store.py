@@ -1,22 +1,22 @@
-"""A store that fails on purpose: every fault an object store, a network or a crash can show, scripted or by seed.
+"""A store that injects the faults of object stores, networks and crashes, at scripted points or at random.
 
-| fault          | what the caller sees                  | what happened                                               |
-|----------------|---------------------------------------|-------------------------------------------------------------|
-| `ERROR_BEFORE` | Unavailable                           | nothing                                                     |
-| `ERROR_AFTER`  | Unavailable                           | the call took effect: a lost answer                         |
-| `LATE`         | Unavailable                           | a create or delete that takes effect some calls later       |
-| `TWICE`        | False                                 | a client's retry met its own first create: "exists" is ours |
-| `FALSE_EXISTS` | False                                 | nothing: a racing delete made the store say "exists"        |
-| `ABSENT`       | NotFound, None or no such entry       | a stale cache hides an object that exists                   |
-| `SHORT`        | fewer bytes than the object has       | a connection that broke off                                 |
-| `FLIP`         | the bytes with one bit turned         | a bad disk or memory                                        |
-| `DELAY`        | the right answer, later               | the call waited before its effect                           |
-| `DELAY_AFTER`  | the right answer, later               | the answer waited after the effect                          |
-| `CRASH_BEFORE` | Crash                                 | the process died before the call                            |
-| `CRASH_AFTER`  | Crash                                 | the process died after the effect, before it knew           |
+| fault          | effect for the caller             | what happened                                                   |
+|----------------|-----------------------------------|-----------------------------------------------------------------|
+| `ERROR_BEFORE` | `Unavailable`                     | the call had no effect                                          |
+| `ERROR_AFTER`  | `Unavailable`                     | the call took effect, but its response was lost                 |
+| `LATE`         | `Unavailable`                     | a create or delete takes effect some calls later                |
+| `TWICE`        | False                             | a client's retry found the object of its own first create       |
+| `FALSE_EXISTS` | False                             | nothing was created, because a delete was in progress           |
+| `ABSENT`       | `NotFound` or None                | a stale cache hides an existing object                          |
+| `SHORT`        | fewer bytes than the object has   | the connection was closed early                                 |
+| `FLIP`         | the bytes with one flipped bit    | a disk or memory is faulty                                      |
+| `DELAY`        | the correct result, late          | the call waited before it took effect                           |
+| `DELAY_AFTER`  | the correct result, late          | the response waited after the call took effect                  |
+| `CRASH_BEFORE` | `Crash`                           | the process died before the call                                |
+| `CRASH_AFTER`  | `Crash`                           | the process died after the effect, before it got the response   |
 
-`Crash` is a BaseException, so no `except Exception` survives it. Every call is a labelled crash point: its label is the
-verb and the kind of key, such as `create:commit`, `get:checkpoint` or `close:append`.
+`Crash` is a `BaseException`, so that no `except Exception` catches it. Every call is a crash point with a label, which
+consists of the verb and the kind of key: `create:commit`, `get:checkpoint` or `close:append`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ from sparklog.testing.wrapper_stores import WrapperStore, WrapperWriter
 
 
 class Crash(BaseException):
-    """The process that made this call is dead: its memory must be dropped, and another one may be started."""
+    """The process that made this call has died. The test must drop its state, and may start another process."""
 
 
 class FaultKind(enum.Enum):
+    """The kinds of faults; the table at the top of the module describes them."""
+
     ERROR_BEFORE = "error before"
     ERROR_AFTER = "error after"
     LATE = "late"
@@ -54,7 +56,11 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """`amount`: seconds of a delay, calls until a late effect, bytes that a read lacks, index of a flipped bit."""
+    """A fault to inject.
+
+    `amount` is the duration of a delay in seconds, the number of calls until a late effect, the number of bytes missing
+    from a read, or the index of a flipped bit.
+    """
 
     kind: FaultKind
     amount: float = 1
@@ -62,7 +68,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Call:
-    """One call about to be made: `number` counts all calls from 0, `nth` those of this label from 0."""
+    """A call that is about to be made. `number` counts all calls from 0, and `nth` counts the calls with this label."""
 
     verb: str
     key: str
@@ -91,9 +97,9 @@ _KINDS = ("root", "commit", "checkpoint", "append", "sealed", "other")
 
 
 class Script:
-    """Faults at labelled points: `Script({("create:commit", 2): Fault(...)})` strikes the third create of a commit.
+    """A list of faults by label: `Script({("create:commit", 2): Fault(...)})` injects one at the third commit.
 
-    A label without a number strikes every such call. `struck` lists the calls that were.
+    A label without a number applies to every call with that label. `struck` lists the calls that have failed.
 
     Example:
         script = testing.Script()
@@ -110,27 +116,28 @@ class Script:
         self._next: dict[str, list[Fault]] = {}
 
     def fail(self, label: str, kind: FaultKind = FaultKind.ERROR_BEFORE, *, times: int = 1, amount: float = 1) -> None:
-        """Make the next calls of a label fail.
+        """Make the next calls with a label fail.
 
         Args:
-            label: verb and kind of key: `create:commit`, `get:append`, `writer:sealed`, `list:other`.
-            kind: of failure; not all fit all verbs.
-            times: so many calls.
-            amount: seconds of a delay, calls until a late effect, bytes that a read lacks, index of a flipped bit.
+            label: The verb and kind of key of the calls: `create:commit`, `get:append`, `writer:sealed`, `list:other`.
+            kind: The kind of fault. Some kinds apply only to certain verbs.
+            times: The number of calls that fail.
+            amount: The duration of a delay in seconds, the number of calls until a late effect, the number of bytes
+                missing from a read, or the index of a flipped bit.
 
         Raises:
-            BadRequest: no call has this label, or fails like that.
+            BadRequest: If no call has this label, or `kind` does not apply to its verb.
         """
         verb, _, key = label.partition(":")
         if verb not in _VERBS or key not in _KINDS:
             raise BadRequest(
-                f"no call has the label {label!r}: expected VERB:KIND, VERB one of {', '.join(_VERBS)}, KIND one of "
-                f"{', '.join(_KINDS)}"
+                f"no call has the label {label!r}: expected VERB:KIND, where VERB is one of {', '.join(_VERBS)} and "
+                f"KIND is one of {', '.join(_KINDS)}"
             )
         if verb not in _FITTING.get(kind, (verb,)):
-            raise BadRequest(f"{kind} fits {' and '.join(_FITTING[kind])}, not {verb!r} of {label!r}")
+            raise BadRequest(f"{kind} applies to {' and '.join(_FITTING[kind])}, not to {verb!r} of {label!r}")
         if times < 1:
-            raise BadRequest(f"times of {label!r} is 1 or more, found {times!r}")
+            raise BadRequest(f"times of {label!r} must be at least 1, found {times!r}")
         self._next.setdefault(label, []).extend([Fault(kind, amount)] * times)
 
     def __call__(self, call: Call) -> Fault | None:
@@ -142,7 +149,10 @@ class Script:
 
 
 class Seeded:
-    """Faults at random: each call fails with probability `rate`, in a way drawn from `kinds` that fits its verb."""
+    """Random faults: with probability `rate`, draw a fault from `kinds` for a call, and inject it if it fits the verb.
+
+    `source` is the source of random numbers, and `max_delay` the maximum duration of a delay in seconds.
+    """
 
     def __init__(self, source: random.Random, rate: float, kinds: Sequence[FaultKind], max_delay: float = 1.0) -> None:
         self.source = source
@@ -168,10 +178,10 @@ def _no_sleep(seconds: float) -> None:
 
 
 class FaultyStore(WrapperStore):
-    """Ask `decide` before each call if and how it fails, and pass it on otherwise.
+    """A store that forwards calls to `inner`, unless `decide` returns a fault to inject.
 
-    `sleep` takes seconds: pass a virtual clock's. Effects that are late land when the given number of further calls has
-    been made, or at `land`. Picklable only if `inner`, `decide` and `sleep` are.
+    `sleep` is called with the seconds of a delay; pass that of a virtual clock. Late effects take place after the given
+    number of further calls, or in `land`. The store can be pickled if `inner`, `decide` and `sleep` can.
     """
 
     def __init__(self, inner: Store, decide: Decide, sleep: Callable[[float], None] = _no_sleep) -> None:
@@ -179,15 +189,17 @@ class FaultyStore(WrapperStore):
         self.decide = decide
         self.sleep = sleep
         self.calls: Counter[str] = Counter()
-        """Calls by label: the crash points met so far."""
+        """The number of calls so far, by label."""
         self._number = 0
         self._late: list[tuple[int, Callable[[], object]]] = []
 
     @property
     def has_late(self) -> bool:
+        """Whether calls with a late effect are pending."""
         return bool(self._late)
 
     def land(self) -> None:
+        """Let all pending calls take effect."""
         late, self._late = self._late, []
         for _, effect in late:
             effect()
@@ -196,7 +208,7 @@ class FaultyStore(WrapperStore):
         return _FaultyWriter(self, key, super().writer(key))
 
     def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
-        """Count the call, let due late effects land, and make it or fail as `decide` says."""
+        """Count the call, apply due late effects, and then make the call or inject the fault that `decide` returns."""
         label = f"{verb}:{key_kind(key)}"
         call = Call(verb, key, label, self._number, self.calls[label])
         self._number += 1
@@ -224,31 +236,31 @@ class FaultyStore(WrapperStore):
         if kind is FaultKind.CRASH_BEFORE:
             raise Crash(f"before {key}")
         if kind in (FaultKind.ERROR_BEFORE, FaultKind.LATE):
-            raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}): try again")
+            raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}); retry")
         if kind is FaultKind.DELAY:
             self.sleep(fault.amount)
-        answer = send()
+        result = send()
         if kind is FaultKind.CRASH_AFTER:
             raise Crash(f"after {key}")
         if kind is FaultKind.ERROR_AFTER:
-            raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}): outcome unknown, look again")
+            raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}); the outcome is unknown")
         if kind is FaultKind.DELAY_AFTER:
             self.sleep(fault.amount)
-        return _damaged(answer, fault) if fits else answer
+        return _corrupted(result, fault) if fits else result
 
 
-def _damaged(data: bytes, fault: Fault) -> bytes:
+def _corrupted(data: bytes, fault: Fault) -> bytes:
     if fault.kind is FaultKind.SHORT:
         return data[: max(0, len(data) - int(fault.amount))]
-    damaged = bytearray(data)
+    corrupted = bytearray(data)
     if data:
         bit = int(fault.amount) % (8 * len(data))
-        damaged[bit // 8] ^= 1 << bit % 8
-    return bytes(damaged)
+        corrupted[bit // 8] ^= 1 << bit % 8
+    return bytes(corrupted)
 
 
 class _FaultyWriter(WrapperWriter):
-    """Faults while a data object is written: points `write:<kind>` and `close:<kind>`."""
+    """A writer of a data object that injects faults, with the labels `write:<kind>` and `close:<kind>`."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._store.request("write", self._key, lambda: self._inner.write(data))

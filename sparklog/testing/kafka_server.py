@@ -1,4 +1,4 @@
-"""A server of Kafka's protocol in this process's memory, for tests of programs that speak to a broker."""
+"""An in-process server of Kafka's protocol, for tests of programs that use a Kafka client."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from sparklog.testing.world import World
 
 @dataclass(frozen=True)
 class KafkaServer:
-    """A running server: the address that clients take, its root, its groups, and its clock.
+    """A running server: its bootstrap address, root, consumer groups and clock.
 
-    The clock stands still at the time of the start: `clock.advance(days=8)` moves it, for retention and LogAppendTime.
+    The clock starts at the current time and stands still. `clock.advance(days=8)` moves it, for example to test
+    retention or LogAppendTime.
     """
 
     bootstrap: str
@@ -30,7 +31,7 @@ class KafkaServer:
 
 @contextmanager
 def running_kafka_server() -> Iterator[KafkaServer]:
-    """Serve an empty root while the block runs. Topics are created when a client asks for them."""
+    """Serve an empty root in a `with` block. Topics are created when a client requests them."""
     clock = World(now_ms=SYSTEM.wall_ms())
     root = clock.root()
     options = ServeOptions(listen=Address("127.0.0.1", 0), writable=True, auto_create=True, linger_seconds=0.0)

@@ -1,7 +1,8 @@
-"""Fixtures for pytest, which finds them where sparklog is installed: docs/guides/pytest.md.
+"""Fixtures for pytest, which finds them if sparklog is installed (see docs/guides/pytest.md).
 
-Every run of pytest loads this module, so nothing else is imported before a test asks for a fixture. Its entry point has
-the name of the module: `pytest_plugins = ["sparklog.testing.plugin"]` works beside it, and where entry points are off.
+Every run of pytest loads this module, so it imports other modules only when a test requests a fixture. The entry point
+has the name of the module, so that `pytest_plugins = ["sparklog.testing.plugin"]` can be used in addition to it, or if
+entry points are disabled.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sparklog_world() -> World:
-    """A store in memory, a clock and seeded ids: each `root()` is one more process that opens the same root."""
+    """A store in memory with a clock and seeded ids. Each `root()` simulates another process with the same root."""
     from sparklog.testing.world import World
 
     return World()
@@ -32,13 +33,13 @@ def sparklog_world() -> World:
 
 @pytest.fixture
 def sparklog_clock(sparklog_world: World) -> ManualClock:
-    """The clock of `sparklog_root`, which stands still: `advance(days=8)` moves it."""
+    """The clock of `sparklog_root`, which stands still until a call such as `advance(days=8)`."""
     return sparklog_world
 
 
 @pytest.fixture
 def sparklog_faults() -> Script:
-    """Faults of the store of `sparklog_root`: `fail("create:commit")` lets its next commit fail."""
+    """The faults of the store of `sparklog_root`: `fail("create:commit")` makes its next commit fail."""
     from sparklog.testing.faulty_store import Script
 
     return Script()
@@ -46,7 +47,7 @@ def sparklog_faults() -> Script:
 
 @pytest.fixture
 def sparklog_requests(sparklog_world: World, sparklog_faults: Script) -> CountingStore:
-    """The requests that `sparklog_root` makes: `reset()`, then `expect(create_commit=1)`."""
+    """The store of `sparklog_root`, which counts requests: call `reset()`, and later `expect(create_commit=1)`."""
     from sparklog.testing.faulty_store import FaultyStore
     from sparklog.testing.wrapper_stores import CountingStore
 
@@ -55,13 +56,13 @@ def sparklog_requests(sparklog_world: World, sparklog_faults: Script) -> Countin
 
 @pytest.fixture
 def sparklog_root(sparklog_world: World, sparklog_requests: CountingStore) -> Root:
-    """An empty root in memory, for this process alone."""
+    """An empty root in memory, which only this process can open."""
     return sparklog_world.root(sparklog_requests)
 
 
 @pytest.fixture
 def sparklog_disk_root(tmp_path: Path) -> Root:
-    """An empty root on a disk by the machine's clock; its `location` is the path that Spark and commands take."""
+    """An empty root on disk with the system clock. Pass its `location` to Spark or to commands."""
     from sparklog.log.topic.root import open_root
     from sparklog.storage.local import LocalStore
 
@@ -70,7 +71,7 @@ def sparklog_disk_root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def sparklog_records() -> RecordStream:
-    """A stream of records with ten keys, from the same seed in every test: `take(100)`, then `latest()`."""
+    """A stream of records with ten keys, with the same seed in every test: call `take(100)`, then `latest()`."""
     from sparklog.testing.records import RecordStream
 
     return RecordStream()
@@ -78,7 +79,7 @@ def sparklog_records() -> RecordStream:
 
 @pytest.fixture
 def kafka_server() -> Iterator[KafkaServer]:
-    """A server of Kafka's protocol over an empty root in memory: clients take its `bootstrap` address."""
+    """A server of Kafka's protocol for an empty root in memory. Pass its `bootstrap` address to clients."""
     from sparklog.testing.kafka_server import running_kafka_server
 
     with running_kafka_server() as server:

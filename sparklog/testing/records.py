@@ -1,4 +1,4 @@
-"""A fake stream of records: made from a seed, without end, and with the results to expect."""
+"""An endless stream of generated records, with the results to expect."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("timestamp", 
 
 @dataclass
 class RecordStream:
-    """Records for `Topic.append`: the same for the same seed, however many are taken at a time.
+    """Generate records for `Topic.append`. The same seed generates the same records, in batches of any size.
 
-    Keys are `k0`, `k1` and so on, values `00000000-` and random letters, numbered so that none comes twice.
+    Keys are `k0`, `k1` and so on. A value consists of the number of the record, such as `00000000-`, and random
+    letters, so that all values are different.
 
     Args:
-        seed: another seed, other records.
-        keys: how many keys there are; 0: records have none.
-        value_bytes: how many random letters a value has.
-        tombstones: the share of records that delete their key, 0.0 to 1.0.
-        start_ms: the time of the first record.
-        step_ms: from one record to the next.
-        late_ms: how late a record may be at most, for watermarks.
+        seed: The seed of the random numbers.
+        keys: The number of different keys; 0: records have no key.
+        value_bytes: The number of random letters in a value.
+        tombstones: The fraction of records that delete their key, from 0.0 to 1.0.
+        start_ms: The timestamp of the first record.
+        step_ms: The time between two records.
+        late_ms: The maximum time by which a record is late, for tests of watermarks.
 
     Example:
         root = testing.World().root()
@@ -50,16 +51,18 @@ class RecordStream:
     def __post_init__(self) -> None:
         for name in ("keys", "value_bytes", "late_ms"):
             if getattr(self, name) < 0:
-                raise BadRequest(f"{name} of a RecordStream is 0 or more, found {getattr(self, name)!r}")
+                raise BadRequest(f"{name} of a RecordStream must be at least 0, found {getattr(self, name)!r}")
         if not 0 <= self.tombstones <= 1 or (self.tombstones and not self.keys):
-            raise BadRequest(f"tombstones of a RecordStream are 0.0 to 1.0, and need keys, found {self.tombstones!r}")
+            raise BadRequest(
+                f"tombstones of a RecordStream must be 0.0 to 1.0, and require keys, found {self.tombstones!r}"
+            )
         self._random = random.Random(self.seed)
         self._number = 0
 
     def take(self, records: int) -> pa.Table:
-        """Return the next records: columns key, value, timestamp."""
+        """Return the next records, with the columns key, value and timestamp."""
         if records < 0:
-            raise BadRequest(f"take of a RecordStream wants a number of records, found {records!r}")
+            raise BadRequest(f"the number of records to take must be at least 0, found {records!r}")
         rows = [self._next() for _ in range(records)]
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
         table = pa.table([pa.array(column, item.type) for column, item in zip(columns, SCHEMA, strict=True)], SCHEMA)
@@ -67,11 +70,11 @@ class RecordStream:
         return table
 
     def taken(self) -> pa.Table:
-        """Return all records that were taken so far."""
+        """Return all records that `take` has returned so far."""
         return pa.concat_tables([SCHEMA.empty_table(), *self._taken])
 
     def latest(self) -> dict[bytes, bytes]:
-        """Return the latest value of each key that was taken, deleted keys left out: what compaction comes to."""
+        """Return the latest value of each key so far, without deleted keys. Compaction leaves the same records."""
         return dict(self._latest)
 
     def _next(self) -> tuple[bytes | None, bytes | None, int]:

@@ -1,23 +1,24 @@
-"""A store as slow as one across a network: each request waits for a time drawn from a published distribution.
+"""A store as slow as a store across a network, because it delays each request by a random latency.
 
-Published figures differ by a factor of two: by region, client, day and size. Taken here, in milliseconds, for small
-objects and a client in the region of the bucket:
+Published latencies differ by a factor of two, depending on the region, client, day and size. These are the latencies
+used here, in milliseconds, for small objects and a client in the region of the bucket:
 
-| store         | request | p50 | p99 | from                                                                     |
+| store         | request | p50 | p99 | source                                                                   |
 |---------------|---------|-----|-----|--------------------------------------------------------------------------|
 | `S3_STANDARD` | GET     | 22  | 80  | Tigris, July 2025: 1 KB, p50 22.4, p90 42.0; Quickwit, 2023: 30, tail 80 |
 |               | PUT     | 40  | 140 | Tigris: 1 KB, p50 27.0, p90 41.2; SlateDB's guide: 50 to 100             |
-|               | LIST    | 45  | 160 | no figure is published: a PUT's, and a little                            |
-|               | others  | 22  | 80  | taken as a GET without a body                                            |
+|               | LIST    | 45  | 160 | no published figure: slightly more than a PUT                            |
+|               | others  | 22  | 80  | assumed to be as for a GET without a body                                |
 | `S3_EXPRESS`  | GET     | 4   | 10  | AWS: "consistent single-digit millisecond"; Quickwit: p90 5              |
 |               | PUT     | 6   | 14  | SlateDB's guide: 5 to 10                                                 |
-|               | LIST    | 8   | 20  | no figure is published                                                   |
-|               | others  | 4   | 10  | taken as a GET without a body                                            |
+|               | LIST    | 8   | 20  | no published figure                                                      |
+|               | others  | 4   | 10  | assumed to be as for a GET without a body                                |
 
 Tigris: tigrisdata.com/blog/benchmark-small-objects. Quickwit: quickwit.io/blog/s3-express-speculations. SlateDB:
 slatedb.io/docs/performance. AWS: "Performance guidelines for Amazon S3" and "Best practices to optimize S3 Express One
-Zone performance"; from there also 85 MB/s for the bytes of one request. That latencies are about log-normal:
-spiraldb.com/post/so-you-want-to-use-object-storage; by it Tigris' GETs (from a cloud near by) have a p99 of 70.
+Zone performance", which also state 85 MB/s for the bytes of one request. According to
+spiraldb.com/post/so-you-want-to-use-object-storage, latencies are approximately log-normal. Tigris' GETs, from a nearby
+cloud, then have a p99 of 70.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ T = TypeVar("T")
 _Z99 = 2.3263
 """The 99th percentile of the normal distribution."""
 PAGE = 1000
-"""Keys of one listing, and of one bulk delete, of S3."""
+"""The maximum number of keys in one page of a listing, and in one bulk delete, of S3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A log-normal distribution of milliseconds, by its median and its 99th percentile."""
+    """A log-normal distribution of latencies in milliseconds, given by its median and its 99th percentile."""
 
     p50: float
     p99: float
@@ -52,7 +53,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Latencies by the request that a method makes; bytes of a body come on top, at `bytes_per_ms`."""
+    """The latencies of each kind of request. The transfer of a body takes additional time, at `bytes_per_ms`."""
 
     get: Latency
     put: Latency
@@ -62,7 +63,7 @@ class Latencies:
     bytes_per_ms: float = 85_000
 
     def draw_ms(self, verb: str, source: Random) -> float:
-        """Draw for a method of `Store`; one that makes no request takes no time."""
+        """Draw the latency of a method of `Store`. A method that sends no request takes no time."""
         latency: Latency | None = getattr(self, _REQUESTS.get(verb, ""), None)
         return 0.0 if latency is None else latency.draw(source)
 
@@ -84,11 +85,11 @@ S3_EXPRESS = Latencies(Latency(4, 10), Latency(6, 14), Latency(8, 20), Latency(4
 
 
 class SlowStore(WrapperStore):
-    """Delay every request to `inner`: half of it before the effect, half of it after.
+    """A store that delays every request to `inner` by a latency, half of it before the effect and half of it after.
 
-    The body of a write travels before the effect, that of a read after it. A data object is one PUT, when it is closed.
-    `sleep` takes seconds: it sleeps, unless a simulation passes its clock's. Safe to share between threads, and as
-    picklable as `inner` and `sleep`: a copy goes on with a seed drawn from `source`.
+    The body of a write is transferred before the effect, and the body of a read after it. A data object is sent in one
+    PUT when it is closed. A simulation can pass the `sleep` of its clock, which is called with seconds. Threads may
+    share the store. It can be pickled if `inner` and `sleep` can; a copy gets a new seed from `source`.
     """
 
     def __init__(
@@ -132,10 +133,10 @@ class SlowStore(WrapperStore):
         return self._pages(first)
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        left = [*keys]
-        while left:
-            part, left = left[:PAGE], left[PAGE:]
-            self._delayed("delete_many", lambda part=part: [self.inner.delete(key) for key in part])  # type: ignore[misc]
+        remaining = [*keys]
+        while remaining:
+            page, remaining = remaining[:PAGE], remaining[PAGE:]
+            self._delayed("delete_many", lambda page=page: [self.inner.delete(key) for key in page])  # type: ignore[misc]
 
     def _pages(self, listed: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
         for number, info in enumerate(listed):
@@ -149,19 +150,19 @@ class SlowStore(WrapperStore):
         if half_s:
             self.sleep(half_s + body_s)
         try:
-            answer = send()
-            body_s = len(answer) / self.latencies.bytes_per_ms / 1000 if isinstance(answer, bytes) else 0.0
+            result = send()
+            body_s = len(result) / self.latencies.bytes_per_ms / 1000 if isinstance(result, bytes) else 0.0
         except BaseException:
             body_s = 0.0
             raise
         finally:
             if half_s:
                 self.sleep(half_s + body_s)
-        return answer
+        return result
 
 
 class _SlowWriter(WrapperWriter):
-    """A data object that is sent when it is closed."""
+    """A writer that sends the data object when it is closed."""
 
     _nbytes: int | None = 0
 

@@ -1,4 +1,4 @@
-"""Tests that every store must pass. Needs pytest.
+"""Tests that every store must pass. They require pytest.
 
 class TestMyStore(StoreTests):
     @pytest.fixture
@@ -16,17 +16,17 @@ import pytest
 from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.storage.store import ObjectInfo, Store
 
-BAD_KEYS = [
+INVALID_KEYS = [
     *("", "/a", "a//b", "a/", "..", "a/../b", "./a", "a/.", "a b", "ü", "a\\b", "a\x00b", "a\nb", "~a"),
     *("a" * 256, "a/" * 600 + "a"),
 ]
 
 
 class StoreTests:
-    """Derive from it, and give a fixture `store`: an empty store."""
+    """The test suite of stores. Derive a class from it with a fixture `store` that returns an empty store."""
 
     clock_step_ms = 20
-    """How coarse the store's times are. Files are stamped with a clock that ticks every few milliseconds."""
+    """The resolution of the store's times. Timestamps of files come from a clock that ticks every few milliseconds."""
 
     def test_is_a_store(self, store: Store) -> None:
         assert isinstance(store, Store)
@@ -45,7 +45,7 @@ class StoreTests:
         assert store.get("a", 1 << 50, 1 << 50) == b""
         assert store.get("a", 0, 0) == b""
 
-    def test_negative_ranges_are_refused(self, store: Store) -> None:
+    def test_negative_ranges_are_rejected(self, store: Store) -> None:
         store.create("a", b"hello")
         with pytest.raises(BadRequest, match="negative"):
             store.get("a", -1)
@@ -57,7 +57,7 @@ class StoreTests:
         assert store.create("a/b", b"second") is False
         assert store.get("a/b") == b"first"
 
-    def test_overwrite_puts_other_bytes_in_the_place_of_an_object(self, store: Store) -> None:
+    def test_overwrite_replaces_the_bytes_of_an_object(self, store: Store) -> None:
         store.create("a/b", b"first")
         store.overwrite("a/b", [b"sec", b"ond"])
         assert store.get("a/b") == b"second"
@@ -98,7 +98,7 @@ class StoreTests:
         store.delete("a/b/c")
         assert store.get("a/b") == b"x"
 
-    def test_a_folder_is_no_object(self, store: Store) -> None:
+    def test_a_folder_is_not_an_object(self, store: Store) -> None:
         store.create("a/b", b"x")
         assert store.stat("a") is None
         with pytest.raises(NotFound):
@@ -160,7 +160,7 @@ class StoreTests:
             writer.close()
         assert store.get("a") == b"first"
 
-    def test_write_after_close_is_refused(self, store: Store) -> None:
+    def test_write_after_close_is_rejected(self, store: Store) -> None:
         writer = store.writer("a")
         writer.close()
         with pytest.raises(ValueError, match="closed"):
@@ -168,7 +168,7 @@ class StoreTests:
         assert store.get("a") == b""
 
     def test_list_in_key_order(self, store: Store) -> None:
-        # Without "a" and "a/b/c": "a" and "a/b" would be both a file and a folder.
+        # "a" and "a/b/c" are not among the keys, because "a" and "a/b" would be both files and directories.
         keys = ["a-b/c", "a.b", "a/b", "a/b-c", "a0", "b/x/y/z", "b/x/y0", "B"]
         for key in reversed(keys):
             store.create(key, key.encode())
@@ -191,15 +191,15 @@ class StoreTests:
         with pytest.raises(BadRequest, match="end in '/'"):
             store.list_folders("a")
 
-    @pytest.mark.parametrize("key", BAD_KEYS)
-    def test_bad_keys_are_refused(self, store: Store, key: str) -> None:
+    @pytest.mark.parametrize("key", INVALID_KEYS)
+    def test_invalid_keys_are_rejected(self, store: Store, key: str) -> None:
         for call in (store.get, store.stat, store.delete, store.writer, lambda k: store.create(k, b"")):
             with pytest.raises(BadRequest, match="not a key"):
                 call(key)
         assert list(store.list("")) == []
 
     @pytest.mark.parametrize("prefix", ["/", "../", "a/../", "a//", "~", "a/ b"])
-    def test_bad_prefixes_are_refused(self, store: Store, prefix: str) -> None:
+    def test_invalid_prefixes_are_rejected(self, store: Store, prefix: str) -> None:
         with pytest.raises(BadRequest, match="not a"):
             store.list(prefix)
 

@@ -1,4 +1,4 @@
-"""A clock moved by hand, a store in memory that uses it, and the processes that open the root in this store."""
+"""A manual clock, and a simulated environment of processes that share a store in memory and this clock."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ DAY_MS = 24 * HOUR_MS
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it, or something sleeps: `now_ms` is the time.
+    """A clock that stands still until a test moves it or code sleeps. `now_ms` is the current time.
 
-    Sleep takes no real time. `slept` lists the seconds that were asked for, and `on_sleep` is called each time.
+    Sleeping takes no real time. `slept` lists the requested seconds, and `on_sleep` is called after each sleep.
 
     Example:
         clock = testing.ManualClock()
@@ -38,25 +38,25 @@ class ManualClock:
         self.on_sleep: Callable[[], object] | None = None
 
     def clock(self) -> int:
-        """Return `now_ms`, for what wants a function."""
+        """Return `now_ms`. Pass this method to code that expects a function."""
         return self.now_ms
 
     def advance(
         self, ms: int = 0, *, seconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
-        """Make time pass."""
+        """Advance the clock."""
         passed_ms = ms + int(seconds * 1000 + minutes * MINUTE_MS + hours * HOUR_MS + days * DAY_MS)
         if passed_ms < 0:
-            raise BadRequest(f"time cannot pass by {passed_ms} ms: set_wall_clock sets a clock back")
+            raise BadRequest(f"time cannot advance by {passed_ms} ms: use set_wall_clock to set the clock back")
         self.now_ms += passed_ms
 
     def set_wall_clock(self, ahead_ms: int) -> None:
-        """Set the wall clock of the machine forward, or back; the boot-time clock goes on as before."""
+        """Set the wall clock forward, or back if `ahead_ms` is negative. The boot-time clock does not change."""
         self.now_ms += ahead_ms
         self.boot_ahead_ms -= ahead_ms
 
     def sleep(self, seconds: float) -> None:
-        """Move the clock by these seconds and a millisecond, unless `sleep_takes_time` is False."""
+        """Advance the clock by the given time and a millisecond, unless `sleep_takes_time` is False."""
         self.slept.append(seconds)
         if self.sleep_takes_time:
             self.now_ms += int(seconds * 1000) + 1
@@ -65,10 +65,10 @@ class ManualClock:
 
 
 class World(ManualClock):
-    """A clock, a store in memory, and seeded ids. Each `root()` is one more process that opens the root in the store.
+    """A clock, a store in memory, and seeded ids. Each `root()` simulates another process that opens the root.
 
-    Worlds with the same seed make the same ids. Worlds that share a store need seeds far apart. `limits` are those of
-    the store: small ones make checkpoints, windows and pieces of work of a few records.
+    Worlds with the same seed generate the same ids. Worlds that share a store need seeds that are far apart. `limits`
+    are the limits of the store. With small limits, checkpoints, windows and work items contain only a few records.
 
     Example:
         world = testing.World()
@@ -92,7 +92,7 @@ class World(ManualClock):
             self.store.limits = limits
 
     def env(self, skew_ms: int = 0) -> Env:
-        """Return the surroundings of one more process, whose wall clock is off by `skew_ms`."""
+        """Return the environment of another process, whose wall clock is ahead by `skew_ms`."""
         self.processes += 1
         return Env(
             lambda: self.now_ms + skew_ms,
@@ -102,5 +102,5 @@ class World(ManualClock):
         )
 
     def root(self, store: Store | None = None, env: Env | None = None, *, skew_ms: int = 0) -> Root:
-        """Return the root as one more process sees it; made if there is none."""
+        """Open the root as another process, and create it if it does not exist."""
         return open_root(self.store if store is None else store, create=True, env=env or self.env(skew_ms=skew_ms))

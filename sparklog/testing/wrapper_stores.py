@@ -1,4 +1,4 @@
-"""Stores around another store: the base of test doubles, a store with hooks, and a store that counts its requests."""
+"""Stores that wrap another store: the base class of test doubles, a store with hooks, and one that counts requests."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ __all__ = ["CountingStore", "HookedStore", "WrapperStore", "WrapperWriter"]
 
 
 class HookedStore(WrapperStore):
-    """Call hooks before and after each request to `inner`.
+    """A store that calls hooks before and after each request to `inner`.
 
-    A request has a verb, which is a method of `Store`, and a key or prefix. A data object counts as one `writer`
-    request when it is started. If several threads use the store, they also call the hooks in parallel.
+    A request has a verb, which is the name of a method of `Store`, and a key or prefix. A data object counts as one
+    `writer` request when it is started. If several threads use the store, they also call the hooks in parallel.
 
     Args:
-        inner: the store that gets the requests.
-        before: called with verb and key. If it raises, `inner` does not get the request.
-        after: called with verb, key and result; returns the result that the caller gets. If it raises, the request has
-            taken effect, but its response is lost.
-        limits: of this store instead of those of `inner`.
-        parallel_reads: number of reads worth sending in parallel; None: as `inner`.
-        writable: False refuses to open the store for writing; None: as `inner`.
+        inner: The store that gets the requests.
+        before: A function to call with the verb and the key. If it raises an exception, `inner` does not get the
+            request.
+        after: A function to call with the verb, the key and the result, which returns the result for the caller. If it
+            raises an exception, the request has taken effect, but its response is lost.
+        limits: The limits of this store; None: those of `inner`.
+        parallel_reads: The number of reads worth sending in parallel; None: that of `inner`.
+        writable: False: the store rejects writes; None: as `inner`.
 
     Example:
         world = testing.World()
@@ -78,13 +79,18 @@ class HookedStore(WrapperStore):
         """Call `action` once, before the next request with this label.
 
         Args:
-            label: verb and kind of key, as in `Script.fail`: `create:commit`, `get:append`, `list:other`.
-            action: may raise, and may send requests to this store.
+            label: The verb and kind of key, as in `Script.fail`: `create:commit`, `get:append`, `list:other`.
+            action: The function to call. It may raise an exception, and may send requests to this store.
         """
         self._once[label, False] = action
 
     def after_next(self, label: str, action: Callable[[], object]) -> None:
-        """Call `action` once, after the next request with this label took effect and before its response arrives."""
+        """Call `action` once, after the next request with this label has taken effect and before its response arrives.
+
+        Args:
+            label: The verb and kind of key, as in `before_next`.
+            action: The function to call. If it raises an exception, the response is lost.
+        """
         self._once[label, True] = action
 
     def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
@@ -100,9 +106,10 @@ class HookedStore(WrapperStore):
 
 
 class CountingStore(WrapperStore):
-    """Count every call by verb, a method of `Store`, and by kind of key (`sparklog.storage.store.key_kind`).
+    """A store that counts every call by verb, a method of `Store`, and by kind of key.
 
-    A data object counts as one `writer` when it is begun. A pickled copy goes on from these counts for itself.
+    A data object counts as one `writer` call when it is started. A pickled copy starts with the current counts, and
+    then counts its own calls. `sparklog.storage.store.key_kind` defines the kinds of keys.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -110,9 +117,9 @@ class CountingStore(WrapperStore):
         self._lock = ForkLock()
         self.counts: Counter[str] = Counter()
         self.by_kind: Counter[tuple[str, str]] = Counter()
-        """Calls by verb and kind of key, e.g. `("create", "commit")`."""
+        """The number of calls by verb and kind of key, for example `("create", "commit")`."""
         self.keys: list[tuple[str, str]] = []
-        """Every call in order: verb and key (or prefix)."""
+        """The verb and the key or prefix of every call, in order."""
         self.bytes_read = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,6 +129,7 @@ class CountingStore(WrapperStore):
         self.__dict__.update(state, _lock=ForkLock())
 
     def reset(self) -> None:
+        """Set all counts to zero."""
         with self._lock:
             self.counts.clear()
             self.by_kind.clear()
@@ -132,16 +140,23 @@ class CountingStore(WrapperStore):
         """Assert the exact number of calls since `reset`.
 
         Args:
-            counts: calls by verb (`get=2`) or by verb and kind of key (`create_commit=1`). The counts of a verb's kinds
-                add up to its total. Verbs that are not listed must not have been called.
+            counts: The calls by verb (`get=2`) or by verb and kind of key (`create_commit=1`). The counts of a verb's
+                kinds add up to its total. Unlisted verbs must not have been called.
 
         Raises:
-            AssertionError: a count differs; the message lists the calls.
+            AssertionError: If a count differs. The message lists the calls.
         """
         self._check(counts, "expected", lambda made, count: made == count)
 
     def expect_at_most(self, **limits: int) -> None:
-        """Assert upper bounds for the number of calls since `reset`; `limits` has the keys of `expect`."""
+        """Assert upper bounds for the number of calls since `reset`.
+
+        Args:
+            limits: The maximum number of calls, with the same names as in `expect`.
+
+        Raises:
+            AssertionError: If a count exceeds its limit. The message lists the calls.
+        """
         self._check(limits, "at most", lambda made, limit: made <= limit)
 
     def _check(self, counts: Mapping[str, int], bound: str, fits: Callable[[int, int], bool]) -> None:
@@ -160,11 +175,11 @@ class CountingStore(WrapperStore):
             self.counts[verb] += 1
             self.by_kind[verb, key_kind(key)] += 1
             self.keys.append((verb, key))
-        answer = send()
+        result = send()
         if verb == "get":
             with self._lock:
-                self.bytes_read += len(answer)
-        return answer
+                self.bytes_read += len(result)
+        return result
 
     def _calls(self, verb: str, kind: str = "") -> str:
         made = [key for name, key in self.keys if name == verb and kind in ("", key_kind(key))]

@@ -79,7 +79,7 @@ def test_offsets_out_of_range_are_reset(place: Place, caplog: pytest.LogCaptureF
     with place.consumer(auto_offset_reset="latest", enable_auto_commit=False) as consumer:
         assert consumer.positions() == {"a": {0: 3, 1: 0}}
     consumer = place.consumer()
-    assert "offset 7 of a-1 is out of range: it has 0 to 0; going on at 0" in caplog.text
+    assert "offset 7 of a-1 is out of range: it has 0 to 0; continuing at 0" in caplog.text
     assert everything(consumer) == ["3"]
     append(place, "a", 0, "4", "5")
     place.topic("a").delete_records({0: 4})
@@ -119,7 +119,7 @@ def test_offsets_beyond_the_end_are_believed_while_a_cache_may_hide_the_end(
     stale = HidingStore(place.store, lambda key: key == newest and place.now_ms < until, place.sleep)
     monkeypatch.setattr(place, "store", stale)
     consumer = place.consumer(session_timeout_ms=30_000)
-    assert "beyond the end of a-0 that is seen here; looking again for 90 s" in caplog.text
+    assert "beyond the log end of a-0 that this host sees; retrying for 90 s" in caplog.text
     assert consumer.positions() == {"a": {0: 2, 1: 0}}
     assert Groups(place.root()).group("g").description().state == "Stable"
     assert everything(consumer) == []
@@ -265,7 +265,7 @@ def test_topics_that_go_and_partitions_that_come(place: Place) -> None:
 
 def test_wrong_settings(place: Place) -> None:
     for how, says in (
-        ({"topics": []}, "needs topics"),
+        ({"topics": []}, "needs at least one topic"),
         ({"auto_offset_reset": "newest"}, "auto_offset_reset must be earliest, latest or none, found 'newest'"),
         ({"max_poll_records": 0}, "max_poll_records must be a whole number of at least 1"),
         ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms must be a whole number of at least 0"),
@@ -280,7 +280,7 @@ def test_wrong_settings(place: Place) -> None:
             {"partition_assignment_strategy": ("odd",)},
             "partition_assignment_strategy must be a list of range, roundrobin, sticky, coop",
         ),
-        ({"topics": None, "pattern": "("}, r"pattern is a regular expression, found '\('"),
+        ({"topics": None, "pattern": "("}, r"pattern must be a regular expression, found '\('"),
         ({"pattern": "b"}, "subscribes to topics or to a pattern"),
         ({"group_instance_id": 7}, "group_instance_id must be a string or None"),
         ({"listener": print}, "listener must be a RebalanceListener"),

@@ -46,16 +46,16 @@ def test_partitions_by_hand(place: Place) -> None:
     append(place, "a", 1, "a1")
     append(place, "b", 0, "b0")
     consumer = reader(place)
-    with pytest.raises(BadRequest, match="reads nothing: subscribe to topics, or assign partitions"):
+    with pytest.raises(BadRequest, match="has nothing to read: subscribe to topics, or assign partitions"):
         consumer.poll()
     consumer.assign({"a": [1], "b": [0]})
     assert consumer.assignment() == {A1, B0}
     assert consumer.subscription() == frozenset()
     assert sorted(everything(consumer)) == ["a1", "b0"]
     assert Groups(place.root()).names() == []
-    with pytest.raises(BadRequest, match="assigned by hand: unsubscribe first"):
+    with pytest.raises(BadRequest, match="manually assigned partitions: call unsubscribe first"):
         consumer.subscribe("a")
-    with pytest.raises(BadRequest, match="no member of a group"):
+    with pytest.raises(BadRequest, match="not a member of a group"):
         consumer.group_metadata()
     # Those that stay go on, and what was read of the others is committed.
     consumer.assign([A0, A1])
@@ -105,7 +105,7 @@ def test_a_subscription_is_replaced_and_ended(place: Place) -> None:
     assert noted.calls == []
     assert everything(consumer) == ["a"]
     assert noted.calls == [("assigned", [A0, A1])]
-    with pytest.raises(BadRequest, match="is subscribed to topics: unsubscribe first"):
+    with pytest.raises(BadRequest, match="is subscribed to topics: call unsubscribe first"):
         consumer.assign({"a": [0]})
     consumer.subscribe(["b"], listener=noted)
     assert consumer.subscription() == {"b"}
@@ -120,7 +120,7 @@ def test_a_subscription_is_replaced_and_ended(place: Place) -> None:
     consumer.assign({"c": [0]})
     assert everything(consumer) == []
     assert len(noted.calls) == 4
-    with pytest.raises(BadRequest, match="a listener is of topics or a pattern"):
+    with pytest.raises(BadRequest, match="a listener needs a subscription: give topics or a pattern"):
         reader(place, listener=noted)
 
 

@@ -184,7 +184,7 @@ def test_a_static_member_comes_back_to_its_partitions(place: Place) -> None:
     with pytest.raises(Fenced, match="was superseded"):
         two.poll()
     assert noted[1].take() == [("assigned", owned), ("lost", owned)]
-    with pytest.raises(BadRequest, match="reads nothing"):
+    with pytest.raises(BadRequest, match="has nothing to read"):
         two.poll()
     two.close()
     place.now_ms += 3_000
@@ -358,6 +358,6 @@ def test_a_consumer_is_of_the_process_that_made_it(local: str) -> None:
     process = context.Process(target=work, args=(answers,))
     process.start()
     process.join(60)
-    assert "which this one was forked by: make one here" in answers.get()
+    assert "create a new consumer in the forked process" in answers.get()
     assert len(Groups(local).group("g").state().members) == 1
     consumer.close()

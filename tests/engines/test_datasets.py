@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import sparklog
-from sparklog.engines.datasets import _in_turn
+from sparklog.engines.datasets import _rounds
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
@@ -119,10 +119,10 @@ def test_a_fragment_is_the_dataset(place: Place) -> None:
 
 
 @pytest.mark.parametrize("call", ["filter", "replace_schema", "join", "join_asof", "sort_by"])
-def test_what_would_go_past_the_log_is_refused(place: Place, call: str) -> None:
-    with pytest.raises(BadRequest, match="is read as it is: give columns and a filter"):
+def test_unsupported_methods_of_a_dataset_are_rejected(place: Place, call: str) -> None:
+    with pytest.raises(BadRequest, match="does not support this method: pass columns and a filter"):
         getattr(place.dataset, call)(1)
-    with pytest.raises(BadRequest, match="open it where it is read"):
+    with pytest.raises(BadRequest, match="cannot be pickled: open it in the process"):
         pickle.dumps(place.dataset)
 
 
@@ -137,4 +137,4 @@ def test_what_would_go_past_the_log_is_refused(place: Place, call: str) -> None:
 )
 def test_partitions_take_turns(counts: dict[int, int], expected: list[list[tuple[int, int]]]) -> None:
     ranges = [OffsetRange("t", partition, 10 * n, 10 * n + 5) for partition, of in counts.items() for n in range(of)]
-    assert [[(each.partition, each.start // 10) for each in turn] for turn in _in_turn(ranges)] == expected
+    assert [[(each.partition, each.start // 10) for each in turn] for turn in _rounds(ranges)] == expected

@@ -134,12 +134,12 @@ def test_threads_keep_the_order(topic: Topic, threads: int, batch_bytes: int) ->
             "threads must be a whole number .*, found True",
         ),
         (lambda topic: sparklog.datasets(topic.root, threads=0), BadRequest, "threads must be a whole number"),
-        (lambda topic: sparklog.duckdb(object(), topic.root), BadRequest, "expected a connection of DuckDB"),
+        (lambda topic: sparklog.duckdb(object(), topic.root), BadRequest, "con must be a DuckDB connection"),
         (lambda topic: sparklog.datasets(topic.root, topics=["none"]), NotFound, "none"),
         (lambda topic: sparklog.datasets(topic.root, isolation_level="x"), BadRequest, "isolation_level must be"),
         (lambda topic: sparklog.datasets("/nowhere/at/all"), NotFound, "no log at"),
         (lambda topic: sparklog.datasets(topic.root)["orders"].to_table(columns=["no"]), BadRequest, "columns of key"),
-        (lambda topic: sparklog.datasets(topic.root)["orders"].sort_by("key"), BadRequest, "read as it is"),
+        (lambda topic: sparklog.datasets(topic.root)["orders"].sort_by("key"), BadRequest, "does not support this"),
         (lambda topic: topic.count(isolation_level="x"), BadRequest, "isolation_level must be"),
     ],
 )
@@ -151,13 +151,13 @@ def test_wrong_input_is_one_line(topic: Topic, call: Any, kind: type[Exception],
 
 def test_polars_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, topic: Topic) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(BadRequest, match=r'needs Polars: pip install "polars>=1\.33"'):
+    with pytest.raises(BadRequest, match=r'requires Polars: pip install "polars>=1\.33"'):
         sparklog.polars(topic.root)
 
 
 def test_polars_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, topic: Topic) -> None:
     monkeypatch.setattr("polars.io.plugins.register_io_source", lambda io_source, *, schema: None)
-    with pytest.raises(BadRequest, match=r'needs Polars 1.33 or newer, found [\d.]+: pip install "polars>=1.33"'):
+    with pytest.raises(BadRequest, match=r'requires Polars 1.33 or newer, found [\d.]+: pip install "polars>=1.33"'):
         sparklog.polars(topic.root)
 
 

@@ -199,7 +199,7 @@ def test_strings_compare_as_javas_do() -> None:
 def test_unknown_assignors_and_repeated_members_are_refused() -> None:
     with pytest.raises(BadRequest, match="one of range, roundrobin, sticky, cooperative-sticky, found 'uniform'"):
         assign("uniform", [member("m", "t")], {"t": 1})
-    with pytest.raises(BadRequest, match="one member id"):
+    with pytest.raises(BadRequest, match="same member id"):
         assign("range", [member("m", "t"), member("m", "u")], {"t": 1})
 
 

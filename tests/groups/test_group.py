@@ -127,7 +127,7 @@ def test_a_forced_reset_fences_the_active_member_and_empties_the_group() -> None
     member = group(world).join("one", session_timeout_ms=300_000)
     member.commit({"a": {0: 5}})
     world.now_ms += 48_500
-    with pytest.raises(Conflict, match="or wait 252 s if it has stopped already; `sparklog groups reset --force`"):
+    with pytest.raises(Conflict, match="or wait 252 s if it has already stopped; `sparklog groups reset --force`"):
         group(world).alter({"a": {0: 0}})
     group(world).alter({"a": {0: 0}}, force=True, dry_run=True)
     member.heartbeat()

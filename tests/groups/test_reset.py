@@ -95,7 +95,7 @@ def test_what_is_reset(group: Group) -> None:
     assert plan_reset(group, Scenario(To.SHIFT, 1), None, now_ms=0) == [NewOffset("a", 0, 4, 5)]
     other = Groups(group.root).group("new")
     assert planned(other, Scenario(To.LATEST), {"a": None}) == [6, 1]
-    with pytest.raises(BadRequest, match="group 'new' has no offsets, so there is nothing to reset; name topics"):
+    with pytest.raises(BadRequest, match="group 'new' has no offsets, so there is nothing to reset; specify topics"):
         planned(other, Scenario(To.LATEST), None)
     with pytest.raises(BadRequest, match="topic 'a' has partitions 0 to 1, found 2, 7"):
         planned(group, Scenario(To.LATEST), {"a": {2, 7, 0}})
@@ -119,7 +119,7 @@ def test_durations_are_java_s(text: str, ms: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "10s", "P1M", "P1Y", "1d", "PT1H1D"])
 def test_other_texts_are_no_durations(text: str) -> None:
-    with pytest.raises(BadRequest, match="a duration is written as P1DT2H30M or PT10S"):
+    with pytest.raises(BadRequest, match="expected a duration such as P1DT2H30M or PT10S"):
         parse_duration(text)
 
 
@@ -133,11 +133,11 @@ def test_an_offsets_file_has_lines_with_or_without_a_group() -> None:
     [
         ("a,0\n", r"f, line 1: expected \[group,\]topic,partition,offset, found 'a,0'"),
         ("a,0,1\na,0,-1\n", "f, line 2: expected"),
-        ("a,0,1\na,0,2\n", "f, line 2: a-0 has two lines"),
+        ("a,0,1\na,0,2\n", "f, line 2: a-0 has more than one line"),
         ("a,0,9223372036854775808\n", "too large for Kafka"),
         ("a,0," + "9" * 5000, "f, line 1: expected"),
-        ("a,0," + "9" * 200_000, "f is no CSV file"),
-        ("", "f holds no offsets"),
+        ("a,0," + "9" * 200_000, "f is not a CSV file"),
+        ("", "f contains no offsets"),
     ],
 )
 def test_bad_offset_files(text: str, complaint: str) -> None:

@@ -111,26 +111,30 @@ def test_a_root_on_a_disk_is_one_that_others_open(sparklog_disk_root: Root) -> N
 @pytest.mark.parametrize(
     ("wrong", "kind", "line"),
     [
-        (lambda root: ManualClock().advance(-1), BadRequest, "time cannot pass by -1 ms: set_wall_clock"),
+        (lambda root: ManualClock().advance(-1), BadRequest, "time cannot advance by -1 ms: use set_wall_clock"),
         (
             lambda root: Script().fail("create:comit"),
             BadRequest,
             "no call has the label 'create:comit': expected VERB",
         ),
         (lambda root: Script().fail("commit"), BadRequest, "no call has the label 'commit'"),
-        (lambda root: Script().fail("create:commit", FaultKind.FLIP), BadRequest, "FLIP fits get, not 'create'"),
+        (
+            lambda root: Script().fail("create:commit", FaultKind.FLIP),
+            BadRequest,
+            "FLIP applies to get, not to 'create'",
+        ),
         (
             lambda root: Script().fail("create:commit", times=0),
             BadRequest,
-            "times of 'create:commit' is 1 or more",
+            "times of 'create:commit' must be at least 1",
         ),
-        (lambda root: RecordStream(keys=-1), BadRequest, "keys of a RecordStream is 0 or more, found -1"),
-        (lambda root: RecordStream(tombstones=2), BadRequest, "tombstones of a RecordStream are 0.0 to 1.0"),
-        (lambda root: RecordStream(keys=0, tombstones=0.1), BadRequest, "and need keys"),
+        (lambda root: RecordStream(keys=-1), BadRequest, "keys of a RecordStream must be at least 0, found -1"),
+        (lambda root: RecordStream(tombstones=2), BadRequest, "tombstones of a RecordStream must be 0.0 to 1.0"),
+        (lambda root: RecordStream(keys=0, tombstones=0.1), BadRequest, "and require keys"),
         (
             lambda root: RecordStream().take(-1),
             BadRequest,
-            "take of a RecordStream wants a number of records",
+            "the number of records to take must be at least 0",
         ),
         (
             lambda root: sparklog.open(root.location),

@@ -1,1 +1,1 @@
-"""The consumer: reads partitions alone or as a member of a group, and commits its positions."""
+"""The consumer, which reads partitions alone or as a member of a group, and commits its positions."""

@@ -1,4 +1,4 @@
-"""A consumer in plain Python: reads topics and commits the offsets of its group.
+"""A consumer in plain Python, which reads topics and commits the offsets of its group.
 
 As in Kafka's consumer, `poll` does the work. Records are returned partition by partition in offset order. Compacted
 offsets and transaction markers are skipped, as are aborted records under read_committed, which also stops at the last
@@ -18,7 +18,7 @@ from sparklog.clients.consumer.consumer_options import TOPICS, ConsumerOptions, 
 from sparklog.clients.consumer.member import ConsumerMember, ManualAssignment, StandaloneMember
 from sparklog.clients.consumer.offset_commits import CommitCallback, OffsetCommits
 from sparklog.clients.consumer.partition_reader import PartitionReader
-from sparklog.clients.consumer.positions import PLACES, Partitions, places_of
+from sparklog.clients.consumer.positions import PARTITIONS_OR_PAIRS, Partitions, partition_pairs
 from sparklog.clients.consumer.rebalances import RebalanceListener, Rebalances
 from sparklog.clients.consumer.shared_member import SharedMember
 from sparklog.clients.consumer.topics_read import TopicSubscription, subscription_to
@@ -57,23 +57,23 @@ def consumer(
     listener: RebalanceListener | None = None,
     **options: Unpack[ConsumerOptions],
 ) -> Consumer:
-    """Join a consumer group, and read topics from its committed offsets on.
+    """Join a consumer group, and read topics from its committed offsets.
 
     Args:
-        root: an open root, or its location.
-        group: the id of the group, which is created if it does not exist. None: read without a group and its offsets.
-        topics: one name, or several; without topics and pattern call `subscribe` or `assign`.
-        pattern: read the topics whose whole names match this regular expression, including topics created later.
-        listener: is notified when partitions are assigned and revoked.
+        root: An open root, or its location.
+        group: The id of the group, which is created if it does not exist. None: read without a group.
+        topics: One or more topic names. Without `topics` and `pattern`, call `subscribe` or `assign` afterwards.
+        pattern: A regular expression: read the topics whose whole names match it, including topics created later.
+        listener: The listener to notify when partitions are assigned and revoked.
 
     Returns:
         A `Consumer`, to be closed or used as a context manager.
 
     Raises:
-        NotFound: a topic does not exist.
-        BadRequest: an option does not exist, or has an invalid value.
-        Conflict: another owner has the group, or the members have no assignor in common.
-        Unavailable: a transaction has offsets of the group pending for more than a minute.
+        NotFound: If a topic does not exist.
+        BadRequest: If an option does not exist, or has an invalid value.
+        Conflict: If the group has an exclusive owner, or its members have no assignor in common.
+        Unavailable: If a transaction has kept offsets of the group pending for more than a minute.
 
     Example:
         with sparklog.consumer("/data/log", "billing", topics="orders", auto_offset_reset="earliest") as consumer:
@@ -85,12 +85,14 @@ def consumer(
     if topics is not None or pattern is not None:
         reader.subscribe(topics, pattern=pattern, listener=listener)
     elif listener is not None:
-        raise BadRequest("a listener is of topics or a pattern: give one, or give the listener to `subscribe`")
+        raise BadRequest(
+            "a listener needs a subscription: give topics or a pattern, or pass the listener to `subscribe`"
+        )
     return reader
 
 
 class Consumer(PartitionReader, GroupConsumer):
-    """A reader of partitions, a member of a group if it has one: see `consumer`. Threads may not share it."""
+    """A consumer, as `sparklog.consumer` returns it. Only `wakeup` may be called from other threads."""
 
     def __init__(self, root: Root, group: str | None, options: ConsumerOptions) -> None:
         super().__init__(root, None if group is None else Group(root, group), options)
@@ -112,28 +114,30 @@ class Consumer(PartitionReader, GroupConsumer):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # The records that were being processed when the block failed are read again.
+        # If the block failed, positions are not committed, so that the records in progress are read again.
         self.close(commit=kind is None)
 
     @property
     def group(self) -> Group:
-        """The group. `BadRequest` if it has none."""
+        """The group of the consumer. Raises `BadRequest` if it has none."""
         if self._group is None:
-            raise BadRequest(f"{self!r} has no group: give one")
+            raise BadRequest(f"{self!r} has no group: create the consumer with a group")
         return self._group
 
     @property
     def membership(self) -> Membership:
-        """The right to commit for the group. `BadRequest` if it is no member."""
+        """The membership in the group, with which offsets are committed. Raises `BadRequest` if there is none."""
         if not isinstance(self._member, SharedMember):
-            raise BadRequest(f"{self!r} is no member of a group: subscribe, or send offsets by the group's name")
+            raise BadRequest(
+                f"{self!r} is not a member of a group: subscribe to topics, or send offsets with the id of the group"
+            )
         return self._member.membership
 
-    # -- what is read
+    # -- topics and partitions
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that are subscribed to, or of the partitions that were assigned by hand."""
+        """The subscribed topics, or the topics of manually assigned partitions."""
         return self._names
 
     @checked(topics=TOPICS.or_none(), pattern=PATTERN.or_none(), listener=LISTENER)
@@ -144,23 +148,23 @@ class Consumer(PartitionReader, GroupConsumer):
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Replace the subscribed topics, and join the group if the consumer has one; otherwise read all partitions.
+        """Replace the subscribed topics, and join the group. Without a group, read all partitions of the topics.
 
         Args:
-            topics: one name, or several.
-            pattern: a regular expression for whole names, in place of topics.
-            listener: replaces the listener that is notified when partitions are assigned and revoked.
+            topics: One or more topic names.
+            pattern: A regular expression for whole topic names, instead of `topics`.
+            listener: The new listener to notify when partitions are assigned and revoked; None removes the listener.
 
         Raises:
-            NotFound: a topic does not exist.
-            BadRequest: partitions were assigned by hand: `unsubscribe` first.
+            NotFound: If a topic does not exist.
+            BadRequest: If partitions were assigned manually; call `unsubscribe` first.
         """
         self._check_open()
         if isinstance(self._member, ManualAssignment):
-            raise BadRequest(f"{self!r} has partitions assigned by hand: unsubscribe first")
+            raise BadRequest(f"{self!r} has manually assigned partitions: call unsubscribe first")
         subscription = subscription_to(topics, pattern)
         names = subscription.matching(self._view)
-        self._topics.look(names)
+        self._topics.refresh(names)
         self._rebalances.listener = RebalanceListener() if listener is None else listener
         self._subscription, self._names, self._matched = subscription, names, self._env.now()
         if self._member is not None:
@@ -181,34 +185,35 @@ class Consumer(PartitionReader, GroupConsumer):
         member.subscribe(self._names)
         return member
 
-    @checked(partitions=PLACES)
+    @checked(partitions=PARTITIONS_OR_PAIRS)
     def assign(self, partitions: Partitions) -> None:
         """Replace the partitions to read, without becoming a member of the group.
 
         Offsets are committed for the group as long as the group has no members.
 
         Args:
-            partitions: topic to partitions, or pairs of topic and partition; none: as `unsubscribe`.
+            partitions: The partitions, as a mapping of topics to partitions or as pairs of topic and partition. If
+                empty, this is the same as `unsubscribe`.
 
         Raises:
-            NotFound: there is no such partition.
-            BadRequest: topics are subscribed to: `unsubscribe` first.
+            NotFound: If a partition does not exist.
+            BadRequest: If the consumer is subscribed to topics; call `unsubscribe` first.
         """
         self._check_open()
         if self._subscription is not None:
-            raise BadRequest(f"{self!r} is subscribed to topics: unsubscribe first")
-        places = places_of(partitions)
-        if not places:
+            raise BadRequest(f"{self!r} is subscribed to topics: call unsubscribe first")
+        pairs = partition_pairs(partitions)
+        if not pairs:
             self.unsubscribe()
             return
-        names = tuple(dict.fromkeys(topic for topic, _ in places))
-        self._topics.look(names)
-        self._topics.bounds(places)
+        names = tuple(dict.fromkeys(topic for topic, _ in pairs))
+        self._topics.refresh(names)
+        self._topics.bounds(pairs)
         if self._member is not None:
             self._commits.run_before_revoke(self._member)
         self._drop_read()
-        self._positions.drop(self._positions.assigned - frozenset(places))
-        self._member, self._names = ManualAssignment(places, self._group), names
+        self._positions.drop(self._positions.assigned - frozenset(pairs))
+        self._member, self._names = ManualAssignment(pairs, self._group), names
         self._rebalances.follow(self._member)
 
     def unsubscribe(self) -> None:
@@ -218,29 +223,29 @@ class Consumer(PartitionReader, GroupConsumer):
             self._leave(commit=True)
 
     def subscription(self) -> frozenset[str]:
-        """Return the topics that are subscribed to.
+        """Return the subscribed topics.
 
         Returns:
-            Their names; with a pattern those that match.
+            The names of the topics; with a pattern, of the matching topics.
         """
         return frozenset(self._names if self._subscription is not None else ())
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that are read now.
+        """Return the partitions that this consumer currently reads.
 
         Returns:
-            Pairs of topic and partition.
+            The partitions, as pairs of topic and partition.
         """
         return self._positions.assigned
 
     # -- committing
 
     def seek_to_committed(self) -> None:
-        """Continue from the committed offsets, as after an aborted transaction.
+        """Continue at the committed offsets, for example after an aborted transaction.
 
         Raises:
-            NotFound: an offset is missing or out of range, under `auto_offset_reset="none"`.
-            Unavailable: a transaction has offsets of the group pending for more than a minute.
+            NotFound: If an offset is missing or out of range and `auto_offset_reset` is `none`.
+            Unavailable: If a transaction has kept offsets of the group pending for more than a minute.
         """
         self._check_open()
         if self._member is not None:
@@ -248,13 +253,13 @@ class Consumer(PartitionReader, GroupConsumer):
             self._drop_read()
 
     def group_metadata(self) -> GroupMetadata:
-        """Return group, member and generation, for a transaction that sends offsets.
+        """Return the metadata with which a transaction can send offsets of this consumer.
 
         Returns:
-            What `send_offsets_to_transaction` takes.
+            The group, member id and generation, as an argument for `send_offsets_to_transaction`.
 
         Raises:
-            BadRequest: the consumer is no member of a group.
+            BadRequest: If the consumer is not a member of a group.
         """
         return self.membership.metadata
 
@@ -262,38 +267,40 @@ class Consumer(PartitionReader, GroupConsumer):
         """Return the committed offsets of the group.
 
         Returns:
-            By topic and partition: offset, metadata, leader epoch, and when it was committed.
+            The offset, metadata, leader epoch and commit time of each pair of topic and partition.
 
         Raises:
-            BadRequest: the consumer has no group.
+            BadRequest: If the consumer has no group.
         """
         return self.group.committed()
 
     @checked(offsets=POSITIONS.or_none())
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit positions, and return when they are committed.
+        """Commit positions, and wait until they are committed.
 
         Args:
-            offsets: topic to partition to the next offset to read; None: the positions.
+            offsets: The next offset to read, by topic and partition; None: the current positions.
 
         Raises:
-            Fenced: the member was removed, or another member owns a partition: nothing was committed.
-            NotFound: a topic does not exist.
-            Conflict: a topic was created again; or the group has members, and partitions were assigned by hand.
-            BadRequest: a partition or an offset is invalid, or the consumer is closed or has no group.
+            Fenced: If the member was removed, or another member owns a partition. Nothing was committed.
+            NotFound: If a topic does not exist.
+            Conflict: If a topic was deleted and created again, or if this consumer has manually assigned partitions and
+                the group has members.
+            BadRequest: If a partition or an offset is invalid, or if the consumer is closed or has no group.
         """
         self._commits.commit(self._committing(), offsets)
 
     @checked(offsets=LATER_POSITIONS.or_none(), callback=FUNCTION.or_none())
     def commit_async(self, offsets: Offsets | None = None, callback: CommitCallback | None = None) -> None:
-        """Commit positions at the next `poll`, `commit` or `close`, in the order of these calls.
+        """Commit positions at the next `poll`, `commit` or `close`. Commits keep the order of the calls.
 
         Args:
-            offsets: topic to partition to the next offset to read; None: the positions as they are now.
-            callback: is called with the offsets, and None or the error, by the call that commits them.
+            offsets: The next offset to read, by topic and partition; None: the current positions.
+            callback: A function to call after the commit, with the offsets and with the error or None. It runs in the
+                `poll`, `commit` or `close` that commits the offsets.
 
         Raises:
-            BadRequest: the consumer is closed, or has no group.
+            BadRequest: If the consumer is closed, or has no group.
         """
         self._committing()
         self._commits.put(offsets, callback)
@@ -304,10 +311,10 @@ class Consumer(PartitionReader, GroupConsumer):
             raise BadRequest(f"{self!r} commits no offsets: give a group, and subscribe to topics or assign partitions")
         return self._member
 
-    # -- what is due
+    # -- polling
 
     def wakeup(self) -> None:
-        """Make the `poll` that is under way, else the next one, raise `Wakeup`. Other threads may call it."""
+        """Make the current `poll`, or else the next one, raise `Wakeup`. Any thread may call this."""
         self._woken = True
 
     def _plan(self) -> bool:
@@ -322,7 +329,7 @@ class Consumer(PartitionReader, GroupConsumer):
             return False
 
     def _keep_up(self) -> None:
-        """Do what is due: commits, a heartbeat, new topics that match the pattern, and rebalances."""
+        """Run what is due: commits, a heartbeat, a search for matching topics, and rebalances."""
         if self._woken:
             self._woken = False
             raise Wakeup(f"{self!r} was woken up")
@@ -336,7 +343,7 @@ class Consumer(PartitionReader, GroupConsumer):
             if not self._match_again():
                 raise
         except Unavailable as error:
-            _LOG.warning("%r has not caught up, the next poll tries again: %s", self, error)
+            _LOG.warning("%r could not commit or follow its group, and retries at the next poll: %s", self, error)
         self._rebalances.notify()
 
     def _do_due(self) -> None:
@@ -349,11 +356,11 @@ class Consumer(PartitionReader, GroupConsumer):
             self._match_again()
 
     def _lose(self, error: Fenced) -> None:
-        """Drop all partitions, because the consumer was removed from its group. The next step joins again."""
+        """Drop all partitions, because the consumer was removed from its group. The next `poll` rejoins it."""
         member, self._member = self._member, None
         if member is not None:
             member.stop()
-        _LOG.warning("%r was removed from its group, and joins again: %s", self, error)
+        _LOG.warning("%r was removed from its group and rejoins it: %s", self, error)
         self._rebalances.lose()
         if isinstance(member, SharedMember) and member.is_replaced():
             # Two processes with one instance id would replace each other forever.
@@ -362,10 +369,10 @@ class Consumer(PartitionReader, GroupConsumer):
 
     def _reader(self) -> ConsumerMember:
         if self._member is None and self._subscription is not None:
-            self._topics.look(self._names)
+            self._topics.refresh(self._names)
             self._member = self._join()
         if self._member is None:
-            raise BadRequest(f"{self!r} reads nothing: subscribe to topics, or assign partitions")
+            raise BadRequest(f"{self!r} has nothing to read: subscribe to topics, or assign partitions")
         return self._member
 
     def _match_again(self) -> bool:
@@ -376,14 +383,14 @@ class Consumer(PartitionReader, GroupConsumer):
         names = self._subscription.matching(self._view)
         if names == self._names:
             return False
-        self._topics.look(names, new=True)
+        self._topics.refresh(names, new=True)
         self._topics.forget(set(self._names) - set(names))
         self._names = names
         self._member.subscribe(names)
         return True
 
     def _leave(self, *, commit: bool) -> None:
-        """Revoke all partitions and leave the group. `commit`: commit positions first if auto-commit is on."""
+        """Revoke all partitions and leave the group. `commit` commits the positions first if auto-commit is on."""
         member = self._member
         if member is None:
             return
@@ -392,17 +399,17 @@ class Consumer(PartitionReader, GroupConsumer):
             if commit:
                 self._commits.run_before_revoke(member)
             else:
-                self._commits.run_waiting(member)
+                self._commits.run_pending(member)
         except Fenced as error:
-            _LOG.warning("%r leaves its group: %s", self, error)
+            _LOG.warning("%r failed to commit before leaving its group: %s", self, error)
             self._rebalances.lose()
         except (Conflict, NotFound, Unavailable) as error:
-            _LOG.warning("%r leaves its group: %s", self, error)
+            _LOG.warning("%r failed to commit before leaving its group: %s", self, error)
         try:
             self._rebalances.end()
             member.leave()
         except (Conflict, NotFound, Unavailable) as error:
-            _LOG.warning("%r leaves its group: %s", self, error)
+            _LOG.warning("%r could not leave its group: %s", self, error)
         finally:
             self._forget()
         self._rebalances.notify()
@@ -415,12 +422,12 @@ class Consumer(PartitionReader, GroupConsumer):
 
     @checked()
     def close(self, *, commit: bool = True) -> None:
-        """Leave the group. Closing twice does nothing.
+        """Leave the group and close the consumer. Closing it again has no effect.
 
         Args:
-            commit: commit the positions first if auto-commit is on.
+            commit: Commit the positions first if auto-commit is on.
         """
-        # A forked child process is not a member.
+        # A forked child process is not a member of the group.
         if self._closed or self._process != os.getpid():
             return
         try:

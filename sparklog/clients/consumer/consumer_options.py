@@ -1,4 +1,4 @@
-"""Options of a consumer, by the names that Kafka's consumers have, with underscores."""
+"""Options of a consumer, which have the names of Kafka's consumer configs with underscores."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ _STRATEGIES = ValueType(
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """Options of a consumer: see `consumer`."""
+    """Options of `sparklog.consumer`."""
 
     # fmt: off
     auto_offset_reset: Annotated[OffsetReset, option("latest",
-        "Where a partition begins whose committed offset is missing or out of range; `none` raises `NotFound`.")]
+        "Where to start if the committed offset is missing or out of range; `none` raises `NotFound`.")]
     enable_auto_commit: Annotated[bool, option(True,
-        "Commit what `poll` has returned at the next `poll`, and on `close`.")]
+        "Commit the positions automatically during `poll`, and on `close`.")]
     auto_commit_interval_ms: Annotated[int, option(5_000, "Minimum time between two automatic commits.", NUMBER)]
     isolation_level: Annotated[IsolationLevel, option("read_committed",
-        "`read_committed` leaves out records of aborted and open transactions.")]
+        "`read_committed` skips aborted records, and stops at the first open transaction.")]
     session_timeout_ms: Annotated[int, option(SESSION_TIMEOUT_MS,
         "Time without a heartbeat after which a member is removed from its group.", whole(1, MAX_SESSION_TIMEOUT_MS))]
     heartbeat_interval_ms: Annotated[int, option(3_000, "Time between two heartbeats.", whole(1))]
     max_poll_interval_ms: Annotated[int, option(300_000,
-        "Time without a `poll` after which a consumer leaves its group.", whole(1))]
+        "Time without a `poll` after which the consumer leaves its group.", whole(1))]
     max_poll_records: Annotated[int | None, option(None,
-        "Maximum number of records of one `poll`; None: as many as one read returns.", whole(1))]
+        "Maximum number of records that one `poll` returns; None: as many as one read returns.", whole(1))]
     metadata_max_age_ms: Annotated[int, option(300_000,
         "Time between two searches for topics that match the pattern.", NUMBER)]
     consumer_timeout_ms: Annotated[int | None, option(None,
-        "Time without records after which an iteration ends; None: it waits.", NUMBER)]
-    columns: Annotated[Sequence[str], option(COLUMNS, "Columns of the record batches; others are not decoded.", NAMES)]
-    client_id: Annotated[str, option("sparklog-consumer", "Name of the program, for listings.")]
+        "Time without records after which an iteration ends; None: it never ends.", NUMBER)]
+    columns: Annotated[Sequence[str], option(COLUMNS,
+        "Columns of the record batches; other columns are not decoded.", NAMES)]
+    client_id: Annotated[str, option("sparklog-consumer", "Name of the program in listings of members.")]
     group_instance_id: Annotated[str | None, option(None,
-        "Name that a static member keeps over restarts; None: a new one.")]
+        "Id of a static member, which it keeps across restarts; None: the member is dynamic.")]
     partition_assignment_strategy: Annotated[Sequence[str], option((COOPERATIVE_STICKY,),
-        "Assignors; all members of a group need one in common.", _STRATEGIES)]
+        "Assignors that the member supports; all members of a group need one in common.", _STRATEGIES)]
     # fmt: on
 
 
 def consumer_options(given: ConsumerOptions) -> ConsumerOptions:
-    """Return options with their defaults. `BadRequest` for a contradiction."""
+    """Return the options with their defaults. Raise `BadRequest` if they contradict each other."""
     options = with_defaults(ConsumerOptions, given)
     check_columns(options["columns"])
     if options["heartbeat_interval_ms"] >= options["session_timeout_ms"]:

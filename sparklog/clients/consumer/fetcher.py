@@ -1,6 +1,7 @@
-"""Read the records after the positions of a consumer, and hand them out as batches.
+"""Read the records after the positions of a consumer, and return them as batches.
 
-What is read ahead is dropped when the partitions that are read change, or a position is set: it is read again then.
+Batches that were read ahead are dropped when the partitions to read change or a position is set. Their records are read
+again if they are still needed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from sparklog.log.read.read_plan import read_parts
 from sparklog.log.state.view import OffsetRange
 
 _LOG = logging.getLogger("sparklog.groups")
-PLACE_COLUMNS = ("topic", "partition", "offset")
+POSITION_COLUMNS = ("topic", "partition", "offset")
+"""Columns that every batch has, because the positions are computed from them."""
 
 
 class PositionFetcher:
-    """See the module. Batches have `columns`, and those that say where a record is."""
+    """Reads batches with `columns` and `POSITION_COLUMNS` from the positions of a consumer on."""
 
     def __init__(self, positions: Positions, starts: StartingPositions, columns: Sequence[str]) -> None:
         self._positions = positions
@@ -29,43 +31,43 @@ class PositionFetcher:
         self._topics = starts.topics
         self._view = starts.topics.view
         self._isolation = starts.isolation
-        self._columns = tuple(dict.fromkeys((*columns, *PLACE_COLUMNS)))
+        self._columns = tuple(dict.fromkeys((*columns, *POSITION_COLUMNS)))
         self._stream: Iterator[pa.RecordBatch] | None = None
         self._waiting: deque[pa.RecordBatch] = deque()
 
-    def take(self, room: int | None) -> list[pa.RecordBatch]:
-        """Return batches that have been read, or read one more: at most `room` records. Positions are not moved."""
+    def next_batches(self, max_records: int | None) -> list[pa.RecordBatch]:
+        """Return the batches that were read ahead, or read the next one. Positions are not moved."""
         if not self._waiting and self._stream is not None:
             try:
                 self._waiting.append(next(self._stream))
             except StopIteration:
                 self._stream = None
             except NotFound as error:
-                # Deleted before they were read: where to go on is for the reset policy to say.
+                # The records were deleted before they were read. The reset policy decides where to continue.
                 _LOG.warning("%s", error)
                 self._stream = None
         batches = []
-        while self._waiting and (room is None or room > 0):
+        while self._waiting and (max_records is None or max_records > 0):
             batch = self._waiting.popleft()
-            if room is not None and batch.num_rows > room:
-                self.put_back(batch.slice(room))
-                batch = batch.slice(0, room)
+            if max_records is not None and batch.num_rows > max_records:
+                self.put_back(batch.slice(max_records))
+                batch = batch.slice(0, max_records)
             batches.append(batch)
-            room = None if room is None else room - batch.num_rows
+            max_records = None if max_records is None else max_records - batch.num_rows
         return batches
 
     def put_back(self, batch: pa.RecordBatch) -> None:
-        """Hand this batch out next."""
+        """Return this batch first in the next call of `next_batches`."""
         self._waiting.appendleft(batch)
 
     def drop(self) -> None:
-        """Forget what was read ahead."""
+        """Drop the batches that were read ahead."""
         self._stream = None
         self._waiting.clear()
 
     def plan(self) -> bool:
-        """Look for records after the positions; True if there may be some, which `take` reads then."""
-        self._topics.look(self._positions.topics(), follow=True)
+        """Look for records after the positions; return True if there may be some for `next_batches` to read."""
+        self._topics.refresh(self._positions.topics(), follow=True)
         ranges = self._ranges()
         if ranges:
             self._stream = self._read(ranges)
@@ -73,12 +75,12 @@ class PositionFetcher:
 
     def _ranges(self) -> list[OffsetRange]:
         unread = []
-        for place, bounds in self._topics.bounds(self._positions.read()).items():
-            position = self._positions.next[place]
+        for partition, bounds in self._topics.bounds(self._positions.read()).items():
+            position = self._positions.next[partition]
             if not bounds.log_start <= position <= bounds.log_end:
-                position = self._positions.next[place] = self._starts.start(place, position, bounds)
+                position = self._positions.next[partition] = self._starts.start(partition, position, bounds)
             if position < bounds.end(self._isolation):
-                unread.append(OffsetRange(*place, position, bounds.end(self._isolation)))
+                unread.append(OffsetRange(*partition, position, bounds.end(self._isolation)))
         fetch_bytes = self._view.root.store.limits.fetch_bytes
         return [
             OffsetRange(
@@ -95,5 +97,5 @@ class PositionFetcher:
             of_topic = [offsets for offsets in ranges if offsets.topic == topic]
             yield from read_parts(self._view.plan(of_topic, self._isolation), self._columns)
             for offsets in of_topic:
-                # After the last record there may be markers, aborted ones, or gaps.
+                # Transaction markers, aborted records or gaps may follow the last returned record.
                 self._positions.next[topic, offsets.partition] = offsets.end

@@ -1,7 +1,8 @@
-"""Commits of a consumer: by hand, automatic ones, and those that wait for the next call.
+"""Commits of a consumer: explicit, automatic and asynchronous ones.
 
-There is no thread per commit: what `commit_async` takes waits in order, and is written as one entry at the next call
-that may write. If that is refused, each is tried by itself, so that the error is told to the one it belongs to.
+Asynchronous commits do not run in a thread. `commit_async` adds them to a queue, and the next call that may write
+writes all of them as one entry. If that entry is rejected, each commit is written separately, so that each callback
+gets the error of its own commit.
 """
 
 from __future__ import annotations
@@ -23,58 +24,59 @@ CommitCallback: TypeAlias = Callable[[Offsets, Exception | None], object]
 
 
 @dataclass(frozen=True)
-class WaitingCommit:
-    """A commit that `commit_async` took."""
+class PendingCommit:
+    """A commit that `commit_async` has added to the queue."""
 
     offsets: Offsets
     callback: CommitCallback | None
 
 
 class OffsetCommits:
-    """See the module. `interval_ms` None: no automatic commits."""
+    """Commits the positions of a consumer. `interval_ms` is that of automatic commits; None: they are off."""
 
     def __init__(self, env: Env, positions: Positions, interval_ms: int | None) -> None:
         self.interval_ms = interval_ms
         self._env = env
         self._positions = positions
-        self._written = env.now()
-        self._waiting: deque[WaitingCommit] = deque()
+        self._last_automatic = env.now()
+        self._pending: deque[PendingCommit] = deque()
 
     def commit(self, member: ConsumerMember, offsets: Offsets | None = None) -> None:
-        """Commit now, what waits first. None: the positions that are not committed."""
-        self.run_waiting(member)
+        """Run the pending commits, then commit `offsets`. None: the uncommitted positions."""
+        self.run_pending(member)
         self._write(member, self._positions.uncommitted() if offsets is None else offsets)
 
     def put(self, offsets: Offsets | None, callback: CommitCallback | None) -> None:
-        """Commit at the next call. None: the positions as they are now."""
-        self._waiting.append(WaitingCommit(self._positions.by_topic() if offsets is None else offsets, callback))
+        """Add a commit to the queue. None: the current positions."""
+        self._pending.append(PendingCommit(self._positions.by_topic() if offsets is None else offsets, callback))
 
     def run_due(self, member: ConsumerMember) -> None:
-        """Commit what waits, and the positions if that is automatic and due."""
-        self.run_waiting(member)
+        """Run the pending commits, and an automatic commit if one is due."""
+        self.run_pending(member)
         now = self._env.now()
-        if self.interval_ms is not None and now.elapsed_ms(self._written) >= self.interval_ms:
+        if self.interval_ms is not None and now.elapsed_ms(self._last_automatic) >= self.interval_ms:
             self._write(member, self._positions.uncommitted())
-            self._written = now
+            self._last_automatic = now
 
     def run_before_revoke(self, member: ConsumerMember) -> None:
-        """Commit what waits, and the positions if that is automatic."""
-        self.run_waiting(member)
+        """Run the pending commits, and commit the positions if automatic commits are on."""
+        self.run_pending(member)
         if self.interval_ms is not None:
             self._write(member, self._positions.uncommitted())
 
-    def run_waiting(self, member: ConsumerMember) -> None:
-        while self._waiting:
-            waiting = list(self._waiting)
-            error = self._try(member, _merged(waiting))
-            single = len(waiting) > 1 and isinstance(error, (BadRequest, Conflict, NotFound))
-            for item in waiting:
-                self._waiting.popleft()
-                outcome = self._try(member, item.offsets) if single else error
-                if item.callback is not None:
-                    item.callback(item.offsets, outcome)
-                elif outcome is not None:
-                    _LOG.warning("commit_async of %s: %s", item.offsets, outcome)
+    def run_pending(self, member: ConsumerMember) -> None:
+        while self._pending:
+            pending = list(self._pending)
+            merged_error = self._try(member, _merged(pending))
+            is_rejected = isinstance(merged_error, (BadRequest, Conflict, NotFound))
+            for commit in pending:
+                self._pending.popleft()
+                retries = is_rejected and len(pending) > 1
+                error = self._try(member, commit.offsets) if retries else merged_error
+                if commit.callback is not None:
+                    commit.callback(commit.offsets, error)
+                elif error is not None:
+                    _LOG.warning("commit_async of %s failed: %s", commit.offsets, error)
 
     def _try(self, member: ConsumerMember, offsets: Offsets) -> SparklogError | None:
         try:
@@ -92,10 +94,10 @@ class OffsetCommits:
                     self._positions.committed[topic, partition] = int(offset)
 
 
-def _merged(waiting: list[WaitingCommit]) -> Offsets:
-    """Return the newest offset of each partition."""
+def _merged(pending: list[PendingCommit]) -> Offsets:
+    """Return the offsets of all commits; in each partition, the last commit wins."""
     merged: dict[str, dict[int, object]] = {}
-    for item in waiting:
-        for topic, positions in item.offsets.items():
+    for commit in pending:
+        for topic, positions in commit.offsets.items():
             merged.setdefault(topic, {}).update(positions)
     return merged  # type: ignore[return-value]

@@ -1,6 +1,6 @@
-"""Read partitions in plain Python: `poll` for Arrow batches, iteration for records, positions, look-ups of offsets.
+"""Read partitions in plain Python: poll Arrow batches, iterate over records, manage positions, and look up offsets.
 
-`sparklog.clients.consumer.consumer` decides which partitions these are.
+`sparklog.clients.consumer.consumer` decides which partitions are read.
 """
 
 from __future__ import annotations
@@ -17,26 +17,34 @@ import pyarrow as pa
 from sparklog.arguments import NAME, NUMBER, SECONDS, TIME, checked
 from sparklog.clients.consumer.consumer_options import ConsumerOptions
 from sparklog.clients.consumer.fetcher import PositionFetcher
-from sparklog.clients.consumer.positions import PAIRS, PLACES, Partitions, Positions, StartingPositions, places_of
+from sparklog.clients.consumer.positions import (
+    PAIRS,
+    PARTITIONS_OR_PAIRS,
+    Partitions,
+    Positions,
+    StartingPositions,
+    partition_pairs,
+)
 from sparklog.clients.consumer.topics_read import TopicsRead
 from sparklog.common.settings import ValueType
 from sparklog.common.times import warn_of_seconds
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
-from sparklog.log.state.view import TimestampOffset
+from sparklog.log.state.view import Bounds, TimestampOffset
 from sparklog.log.topic.root import Root, RootView
 
 CHUNK_RECORDS = 500
-"""Records that are made at once, between two looks at the group: Kafka's `max.poll.records`."""
+"""Maximum number of records that an iteration decodes before it checks the group again: Kafka's `max.poll.records`."""
 
 
 @dataclass(slots=True)
 class ConsumerRecord:
-    """A record, with the fields that kafka-python's has.
+    """A record with the fields of kafka-python's `ConsumerRecord`.
 
-    Columns that the consumer does not read are None. `timestamp` is ms since 1970; `timestamp_type` 0 is of the
-    producer, 1 of the log; `headers` are pairs of a text and bytes.
+    The fields of columns that the consumer does not read are None. `timestamp` is in milliseconds since 1970;
+    `timestamp_type` is 0 if the producer set it (CreateTime) and 1 if the log did (LogAppendTime). `headers` contains
+    pairs of a name and a value in bytes.
     """
 
     topic: str
@@ -50,7 +58,7 @@ class ConsumerRecord:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[ConsumerRecord]:
-    """Yield the rows of a batch. Its columns are converted at once."""
+    """Yield the rows of a batch as records. Each column is converted as a whole."""
     return map(
         ConsumerRecord,
         *(_values(batch, name) for name in ("topic", "partition", "offset", "timestamp", "timestampType")),
@@ -72,13 +80,13 @@ def _values(batch: pa.RecordBatch, name: str) -> Iterator[Any]:
 
 
 TIMES = ValueType(
-    "a mapping of pairs of topic and partition to times in milliseconds",
+    "a mapping of pairs of a topic and a partition to timestamps in milliseconds",
     lambda value: isinstance(value, Mapping) and PAIRS.accepts(value) and all(map(TIME.accepts, value.values())),
 )
 
 
 class PartitionReader(ABC):
-    """The reading part of a consumer: see the module."""
+    """The base class of `Consumer`, which reads partitions and manages positions."""
 
     def __init__(self, root: Root, group: Group | None, options: ConsumerOptions) -> None:
         self.isolation = options["isolation_level"]
@@ -92,7 +100,7 @@ class PartitionReader(ABC):
         self._positions = Positions()
         self._starts = StartingPositions(self._topics, group, options["auto_offset_reset"], self.isolation)
         self._fetcher = PositionFetcher(self._positions, self._starts, options["columns"])
-        # Records that an iteration has begun with: the rows from `_row` on are not handed out yet.
+        # The batch that an iteration is at. It has not returned the rows from `_row` on.
         self._chunk: pa.RecordBatch | None = None
         self._records: Iterator[ConsumerRecord] = iter(())
         self._row = 0
@@ -101,17 +109,19 @@ class PartitionReader(ABC):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise BadRequest(f"{self!r} is closed: make another one")
+            raise BadRequest(f"{self!r} is closed: create a new consumer")
         if self._process != os.getpid():
-            raise BadRequest(f"{self!r} is of process {self._process}, which this one was forked by: make one here")
+            raise BadRequest(
+                f"{self!r} belongs to the parent process {self._process}: create a new consumer in the forked process"
+            )
 
     @abstractmethod
     def _keep_up(self) -> None:
-        """Do what is due before records are handed out."""
+        """Run the work that is due before records are returned, such as heartbeats and commits."""
 
     @abstractmethod
     def _plan(self) -> bool:
-        """Look for records; True if there may be some."""
+        """Look for records after the positions; return True if there may be some."""
 
     # -- reading
 
@@ -120,52 +130,52 @@ class PartitionReader(ABC):
         """Read the next records.
 
         Args:
-            timeout: seconds to wait for some, where there are none yet.
+            timeout: Maximum time to wait for records if none are available, in seconds.
 
         Returns:
-            Record batches, with the columns that were asked for; empty if nothing came.
+            Record batches with the columns that the consumer reads; an empty list if no records arrived in time.
 
         Raises:
-            BadRequest: the consumer is closed, or reads nothing.
-            Wakeup: another thread has called `wakeup`.
-            Fenced: another process has joined as the same static member.
-            Conflict: a topic was deleted or created again.
-            NotFound: offsets that were not read are gone, under `auto_offset_reset="none"`.
+            BadRequest: If the consumer is closed, or has no topics and no partitions.
+            Wakeup: If another thread has called `wakeup`.
+            Fenced: If another process has joined as the same static member.
+            Conflict: If a topic was deleted, or deleted and created again.
+            NotFound: If unread records were deleted and `auto_offset_reset` is `none`.
         """
         batches = self._poll(timeout, self.max_poll_records)
         for batch in batches:
             self._positions.move_after(batch)
         return [batch.select(self._options["columns"]) for batch in batches]
 
-    def _poll(self, timeout: float, room: int | None) -> list[pa.RecordBatch]:
-        """Return the next batches; positions are not moved."""
+    def _poll(self, timeout: float, max_records: int | None) -> list[pa.RecordBatch]:
+        """Return the next batches without moving the positions."""
         self._check_open()
-        begun = self._env.now()
+        started = self._env.now()
         self._return_chunk()
         while True:
             self._keep_up()
-            batches = self._fetcher.take(room)
+            batches = self._fetcher.next_batches(max_records)
             if batches:
                 return batches
             if self._plan():
                 continue
-            left_ms = timeout * 1000 - self._env.elapsed_ms(begun)
-            if left_ms <= 0:
+            remaining_ms = timeout * 1000 - self._env.elapsed_ms(started)
+            if remaining_ms <= 0:
                 return []
-            self._env.sleep(min(self._view.poll_interval_ms, left_ms) / 1000)
+            self._env.sleep(min(self._view.poll_interval_ms, remaining_ms) / 1000)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """Return the next record; wait for one, at most for `consumer_timeout_ms`."""
+        """Return the next record, and wait for it for up to `consumer_timeout_ms`."""
         record = next(self._records, None)
         while record is None:
             if self._closed:
                 raise StopIteration
             timeout_ms = self._options["consumer_timeout_ms"]
-            room = min(CHUNK_RECORDS, self.max_poll_records or CHUNK_RECORDS)
-            batches = self._poll(float("inf") if timeout_ms is None else timeout_ms / 1000, room)
+            max_records = min(CHUNK_RECORDS, self.max_poll_records or CHUNK_RECORDS)
+            batches = self._poll(float("inf") if timeout_ms is None else timeout_ms / 1000, max_records)
             if not batches:
                 raise StopIteration
             self._chunk, *rest = batches
@@ -178,20 +188,20 @@ class PartitionReader(ABC):
         return record
 
     def _return_chunk(self) -> None:
-        """Give back what an iteration has not handed out, for `poll`."""
+        """Return the unread rows of an iteration to the fetcher, so that the next `poll` returns them."""
         if self._chunk is not None and self._row < self._chunk.num_rows:
             self._fetcher.put_back(self._chunk.slice(self._row))
         self._chunk, self._records = None, iter(())
 
     @checked(partitions=PAIRS)
     def pause(self, *partitions: TopicPartition) -> None:
-        """Hand out no records of partitions, which stay assigned.
+        """Stop returning records of partitions, which stay assigned.
 
         Args:
-            partitions: pairs of topic and partition.
+            partitions: The partitions to pause, as pairs of topic and partition.
 
         Raises:
-            NotFound: a partition is not read here.
+            NotFound: If this consumer does not read a partition.
         """
         self._check_open()
         if partitions:
@@ -200,13 +210,13 @@ class PartitionReader(ABC):
 
     @checked(partitions=PAIRS)
     def resume(self, *partitions: TopicPartition) -> None:
-        """Hand out records of partitions again.
+        """Return records of paused partitions again.
 
         Args:
-            partitions: pairs of topic and partition.
+            partitions: The partitions to resume, as pairs of topic and partition.
 
         Raises:
-            NotFound: a partition is not read here.
+            NotFound: If this consumer does not read a partition.
         """
         self._check_open()
         if partitions:
@@ -214,10 +224,10 @@ class PartitionReader(ABC):
             self._drop_read()
 
     def paused(self) -> frozenset[TopicPartition]:
-        """Return the partitions that are paused.
+        """Return the paused partitions.
 
         Returns:
-            Pairs of topic and partition.
+            The partitions, as pairs of topic and partition.
         """
         return frozenset(self._positions.paused)
 
@@ -228,38 +238,40 @@ class PartitionReader(ABC):
         """Return the position in a partition.
 
         Args:
-            topic: its name.
-            partition: its number.
+            topic: The name of the topic.
+            partition: The number of the partition.
 
         Returns:
-            The next offset that `poll` reads.
+            The offset of the next record to return.
 
         Raises:
-            NotFound: the partition is not read here.
+            NotFound: If this consumer does not read the partition.
         """
         self._check_open()
         self._positions.check([(topic, partition)], self)
         return self._positions.next[topic, partition]
 
     def positions(self) -> dict[str, dict[int, int]]:
-        """Return all positions: what `commit` commits.
+        """Return the positions in all partitions, which `commit` commits by default.
 
         Returns:
-            Topic to partition to the next offset to read.
+            The next offset to read, by topic and partition.
         """
         return self._positions.by_topic()
 
     @checked(topic=NAME, partition=NUMBER, offset=NUMBER)
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on from an offset. If it is out of range, `auto_offset_reset` counts at the next `poll`.
+        """Continue reading a partition at an offset.
+
+        If the offset is out of range, the next `poll` applies `auto_offset_reset`.
 
         Args:
-            topic: its name.
-            partition: its number.
-            offset: the next one to read.
+            topic: The name of the topic.
+            partition: The number of the partition.
+            offset: The next offset to read.
 
         Raises:
-            NotFound: the partition is not read here.
+            NotFound: If this consumer does not read the partition.
         """
         self._check_open()
         self._positions.check([(topic, partition)], self)
@@ -267,46 +279,48 @@ class PartitionReader(ABC):
 
     @checked(partitions=PAIRS)
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on from the log start.
+        """Continue reading partitions at the log start.
 
         Args:
-            partitions: pairs of topic and partition; none: all that are read.
+            partitions: The partitions, as pairs of topic and partition; without arguments, all that are read.
 
         Raises:
-            NotFound: a partition is not read here.
+            NotFound: If this consumer does not read a partition.
         """
         self._check_open()
         self._seek(self.beginning_offsets(self._positions.check(partitions, self)))
 
     @checked(partitions=PAIRS)
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on from the end: the last stable offset, under read_committed.
+        """Continue reading partitions at the log end, or under `read_committed` at the last stable offset.
 
         Args:
-            partitions: pairs of topic and partition; none: all that are read.
+            partitions: The partitions, as pairs of topic and partition; without arguments, all that are read.
 
         Raises:
-            NotFound: a partition is not read here.
+            NotFound: If this consumer does not read a partition.
         """
         self._check_open()
         self._seek(self.end_offsets(self._positions.check(partitions, self)))
 
     @checked(timestamp_ms=TIME, partitions=PAIRS)
     def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
-        """Go on from the first record that is not older, or from the end if there is none.
+        """Continue reading partitions at the first record with this timestamp or a later one, or else at the end.
 
         Args:
-            timestamp_ms: since 1970.
-            partitions: pairs of topic and partition; none: all that are read.
+            timestamp_ms: The timestamp, in milliseconds since 1970.
+            partitions: The partitions, as pairs of topic and partition; without arguments, all that are read.
 
         Raises:
-            NotFound: a partition is not read here.
+            NotFound: If this consumer does not read a partition.
         """
         self._check_open()
-        places = self._positions.check(partitions, self)
-        ends = self.end_offsets(places)
-        answers = self.offsets_for_times(dict.fromkeys(places, timestamp_ms))
-        self._seek({**ends, **{place: answer.offset for place, answer in answers.items() if answer is not None}})
+        checked_partitions = self._positions.check(partitions, self)
+        offsets = self.end_offsets(checked_partitions)
+        for partition, found in self.offsets_for_times(dict.fromkeys(checked_partitions, timestamp_ms)).items():
+            if found is not None:
+                offsets[partition] = found.offset
+        self._seek(offsets)
 
     def _seek(self, positions: Mapping[TopicPartition, int]) -> None:
         self._drop_read()
@@ -316,66 +330,67 @@ class PartitionReader(ABC):
         self._chunk, self._records = None, iter(())
         self._fetcher.drop()
 
-    # -- offsets of partitions, read here or not
+    # -- offsets of any partitions, whether this consumer reads them or not
 
-    @checked(partitions=PLACES)
+    @checked(partitions=PARTITIONS_OR_PAIRS)
     def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
         """Return the log start of partitions.
 
         Args:
-            partitions: pairs of topic and partition, or topic to partitions.
+            partitions: The partitions, as pairs of topic and partition or as a mapping of topics to partitions.
 
         Returns:
-            By pair of topic and partition.
+            The log start offset of each pair of topic and partition.
 
         Raises:
-            NotFound: there is no such partition.
+            NotFound: If a partition does not exist.
         """
-        return {place: bounds.log_start for place, bounds in self._topics.bounds(self._seen(partitions)).items()}
+        return {partition: bounds.log_start for partition, bounds in self._bounds(partitions).items()}
 
-    @checked(partitions=PLACES)
+    @checked(partitions=PARTITIONS_OR_PAIRS)
     def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """Return the end of partitions: the last stable offset, under read_committed.
+        """Return the log end of partitions, or under `read_committed` the last stable offset.
 
         Args:
-            partitions: pairs of topic and partition, or topic to partitions.
+            partitions: The partitions, as pairs of topic and partition or as a mapping of topics to partitions.
 
         Returns:
-            By pair of topic and partition.
+            The end offset of each pair of topic and partition.
 
         Raises:
-            NotFound: there is no such partition.
+            NotFound: If a partition does not exist.
         """
-        return {
-            place: bounds.end(self.isolation) for place, bounds in self._topics.bounds(self._seen(partitions)).items()
-        }
+        return {partition: bounds.end(self.isolation) for partition, bounds in self._bounds(partitions).items()}
 
     @checked(times=TIMES)
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, TimestampOffset | None]:
-        """Look up the first record of partitions that is not older than a time.
+        """Look up the first record with a given timestamp or a later one.
 
         Args:
-            times: by pair of topic and partition, ms since 1970.
+            times: A timestamp in milliseconds since 1970 for each pair of topic and partition.
 
         Returns:
-            By pair of topic and partition: its `offset` and `timestamp`, or None if there is none.
+            The `offset` and `timestamp` of the record for each pair of topic and partition; None if there is no record.
 
         Raises:
-            NotFound: there is no such partition.
+            NotFound: If a partition does not exist.
         """
         warn_of_seconds(**{f"{topic}-{partition}": time_ms for (topic, partition), time_ms in times.items()})
         by_topic: dict[str, dict[int, int]] = {}
-        for topic, partition in self._seen(list(times)):
+        for topic, partition in self._refreshed(list(times)):
             by_topic.setdefault(topic, {})[partition] = times[topic, partition]
         return {
-            (topic, partition): answer
+            (topic, partition): found
             for topic, targets in by_topic.items()
-            for partition, answer in self._view.offsets_for_timestamps(topic, targets, self.isolation).items()
+            for partition, found in self._view.offsets_for_timestamps(topic, targets, self.isolation).items()
         }
 
-    def _seen(self, partitions: Partitions) -> list[TopicPartition]:
-        """Look at topics now, and return the partitions as pairs."""
+    def _bounds(self, partitions: Partitions) -> dict[TopicPartition, Bounds]:
+        return self._topics.bounds(self._refreshed(partitions))
+
+    def _refreshed(self, partitions: Partitions) -> list[TopicPartition]:
+        """Refresh the topics of these partitions, and return the partitions as pairs."""
         self._check_open()
-        places = places_of(partitions)
-        self._view.refresh(sorted({topic for topic, _ in places}))
-        return places
+        pairs = partition_pairs(partitions)
+        self._view.refresh(sorted({topic for topic, _ in pairs}))
+        return pairs

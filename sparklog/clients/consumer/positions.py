@@ -1,7 +1,8 @@
 """Positions of a consumer: the partitions that it reads, which of them are paused, and the next offset of each.
 
-A position moves when records are handed out, never when they are read ahead. So it is what a commit commits. In each
-partition it begins at the offset that the group has committed, else at one by the reset policy.
+A position moves when records are returned to the program, not when they are read ahead, so that a commit never covers
+unprocessed records. The first position in a partition is the committed offset of the group. If there is none, or it is
+out of range, the reset policy decides.
 """
 
 from __future__ import annotations
@@ -42,75 +43,76 @@ def _is_pairs(value: Any) -> bool:
 
 
 PAIRS = ValueType("pairs of a topic and a partition", _is_pairs)
-PLACES = ValueType(
+PARTITIONS_OR_PAIRS = ValueType(
     "a mapping of topics to lists of partitions, or a list of pairs",
     lambda value: PARTITIONS.accepts(value) if isinstance(value, Mapping) else _is_pairs(value),
 )
 
 
-def places_of(partitions: Partitions) -> list[TopicPartition]:
-    """Return pairs of a topic and a partition, each once, in the order given."""
+def partition_pairs(partitions: Partitions) -> list[TopicPartition]:
+    """Return partitions as pairs of topic and partition, without duplicates and in the given order."""
     if isinstance(partitions, Mapping):
         partitions = ((topic, number) for topic, numbers in partitions.items() for number in numbers)
     return list(dict.fromkeys((topic, int(number)) for topic, number in partitions))
 
 
 class Positions:
-    """See the module. `next`: the offset to read next, of each partition that has begun.
-
-    `committed`: what the group has committed, as far as this consumer knows.
-    """
+    """The partitions of a consumer and its position in each."""
 
     def __init__(self) -> None:
         self.assigned: frozenset[TopicPartition] = frozenset()
         self.paused: set[TopicPartition] = set()
         self.next: dict[TopicPartition, int] = {}
+        """The next offset to return, of each assigned partition."""
         self.committed: dict[TopicPartition, int] = {}
+        """The committed offsets of the group, as far as this consumer knows."""
 
     def topics(self) -> list[str]:
         return sorted({topic for topic, _ in self.assigned})
 
     def read(self) -> list[TopicPartition]:
-        """Return the partitions that are read: assigned, not paused, and begun."""
-        return sorted(place for place in self.next if place not in self.paused)
+        """Return the partitions to read, which are all that are not paused."""
+        return sorted(partition for partition in self.next if partition not in self.paused)
 
     def begin(self, starts: Mapping[TopicPartition, int]) -> None:
         self.assigned = self.assigned | starts.keys()
         self.next.update(starts)
 
-    def drop(self, places: Collection[TopicPartition]) -> None:
-        self.assigned = self.assigned - frozenset(places)
-        self.paused.difference_update(places)
-        for place in places:
-            self.next.pop(place, None)
-            self.committed.pop(place, None)
+    def drop(self, partitions: Collection[TopicPartition]) -> None:
+        self.assigned = self.assigned - frozenset(partitions)
+        self.paused.difference_update(partitions)
+        for partition in partitions:
+            self.next.pop(partition, None)
+            self.committed.pop(partition, None)
 
-    def check(self, places: Iterable[TopicPartition], reader: object) -> list[TopicPartition]:
-        """Return these partitions, all if there are none; `NotFound` if one is not read here."""
-        chosen = list(places)
+    def check(self, partitions: Iterable[TopicPartition], reader: object) -> list[TopicPartition]:
+        """Return these partitions, or all if none are given. Raise `NotFound` if `reader` does not read one of them."""
+        chosen = list(partitions)
         for topic, partition in chosen:
             if (topic, partition) not in self.next:
                 raise NotFound(f"{reader!r} does not read partition {partition} of topic {topic!r}")
         return chosen or list(self.next)
 
     def move_after(self, batch: pa.RecordBatch) -> None:
-        """Move after the records of a batch: of one topic, in offset order within each partition."""
+        """Move the positions past a batch, which has records of one topic in offset order within each partition."""
         topic = batch.column("topic")[0].as_py()
-        # Arrow's own way to numpy imports pandas.
+        # Arrow's own conversion to numpy would import pandas.
         partitions = fixed_values(batch.column("partition"), np.int32)
         offsets = fixed_values(batch.column("offset"), np.int64)
-        # Offsets of a partition go up: its last row is the newest.
+        # Offsets of a partition increase, so its last row has the highest one.
         last, first = np.unique(partitions[::-1], return_index=True)
         for partition, offset in zip(last.tolist(), offsets[::-1][first].tolist(), strict=True):
             self.next[topic, partition] = offset + 1
 
     def by_topic(self) -> dict[str, dict[int, int]]:
-        """Return topic to partition to the next offset."""
+        """Return the next offset to read, by topic and partition."""
         return _by_topic(self.next)
 
     def uncommitted(self) -> dict[str, dict[int, int]]:
-        """Return the positions that the group has not committed, as far as is known."""
-        return _by_topic({place: offset for place, offset in self.next.items() if self.committed.get(place) != offset})
+        """Return the positions that differ from the committed offsets of the group, as far as they are known."""
+        return _by_topic(
+            {partition: offset for partition, offset in self.next.items() if self.committed.get(partition) != offset}
+        )
 
 
 def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
@@ -122,7 +124,7 @@ def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]
 
 @dataclass(frozen=True)
 class Starts:
-    """Offsets to begin at, and those of them that the group has committed."""
+    """Starting offsets of partitions, and the committed offsets of the same partitions."""
 
     next: Mapping[TopicPartition, int]
     committed: Mapping[TopicPartition, int]
@@ -130,65 +132,72 @@ class Starts:
 
 @dataclass(frozen=True)
 class StartingPositions:
-    """Positions to begin at. `group` None: nothing is committed."""
+    """Chooses the starting positions of partitions. Without a `group`, no offsets are committed."""
 
     topics: TopicsRead
     group: Group | None
     reset: OffsetReset
     isolation: IsolationLevel
 
-    def of(self, places: Collection[TopicPartition], heartbeat: Callable[[], None]) -> Starts:
-        """Return the offsets to begin at. `NotFound`: one is missing; `Unavailable`: some stay pending."""
-        committed = self._committed(frozenset(places))
-        bounds = self._bounds_with(places, committed, heartbeat)
-        starts = {place: self.start(place, committed.get(place), limits) for place, limits in bounds.items()}
-        return Starts(starts, {place: offset for place, offset in committed.items() if place in starts})
+    def of(self, partitions: Collection[TopicPartition], heartbeat: Callable[[], None]) -> Starts:
+        """Return the starting offsets of partitions.
 
-    def _committed(self, places: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
-        if self.group is None or not places:
+        Raises:
+            NotFound: If no offset is committed, or it is out of range, and the reset policy is `none`.
+            Unavailable: If a transaction keeps offsets of the group pending for too long.
+        """
+        committed = self._committed(frozenset(partitions))
+        bounds = self._bounds_with(partitions, committed, heartbeat)
+        starts = {
+            partition: self.start(partition, committed.get(partition), limits) for partition, limits in bounds.items()
+        }
+        return Starts(starts, {partition: offset for partition, offset in committed.items() if partition in starts})
+
+    def _committed(self, partitions: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
+        if self.group is None or not partitions:
             return {}
         return {
             (topic, partition): offset
-            for offsets in self.group.stable(partitions=places).offsets
+            for offsets in self.group.stable(partitions=partitions).offsets
             if self.topics.ids.get(offsets.topic, offsets.topic_id) == offsets.topic_id
             for topic, partition, offset in offsets.positions()
-            if (topic, partition) in places
+            if (topic, partition) in partitions
         }
 
     def _bounds_with(
         self,
-        places: Collection[TopicPartition],
+        partitions: Collection[TopicPartition],
         committed: Mapping[TopicPartition, int],
         heartbeat: Callable[[], None],
     ) -> dict[TopicPartition, Bounds]:
-        """Return the bounds once they reach the committed offsets.
+        """Return the bounds of partitions, once the log ends have reached the committed offsets.
 
-        The cache of a network file system hides new commits of a topic for a while, from this host alone. Offsets that
-        were committed on another host then seem to be beyond the end, and a reset would read everything again.
+        On a network file system, this host's cache may hide new commits of a topic for a while. Offsets that were
+        committed on another host then seem to be beyond the log end, and a reset would read all records again.
         """
         backoff = Backoff(self.topics.view.env)
-        topics = sorted({topic for topic, _ in places})
+        topics = sorted({topic for topic, _ in partitions})
         while True:
-            # Looked at after the offsets: one committed just before must not be beyond the end.
-            self.topics.look(topics)
-            bounds = self.topics.bounds(places)
+            # The bounds are read after the offsets, so that an offset committed just before is not beyond the end.
+            self.topics.refresh(topics)
+            bounds = self.topics.bounds(partitions)
             beyond = [f"{t}-{p}" for (t, p), limits in bounds.items() if committed.get((t, p), 0) > limits.log_end]
             if not beyond or backoff.is_over():
                 return bounds
             if not backoff.tries and self.group is not None:
                 _LOG.warning(
-                    "group '%s' has committed offsets beyond the end of %s that is seen here; looking again for %s s",
+                    "group '%s' has committed offsets beyond the log end of %s that this host sees; retrying for %s s",
                     *(self.group.id, ", ".join(beyond), SETTLE_MS // 1000),
                 )
             heartbeat()
             backoff.sleep()
 
-    def start(self, place: TopicPartition, offset: int | None, bounds: Bounds) -> int:
-        """Return `offset` if it is in range, else the position by the reset policy."""
+    def start(self, partition: TopicPartition, offset: int | None, bounds: Bounds) -> int:
+        """Return `offset` if it is in range, else the offset that the reset policy chooses."""
         if offset is not None and bounds.log_start <= offset <= bounds.log_end:
             return offset
-        name = f"{place[0]}-{place[1]}"
-        if offset is None and self.topics.came_since(place):
+        name = f"{partition[0]}-{partition[1]}"
+        if offset is None and self.topics.is_new(partition):
             return bounds.log_start
         problem = f"offset {offset} of {name} is out of range: it has {bounds.log_start} to {bounds.log_end}"
         if offset is None:
@@ -198,5 +207,5 @@ class StartingPositions:
             raise NotFound(f"{problem}; seek, reset the group, or choose auto_offset_reset earliest or latest")
         start = bounds.log_start if self.reset == EARLIEST else bounds.end(self.isolation)
         if offset is not None:
-            _LOG.warning("%s; going on at %s (auto_offset_reset=%s)", problem, start, self.reset)
+            _LOG.warning("%s; continuing at %s (auto_offset_reset=%s)", problem, start, self.reset)
         return start

@@ -24,7 +24,7 @@ ListenerMethod: TypeAlias = Callable[[frozenset[TopicPartition]], None]
 
 
 class RebalanceListener:
-    """Base class of listeners for rebalances. Methods run inside `poll`, `close` and `unsubscribe`.
+    """Base class of rebalance listeners, whose methods are called during `poll`, `close` and `unsubscribe`.
 
     Example:
         class Flush(sparklog.RebalanceListener):
@@ -33,30 +33,33 @@ class RebalanceListener:
     """
 
     def on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Called when partitions, pairs of a topic and a number, were assigned; it may call `seek`.
+        """Handle newly assigned partitions. This method may call `seek`.
 
         Args:
-            partitions: the added partitions; with an eager assignor, all assigned partitions.
+            partitions: The added partitions, as pairs of topic and partition; with an eager assignor, all assigned
+                partitions.
         """
 
     def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """Called before partitions are revoked; their offsets can still be committed.
+        """Handle partitions that are about to be revoked. Their offsets can still be committed.
 
         Args:
-            partitions: the revoked partitions; with an eager assignor, all partitions.
+            partitions: The revoked partitions; with an eager assignor, all partitions.
         """
 
     def on_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """Called when the member was removed from the group, so that others own its partitions. Calls `on_revoked`.
+        """Handle the removal of the member from the group: other members may own its partitions by now.
+
+        By default, this calls `on_revoked`.
 
         Args:
-            partitions: the partitions that the member has read.
+            partitions: The partitions that the member has read.
         """
         self.on_revoked(partitions)
 
 
 class Rebalances:
-    """The part of a consumer that applies the assignments of its member; see the module."""
+    """Applies the assignments of a consumer's member."""
 
     def __init__(
         self, positions: Positions, fetcher: PositionFetcher, starts: StartingPositions, commits: OffsetCommits
@@ -69,11 +72,11 @@ class Rebalances:
         self._unfinished = False
         self._revoked_all = False
         self._unannounced: frozenset[TopicPartition] | None = None
-        """Assigned partitions that the listener has not been told of; None: it knows all."""
+        """Assigned partitions that `on_assigned` has not reported yet; None: no call is due."""
         self._error: Exception | None = None
 
     def follow(self, member: ConsumerMember) -> bool:
-        """Apply changes of the group; return True if the assignment changed. `notify` calls the listener."""
+        """Apply the changes of the group; return True if the assignment changed. `notify` then calls the listener."""
         if not (member.refresh() or self._unfinished):
             return False
         before = self._positions.assigned
@@ -109,19 +112,19 @@ class Rebalances:
         self._revoked_all = False
 
     def start(self, partitions: Collection[TopicPartition], heartbeat: Callable[[], None]) -> None:
-        """Start reading partitions, or start again, at the committed offsets."""
+        """Start or restart reading partitions at their committed offsets."""
         starts = self._starts.of(partitions, heartbeat)
         self._fetcher.drop()
         self._positions.begin(starts.next)
-        for place in partitions:
-            self._positions.committed.pop(place, None)
+        for partition in partitions:
+            self._positions.committed.pop(partition, None)
         self._positions.committed.update(starts.committed)
 
     def _revoke(self, member: ConsumerMember, revoked: frozenset[TopicPartition]) -> None:
         try:
             self._commits.run_before_revoke(member)
         except SparklogError as error:
-            _LOG.warning("positions are not committed before a rebalance, records will be read again: %s", error)
+            _LOG.warning("could not commit positions before a rebalance, so records will be read again: %s", error)
         _LOG.info("revoked %s", _names(revoked))
         self._call_and_drop(self.listener.on_revoked, revoked)
 
@@ -147,10 +150,10 @@ class Rebalances:
             self._drop(partitions)
 
     def _call(self, method: ListenerMethod, partitions: frozenset[TopicPartition]) -> None:
-        """Call the listener. As in Kafka, its error is raised after the assignment was applied."""
+        """Call the listener. As in Kafka, its error is raised only after the assignment has been applied."""
         try:
             method(partitions)
-        except Exception as error:  # noqa: BLE001  (the listener's; it is raised later)
+        except Exception as error:  # noqa: BLE001  (`notify` raises it)
             _LOG.warning("%s of the listener failed: %r", method.__name__, error)
             self._error = self._error or error
 

@@ -1,7 +1,8 @@
-"""Topics that a consumer reads, as it saw them first: by id, so that one that was created again is noticed.
+"""The topics that a consumer reads, with the ids and the partitions that they had when the consumer first read them.
 
-A partition that was added since, or a topic that was created since, is read from its start whatever the reset policy
-says: all its records came while the consumer was there.
+The id shows if a topic was deleted and created again. Partitions that were added later, and topics that were created
+later, are read from their start whatever the reset policy is, because all of their records arrived while the consumer
+was running.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ KAFKA_INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 @dataclass(frozen=True)
 class TopicSubscription:
-    """Topics by their names, or all that a regular expression matches as a whole, but Kafka's internal ones."""
+    """Topics by name, or all topics whose whole name matches a pattern, except Kafka's internal topics."""
 
     topics: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
 
     def matching(self, view: RootView) -> tuple[str, ...]:
-        """Return the topics now: with a pattern a listing, and a request per topic."""
+        """Return the names of the current topics. A pattern costs a listing and one request per topic."""
         pattern = self.pattern
         if pattern is None:
             return self.topics
@@ -36,35 +37,44 @@ class TopicSubscription:
 
 
 def subscription_to(topics: str | Sequence[str] | None, pattern: str | re.Pattern[str] | None) -> TopicSubscription:
-    """Check what is subscribed to. `BadRequest`: no topics, no names, no regular expression, or both of them."""
+    """Validate the arguments of `subscribe`: either topics by name, or a regular expression. Raise `BadRequest`."""
     if (topics is None) == (pattern is None):
-        raise BadRequest(f"a consumer subscribes to topics or to a pattern, found {topics!r} and {pattern!r}")
+        raise BadRequest(
+            f"a consumer subscribes to topics or to a pattern: give one of them, found {topics!r} and {pattern!r}"
+        )
     if pattern is not None:
         try:
             return TopicSubscription(pattern=re.compile(pattern))
         except re.error as error:
-            raise BadRequest(f"pattern is a regular expression, found {pattern!r}: {error}") from None
+            raise BadRequest(f"pattern must be a regular expression, found {pattern!r}: {error}") from None
     names = tuple(dict.fromkeys([topics] if isinstance(topics, str) else topics or ()))
     if not names:
-        raise BadRequest("a consumer needs topics, found none")
+        raise BadRequest("a consumer needs at least one topic, found none")
     for name in names:
         if not is_topic_name(name):
-            raise BadRequest(f"a consumer reads topics by their names, found {name!r}; pattern= takes an expression")
+            raise BadRequest(f"{name!r} is not a topic name: use pattern= to subscribe with a regular expression")
     return TopicSubscription(names)
 
 
 @dataclass
 class TopicsRead:
-    """See the module. `ids`: of the topics that were looked at."""
+    """The topics that a consumer reads. `ids` contains the id of each topic at its first refresh."""
 
     view: RootView
     ids: dict[str, str] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
+    """The number of partitions that each topic had at its first refresh."""
 
-    def look(self, topics: Sequence[str], *, follow: bool = False, new: bool = False) -> None:
-        """Look at topics now; `follow`: as often as wanted; `new`: those not looked at yet were created since.
+    def refresh(self, topics: Sequence[str], *, follow: bool = False, new: bool = False) -> None:
+        """Read the latest state of topics.
 
-        `NotFound`: there is no such topic; `Conflict`: one was created again.
+        Args:
+            follow: Poll with `RootView.follow`, which may leave commits for the next poll.
+            new: Topics that have not been refreshed before were created while the consumer was running.
+
+        Raises:
+            NotFound: If a topic does not exist.
+            Conflict: If a topic was deleted and created again.
         """
         if not topics:
             return
@@ -72,7 +82,7 @@ class TopicsRead:
         for topic in topics:
             topic_id = self.view.topic_id(topic)
             if self.ids.setdefault(topic, topic_id) != topic_id:
-                raise Conflict(f"topic {topic} was deleted and created again while it was read: start again")
+                raise Conflict(f"topic {topic} was deleted and created again while it was read: create a new consumer")
             if topic not in self._counts:
                 self._counts[topic] = 0 if new else len(self.view.bounds(topic))
 
@@ -81,22 +91,22 @@ class TopicsRead:
             self.ids.pop(topic, None)
             self._counts.pop(topic, None)
 
-    def came_since(self, place: TopicPartition) -> bool:
-        """True of a partition that was not there when its topic was looked at first."""
-        topic, partition = place
-        return partition >= self._counts.get(topic, 0)
+    def is_new(self, partition: TopicPartition) -> bool:
+        """Return True if the partition did not exist when the consumer first read its topic."""
+        topic, number = partition
+        return number >= self._counts.get(topic, 0)
 
-    def bounds(self, places: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the bounds as they were looked at last. `NotFound`: there is no such partition."""
+    def bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of partitions as of the last refresh. Raise `NotFound` if a partition does not exist."""
         topics: Mapping[str, Mapping[int, Bounds]] = {
-            topic: self.view.bounds(topic) for topic in {topic for topic, _ in places}
+            topic: self.view.bounds(topic) for topic in {topic for topic, _ in partitions}
         }
-        return {(topic, number): check_partition(topic, number, topics[topic]) for topic, number in sorted(places)}
+        return {(topic, number): check_partition(topic, number, topics[topic]) for topic, number in sorted(partitions)}
 
     def counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return the numbers of partitions of topics as they were looked at last."""
+        """Return the number of partitions of each topic as of the last refresh."""
         return {topic: self.view.snapshot(topic).state.partitions for topic in topics}
 
     def partitions(self, topics: Iterable[str]) -> frozenset[TopicPartition]:
-        """Return all partitions of topics as they were looked at last."""
+        """Return all partitions of topics as of the last refresh."""
         return frozenset((topic, partition) for topic in topics for partition in self.view.bounds(topic))
