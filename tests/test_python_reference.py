@@ -101,7 +101,7 @@ def test_examples_run(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     ran = run("python.md", None, tmp_path, names)
     ran += run("python-values.md", ["Values", "Tables"], tmp_path, names)
-    ran += run("python-maintenance.md", ["Maintenance", "Kafka's directories"], tmp_path, names)
+    ran += run("python-maintenance.md", ["Maintenance", "Kafka directories"], tmp_path, names)
     assert run("python-testing.md", ["Testing"], tmp_path, names) >= 4
     assert ran >= 20
     values = sparklog.open(tmp_path / "log").topic("orders").scan(columns=["value"]).to_table()
