@@ -174,7 +174,7 @@ def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], r
         return lambda: deque(map(function, parts), maxlen=0)
 
     def opened(part: memoryview) -> int:
-        return compression.opened(codec, part)[1](out)
+        return compression.open_stream(codec, part)[1](out)
 
     def decompressed(packed: tuple[Any, int]) -> pa.Buffer:
         return raw.decompress(*packed)

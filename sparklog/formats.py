@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.format.values import NAMES_OF_ALL, Place, ValueFormat, value_format
+from sparklog.format.values import NAMES_OF_ALL, RowName, ValueFormat, value_format
 
 __all__ = ["FORMATS", "decode", "decode_records", "encode", "encode_records"]
 
@@ -171,7 +171,7 @@ def read_schema(schema: Any) -> Any:
         raise BadRequest(f"expected an Avro schema as JSON, {place} is none: {error}") from None
 
 
-def place_in(records: pa.Table | pa.RecordBatch, name: str) -> Place:
+def place_in(records: pa.Table | pa.RecordBatch, name: str) -> RowName:
     """Return what names a row by topic, partition and offset, as far as the records have these columns."""
     columns = [column for column in ("topic", "partition", "offset") if column in records.schema.names]
 
@@ -182,7 +182,7 @@ def place_in(records: pa.Table | pa.RecordBatch, name: str) -> Place:
     return place
 
 
-def _row_in(name: str) -> Place:
+def _row_in(name: str) -> RowName:
     return lambda row: f"{name} of row {row}"
 
 

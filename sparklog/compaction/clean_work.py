@@ -16,7 +16,7 @@ from sparklog.compaction.producer_state import BatchFilter, PartitionProducers, 
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, NotFound
 from sparklog.format.key_hash import HashKey
-from sparklog.format.offset_map import OffsetMap, slots_of
+from sparklog.format.offset_map import OffsetMap, slot_count
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, count_files
 from sparklog.log.state.commit import COMPACT, Edit
@@ -147,7 +147,7 @@ class CleanWork:
         reader = SegmentReader(self.store, self.topic, self.partition, progress)
         dirty = [self._slice(segment) for segment in plan.segments if segment.next_base > plan.first_dirty]
         clean = [self._slice(segment) for segment in plan.segments if segment.base < plan.first_dirty]
-        slots = slots_of(settings.dedupe_buffer_bytes) if self.slots is None else self.slots
+        slots = slot_count(settings.dedupe_buffer_bytes) if self.slots is None else self.slots
         expected = sum(source.records for source in dirty)
         offset_map = OffsetMap(slots, settings.dedupe_load_factor, expected=expected)
         dirty_range = DirtyRange(dirty, plan.first_dirty, plan.first_uncleanable)

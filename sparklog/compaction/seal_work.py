@@ -25,7 +25,7 @@ from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import crc_failures, misplaced, scan_headers
 from sparklog.format.filter_batches import rewrite_headers
-from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
+from sparklog.format.record_batch import BatchHeaders, BytesLike, DataLocation
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
@@ -240,7 +240,7 @@ class SegmentOutput:
         """
         headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._next_offset)
         if is_partial and len(wrong := crc_failures(data, headers)):
-            position = Place(rows[0].file, rows[0].position - starts[0], rows[0].shift)
+            position = DataLocation(rows[0].file, rows[0].position - starts[0], rows[0].shift)
             message = "the CRC-32C of the batch does not match: restore the file"
             raise position.corrupt(headers, int(wrong[0]), message)
         if self._end is not None:

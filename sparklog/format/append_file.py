@@ -1,12 +1,12 @@
-"""Append files: what one task appended to a topic, or one merge wrote. Slices, then a footer that says what they are.
+"""Append files: the slices that one task appended to a topic or one merge wrote, and a footer that describes them.
 
-    | bytes                     | what                                                                        |
+    | bytes                     | content                                                                     |
     |---------------------------|-----------------------------------------------------------------------------|
     | [0, size - footer length) | slices back to back: record batches of magic 2 whose base offsets count     |
-    |                           | from 0 within their slice                                                   |
+    |                           | from 0 in each slice                                                        |
     | [size - footer length, size) | the footer                                                               |
 
-Footer, all integers big-endian as everywhere in Kafka's files:
+The footer (all integers are big-endian, as in Kafka's files):
 
     | part           | size   | fields                                                                          |
     |----------------|--------|---------------------------------------------------------------------------------|
@@ -19,24 +19,24 @@ Footer, all integers big-endian as everywhere in Kafka's files:
     |                |        | offset i64 (in the slice)                                                       |
     | tail           | 12     | CRC-32C u32 of all footer bytes before it, footer length u32, magic 4           |
 
-A commit repeats the slice table, so readers need the footer only to seek inside a slice: its length is in the
-commit, hence one ranged read and no request for the file's size. The tail lets tools read a file that no commit
-names.
+A commit repeats the slice table, so readers need the footer only to seek inside a slice. The commit also has the
+footer's length, so one ranged read returns the footer without a request for the file's size. The tail lets tools read
+a file that no commit references.
 
-Two kinds of files have the document of a commit before their first slice: a commit with records in it
-(`_log/<version>.json`) and the copy of one that a restore made (`append/<read version>-commit<version>.slices`).
+Two kinds of files have the document of a commit before their first slice: a commit with inline records
+(`_log/<version>.json`), and the copy of one that a restore made (`append/<read version>-commit<version>.slices`).
 
-Index: a slice of up to `INDEX_MIN_BYTES` has no entries and is read whole. A larger one has an entry for its first
-batch and then for each first batch that begins `INDEX_INTERVAL_BYTES` or more after the last entry. `offset` is
-that batch's base offset; `max timestamp before` is the greatest maxTimestamp of all batches of the slice *before*
-it (-1: none), so the first record at or after a time is after the last entry whose value is below that time,
-and before the next entry. One kind of entry serves both seeks.
+Index: a slice of up to `INDEX_MIN_BYTES` has no index entries and is read whole. A larger slice has an entry for its
+first batch, and for each batch that is the first to begin `INDEX_INTERVAL_BYTES` or more after the previous entry.
+`offset` is the batch's base offset. `max timestamp before` is the greatest maxTimestamp of all *earlier* batches of the
+slice (-1: none), so the first record at or after a timestamp is between the last entry whose value is below that
+timestamp and the next entry. The same entries therefore serve to find both offsets and timestamps.
 
-Aborted transactions are those of Kafka's, which slices made from imported data hold: what a `.txnindex` says of a
-segment. `last offset` is the ABORT marker's, `first offset` where the transaction began, which may be in another file
-or far below the slice. A footer without such entries has version 1.
+Aborted transactions are those of imported Kafka partitions: the slices have the entries that the `.txnindex` of a Kafka
+segment has. `last offset` is the offset of the ABORT marker. `first offset` is where the transaction began, possibly in
+another file, far below the slice. A footer without such entries has version 1.
 
-The name ends in `.slices`, not `.log`: Kafka's tools would trip over the footer.
+The file name ends in `.slices` and not in `.log` because the footer would break Kafka's tools.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from sparklog.limits import DEFAULTS
 MAGIC = b"SLFT"
 FORMAT_VERSION = 1
 ABORTED_VERSION = 2
-"""Of footers that say which of Kafka's transactions were aborted."""
+"""Version of footers that list aborted transactions."""
 HEAD = struct.Struct(">4sIII")
 ABORTED_COUNT = struct.Struct(">I")
 TAIL = struct.Struct(">II4s")
@@ -80,14 +80,15 @@ _BEGINS_WITH_DOCUMENT = re.compile(
 INDEX_MIN_BYTES = DEFAULTS.index_min_bytes
 INDEX_INTERVAL_BYTES = 256 << 10
 MAX_FOOTER_BYTES = 256 << 20
-"""More than any writer makes (a 1 GiB file of 512 KiB batches has 50 KB); a longer one is damage."""
+"""No writer produces a longer footer (a 1 GiB file of 512 KiB batches has 50 KB), so a greater length is corrupt."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceIndex:
-    """Entries of a slice: places to begin reading at, int64[n] each.
+    """Index entries of a slice: the batches at which a reader can start. int64[n] each.
 
-    `max_ts[i]` (ms) is the greatest timestamp before entry i, -1 if none.
+    `position` and `offset` are relative to the slice. `max_ts[i]` (ms) is the greatest timestamp before entry i, -1 if
+    there is none.
     """
 
     position: Int64Array
@@ -98,20 +99,21 @@ class SliceIndex:
         return len(self.position)
 
     def entry_for_offset(self, offset: int) -> int:
-        """The last entry at or before `offset` (in the slice); 0 if there is none."""
+        """Return the last entry at or before `offset` (in the slice), 0 if there is none."""
         return max(0, int(np.searchsorted(self.offset, offset, side="right")) - 1)
 
     def entry_for_timestamp(self, target: int) -> int:
-        """The entry after which the first record with timestamp >= `target` is, if the slice has one."""
+        """Return the entry to read from to find the first record with a timestamp of at least `target` (ms)."""
         return max(0, int(np.searchsorted(self.max_ts, target, side="left")) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSlice:
-    """One slice as its writer describes it. Columns as in `sparklog.log.state.slices.FileSlices`.
+    """One slice as its writer describes it; the fields are columns of `sparklog.log.state.slices.FileSlices`.
 
-    `aborted`: transactions of Kafka's with their ABORT marker in the slice; `last_offsets` count as its batch headers
-    do, `last_stable_offsets` are not known (-1). `position`: in the file, from a decoded footer.
+    * `aborted`: aborted transactions of imported data whose ABORT marker is in the slice; their `last_offsets` are
+      relative to the slice, as in its batch headers, and their `last_stable_offsets` are unknown (-1)
+    * `position`: position of the slice in its file, set by `decode_footer`
     """
 
     partition: int
@@ -129,7 +131,7 @@ class WrittenSlice:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A decoded footer: its slices in file order and how many bytes it took."""
+    """A decoded footer: its slices in file order, and its length in bytes."""
 
     slices: tuple[WrittenSlice, ...]
     footer_length: int
@@ -147,19 +149,20 @@ def build_index(
     interval: int = INDEX_INTERVAL_BYTES,
     min_bytes: int = INDEX_MIN_BYTES,
 ) -> SliceIndex | None:
-    """The sparse index of a slice of `nbytes` from its batches: position and base offset in it, maxTimestamp (ms).
+    """Return the sparse index of a slice of `nbytes` bytes, or None if the slice is small enough to be read whole.
 
-    int64[batches] each, in file order. None for a slice that is read whole.
+    `position` (in the slice), `offset` (base offset in the slice) and `max_ts` (maxTimestamp, ms) describe its batches
+    in file order, int64[batches] each.
     """
     if nbytes <= min_bytes or len(position) == 0:
         return None
-    taken = [0]
+    chosen = [0]
     last = int(position[0])
-    # Jumps from entry to entry, not from batch to batch.
+    # Search for the next entry instead of iterating over all batches.
     while (following := int(np.searchsorted(position, last + interval))) < len(position):
-        taken.append(following)
+        chosen.append(following)
         last = int(position[following])
-    rows = np.asarray(taken, np.int64)
+    rows = np.asarray(chosen, np.int64)
     running = np.maximum.accumulate(max_ts)
     before = np.where(rows > 0, running[np.maximum(rows, 1) - 1], -1)
     return SliceIndex(position[rows].astype(np.int64), offset[rows].astype(np.int64), before.astype(np.int64))
@@ -198,7 +201,7 @@ def _aborted_rows(slices: Sequence[WrittenSlice]) -> npt.NDArray[np.void] | None
 
 
 def footer_length(tail: bytes, *, file: str | None = None) -> int:
-    """The footer's length from the last `TAIL_BYTES` bytes of a file. `Corrupt` if they are no tail."""
+    """Return the footer's length from the last `TAIL_BYTES` bytes of a file. `Corrupt` if they are not a valid tail."""
     if len(tail) != TAIL_BYTES:
         raise Corrupt(f"expected the last {TAIL_BYTES} bytes of an append file, found {len(tail)}", file=file)
     _, length, magic = TAIL.unpack(tail)
@@ -208,19 +211,23 @@ def footer_length(tail: bytes, *, file: str | None = None) -> int:
 
 
 def read_footer(read: Callable[[int, int], bytes], size: int, *, file: str | None = None) -> Footer:
-    """The footer of a file of `size` bytes that no commit names, by `read(position, length)`. Raises as the two above
-    and below do."""
+    """Read the footer of a file of `size` bytes that no commit references, with `read(position, length)`.
+
+    Raises as `footer_length` and `decode_footer` do.
+    """
     length = footer_length(read(max(0, size - TAIL_BYTES), TAIL_BYTES), file=file)
     if length > size:
-        raise Corrupt(f"the footer claims {length} bytes of a file of {size}", file=file)
+        raise Corrupt(f"the footer has a length of {length} bytes in a file of {size} bytes", file=file)
     return decode_footer(read(size - length, length), file_size=size, file=file)
 
 
 def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Footer:
-    """The footer from its bytes, checked against its CRC and against `file_size` (bytes of slices and footer together).
+    """Decode a footer and check it against its CRC and against `file_size` (bytes of the whole file).
 
-    By its name (`file`, a path or key) a file may begin with the document of a commit, which positions count.
-    Raises `Corrupt` where bytes are damaged, `BadRequest` for a format version this code does not know.
+    Files with certain names (`file`, a path or key) may begin with the document of a commit; the slices' positions
+    include it.
+
+    Raises `Corrupt` if bytes are damaged, and `BadRequest` if this code does not know the format version.
     """
     data_bytes = file_size - len(data)
     if len(data) < HEAD_BYTES + TAIL_BYTES or data_bytes < 0:
@@ -229,11 +236,11 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
         )
     if footer_length(data[-TAIL_BYTES:], file=file) != len(data):
         raise Corrupt(
-            f"expected a footer of {len(data)} bytes, found another length in it", file=file, position=data_bytes
+            f"expected a footer of {len(data)} bytes, but its length field differs", file=file, position=data_bytes
         )
     crc, _, _ = TAIL.unpack(data[-TAIL_BYTES:])
     if crc != crc32c(data[:-TAIL_BYTES]):
-        raise Corrupt("the footer's checksum is wrong: restore the file", file=file, position=data_bytes)
+        raise Corrupt("the footer's CRC-32C does not match its bytes: restore the file", file=file, position=data_bytes)
     magic, version, count, entries = HEAD.unpack(data[:HEAD_BYTES])
     if magic != MAGIC:
         raise Corrupt(f"expected the footer to begin with {MAGIC!r}, found {magic!r}", file=file, position=data_bytes)
@@ -262,7 +269,7 @@ def _slices(
     data_bytes: int,
     file: str | None,
 ) -> tuple[WrittenSlice, ...]:
-    """Slices of a footer whose checksum is right; what contradicts itself all the same is a writer's fault."""
+    """Return the slices of a footer with a correct checksum. Contradictions in it were made by its writer."""
     nbytes = table["nbytes"].astype(np.int64)
     ends = np.cumsum(nbytes)
     first = np.cumsum(table["entries"].astype(np.int64))
@@ -270,9 +277,9 @@ def _slices(
     if (nbytes <= 0).any() or start < 0 or (start > 0 and _BEGINS_WITH_DOCUMENT.match(file or "") is None):
         raise Corrupt(f"the footer's slices do not fill the {data_bytes} bytes before it", file=file)
     if (int(first[-1]) if len(first) else 0) != len(index_rows):
-        raise Corrupt(f"the footer has {len(index_rows)} index entries, its slices claim another number", file=file)
+        raise Corrupt(f"the footer has {len(index_rows)} index entries, its slices list another number", file=file)
     if len(aborted) and int(aborted["slice"].max()) >= len(table):
-        raise Corrupt(f"the footer names an aborted transaction of a slice beyond its {len(table)}", file=file)
+        raise Corrupt(f"the footer has {len(table)} slices but an aborted transaction of another", file=file)
     producer, first_offset, last_offset = (aborted[name].astype(np.int64) for name in ("producer", "first", "last"))
     transactions = AbortedTransactions(producer, first_offset, last_offset, np.full(len(aborted), -1, np.int64))
     slices = []
@@ -293,7 +300,7 @@ def _slices(
 
 def _index(rows: npt.NDArray[np.void], nbytes: int, offsets: int, file: str | None, position: int) -> SliceIndex:
     index = SliceIndex(*(rows[name].astype(np.int64) for name in ("position", "offset", "max_ts")))
-    sound = (
+    is_ordered = (
         index.position[0] == 0
         and index.offset[0] >= 0
         and int(index.position[-1]) < nbytes
@@ -302,6 +309,6 @@ def _index(rows: npt.NDArray[np.void], nbytes: int, offsets: int, file: str | No
         and (np.diff(index.offset) > 0).all()
         and (np.diff(index.max_ts) >= 0).all()
     )
-    if not sound:
+    if not is_ordered:
         raise Corrupt("the index of a slice is not in order", file=file, position=position)
     return index

@@ -1,7 +1,7 @@
-"""Arrow arrays as the kernels take them: addresses of the raw buffers of binary and header columns, without copies.
+"""Arrow arrays as input of the kernels: addresses of the buffers of binary and header columns, without copies.
 
-Any binary-like column goes: binary, large_binary, string, large_string, fixed-size and view types (the last two are
-cast).
+The kernels accept all binary-like columns: binary, large_binary, string, large_string, and fixed-size and view types,
+which are cast first.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from sparklog.format.record_batch import Int64Array
 
 Column: TypeAlias = "pa.Array | pa.ChunkedArray | None"
 MISSING = (0, 0, 0, 0, 0, 0)
-"""Per column: address of offsets (0: missing), 1 for int64 offsets, addresses of data, of its end and of validity (0:
-no nulls), the array's offset in elements."""
+"""The row of a missing column. A row has the address of the offsets (0: missing column), 1 for int64 offsets, the
+addresses of the data, of its end and of the validity bits (0: no nulls), and the array's offset in elements."""
 
 
 class KernelColumns:
-    """Key, value, header lists, header keys, header values and header structs, one row of `table` each.
+    """The addresses of key, value, header lists, header keys, header values and header structs: a row of `table` each.
 
-    Keeps the arrays whose addresses it holds alive. Raises `BadRequest` for columns of another type: key and value must
-    be binary-like or None (all null), headers `list<struct<key, value>>` (list or large_list) or None; a list that is
-    null or empty is a record without headers.
+    The object keeps the arrays alive. Key and value must be binary-like, or None if all are null. Headers must be
+    `list<struct<key, value>>` (list or large_list), or None; a list that is null or empty is a record without headers.
+    Raises `BadRequest` for other types.
     """
 
     def __init__(self, key: Column, value: Column = None, headers: Column = None) -> None:

@@ -1,8 +1,8 @@
-"""Conversion between Arrow and numpy through buffers alone.
+"""Convert between Arrow and numpy through buffers, without loading pandas or `pyarrow.compute`.
 
-`pa.array`, `pa.scalar`, `Array.to_numpy` and plain values handed to `pyarrow.compute` import pandas where it is
-installed, `cast`, `fill_null` and `is_valid` import `pyarrow.compute`: a third of a second of CPU in each command and
-in each of the processes that Spark starts for a query. These do not.
+`pa.array`, `pa.scalar`, `Array.to_numpy` and calls of `pyarrow.compute` with Python values import pandas if it is
+installed; `cast`, `fill_null` and `is_valid` import `pyarrow.compute`. This takes a third of a second of CPU time in
+each command, and in each process that Spark starts for a query. The functions of this module avoid it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparklog.errors import BadRequest
 
 
 def fixed_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a view of a fixed-width array's values as `dtype` of the same width; null rows hold any value."""
+    """Return a view of a fixed-width array's values as `dtype` of the same width; null rows have arbitrary values."""
     buffer = array.buffers()[1]
     if buffer is None:
         return np.zeros(len(array), dtype)
@@ -27,7 +27,7 @@ def fixed_values(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def valid_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return bool[n]: True where a row is not null."""
+    """Return bool[n]: True for each row that is not null."""
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.bool_)
     bits = array.buffers()[0]
@@ -38,16 +38,16 @@ def valid_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def fixed_array(values: npt.NDArray[Any], kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return an array of `kind` over the memory of `values` (its width); rows that `valid` leaves out are null."""
+    """Return an array of `kind` in the memory of `values`, which has the same width; rows without `valid` are null."""
     return pa.Array.from_buffers(kind, len(values), [_bits(valid), pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def binary_array(lengths: npt.ArrayLike, data: Any, valid: npt.NDArray[np.bool_] | None = None) -> pa.BinaryArray:
-    """Return a binary array of cells of these lengths, back to back in `data`. `BadRequest` beyond 2 GB."""
+    """Return a binary array of cells with these lengths, which are adjacent in `data`. `BadRequest` above 2 GB."""
     ends = np.zeros(np.size(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     if ends[-1] > np.iinfo(np.int32).max:
-        raise BadRequest(f"a column of {ends[-1]} bytes is larger than 2 GB: take fewer rows at a time")
+        raise BadRequest(f"a column of {ends[-1]} bytes is larger than 2 GB: use fewer rows at a time")
     buffers = [_bits(valid), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
 
@@ -69,16 +69,16 @@ def text_array(texts: Sequence[str]) -> pa.StringArray:
 
 
 def bytes_scalar(cell: bytes | None) -> pa.BinaryScalar:
-    """Return a binary scalar, for a function of `pyarrow.compute`: given plain bytes it would import pandas."""
+    """Return a binary scalar for functions of `pyarrow.compute`, which import pandas if called with bytes."""
     return bytes_array([cell])[0]
 
 
 def int_scalar(number: int, kind: pa.DataType | None = None) -> pa.Scalar:
-    """Return an integer scalar, of int64 or `kind` (of the same width or less), for the same reason."""
+    """Return a scalar of int64, or of the integer type `kind`, for the same reason."""
     return fixed_array(np.array([number], np.int64), pa.int64())[0].cast(kind or pa.int64())
 
 
 def repeated_text(text: str, n: int) -> pa.StringArray:
-    """Return the same text n times."""
+    """Return a string array with n times the same text."""
     encoded = text.encode()
     return binary_array(np.full(n, len(encoded)), encoded * n).view(pa.string())

@@ -1,7 +1,8 @@
-"""Avro values: bare, or in the frame of a schema registry (a zero byte, the schema's id as int32, then Avro).
+"""Avro values: plain, or in the wire format of a schema registry (a zero byte, the schema id as int32, then Avro).
 
-The schemas are given; none is ever fetched. Rows of a frame may be of several schemas: they are decoded into the last
-one, by Avro's rules. fastavro does the work, and is imported on first use.
+The caller gives the schemas; this module never fetches any. Rows of the wire format may have different schemas, and are
+decoded to the last one by Avro's rules for schema resolution. fastavro encodes and decodes the values; it is imported
+on first use.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LOGICAL_TYPES = {
 
 
 def fastavro() -> Any:
-    """Import fastavro, or say how to get it."""
+    """Import fastavro; `BadRequest`, with how to install it, if it is missing."""
     try:
         return import_module("fastavro")
     except ImportError:
@@ -41,7 +42,10 @@ def fastavro() -> Any:
 
 
 class AvroFormat(ValueFormat):
-    """Avro by the schemas of ids; `framed`: in a registry's frame, written with the last of them."""
+    """Avro values with schemas by id.
+
+    `framed`: the values are in the wire format of a schema registry. Values are written with the last schema.
+    """
 
     json_text = True
 
@@ -51,7 +55,9 @@ class AvroFormat(ValueFormat):
         self.schemas = {number: _parsed(schema) for number, schema in schemas.items()}
         self.id, self.schema = list(self.schemas.items())[-1]
         title = self.schema.get("name", self.schema["type"]) if isinstance(self.schema, dict) else str(self.schema)
-        self.bytes_name = f"Avro of schema {title}" if not self.framed else "a registry's frame (0, schema id) and Avro"
+        self.bytes_name = (
+            f"Avro of schema {title}" if not self.framed else "a registry's header (0, schema id) and Avro"
+        )
         self.text_name = f"a value of schema {title}"
 
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
@@ -72,51 +78,55 @@ class AvroFormat(ValueFormat):
         if not self.framed:
             return self.id, io.BytesIO(cell)
         if len(cell) < FRAME.size or cell[0] != MAGIC:
-            raise ValueError("no frame of a registry: a schema without an id reads bare Avro")
+            raise ValueError("no schema registry header: to read plain Avro, omit the id")
         number = FRAME.unpack_from(cell)[1]
         if number not in self.schemas:
-            raise ValueError(f"its schema id is {number}; schemas are given for {', '.join(map(str, self.schemas))}")
+            raise ValueError(f"schema id {number} is unknown; known ids: {', '.join(map(str, self.schemas))}")
         return number, io.BytesIO(cell[FRAME.size :])
 
     def _read(self, cell: bytes, *, resolve: bool) -> Any:
-        """Return a row's value; `resolve`: by the last schema, else by its own, records of a union by name."""
+        """Return the value of a row.
+
+        `resolve`: convert it to the last schema. Otherwise it has its own schema, and records of a union have names.
+        """
         number, body = self._body(cell)
         reader = self.schema if resolve and number != self.id else None
         names = {} if resolve else {"return_record_name": True, "return_record_name_override": True}
         schema = self.schemas[number]
-        value = _tried(lambda: fastavro().schemaless_reader(body, schema, reader, **names), "the bytes end too early")
+        value = _call(lambda: fastavro().schemaless_reader(body, schema, reader, **names), "the bytes are cut off")
         if rest := len(body.read()):
-            raise ValueError(f"{rest} byte{'s are' if rest > 1 else ' is'} left over")
+            raise ValueError(f"{rest} byte{'s' if rest > 1 else ''} after the value")
         return value
 
     def _text(self, cell: bytes) -> bytes:
         value, line = self._read(cell, resolve=False), io.StringIO()
         schema = self.schemas[self._body(cell)[0]]
-        _tried(lambda: fastavro().json_writer(line, schema, [value]), "no JSON")
+        _call(lambda: fastavro().json_writer(line, schema, [value]), "it has no JSON form")
         return line.getvalue().encode()
 
     def _value(self, text: str) -> Any:
         loads(text)
-        hint = 'a member is missing, or a union\'s value is not written as {"string": "x"}'
-        return _tried(lambda: list(fastavro().json_reader(io.StringIO(text), self.schema)), hint)[0]
+        hint = 'a field is missing, or the value of a union is not written as {"string": "x"}'
+        return _call(lambda: list(fastavro().json_reader(io.StringIO(text), self.schema)), hint)[0]
 
     def _write(self, value: Any) -> bytes:
         body = io.BytesIO()
         if self.framed:
             body.write(FRAME.pack(MAGIC, self.id))
-        _tried(
-            lambda: fastavro().schemaless_writer(body, self.schema, value, strict_allow_default=True), "it does not fit"
+        _call(
+            lambda: fastavro().schemaless_writer(body, self.schema, value, strict_allow_default=True),
+            "it does not match the schema",
         )
         return body.getvalue()
 
 
-def _tried(call: Callable[[], Any], hint: str) -> Any:
-    """Call fastavro, whose errors for bad data are of many kinds; all become `ValueError`."""
+def _call(call: Callable[[], Any], hint: str) -> Any:
+    """Call fastavro, and convert its errors for invalid data, which have many types, to `ValueError`."""
     try:
         return call()
     except (ValueError, TypeError) as error:
         raise ValueError(f"{hint}: {error}" if str(error) else hint) from None
-    except Exception:  # noqa: BLE001  (EOFError, KeyError, AttributeError: names of its code)
+    except Exception:  # noqa: BLE001  (EOFError, KeyError, AttributeError: their text is about its code)
         raise ValueError(hint) from None
 
 
@@ -135,7 +145,7 @@ def _has_maps(kind: pa.DataType) -> bool:
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """Return the Arrow type of a schema; `BadRequest` for unions of several types, and for types inside themselves."""
+    """Return the Arrow type of a schema; `BadRequest` for unions of several types and for recursive types."""
     return _type(schema, {}, ())
 
 
@@ -143,13 +153,13 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.Dat
     if isinstance(schema, list):
         kinds = [kind for kind in schema if kind != "null"]
         if len(kinds) > 1:
-            raise BadRequest(f"Arrow columns have no union of {len(kinds)} types: give arrow_type")
+            raise BadRequest(f"an Arrow column cannot have a union of {len(kinds)} types: give arrow_type")
         return _type(kinds[0] if kinds else "null", named, inside)
     if isinstance(schema, str):
         if schema in PLAIN_TYPES:
             return PLAIN_TYPES[schema]
         if schema in inside:
-            raise BadRequest(f"Arrow columns have no type that holds itself, as {schema} does: give arrow_type")
+            raise BadRequest(f"an Arrow column cannot have the recursive type {schema}: give arrow_type")
         return _type(named[schema], named, inside)
     kind, name = schema["type"], schema.get("name", "")
     named[name] = schema

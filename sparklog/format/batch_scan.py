@@ -1,8 +1,8 @@
-"""The scan that finds the batches in bytes of a log, whatever their formats, and checks before records are read.
+"""Scan the bytes of a log for batches of all formats, and check their headers and CRCs before records are read.
 
-Batches of format v2 (`sparklog.format.record_batch`) and messages of formats v0 and v1
-(`sparklog.format.legacy.old_messages`) may be in one file. All code that reads bytes of a log begins here, and gets
-a row of `BatchHeaders` for each of either kind; `payloads` gives their records, all in format v2.
+A file may contain both batches of format v2 (`sparklog.format.record_batch`) and messages of formats v0 and v1
+(`sparklog.format.legacy.old_messages`). All code that reads bytes of a log starts with a scan, which returns a row of
+`BatchHeaders` for each batch or message. `sparklog.format.payloads` returns their records, always in format v2.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from sparklog.format.record_batch import (
     BoolArray,
     ByteArray,
     BytesLike,
+    DataLocation,
     Int64Array,
-    Place,
     as_bytes_array,
 )
 
 MIN_SCAN_BYTES = 18
-"""Kafka's file scan stops when fewer bytes than this remain: prefix, leader epoch or crc, magic and one more."""
+"""Kafka's file scan stops if fewer bytes remain: prefix, leader epoch or CRC, magic and one more byte."""
 MAX_OFFSET = 2**63 - 2
-"""The greatest offset a record can have. A log that held 2^63-1 would have no end: the next offset is no int64."""
+"""The greatest offset of a record. A record at 2^63-1 would have no next offset, because that exceeds an int64."""
 MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD
 JOINED_BATCH_BYTES = 64 << 10
-"""CRCs of batches from this size on are joined: that takes 2 µs a batch, and a pass over the bytes 60 µs a MiB."""
+"""Average batch size from which CRCs are combined: that takes 2 µs per batch, hashing the bytes 60 µs per MiB."""
 MORE_RECORDS = "the batch has more records than offsets, as some old clients wrote it; skipping it loses its records"
 RECORD_MESSAGES = (
     "",
     "a record's length does not fit into its batch",
     "a record's fields do not end where its length says",
     "offsets within the batch do not increase, or go beyond its last offset",
-    "the batch goes on after its last record",
+    "the batch continues after its last record",
 )
-"""By the error codes of the kernels that read records."""
+"""Messages for the error codes of the kernels that read records."""
 
 
 def scan_headers(
@@ -64,15 +64,21 @@ def scan_headers(
     file: str | None = None,
     file_position: int = 0,
 ) -> BatchHeaders:
-    """Scan `data` for batches from `start`; `data[0]` is byte `file_position` of `file` (both for messages only).
+    """Scan `data` for batches, by Kafka's rules.
 
-    With `whole`, data must end exactly at a batch end. Without it the scan stops silently at a cut-off last batch, at
-    zeros (the tail of a preallocated file) and at bytes that are no batch: see `end` and `stop`. The rules are Kafka's.
+    Args:
+        data: the bytes to scan.
+        start: position of the first batch.
+        whole: require `data` to end with a complete batch. Otherwise the scan also stops, without an error, at a batch
+            that is cut off, at zeros (the end of a preallocated file) and at bytes that are not a batch; see `end` and
+            `stop` of the result.
+        contents: open compressed messages of formats v0 and v1. Otherwise their base offsets and counts are the lowest
+            possible values; all other fields are correct.
+        file: name of the file, for error messages.
+        file_position: position of `data[0]` in the file, for error messages.
 
-    Without `contents`, compressed messages of formats v0 and v1 are not opened: their base offsets and counts are then
-    the least they can be, all else is right.
-
-    Raises `Corrupt` (only with `whole`).
+    Raises:
+        Corrupt: `whole` is set and the data does not end with a complete batch.
     """
     view = memoryview(data).cast("B") if memoryview(data).format != "B" else memoryview(data)
     end = view.nbytes
@@ -83,7 +89,7 @@ def scan_headers(
     while position < end:
         left = end - position
         if left < MIN_SCAN_BYTES:
-            stop, reason = "partial", f"{left} bytes are left, too few for a batch"
+            stop, reason = "partial", f"{left} bytes remain, too few for a batch"
             break
         length: int = unpack(view, position + 8)[0]
         if length < MIN_SIZE_FIELD:
@@ -94,16 +100,16 @@ def scan_headers(
             stop, reason = "corrupt", f"batch length {length} is less than a header of magic 2"
             break
         if length > left - LOG_OVERHEAD:
-            stop, reason = "partial", f"the batch has {length + LOG_OVERHEAD} bytes, {left} are left"
+            stop, reason = "partial", f"the batch has {length + LOG_OVERHEAD} bytes, but only {left} remain"
             break
         if magic != MAGIC:
             if magic < MAGIC and length >= MIN_LEGACY_SIZE_FIELD[magic]:
-                old.append((len(positions), old_messages.find(view, position)))
+                old.append((len(positions), old_messages.find_entries(view, position)))
                 position = old[-1][1].end
                 continue
             unknown = f"magic is {magic - 256 if magic > 127 else magic}, expected 0, 1 or 2"
-            few = f"message size {length} is less than a message of magic {magic} has"
-            stop, reason = "corrupt", few if magic < MAGIC else unknown
+            too_small = f"message size {length} is less than the minimum for magic {magic}"
+            stop, reason = "corrupt", too_small if magic < MAGIC else unknown
             break
         positions.append(position)
         position += length + LOG_OVERHEAD
@@ -113,13 +119,13 @@ def scan_headers(
         raise Corrupt(f"expected whole record batches: {reason}", file=file, position=file_position + position)
     headers = _headers_at(as_bytes_array(view), np.array(positions, np.int64), position, stop, reason)
     if old:
-        headers = old_messages.merged(headers, old)
-        headers = old_messages.resolved(view, headers) if contents else headers
+        headers = old_messages.merge_entries(headers, old)
+        headers = old_messages.resolve_wrappers(view, headers) if contents else headers
     return headers
 
 
 def _headers_at(data: ByteArray, position: Int64Array, end: int, stop: str, reason: str) -> BatchHeaders:
-    # Of a header at each byte those that are one: a view of numpy's own costs ten times as much.
+    # An overlapping view with a header at every byte; `sliding_window_view` would take ten times as long.
     last = max(len(data) - HEADER_BYTES + 1, 0)
     rows: npt.NDArray[np.void] = np.ndarray((last,), HEADER_DTYPE, data.data, 0, (1,))[position]
     names = [name for name in COLUMNS if name not in ("position", "size")]
@@ -129,20 +135,20 @@ def _headers_at(data: ByteArray, position: Int64Array, end: int, stop: str, reas
 
 
 def begins_with_header(data: bytes) -> bool:
-    """Return True if `data` begins with all bytes of a header, as far as its magic tells. It may still be damaged."""
+    """Return True if `data` has all bytes of a header, going by its magic. The header may still be corrupt."""
     magic = data[MAGIC_POSITION] if len(data) > MAGIC_POSITION else MAGIC + 1
-    return magic <= MAGIC and len(data) >= least_size(magic)
+    return magic <= MAGIC and len(data) >= min_size(magic)
 
 
-def least_size(magic: int) -> int:
-    """Return the fewest bytes that a batch, or a message of format v0 or v1, can have."""
+def min_size(magic: int) -> int:
+    """Return the minimum size of a batch, or of a message of format v0 or v1, in bytes."""
     return HEADER_BYTES if magic == MAGIC else MIN_LEGACY_SIZE_FIELD[magic] + LOG_OVERHEAD
 
 
 def single_header(data: bytes) -> BatchHeaders:
-    """Return the header at the beginning of `data` as headers of length 1, whether or not the batch's body follows.
+    """Return the header at the beginning of `data` as headers of length 1, even if the rest of the batch is missing.
 
-    Needs as many bytes as `begins_with_header` wants. A message of format v0 or v1 is not opened (see `scan_headers`).
+    `begins_with_header(data)` must be true. A message of format v0 or v1 is not opened (see `scan_headers`).
     """
     if data[MAGIC_POSITION] < MAGIC:
         return old_messages.header_at(data)
@@ -150,7 +156,7 @@ def single_header(data: bytes) -> BatchHeaders:
 
 
 def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
-    """Return the batches whose CRC-32C does not match (CRC-32 in formats v0 and v1), as rows (int64) of `headers`."""
+    """Return the rows (int64) of `headers` whose CRC-32C, or CRC-32 in formats v0 and v1, does not match."""
     if headers.magic is not None:
         old, new = np.flatnonzero(headers.is_legacy), np.flatnonzero(~headers.is_legacy)
         wrong = old[old_messages.crc_failures(data, headers[old])]
@@ -166,13 +172,13 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
 
 
 def beyond_offsets(headers: BatchHeaders, shift: int = 0) -> BoolArray:
-    """Mark batches that, moved by `shift`, hold offsets above `MAX_OFFSET`, without a sum that could overflow."""
+    """Mark batches with offsets above `MAX_OFFSET` after a shift by `shift`, without a sum that could overflow."""
     beyond: BoolArray = headers.base_offset > MAX_OFFSET - shift - np.maximum(headers.last_offset_delta, 0)
     return beyond
 
 
 def header_rules(headers: BatchHeaders, shift: int = 0) -> tuple[tuple[BoolArray, str], ...]:
-    """Return the rules for batch headers, as (batches that break the rule, message); offsets are moved by `shift`."""
+    """Return the rules for batch headers, as (batches that break the rule, message), after a shift of offsets."""
     return (
         (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
         (headers.count < 0, "the batch has a negative record count"),
@@ -191,46 +197,47 @@ def misplaced(
     shift: int | Int64Array = 0,
     owner: Int64Array | None = None,
 ) -> tuple[BoolArray, Int64Array]:
-    """Mark batches whose offsets are outside of `[low, high)`, or not above those of the batch before.
+    """Mark batches whose offsets are outside of `[low, high)`, or not above those of the previous batch.
 
-    Offsets are moved by `shift`. `low`, `high` and `shift` are of all batches or of each. Only batches of the same
-    `owner` are compared. Returns the marks, and the lowest offset that each batch may have.
+    `low`, `high` and `shift`, which is added to offsets, are numbers or int64[batches]. Batches are compared only with
+    batches of the same `owner`. Returns the marks (bool[batches]) and the lowest valid offset of each batch (int64).
     """
     base, end = headers.base_offset + shift, headers.next_offset + shift
-    least = np.array(np.broadcast_to(low, base.shape), np.int64)
-    above = np.maximum(least[1:], end[:-1])
-    least[1:] = above if owner is None else np.where(owner[1:] == owner[:-1], above, least[1:])
-    return (base < least) | (end <= base) | (end > high), least
+    lowest = np.array(np.broadcast_to(low, base.shape), np.int64)
+    above = np.maximum(lowest[1:], end[:-1])
+    lowest[1:] = above if owner is None else np.where(owner[1:] == owner[:-1], above, lowest[1:])
+    return (base < lowest) | (end <= base) | (end > high), lowest
 
 
-def check_headers(headers: BatchHeaders, place: Place, nbytes: int) -> None:
-    """Raise `Corrupt` for impossible headers, before their sizes are used. `nbytes`: size of the data."""
-    least = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
+def check_headers(headers: BatchHeaders, location: DataLocation, nbytes: int) -> None:
+    """Raise `Corrupt` for an invalid header, before its size is used. `nbytes`: size of the data."""
+    minimum = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     rules = (
         (headers.position + headers.size > nbytes, "the batch lies outside the data"),
-        ((headers.position < 0) | (headers.size < least), "the batch has an impossible place or size"),
-        *header_rules(headers, max(place.shift, 0)),
+        ((headers.position < 0) | (headers.size < minimum), "the batch has an impossible position or size"),
+        *header_rules(headers, max(location.shift, 0)),
     )
     for broken, message in rules:
         if broken.any():
-            raise place.corrupt(headers, int(np.argmax(broken)), message)
+            raise location.corrupt(headers, int(np.argmax(broken)), message)
 
 
-def check_crcs(data: BytesLike, headers: BatchHeaders, place: Place) -> None:
-    """Raises `Corrupt` for the first batch whose CRC-32C (in formats v0 and v1: CRC-32) is wrong."""
+def check_crcs(data: BytesLike, headers: BatchHeaders, location: DataLocation) -> None:
+    """Raise `Corrupt` for the first batch whose CRC-32C (CRC-32 in formats v0 and v1) does not match."""
     wrong = crc_failures(data, headers)
     if len(wrong):
-        raise place.corrupt(headers, int(wrong[0]), crc_message(headers, int(wrong[0])))
+        raise location.corrupt(headers, int(wrong[0]), crc_message(headers, int(wrong[0])))
 
 
 def crc_after(data: BytesLike, headers: BatchHeaders, crc: int) -> int:
-    """Return the CRC-32C of bytes that have `crc`, with `data` after them: all of it batches, whose own CRCs hold.
+    """Return the CRC-32C of bytes with CRC-32C `crc`, followed by `data`.
 
-    These join to that of large batches, without another pass over the bytes.
+    `data` consists of the batches of `headers`, whose CRCs must have been verified: for large batches, they are
+    combined instead of hashing the bytes again.
     """
     if headers.magic is not None or len(data) < JOINED_BATCH_BYTES * len(headers):
         return crc32c.crc32c(data, crc)
-    # Planners scan as well, and need no kernels.
+    # Imported here because planners use this module, too, and must not load the kernels.
     from sparklog.format.kernels.hash_kernels import join_crcs
 
     view = memoryview(data)

@@ -1,23 +1,23 @@
-"""Iterate over the batches of a file in windows: the only place that cuts bytes of a log into batches.
+"""Iterate over the batches of a file in windows; only this module splits the bytes of a log into batches.
 
 A `BatchFile` is a Kafka segment (`sparklog.kafka.in_place.segment_file`), a slice of a root
 (`sparklog.log.read.slice_files`), or any object to inspect. There are two iterators:
 
 * `BatchWalk` yields windows of complete batches, and does not check them.
 * `checked_batches` yields windows of valid batches, and a `Damage` for each position without one. The caller decides
-  what to do about it: raise an error, end the iteration, or report it and continue with the next valid batch.
+  whether to raise an error, end the iteration, or report the damage and continue with the next valid batch.
 
 A batch is valid if its checksum is correct, its header is consistent (`batch_scan.header_rules`), and its offsets are
-above those of the batch before it and below the end of the file's offsets. The offsets must be checked because the
+above those of the previous batch and below the end of the file's offsets. The offsets must be checked because the
 checksum does not cover base offset and length: a flipped bit there would move records to other offsets, or hide all
 later batches.
 
-Two batches are out of order if the second begins below the end of the first. Either one has a corrupt offset, or one is
-stale, that is, bytes of an older batch. `first_is_wrong` chooses the invalid one of the two.
+Two batches are out of order if the second begins below the end of the first. In that case one of them either has a
+corrupt offset or is stale, that is, it consists of bytes of an older batch. `first_is_wrong` chooses the invalid one.
 
-After a corrupt batch, the next valid batch is at the position that the corrupt one's length gives. Otherwise it is at
-the first position with a readable batch of magic 2: a possible header, plausible offsets and a correct checksum. The
-search does not find messages of formats v0 and v1, which are too small and have too little structure.
+The next valid batch after damage is, if possible, at the position that follows from the length of the corrupt batch.
+Otherwise it is the first batch of magic 2 with a possible header, plausible offsets and a correct checksum. The search
+does not find messages of formats v0 and v1, which are too small and have too little structure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sparklog.format.batch_scan import (
     crc_failures,
     crc_message,
     header_rules,
-    least_size,
+    min_size,
     scan_headers,
     single_header,
 )
@@ -52,8 +52,8 @@ from sparklog.format.record_batch import (
     BatchHeaders,
     BoolArray,
     BytesLike,
+    DataLocation,
     Int64Array,
-    Place,
 )
 
 if TYPE_CHECKING:
@@ -72,15 +72,15 @@ class Window:
     file: str
 
     @property
-    def place(self) -> Place:
-        return Place(self.file, self.start)
+    def location(self) -> DataLocation:
+        return DataLocation(self.file, self.start)
 
     def select(self: W, rows: slice | Int64Array | BoolArray) -> W:
-        """Return the window with the headers of these batches only; the data stay."""
+        """Return a window with the headers of these batches only, and the same data."""
         return replace(self, headers=self.headers[rows])
 
     def trimmed(self: W) -> W:
-        """Return the window with the bytes of its batches only; it has at least one, and they are adjacent."""
+        """Return a window with only the bytes of its batches, which must be adjacent; there must be at least one."""
         headers = self.headers
         low, high = int(headers.position[0]), int(headers.position[-1] + headers.size[-1])
         if low:
@@ -101,7 +101,7 @@ class Window:
         append_time: int | None = None,
         **offsets: int,
     ) -> RecordColumns:
-        """Decode the records of the batches that `select` names; `offsets`: as for `sparklog.format.decode.decode`."""
+        """Decode the records of the selected batches; the arguments are those of `sparklog.format.decode.decode`."""
         from sparklog.format.decode import decode
 
         return decode(
@@ -111,23 +111,23 @@ class Window:
             select=select,
             check_crc=check_crc,
             append_time=append_time,
-            place=self.place,
+            location=self.location,
             **offsets,
         )
 
 
 WINDOW_BYTES = 1 << 20
-"""Bytes to read and decode at a time: decoding has memory for any decompressed window of this size."""
+"""Bytes to read and decode at a time: memory suffices for the decompressed records of a window of this size."""
 HEADER_WINDOW_BYTES = 256 * 1024
 MAX_MAGIC = 127
 """Kafka reads the magic as a signed byte and rejects negative values."""
 HUGE_BATCH_BYTES = 64 * 1024 * 1024
-"""The checksum of a larger batch is verified piece by piece before reading it, because its length may be corrupt."""
-_CRC_PIECE_BYTES = 1024 * 1024
+"""The checksum of a larger batch is verified in chunks before the batch is read: its length may be corrupt."""
+_CRC_CHUNK_BYTES = 1024 * 1024
 
 
 class BatchFile(ABC):
-    """A sequence of batches, read by position; they end at position `size`; `path` for messages."""
+    """A file of batches, read by position: `size` in bytes, and `path` for error messages."""
 
     path: str
     size: int
@@ -137,13 +137,13 @@ class BatchFile(ABC):
         """Return bytes from `position`; fewer than `length` only at the end."""
 
     def window(self, position: int) -> BytesLike:
-        """Return the bytes to look for batches in, from `position` on."""
+        """Return the bytes of the window that starts at `position`."""
         return self.read(position, min(WINDOW_BYTES, self.size - position))
 
     def header_at(self, position: int, data: BytesLike | None = None) -> BatchHeader | None:
         """Return the header of a batch that starts at `position` and ends inside the file, or None.
 
-        `data`: bytes from `position` that have been read already, read again if there are too few.
+        `data`: bytes from `position` that were read before; they are read again if there are too few of them.
         """
         if data is None or len(data) < HEADER_BYTES:
             data = self.read(position, HEADER_BYTES) if position < self.size else b""
@@ -151,11 +151,11 @@ class BatchFile(ABC):
             return None
         header = single_header(data)
         size = int(header.size[0])
-        return header.row(0) if least_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
+        return header.row(0) if min_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
 
-    def holds_at(self, position: int) -> bool:
+    def has_valid_batch_at(self, position: int) -> bool:
         header = self.header_at(position)
-        return header is not None and self.crc_holds(position, header)
+        return header is not None and self.has_valid_crc(position, header)
 
     def unknown_format_at(self, position: int) -> BatchHeaders | None:
         """Return the header of a complete batch with an unknown, higher magic and a correct checksum, or None.
@@ -168,10 +168,10 @@ class BatchFile(ABC):
         data[MAGIC_POSITION] = MAGIC
         headers = single_header(bytes(data))
         header = headers.row(0)
-        whole = HEADER_BYTES <= header.size <= self.size - position and header.last_offset_delta >= 0
-        return headers if whole and self.crc_holds(position, header) else None
+        fits = HEADER_BYTES <= header.size <= self.size - position and header.last_offset_delta >= 0
+        return headers if fits and self.has_valid_crc(position, header) else None
 
-    def crc_holds(self, position: int, header: BatchHeader) -> bool:
+    def has_valid_crc(self, position: int, header: BatchHeader) -> bool:
         import zlib
 
         from sparklog.format.crc32c import crc32c
@@ -179,16 +179,16 @@ class BatchFile(ABC):
         start, checksum = (MAGIC_POSITION, zlib.crc32) if header.magic < MAGIC else (CRC_START, crc32c)
         crc, low, high = 0, position + start, position + header.size
         while low < high:
-            piece = self.read(low, min(_CRC_PIECE_BYTES, high - low))
-            if not piece:
+            chunk = self.read(low, min(_CRC_CHUNK_BYTES, high - low))
+            if not chunk:
                 return False
-            crc = checksum(piece, crc)
-            low += len(piece)
+            crc = checksum(chunk, crc)
+            low += len(chunk)
         return crc == header.crc
 
 
 class BatchWalk:
-    """Iterates over the batches of a file from a batch start, window by window. Does not check them.
+    """An iterator over the batches of a file, window by window, which does not check the batches.
 
     After the iteration, `end` is the position where it stopped, and `stop` is the cause: "end" (of the file), "partial"
     (the last batch is cut off), "zeros" (the end of a preallocated file) or "corrupt" (`reason` has the details).
@@ -203,14 +203,14 @@ class BatchWalk:
         contents: bool = True,
         window: Callable[[int], BytesLike] | None = None,
     ) -> None:
-        """Begin at position `start`.
+        """Create an iterator that begins at position `start`.
 
         Args:
             file: the file to read.
             start: position of the first batch.
-            headers_only: read smaller windows. A batch that does not fit into one is returned as its header only.
+            headers_only: read smaller windows; return only the header of a batch that does not fit into one.
             contents: open compressed messages of old formats, unless `headers_only` (see `scan_headers`).
-            window: reads a window at a position, in place of `file.window`.
+            window: function that reads a window at a position, instead of `file.window`.
         """
         self.file = file
         self.end = start
@@ -240,7 +240,7 @@ class BatchWalk:
             if header is not None and self._headers_only:
                 yield Window(data[:HEADER_BYTES], self.end, single_header(data), self.file.path)
                 self.end += header.size
-            elif header is not None and (header.size <= HUGE_BATCH_BYTES or self.file.crc_holds(self.end, header)):
+            elif header is not None and (header.size <= HUGE_BATCH_BYTES or self.file.has_valid_crc(self.end, header)):
                 body = self.file.read(self.end, header.size)
                 headers = scan_headers(body, whole=False, contents=self._contents)
                 yield Window(body, self.end, headers, self.file.path)
@@ -251,9 +251,10 @@ class BatchWalk:
                 return
 
     def damage(self, expected: int, limit: int | None) -> Damage | None:
-        """Return the damage that stopped the walk, None if it reached the end of the file.
+        """Return the damage that stopped the iteration, or None if it reached the end of the file.
 
-        There is no batch, one of an unknown format, or a huge one. `expected`: the lowest offset that it may have.
+        At the damage there is no batch, a batch of an unknown format, or a huge batch with a wrong checksum.
+        `expected`: the lowest offset that a batch there may have.
         """
         if self.stop == "end":
             return None
@@ -270,9 +271,10 @@ class Span:
     end: int
 
     def flips_into(self, low: int, high: int | None) -> int:
-        """Rate how well a flipped bit in its offset explains that it belongs between `low` and `high` (None: no limit).
+        """Rate how well a flipped bit in the offset would explain a batch that belongs between `low` and `high`.
 
-        Returns 3 if it is then adjacent to a neighbor, 2 if it fits, 0 if it does not fit.
+        Returns 3 if flipping a bit makes it adjacent to a neighbor, 2 if it makes it fit, 0 if it does not fit. `high`
+        None: no limit.
         """
         best, length = 0, self.end - self.start
         for bit in range(63):
@@ -285,23 +287,23 @@ class Span:
 
 
 def first_is_wrong(before: int, first: Span, second: Span, after: int | None) -> bool:
-    """Return True if the first of two batches out of order is invalid, False if the second one is.
+    """Return True if the first of two out-of-order batches is invalid, False if the second one is.
 
     `before`: end of the batch before the first; `after`: start of the batch after the second, None if there is none.
     The first batch is valid if it follows `before` directly. Otherwise the invalid batch is the one without which the
-    others are in order. If that is true of both, it is the one that a flipped bit explains better, or whose size fits
-    the gap that it would leave.
+    others are in order. If that is true of both, it is the one for which a flipped bit is the better explanation, or
+    whose size matches the gap that it would leave.
     """
     if first.start == before or second.start < before:
         return False
-    hole = second.start - before
-    blame_first = first.flips_into(before, second.start) + 2 * (hole == first.end - first.start) + (hole == 0)
+    gap = second.start - before
+    blame_first = first.flips_into(before, second.start) + 2 * (gap == first.end - first.start) + (gap == 0)
     if after is None:
         return blame_first > second.flips_into(first.end, None)
     if (first.end <= after) != (second.end <= after):
         return second.end <= after
-    hole = after - first.end
-    blame_second = second.flips_into(first.end, after) + 2 * (hole == second.end - second.start) + (hole == 0)
+    gap = after - first.end
+    blame_second = second.flips_into(first.end, after) + 2 * (gap == second.end - second.start) + (gap == 0)
     return blame_first >= blame_second
 
 
@@ -337,18 +339,18 @@ class Damage:
     wrong_crc: bool = False
 
     @property
-    def structural(self) -> bool:
+    def is_structural(self) -> bool:
         """True if there is no batch at all, as opposed to a batch with corrupt contents."""
         return not self.size
 
     @property
-    def unwritten(self) -> bool:
-        """True if it can be the end of a log that a broker is writing, or was writing when it was killed."""
-        return self.final and (self.structural or self.wrong_crc)
+    def is_torn_end(self) -> bool:
+        """True if this may be the end of a log that a broker is writing, or was writing when it was killed."""
+        return self.final and (self.is_structural or self.wrong_crc)
 
     @cached_property
     def following(self) -> Resumed | None:
-        """The next valid batch, None if there is none. The file is searched when this is first asked for."""
+        """The next valid batch, None if there is none. The first access searches the file."""
         return resume(self.file, self.position, self.expected, self.limit, size=self.size)
 
     @property
@@ -358,7 +360,7 @@ class Damage:
 
     @property
     def next_offset(self) -> int | None:
-        """The offset of the next valid batch; without one `limit`."""
+        """The offset of the next valid batch, or `limit` if there is none."""
         return self.limit if self.following is None else self.following.offset
 
 
@@ -371,9 +373,9 @@ def checked_batches(
     limit: int | None = None,
     window: Callable[[int], BytesLike] | None = None,
 ) -> Iterator[Window | Damage]:
-    """Yield windows of valid batches, and the damage between them, in file order, to the first batch at or above `end`.
+    """Yield windows of valid batches and the damage between them, in file order, up to the first batch past `end`.
 
-    A caller that stops at damage ends the iteration there. One that continues gets the next valid batch after it.
+    After damage, the caller may stop the iteration or continue with the next valid batch.
     The last window is empty if the next batch begins at or above `end`.
 
     Args:
@@ -382,7 +384,7 @@ def checked_batches(
         expected: the lowest offset that the first batch may have.
         end: the offset to stop at; None: read to the end of the file.
         limit: the next segment's base offset, which all offsets must be below; None if unknown.
-        window: reads a window at a position, in place of `file.window`.
+        window: function that reads a window at a position, instead of `file.window`.
     """
     position, offset, before = start, expected, expected
     while True:
@@ -425,7 +427,7 @@ def _valid(
         beyond = np.flatnonzero(headers.base_offset >= end)
         inside = int(beyond[0]) if len(beyond) else inside
     if row is not None and row >= inside:
-        # A batch out of order at the end of the range matters only if another batch of the range follows.
+        # An out-of-order batch at the end of the range matters only if another batch of the range follows.
         follows = _following(window, file, row) if row == inside else None
         row = row if follows and end is not None and follows.start < end else None
     wrong = crc_failures(window.data, headers[: inside if row is None else row + 1])
@@ -437,7 +439,7 @@ def _valid(
     base = int(headers.base_offset[row])
     before = int(headers.next_offset[row - 1]) if row else expected
     previous = int(headers.base_offset[row - 1]) if row else last_base
-    # Of two batches that overlap, the invalid one may have the offsets that it claims.
+    # If two batches overlap, the offsets of the invalid one may still be correct.
     plausible = base >= before if len(wrong) else previous < base < before
     offset = base if plausible and (limit is None or base < limit) else before
     position = window.start + int(headers.position[row])
@@ -471,15 +473,15 @@ def _disordered(window: Window, file: BatchFile, expected: int, limit: int | Non
         first = Span(int(base[row - 1]), int(following[row - 1]))
         third = _following(window, file, row)
         if first_is_wrong(int(before[row - 1]), first, second, limit if third is None else third.start):
-            wanted = f"expected a batch below offset {second.start}, where the next one begins"
-            return row - 1, f"{wanted}; found offset {first.start}"
+            expectation = f"expected a batch below offset {second.start}, where the next one begins"
+            return row - 1, f"{expectation}; found offset {first.start}"
     if row > last:
         return None, ""
     return row, f"expected a batch at offset {int(before[row])} or above; found offset {int(base[row])}"
 
 
 def _following(window: Window, file: BatchFile, row: int) -> Span | None:
-    """Return the offsets of the batch after a row if its magic is 2; `row` may be the one after the window."""
+    """Return the offsets of the batch after a row if its magic is 2; `row` may be one past the end of the window."""
     headers = window.headers
     if row + 1 < len(headers):
         return Span(int(headers.base_offset[row + 1]), int(headers.next_offset[row + 1]))
@@ -494,16 +496,16 @@ def _following(window: Window, file: BatchFile, row: int) -> Span | None:
 
 
 def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> Resumed | None:
-    """Find the next valid batch after damage at `position` with offsets of at least `expected`; None if there is none.
+    """Return the next valid batch after damage at `position` with offsets of at least `expected`, or None.
 
-    `size`: size of the corrupt batch from its length field, 0 if that is impossible.
+    `size`: size of the corrupt batch according to its length field, 0 if that is impossible.
     """
     greatest = MAX_OFFSET if limit is None else limit - 1
     header = file.header_at(position + size) if size else None
     if header is not None:
-        # The header of compressed messages of old formats has only the last offset.
+        # The header of a compressed message of an old format has only its last offset.
         last = header.base_offset + header.last_offset_delta
-        if expected <= header.base_offset <= last <= greatest and file.crc_holds(position + size, header):
+        if expected <= header.base_offset <= last <= greatest and file.has_valid_crc(position + size, header):
             return Resumed(position + size, header.base_offset)
     start = position + 1
     while start + HEADER_BYTES <= file.size:
@@ -512,7 +514,7 @@ def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, 
             return None
         for candidate in _candidates(data, file.size - start, expected, greatest):
             header = file.header_at(start + candidate)
-            if header is not None and file.crc_holds(start + candidate, header):
+            if header is not None and file.has_valid_crc(start + candidate, header):
                 return Resumed(start + candidate, header.base_offset)
         start += len(data) - HEADER_BYTES + 1
     return None

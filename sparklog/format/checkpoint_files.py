@@ -1,13 +1,15 @@
-"""The small text files of a Kafka log dir, both ways.
+"""Parse and write the small text files of a Kafka log directory.
 
 | file                                                                              | lines after `0` and the count |
 |-----------------------------------------------------------------------------------|-------------------------------|
-| `leader-epoch-checkpoint` (each partition folder)                                 | `<epoch> <start offset>`      |
+| `leader-epoch-checkpoint` (in each partition directory)                           | `<epoch> <start offset>`      |
 | `replication-`, `recovery-point-`, `log-start-`, `cleaner-offset-checkpoint`      | `<topic> <partition> <offset>`|
 
-First the version, `0`, then the number of lines that follow, then that many lines, each ended by a newline. An empty
-file, or one with only the version, has no entries. `partition.metadata` is `version: 0` and `topic_id: <22
-characters>`, where the id is a UUID in URL-safe base64 without padding; Kafka writes no newline at its end.
+The first line is the version, `0`, and the second is the number of lines that follow. Each line ends with a newline. A
+file that is empty or has only the version has no entries.
+
+`partition.metadata` has the lines `version: 0` and `topic_id: <22 characters>`. The id is a UUID in URL-safe base64
+without padding. Kafka writes no newline at the end of this file.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class LeaderEpoch:
 
 
 def parse_offsets(data: bytes, *, file: str | None = None) -> dict[TopicPartition, int]:
-    """`(topic, partition) -> offset` of a `*-offset-checkpoint`. `Corrupt` if it is malformed."""
+    """Return the offsets of a `*-offset-checkpoint` by (topic, partition). `Corrupt` if it is malformed."""
     offsets: dict[TopicPartition, int] = {}
     for number, fields in _lines(data, 3, file):
         partition, offset = _integers(fields[1:], number, file)
@@ -46,17 +48,20 @@ def parse_offsets(data: bytes, *, file: str | None = None) -> dict[TopicPartitio
 
 
 def offsets_to_bytes(offsets: Mapping[TopicPartition, int]) -> bytes:
-    """A `*-offset-checkpoint`, entries in the mapping's order (Kafka's is a hash map's, so any order will do)."""
+    """Return a `*-offset-checkpoint` with the entries in the order of the mapping; Kafka accepts any order."""
     return _file([f"{topic} {partition} {offset}" for (topic, partition), offset in offsets.items()])
 
 
 def parse_leader_epochs(data: bytes, *, file: str | None = None) -> list[LeaderEpoch]:
-    """The entries of a `leader-epoch-checkpoint`. `Corrupt` if it is malformed or epochs or offsets do not increase."""
+    """Return the entries of a `leader-epoch-checkpoint`.
+
+    Raises `Corrupt` if it is malformed, epochs do not increase, or offsets decrease.
+    """
     entries: list[LeaderEpoch] = []
     for number, fields in _lines(data, 2, file):
         epoch, start = _integers(fields, number, file)
         if entries and (epoch <= entries[-1].epoch or start < entries[-1].start_offset):
-            raise Corrupt(f"leader epochs increase with their offsets; line {number} does not", file=file)
+            raise Corrupt(f"leader epochs and their offsets must increase, but not in line {number}", file=file)
         entries.append(LeaderEpoch(epoch, start))
     return entries
 
@@ -66,33 +71,35 @@ def leader_epochs_to_bytes(epochs: Sequence[LeaderEpoch]) -> bytes:
 
 
 def parse_partition_metadata(data: bytes, *, file: str | None = None) -> str:
-    """The topic id (22 characters) of a `partition.metadata`. `Corrupt` if there is none or it is all zeros."""
+    """Return the topic id (22 characters) of a `partition.metadata`. `Corrupt` if it is missing or all zeros."""
     pairs = (line.split(":", 1) for line in _text(data, file).splitlines() if ":" in line)
     fields = {name.strip(): value.strip() for name, value in pairs}
     version, topic_id = fields.get("version", ""), fields.get("topic_id", "")
     if not version.isdigit() or not topic_id:
-        raise Corrupt("partition.metadata has a version and a topic_id; restore it from another replica", file=file)
+        raise Corrupt(
+            "partition.metadata must have a version and a topic_id; restore it from another replica", file=file
+        )
     return checked_topic_id(topic_id, file=file)
 
 
 def checked_topic_id(topic_id: str, *, file: str | None = None) -> str:
-    """Return a topic id of Kafka. `Corrupt` if it is not 22 characters of base64, or all zeros."""
+    """Return `topic_id` if it is valid. `Corrupt` if it is not 22 characters of base64, or all zeros."""
     try:
         raw = base64.urlsafe_b64decode(topic_id + "==")
     except (binascii.Error, ValueError):
         raw = b""
     if len(raw) != 16 or len(topic_id) != 22 or not any(raw):
-        raise Corrupt(f"topic_id is 22 characters of base64 and not zero, found {topic_id!r}", file=file)
+        raise Corrupt(f"topic_id must be 22 characters of base64 and not zero, found {topic_id!r}", file=file)
     return topic_id
 
 
 def partition_metadata_to_bytes(topic_id: str) -> bytes:
-    """A `partition.metadata`, as Kafka writes it: without a newline at its end."""
+    """Return a `partition.metadata` file, like Kafka without a newline at its end."""
     return f"version: {VERSION}\ntopic_id: {topic_id}".encode()
 
 
 def _lines(data: bytes, width: int, file: str | None) -> list[tuple[int, list[str]]]:
-    """Line number and fields of each entry, checked against the version and the count."""
+    """Return the line number and the fields of each entry, and validate the version and the count."""
     lines = _text(data, file).split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -105,7 +112,7 @@ def _lines(data: bytes, width: int, file: str | None) -> list[tuple[int, list[st
     (count,) = _integers([lines[1]], 2, file)
     entries = [(number, line.split()) for number, line in enumerate(lines[2:], start=3)]
     if count != len(entries):
-        raise Corrupt(f"the checkpoint announces {count} entries and has {len(entries)}", file=file)
+        raise Corrupt(f"the checkpoint should have {count} entries but has {len(entries)}", file=file)
     for number, fields in entries:
         if len(fields) != width:
             raise Corrupt(f"expected {width} fields in line {number}, found {len(fields)}", file=file)
@@ -116,7 +123,7 @@ def _integers(fields: Sequence[str], number: int, file: str | None) -> list[int]
     try:
         return [int(field) for field in fields]
     except ValueError:
-        raise Corrupt(f"expected whole numbers in line {number}, found {' '.join(fields)[:80]!r}", file=file) from None
+        raise Corrupt(f"expected integers in line {number}, found {' '.join(fields)[:80]!r}", file=file) from None
 
 
 def _text(data: bytes, file: str | None) -> str:

@@ -1,20 +1,20 @@
-"""Checksums other than those of record batches: one over a segment's index files, and the search for a flipped bit.
+"""The checksum of a segment's index files, and the search for a flipped bit.
 
-The checksum of the index files beside a sealed segment is kept by the commit that names the segment. It is over:
+A commit that references a sealed segment also has a checksum of its index files. It covers:
 
 | bytes | content                                                                   |
 |------:|---------------------------------------------------------------------------|
 |     8 | length of `.index`, big-endian                                            |
-|     n | its bytes                                                                 |
-|       | the same of `.timeindex`, then of `.txnindex` (length 0 if there is none) |
+|     n | bytes of `.index`                                                         |
+|       | the same for `.timeindex`, then `.txnindex` (length 0 if there is none)   |
 
-Kafka's index files have no checksum. Not all of them can be held against the batches: where an aborted transaction
-began whose first data the cleaner has removed is in the `.txnindex` alone, and a file that was cut off between two
-entries looks whole.
+Kafka's index files have no checksum of their own, and the batches cannot replace it. If the cleaner removed the first
+batches of an aborted transaction, only the `.txnindex` has the offset where it began. A file that was truncated between
+two entries looks complete.
 
-Most damage that disks and memory do is one flipped bit. A CRC is linear: the change that one bit makes depends only on
-its distance from the end. So the difference of two CRCs is taken back byte by byte until it is that of a single bit.
-Longer damage looks like a single bit by chance once in 2^32 / (8 n) tries.
+Most corruption by disks and memory is a single flipped bit. A CRC is linear: the difference that a flipped bit makes
+depends only on its distance from the end. The search therefore reverts the difference of two CRCs byte by byte until it
+equals that of a single bit. The probability that other corruption looks like a flipped bit is 8 n / 2^32 for n bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from functools import cache
 from sparklog.format.crc32c import crc32c
 
 SUFFIXES = ("index", "timeindex", "txnindex")
-"""Suffixes of the index files, in the order of their checksum."""
+"""Suffixes of the index files, in the order in which the checksum covers them."""
 
 
 def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
-    """Return the CRC-32C over the three files, each after its length; an empty file is the same as none."""
+    """Return the CRC-32C of the three files, each preceded by its length; a missing file counts as empty."""
     crc = 0
     for data in (index, timeindex, txnindex):
         crc = crc32c(data, crc32c(len(data).to_bytes(8, "big"), crc))
@@ -36,20 +36,20 @@ def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
 
 
 def appended_crc(before: int, following: int, crc: int) -> int:
-    """Return the CRC-32C of bytes whose own is `before` and of `following` bytes after them, whose own is `crc`."""
-    # Zeros move a CRC alone if it is inverted: a CRC begins and ends with all bits inverted.
+    """Return the CRC-32C of bytes with CRC-32C `before`, followed by `following` bytes with CRC-32C `crc`."""
+    # A CRC begins and ends with all bits inverted. Inverting it first makes the zeros only shift it.
     return int(crc32c(bytes(following), before ^ 0xFFFFFFFF) ^ 0xFFFFFFFF ^ crc)
 
 
 POLYNOMIAL = 0x82F63B78
-"""Castagnoli's, reflected."""
-MOST_BYTES = 4 << 20
-"""Longer runs are not searched: it takes a second a megabyte or two."""
+"""The Castagnoli polynomial, reflected."""
+MAX_SEARCH_BYTES = 4 << 20
+"""Longer data is not searched, because the search takes about a second per one or two megabytes."""
 
 
 def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | None:
-    """Return the (byte, bit) whose flip turns CRC `actual` of `nbytes` bytes into `expected`; None without one."""
-    if actual == expected or nbytes > MOST_BYTES:
+    """Return the (byte, bit) whose flip turns the CRC `actual` of `nbytes` bytes into `expected`, or None."""
+    if actual == expected or nbytes > MAX_SEARCH_BYTES:
         return None
     table, back, single = _tables()
     difference = actual ^ expected
@@ -63,7 +63,7 @@ def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | No
 
 @cache
 def _tables() -> tuple[tuple[int, ...], tuple[int, ...], dict[int, int]]:
-    """The CRC's table by byte, the byte by the table's highest one, and the bit by its change of the CRC."""
+    """Return the CRC table, the inverse of its highest bytes, and the bit for each CRC difference of a single bit."""
     table = []
     for byte in range(256):
         crc = byte

@@ -1,12 +1,12 @@
-"""Kafka's compression framings, both ways.
+"""Compress and decompress payloads in Kafka's framings.
 
-The records of a batch (all bytes after its 61-byte header) are one stream:
+The records of a compressed batch (all bytes after its 61-byte header) are one stream:
 
 | codec  | bytes                                                                                                     |
 |--------|-----------------------------------------------------------------------------------------------------------|
-| gzip   | one RFC 1952 member. Also read: further members. Other bytes after a member are ignored                   |
+| gzip   | one RFC 1952 member. Also read: several members. Other bytes after a member are ignored                   |
 | snappy | "xerial" stream: 16-byte header `82 SNAPPY 00`, int32 version 1, int32 compatible version 1, then chunks  |
-|        | of int32 length and a raw block of at most 32 KiB of data. Read too: one raw block without the header (as |
+|        | of int32 length and a raw block of at most 32 KiB of data. Also read: one raw block without the header (as|
 |        | librdkafka writes), and headers repeated between chunks (concatenated streams)                             |
 | lz4    | one LZ4 frame, version 1, independent blocks; written as `60 40 82`: 64 KiB blocks, no sizes or checksums. |
 |        | Also read: block checksums, content size and content checksum (kafka-python, aiokafka). Like Kafka, the    |
@@ -15,8 +15,8 @@ The records of a batch (all bytes after its 61-byte header) are one stream:
 | zstd   | one frame, with or without its content size. Also read: several frames, including empty and skippable     |
 |        | ones. Bytes after the last complete frame are ignored                                                     |
 
-Every decompression has a limit in bytes, checked before memory is allocated or as it is filled: whatever wants more is
-`Corrupt`. `decompressed_limit` is what the decoder grants a batch.
+Every decompression has a limit in bytes, which is checked before memory is allocated or while it is filled. Data that
+exceeds the limit is rejected with `Corrupt`. `decompressed_limit` is the limit of a batch.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ XERIAL_BLOCK = 32 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_DEFLATE = GZIP_MAGIC + b"\x08"
 GZIP_MIN_BYTES = 20
-"""Size of a header, an empty block and a trailer: Java ignores fewer bytes than that after a member."""
+"""Size of a header, an empty block and a trailer. Java ignores fewer bytes after a member."""
 SNAPPY_MAX_RATIO = 32
 """A snappy element of 3 bytes yields at most 64."""
 LZ4_MAX_RATIO = 256
 """Each byte of an LZ4 match length yields at most 255."""
 LZ4_MAGIC = 0x184D2204
 LZ4_WRITTEN = bytes.fromhex("04224d18604082")
-"""The head of a frame of independent 64 KiB blocks without sizes and checksums."""
+"""The first bytes of a frame of independent 64 KiB blocks without sizes and checksums."""
 LZ4_BLOCK = 64 * 1024
 LZ4_BLOCK_CHECKSUM, LZ4_CONTENT_SIZE, LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
 """Flags of a frame's descriptor."""
@@ -56,10 +56,10 @@ ZSTD_HEADER_BYTES = 18
 ZSTD_CHECKSUM = 0x04
 """The flag of a frame's descriptor for a checksum after its blocks."""
 LIMIT_FLOOR, LIMIT_RATIO, LIMIT_CEILING = 64 << 20, 256, 256 << 20
-"""A batch may become 64 MiB + 256 x its compressed bytes, at most 256 MiB. Kafka's own default is 1 MiB compressed."""
+"""A batch may decompress to 64 MiB plus 256 times its size, at most 256 MiB. Kafka's default is 1 MiB compressed."""
 
 ISAL_LEVELS = {-1: 2, 1: 1, 2: 2, 3: 3}
-"""Levels of gzip that isal takes over, with its own for each. A higher one is asked for because zlib's is smaller."""
+"""The isal level for each gzip level that isal implements. Higher levels use zlib, whose output is smaller."""
 
 _LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
 _local = threading.local()
@@ -70,9 +70,11 @@ def decompressed_limit(nbytes: int) -> int:
 
 
 def compress(codec: str, data: BytesLike, level: int | None = None) -> bytes:
-    """`data` in Kafka's framing of `codec` ("none" returns it unchanged). `level` None is the codec's default here:
-    gzip 6 (with isal its 2: up to 15 % larger), lz4 fast, zstd 1; snappy has no levels. Raises `BadRequest` for an
-    unknown codec or level."""
+    """Compress `data` in Kafka's framing of `codec`; "none" returns it unchanged.
+
+    `level` None is the default of the codec: gzip 6 (level 2 of isal if it is installed, up to 15 % larger), lz4 fast,
+    zstd 1; snappy has no levels. Raises `BadRequest` for an unknown codec or level.
+    """
     if codec == "none":
         return bytes(data)
     if codec not in _FUNCTIONS:
@@ -82,18 +84,21 @@ def compress(codec: str, data: BytesLike, level: int | None = None) -> bytes:
 
 
 def check_level(codec: str, level: int | None) -> None:
-    """Raise `BadRequest` for a level outside Kafka's range; there is no gzip 0."""
+    """Raise `BadRequest` for a level outside of Kafka's range, and for gzip level 0, which Kafka does not have."""
     if level is None:
         return
     if codec not in _LEVELS:
-        raise BadRequest(f"codec {codec} has no compression levels: leave the level out (found {level!r})")
+        raise BadRequest(f"codec {codec} has no compression levels, found level {level!r}: omit it")
     low, high = _LEVELS[codec]
     if not low <= level <= high or (codec == "gzip" and level == 0):
         raise BadRequest(f"compression level {level} is out of range for {codec}: use {low} to {high}")
 
 
 def decompress(codec: str, data: BytesLike, limit: int | None = None) -> bytes:
-    """The stream's bytes, at most `limit` of them (default `decompressed_limit`). Raises `Corrupt`."""
+    """Decompress a stream.
+
+    Raises `Corrupt` if it is invalid or decompresses to more than `limit` bytes (default: `decompressed_limit`).
+    """
     view = memoryview(data)
     if codec == "none":
         return bytes(view)
@@ -103,16 +108,16 @@ def decompress(codec: str, data: BytesLike, limit: int | None = None) -> bytes:
 
 
 Fill = Callable[[memoryview], int]
-"""Writes decompressed bytes into memory that has room for them, and returns how many there are. Raises `Corrupt`."""
+"""Writes decompressed bytes to memory that is large enough and returns their number. Raises `Corrupt`."""
 
 
-def opened(codec: str, data: BytesLike) -> tuple[int, Fill]:
-    """Return the room that the stream's bytes need at most, and what writes them where a caller has that room.
+def open_stream(codec: str, data: BytesLike) -> tuple[int, Fill]:
+    """Return an upper bound of a stream's decompressed size, and a function that decompresses it to given memory.
 
-    It saves the copy of a result of `decompress` to its place. Raises `Corrupt` as `decompress` does.
+    Compared with `decompress`, this saves copying the result to that memory. Raises `Corrupt` as `decompress` does.
     """
     view = memoryview(data)
-    opening = _OPENINGS[codec](view, decompressed_limit(view.nbytes)) if codec in _OPENINGS else None
+    opening = _OPENERS[codec](view, decompressed_limit(view.nbytes)) if codec in _OPENERS else None
     if opening is not None:
         return opening
     part = decompress(codec, view)
@@ -130,7 +135,7 @@ def _too_large(codec: str, limit: int, size: int | None = None) -> Corrupt:
 
 @cache
 def _isal() -> Any:
-    """Return isal's form of zlib, which is several times as fast; zlib's own where it is not installed."""
+    """Return isal's variant of zlib, which is several times as fast, or zlib if isal is not installed."""
     try:
         return import_module("isal.isal_zlib")
     except ImportError:
@@ -151,7 +156,7 @@ def _gzip_decompress(data: memoryview, limit: int) -> bytes:
     parts: list[bytes] = []
     rest: BytesLike = data
     library = _isal()
-    # isal would wait for the rest of what is short and no stream.
+    # For short data that is not a gzip stream, isal would wait for more input instead of raising an error.
     if bytes(data[:2]) != GZIP_MAGIC[: data.nbytes]:
         raise Corrupt(f"expected a gzip stream, found {bytes(data[:2])!r} at its start")
     while True:
@@ -167,7 +172,7 @@ def _gzip_decompress(data: memoryview, limit: int) -> bytes:
         if not member.eof:
             raise Corrupt("the gzip stream is cut off")
         rest = member.unused_data
-        if rest[:3] != GZIP_DEFLATE or len(rest) < GZIP_MIN_BYTES:  # it is ignored, as Java does
+        if rest[:3] != GZIP_DEFLATE or len(rest) < GZIP_MIN_BYTES:  # Java ignores the rest, too
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -194,7 +199,7 @@ def _snappy_decompress(data: memoryview, limit: int) -> bytes:
         length = int.from_bytes(data[position : position + 4], "big", signed=True)
         position += 4
         if not 0 <= length <= end - position:
-            raise Corrupt(f"a snappy chunk says {length} bytes, {end - position} are left")
+            raise Corrupt(f"a snappy chunk has a length of {length} bytes, but only {end - position} remain")
         part = _snappy_block(data[position : position + length], limit)
         limit -= len(part)
         parts.append(part)
@@ -255,7 +260,7 @@ def _lz4_decompress(data: memoryview, limit: int) -> bytes:
     return out  # type: ignore[no-any-return]
 
 
-def _lz4_opened(data: memoryview, limit: int) -> tuple[int, Fill] | None:
+def _open_lz4(data: memoryview, limit: int) -> tuple[int, Fill] | None:
     """Open a frame without block checksums, as Kafka clients write; return None for other or corrupt frames."""
     position, block_max, trailer = len(LZ4_WRITTEN), LZ4_BLOCK, 0
     if data[:position] != LZ4_WRITTEN:
@@ -278,7 +283,7 @@ def _lz4_opened(data: memoryview, limit: int) -> tuple[int, Fill] | None:
 
 
 def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], block_max: int, out: memoryview) -> int:
-    # Straight to its place, block by block: the package lz4 decompresses frames of an unknown size piece by piece.
+    # Decompress block by block to the final memory: the lz4 package uses small buffers for frames of unknown size.
     import cramjam
 
     filled, fill = 0, cramjam.lz4.decompress_block_into
@@ -352,7 +357,7 @@ def _zstd_compress(data: BytesLike, level: int | None) -> bytes:
 
     level = 1 if level is None else level
     compressors: dict[int, Any] = _local.__dict__.setdefault("compressors", {})
-    if level not in compressors:  # not safe to share between threads, and expensive to make
+    if level not in compressors:  # expensive to create, and not safe to share between threads
         compressors[level] = zstandard.ZstdCompressor(level=level)
     return compressors[level].compress(data)  # type: ignore[no-any-return]
 
@@ -366,7 +371,7 @@ def _zstd_decompressor() -> Any:
     return decompressor
 
 
-def _zstd_opened(data: memoryview, limit: int) -> tuple[int, Fill]:
+def _open_zstd(data: memoryview, limit: int) -> tuple[int, Fill]:
     frames = _zstd_frames(data)
     start, end, size, bound = frames[0] if frames else (0, 0, 0, 0)
     if end - start == data.nbytes and 0 < size <= limit and size <= bound:
@@ -459,7 +464,7 @@ def _zstd_frame(data: memoryview, start: int) -> _ZstdFrame:
     while position + 3 <= end:
         header = int.from_bytes(data[position : position + 3], "little")
         nbytes = header >> 3
-        bound += min(nbytes, ZSTD_BLOCK) if header & 6 != 4 else ZSTD_BLOCK  # raw and repeated blocks say their size
+        bound += min(nbytes, ZSTD_BLOCK) if header & 6 != 4 else ZSTD_BLOCK  # raw and RLE blocks have their size
         position += 4 if header & 6 == 2 else 3 + nbytes
         if header & 1:
             position += 4 if data[start + 4] & ZSTD_CHECKSUM else 0
@@ -479,7 +484,7 @@ def _zstd_content(data: memoryview, frame: _ZstdFrame, limit: int) -> bytes:
     try:
         if size >= 0:
             return decompressor.decompress(content)  # type: ignore[no-any-return]
-        # Room for one byte more than the limit tells a frame that is too large from a damaged one.
+        # One byte more than the limit distinguishes a frame that is too large from a corrupt one.
         return decompressor.decompress(content, max_output_size=max(1, min(bound, limit + 1)))  # type: ignore[no-any-return]
     except zstandard.ZstdError as error:
         if bound > limit and "full frame" in str(error):
@@ -493,7 +498,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[BytesLike, int | None], bytes], Callable[[
     "lz4": (_lz4_compress, _lz4_decompress),
     "zstd": (_zstd_compress, _zstd_decompress),
 }
-_OPENINGS: dict[str, Callable[[memoryview, int], tuple[int, Fill] | None]] = {
-    "lz4": _lz4_opened,
-    "zstd": _zstd_opened,
+_OPENERS: dict[str, Callable[[memoryview, int], tuple[int, Fill] | None]] = {
+    "lz4": _open_lz4,
+    "zstd": _open_zstd,
 }

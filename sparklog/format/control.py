@@ -1,6 +1,6 @@
-"""Control records: the markers that end transactions, and the others that only Kafka's metadata log holds.
+"""Control records: the markers that end transactions, and the types that occur only in Kafka's metadata log.
 
-A control batch has the control bit, no compression, base sequence -1 and, as a transaction marker, exactly one record:
+A control batch has the control bit set, no compression and base sequence -1. A transaction marker has one record:
 
 | part  | bytes                                   | meaning                                                   |
 |-------|-----------------------------------------|-----------------------------------------------------------|
@@ -8,8 +8,8 @@ A control batch has the control bit, no compression, base sequence -1 and, as a 
 |       |                                         | 4 SNAPSHOT_FOOTER, 5 KRAFT_VERSION, 6 KRAFT_VOTERS        |
 | value | int16 version 0, int32 coordinator epoch | of ABORT and COMMIT                                      |
 
-Later versions only append fields, so the known prefix is read whatever the version. A batch that the cleaner emptied
-has no record left and therefore no type. Plain Python: planners read markers, and must not load the kernels for it.
+Later versions only append fields, so the known fields are read regardless of the version. A batch whose records the
+cleaner removed has no type. This module does not use the kernels, because planners read markers and must not load them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sparklog.format.record_batch import (
     BatchHeaders,
     ByteArray,
     BytesLike,
+    DataLocation,
     Int64Array,
-    Place,
     as_bytes_array,
 )
 
@@ -43,9 +43,9 @@ UNKNOWN = -1
 ABORT, COMMIT, LEADER_CHANGE, SNAPSHOT_HEADER, SNAPSHOT_FOOTER, KRAFT_VERSION, KRAFT_VOTERS = range(7)
 
 MARKER_BYTES = 78
-"""A transaction marker as a coordinator writes it: header and 17 bytes of record."""
+"""Size of a transaction marker as a coordinator writes it: a header and a record of 17 bytes."""
 _PLAIN_START = bytes.fromhex("20 00 00 00 08 0000")
-"""The first bytes of its record: length, attributes, both deltas, length of the key, version; the type follows."""
+"""The first bytes of that record: length, attributes, both deltas, key length and key version. The type follows."""
 _RECORD_BYTES = MARKER_BYTES - HEADER_BYTES
 _TYPE = struct.Struct(">h")
 
@@ -56,14 +56,14 @@ _VALUE = struct.Struct(">hi")
 
 @dataclass(frozen=True, slots=True)
 class ControlRecord:
-    """A control record: `type` (`UNKNOWN` for one of a later Kafka); ABORT and COMMIT have the coordinator's epoch."""
+    """A control record: its type (`UNKNOWN` if a later Kafka wrote it), and the coordinator epoch of a marker."""
 
     type: int
     coordinator_epoch: int | None = None
 
 
 def parse_control_type(key: bytes | None) -> int:
-    """Return the type of a control record's key, `UNKNOWN` for one of a later Kafka. `Corrupt` for an invalid key."""
+    """Return the type in a control record's key, `UNKNOWN` if a later Kafka wrote it. `Corrupt` for an invalid key."""
     if key is None or len(key) < _KEY.size:
         raise Corrupt(f"expected a control record key of at least 4 bytes, found {key.hex() if key else 'none'}")
     version, kind = _KEY.unpack_from(key)
@@ -73,7 +73,7 @@ def parse_control_type(key: bytes | None) -> int:
 
 
 def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
-    """Parse key and value of a control record. `Corrupt` if one is too short or has a negative version."""
+    """Parse the key and value of a control record. `Corrupt` if either is too short or has a negative version."""
     kind = parse_control_type(key)
     if kind not in (ABORT, COMMIT):
         return ControlRecord(kind)
@@ -92,13 +92,15 @@ def control_types(
 ) -> npt.NDArray[np.int8]:
     """Return the type of each batch's first control record, int8[batches]; `headers` is of a scan of `data`.
 
-    `UNKNOWN` for an unknown type, an emptied batch, and a batch that is no control batch. `Corrupt`, naming the batch,
-    for one that cannot be read; CRCs are not checked.
+    The type is `UNKNOWN` for an unknown type, a batch without records, and a batch that is not a control batch. Raises
+    `Corrupt`, with the position of the batch, if a record cannot be read. CRCs are not checked.
     """
     types = np.full(len(headers), UNKNOWN, np.int8)
     rows, records = _plain_markers(data, headers)
     types[rows] = records[:, len(_PLAIN_START) + 1]
-    for row, kind in _read(data, headers, rows, Place(file, file_position), lambda key, _: parse_control_type(key)):
+    for row, kind in _read(
+        data, headers, rows, DataLocation(file, file_position), lambda key, _: parse_control_type(key)
+    ):
         types[row] = kind
     return types
 
@@ -106,26 +108,26 @@ def control_types(
 def coordinator_epochs(
     data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
 ) -> Int64Array:
-    """Return the coordinator's epoch of each ABORT or COMMIT marker, -1 for all other batches, int64[batches].
+    """Return the coordinator epoch of each ABORT or COMMIT marker, -1 for all other batches, int64[batches].
 
-    `Corrupt`, naming the batch, for a marker that cannot be read; CRCs are not checked.
+    Raises `Corrupt`, with the position of the batch, if a marker cannot be read. CRCs are not checked.
     """
     epochs = np.full(len(headers), -1, np.int64)
     rows, records = _plain_markers(data, headers)
     value = records[:, len(_PLAIN_START) + _TYPE.size :]
-    sound = (value[:, :3] == (2 * _VALUE.size, 0, 0)).all(axis=1)
-    rows = rows[sound]
-    epochs[rows] = np.ascontiguousarray(value[sound, 3:7]).view(">i4")[:, 0]
-    for row, record in _read(data, headers, rows, Place(file, file_position), parse_control_record):
+    is_standard = (value[:, :3] == (2 * _VALUE.size, 0, 0)).all(axis=1)
+    rows = rows[is_standard]
+    epochs[rows] = np.ascontiguousarray(value[is_standard, 3:7]).view(">i4")[:, 0]
+    for row, record in _read(data, headers, rows, DataLocation(file, file_position), parse_control_record):
         if record.coordinator_epoch is not None:
             epochs[row] = record.coordinator_epoch
     return epochs
 
 
 def _plain_markers(data: BytesLike, headers: BatchHeaders) -> tuple[Int64Array, ByteArray]:
-    """Return the rows of batches that are markers as coordinators write them, and their records, uint8[rows, 17].
+    """Return the rows of the markers in the form that coordinators write, and their records, uint8[rows, 17].
 
-    A log of small transactions is half markers: hence the fast way.
+    These have a fast path because half of the batches in a log of small transactions can be markers.
     """
     rows = np.flatnonzero(
         headers.is_control & (headers.count > 0) & (headers.codec == 0) & (headers.size == MARKER_BYTES)
@@ -144,30 +146,30 @@ def _read(
     data: BytesLike,
     headers: BatchHeaders,
     plain: Int64Array,
-    place: Place,
+    location: DataLocation,
     parse: Callable[[bytes | None, bytes | None], _Parsed],
 ) -> Iterator[tuple[int, _Parsed]]:
-    """Yield row and parsed record of each control batch that has records and is none of the rows `plain`."""
+    """Yield the row and the parsed record of each control batch with records, except for the rows in `plain`."""
     view = memoryview(data)
-    wanted = headers.is_control & (headers.count > 0)
-    wanted[plain] = False
-    rows = np.flatnonzero(wanted)
+    remaining = headers.is_control & (headers.count > 0)
+    remaining[plain] = False
+    rows = np.flatnonzero(remaining)
     columns = (rows, headers.position[rows], headers.size[rows], headers.codec[rows])
     for row, position, size, codec in zip(*(column.tolist() for column in columns), strict=True):
         try:
             parsed = parse(*_first_record(view[position + HEADER_BYTES : position + size], codec))
         except Corrupt as error:
-            raise place.corrupt(headers, row, error.message) from None
+            raise location.corrupt(headers, row, error.message) from None
         yield row, parsed
 
 
 def _first_record(payload: memoryview, codec: int) -> tuple[bytes | None, bytes | None]:
     if codec:
         if codec >= len(CODECS):
-            raise Corrupt(f"the batch names an unknown compression codec ({codec})")
+            raise Corrupt(f"the batch has an unknown compression codec ({codec})")
         payload = memoryview(compression.decompress(CODECS[codec], payload))
     _, position = _read_varint(payload, 0)
-    _, position = _read_varint(payload, position + 1, most=10)
+    _, position = _read_varint(payload, position + 1, max_bytes=10)
     _, position = _read_varint(payload, position)
     key, position = _read_bytes(payload, position)
     return key, None if position == len(payload) else _read_bytes(payload, position)[0]
@@ -180,13 +182,13 @@ def _read_bytes(payload: memoryview, position: int) -> tuple[bytes | None, int]:
     return (None, position) if length < 0 else (bytes(payload[position : position + length]), position + length)
 
 
-def _read_varint(data: memoryview, position: int, most: int = 5) -> tuple[int, int]:
+def _read_varint(data: memoryview, position: int, max_bytes: int = 5) -> tuple[int, int]:
     value = 0
-    for shift, byte in enumerate(data[position : position + most]):
+    for shift, byte in enumerate(data[position : position + max_bytes]):
         value |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), position + shift + 1
-    raise Corrupt("a control record's number is cut off or too long")
+    raise Corrupt("a varint of a control record is cut off or too long")
 
 
 def end_txn_marker(
@@ -199,8 +201,9 @@ def end_txn_marker(
     coordinator_epoch: int,
     leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytes:
+    """Return the bytes of the marker of a committed or aborted transaction; `timestamp` in ms."""
     key, value = _KEY.pack(0, COMMIT if commit else ABORT), _VALUE.pack(0, coordinator_epoch)
-    # Attributes, both deltas 0, then zig-zag lengths: all below 64, so one byte each; no headers.
+    # Attributes and both deltas are 0. Zig-zag lengths below 64 have one byte each. There are no headers.
     body = bytes((0, 0, 0, 2 * len(key))) + key + bytes((2 * len(value),)) + value + b"\x00"
     header = BatchHeader(
         base_offset=offset, last_offset_delta=0, count=1, base_timestamp=timestamp, max_timestamp=timestamp,

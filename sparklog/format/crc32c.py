@@ -1,7 +1,8 @@
-"""CRC-32C, from the extension of the package `crc32c`.
+"""CRC-32C, computed by the C extension of the `crc32c` package.
 
-The package reads its own version when it is imported, by `importlib.metadata` and with it `email` and `zipfile`: a
-third of what a small command may cost. Its extension is loaded without that; where there is none, the package is.
+When the package is imported, it looks up its own version, which loads `importlib.metadata`, `email` and `zipfile` and
+takes a third of the time that a small command may take. This module therefore loads the extension directly, and imports
+the package only if the extension is not found.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 
 Checksum = Callable[..., int]
-"""Of bytes and, as the second argument, of the CRC of the bytes before them."""
+"""Takes bytes and, optionally, the CRC of the bytes before them."""
 
 
 def _load() -> Checksum:
     package = find_spec("crc32c")
-    places = None if package is None else package.submodule_search_locations
-    spec = PathFinder.find_spec("crc32c._crc32c", places)
+    locations = None if package is None else package.submodule_search_locations
+    spec = PathFinder.find_spec("crc32c._crc32c", locations)
     if spec is None or spec.loader is None:
         from crc32c import crc32c as function
     else:

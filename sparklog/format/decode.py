@@ -1,12 +1,12 @@
-"""From record batches to columns: key, value and headers as Arrow arrays, offsets and times as numpy arrays.
+"""Decode record batches to columns: keys, values and headers as Arrow arrays, offsets and timestamps as numpy arrays.
 
-Runs of plain batches are decoded by one kernel call straight from the input, compressed ones in groups of about 1 MiB
-(`payloads`). Keys and values are written once, into the buffers of the final arrays.
+One kernel call decodes consecutive uncompressed batches directly from the input. Compressed batches are decoded in
+groups of about 1 MiB (`payloads`). Keys and values are written once, to the buffers of the final arrays.
 
-Memory is bounded by the input: plain batches need at most twice their bytes and a few bytes for each record, of which a
-batch cannot hold more than a seventh of its bytes; a compressed batch may become `compression.decompressed_limit`
-bytes, all batches of a call 1 GiB. One call returns less than 2 GiB of keys and as much of values (Arrow's 32-bit
-offsets): decode fewer batches at a time.
+The input bounds the memory. Uncompressed batches need at most twice their size and a few bytes per record; a batch has
+at most one record per 7 bytes. A compressed batch may decompress to `compression.decompressed_limit` bytes, and all
+batches of a call to 1 GiB. One call can return less than 2 GiB of keys and less than 2 GiB of values, because Arrow's
+offsets have 32 bits; for more, decode fewer batches at a time.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from sparklog.format.record_batch import (
     BatchHeaders,
     BoolArray,
     BytesLike,
+    DataLocation,
     Int64Array,
     Payloads,
-    Place,
     as_bytes_array,
 )
 from sparklog.format.text import java_text
@@ -45,12 +45,13 @@ NOT_FIXED = -2
 
 @dataclass
 class RecordColumns:
-    """Records in log order, n of them, from m batches.
+    """The n decoded records of m batches, in log order.
 
-    * `offset`, `timestamp`: int64[n]; timestamps in ms, under LogAppendTime the batch's
-    * `key`, `value`: `pa.BinaryArray` of n, or None where not asked for; `headers`: `HEADERS_TYPE`, null without
-    headers
-    * `batch_rows`: int64[m], how many of the records each batch gave; `batch_time_type`: int8[m], -1 without times
+    * `offset`, `timestamp`: int64[n]; timestamps in ms, with LogAppendTime that of the batch
+    * `key`, `value`: `pa.BinaryArray` of n rows, or None if not requested
+    * `headers`: array of `HEADERS_TYPE`, null for records without headers, or None if not requested
+    * `batch_rows`: int64[m], number of decoded records of each batch
+    * `batch_time_type`: int8[m], timestamp type of each batch, -1 if it has no timestamps
     """
 
     offset: Int64Array
@@ -66,7 +67,7 @@ class RecordColumns:
 
     @property
     def batch(self) -> npt.NDArray[np.int32]:
-        """int32[n]: index of each record's batch in the headers that were decoded."""
+        """The index of each record's batch in the headers that were decoded, int32[n]."""
         return np.repeat(np.arange(len(self.batch_rows), dtype=np.int32), self.batch_rows)
 
     @property
@@ -85,16 +86,25 @@ def decode(
     select: BoolArray | None = None,
     append_time: int | None = None,
     check_crc: bool = True,
-    place: Place = IN_MEMORY,
+    location: DataLocation = IN_MEMORY,
 ) -> RecordColumns:
-    """Decode the batches of `data` that `headers` (of a scan of it) and `select` (bool per batch) name.
+    """Decode the records of batches.
 
-    `columns` of `DECODABLE`; offset and timestamp are always given. `offset_shift` is added to every offset; records
-    outside `[start_offset, end_offset)`, in shifted offsets, are left out. `append_time` (ms) replaces the time of
-    LogAppendTime batches. Control batches are decoded like others: leave them out with `select`.
+    Args:
+        data: the bytes that contain the batches.
+        headers: their headers, from a scan of `data`.
+        columns: the columns to decode, of `DECODABLE`; offset and timestamp are always decoded.
+        offset_shift: number to add to every offset.
+        start_offset: skip records below this offset (after the shift).
+        end_offset: skip records at or above this offset (after the shift).
+        select: bool[len(headers)], the batches to decode. Control batches are decoded like others unless excluded here.
+        append_time: timestamp (ms) of LogAppendTime batches, instead of their own.
+        check_crc: verify the CRCs of the batches.
+        location: where the data comes from, for error messages.
 
-    Raises `Corrupt` (wrong CRC unless `check_crc` is off, invalid records, a payload beyond its limit) with the `place`
-    of the data; `BadRequest` for unknown columns or 2 GiB and more of keys or values.
+    Raises:
+        Corrupt: a CRC does not match, a record is invalid, or a payload exceeds its limit.
+        BadRequest: a column is unknown, or keys or values have 2 GiB or more.
     """
     unknown = set(columns) - DECODABLE
     if unknown:
@@ -103,23 +113,23 @@ def decode(
     limit = MAX_OFFSET + 1 if end_offset is None else end_offset
     mask = np.ones(len(headers), np.bool_) if select is None else np.asarray(select, np.bool_)
     rows = np.zeros(len(headers), np.int64)
-    place = replace(place, shift=offset_shift)
+    location = replace(location, shift=offset_shift)
     source = as_bytes_array(data)
-    check_headers(headers if mask.all() else headers[mask], place, len(source))
+    check_headers(headers if mask.all() else headers[mask], location, len(source))
     mask = mask & (headers.last_offset + offset_shift >= first) & (headers.base_offset + offset_shift < limit)
-    taken = headers if mask.all() else headers[mask]
+    selected = headers if mask.all() else headers[mask]
     if check_crc:
-        check_crcs(data, taken, place)
-    time = taken.max_timestamp if append_time is None else append_time
-    sink = _Sink(columns, taken, np.where(taken.is_log_append_time, time, NOT_FIXED), first, limit, place)
-    for group in payload_groups(source, taken, place):
+        check_crcs(data, selected, location)
+    time = selected.max_timestamp if append_time is None else append_time
+    sink = _Sink(columns, selected, np.where(selected.is_log_append_time, time, NOT_FIXED), first, limit, location)
+    for group in payload_groups(source, selected, location):
         sink.add(group)
     rows[mask] = sink.emitted
     return replace(sink.finish(), batch_rows=rows, batch_time_type=headers.timestamp_type)
 
 
 class _Sink:
-    """The growing columns: numpy arrays that become Arrow buffers without a copy."""
+    """Columns that grow by groups of batches: numpy arrays that become Arrow buffers without a copy."""
 
     def __init__(
         self,
@@ -128,12 +138,12 @@ class _Sink:
         fixed_time: Int64Array,
         first: int,
         limit: int,
-        place: Place,
+        location: DataLocation,
     ) -> None:
         self.headers = headers
-        self.place = place
+        self.location = location
         self.fixed_time = fixed_time
-        self.base_offset = headers.base_offset + place.shift
+        self.base_offset = headers.base_offset + location.shift
         self.first, self.limit = first, limit
         self.wanted = sum(bit for bit, name in ((1, "key"), (2, "value"), (4, "headers")) if name in columns)
         self.emitted = np.zeros(len(headers), np.int64)
@@ -147,9 +157,9 @@ class _Sink:
 
     def add(self, group: Payloads) -> None:
         headers, rows = self.headers, slice(group.first, group.last)
-        count = check_fit(group, headers, self.place)
+        count = check_fit(group, headers, self.location)
         records = int(count.sum())
-        self._room(group, records)
+        self._reserve(group, records)
         positions = np.empty(records if self.wanted & 4 else 0, np.int64)
         before = self.state.copy()
         code = kernels.decode_records.sized(records)(
@@ -162,7 +172,7 @@ class _Sink:
         if code == kernels.TOO_LARGE:
             raise BadRequest("the records have 2 GiB or more of keys or values: decode fewer batches at a time")
         if code != kernels.OK:
-            raise record_error(code, self.state, group, headers, self.place)
+            raise record_error(code, self.state, group, headers, self.location)
         if self.wanted & 4:
             self._add_headers(group, positions, before)
         self.stored_left -= group.stored
@@ -173,30 +183,34 @@ class _Sink:
         key_bytes, value_bytes = int(state[kernels.HEADER_KEY_BYTES]), int(state[kernels.HEADER_VALUE_BYTES])
         if max(entries, key_bytes, value_bytes) >= 2**31:
             raise BadRequest("the headers have 2 GiB or more: decode fewer batches at a time")
-        self.header_key.room(entries, key_bytes)
-        self.header_value.room(entries, value_bytes)
+        self.header_key.reserve(entries, key_bytes)
+        self.header_value.reserve(entries, value_bytes)
         kernels.decode_headers.sized(entries - int(before[kernels.HEADER_ROWS]))(
             group.data, before[kernels.ROWS], state[kernels.ROWS], self.list_offsets, positions,
             self.header_key.offsets, self.header_key.data, self.header_value.offsets, self.header_value.data,
             self.header_value.valid, before[kernels.HEADER_KEY_BYTES], before[kernels.HEADER_VALUE_BYTES], state
         )  # fmt: skip
 
-    def _room(self, group: Payloads, records: int) -> None:
-        """Space for a group: its bytes bound its keys and its values. What comes later is guessed from its ratio."""
+    def _reserve(self, group: Payloads, records: int) -> None:
+        """Reserve memory for a group.
+
+        The size of the group bounds that of its keys and values. The space for later groups is estimated from its
+        compression ratio.
+        """
         state = self.state
         nbytes = int((group.stop - group.start).sum())
         more = 0.0 if group.plain or not group.stored else 1.05 * (self.stored_left - group.stored) / group.stored
-        guess = records * (1 + more)
+        estimate = records * (1 + more)
         rows = int(state[kernels.ROWS])
-        self.offset = _grown(self.offset, rows + records, rows + guess)
-        self.timestamp = _grown(self.timestamp, rows + records, rows + guess)
-        for cells, bit, place in ((self.key, 1, kernels.KEY_BYTES), (self.value, 2, kernels.VALUE_BYTES)):
+        self.offset = _grown(self.offset, rows + records, rows + estimate)
+        self.timestamp = _grown(self.timestamp, rows + records, rows + estimate)
+        for cells, bit, counter in ((self.key, 1, kernels.KEY_BYTES), (self.value, 2, kernels.VALUE_BYTES)):
             if self.wanted & bit:
-                filled = int(state[place])
-                cells.room(rows + records, filled + nbytes, rows + guess, filled + nbytes * (1 + more))
+                filled = int(state[counter])
+                cells.reserve(rows + records, filled + nbytes, rows + estimate, filled + nbytes * (1 + more))
         if self.wanted & 4:
-            self.list_offsets = _grown(self.list_offsets, rows + records + 1, rows + guess)
-            self.list_valid = _grown(self.list_valid, rows + records + 7 >> 3, (rows + guess) / 8, fill=0xFF)
+            self.list_offsets = _grown(self.list_offsets, rows + records + 1, rows + estimate)
+            self.list_valid = _grown(self.list_valid, rows + records + 7 >> 3, (rows + estimate) / 8, fill=0xFF)
 
     def finish(self) -> RecordColumns:
         state = self.state
@@ -224,18 +238,18 @@ class _Sink:
 
 
 class _Cells:
-    """Buffers of one binary column: int32 offsets, bytes, validity (set bits: valid)."""
+    """The buffers of one binary column: int32 offsets, bytes, and validity bits (1: valid)."""
 
     def __init__(self) -> None:
         self.offsets = np.zeros(1, np.int32)
         self.data = np.empty(0, np.uint8)
         self.valid = np.empty(0, np.uint8)
 
-    def room(self, rows: int, nbytes: int, guess_rows: float = 0, guess_bytes: float = 0) -> None:
-        """Make room for so many rows and bytes in all; allocate for the guess if that is more."""
-        self.offsets = _grown(self.offsets, rows + 1, guess_rows + 1)
-        self.data = _grown(self.data, nbytes + SLACK, guess_bytes)
-        self.valid = _grown(self.valid, rows + 7 >> 3, guess_rows / 8, fill=0xFF)
+    def reserve(self, rows: int, nbytes: int, estimated_rows: float = 0, estimated_bytes: float = 0) -> None:
+        """Reserve memory for a total of `rows` rows and `nbytes` bytes, or for the estimate if it is larger."""
+        self.offsets = _grown(self.offsets, rows + 1, estimated_rows + 1)
+        self.data = _grown(self.data, nbytes + SLACK, estimated_bytes)
+        self.valid = _grown(self.valid, rows + 7 >> 3, estimated_rows / 8, fill=0xFF)
 
     def array(self, rows: int, nbytes: int, nulls: int) -> pa.Array:
         valid = pa.py_buffer(self.valid) if nulls else None
@@ -243,16 +257,18 @@ class _Cells:
         return pa.Array.from_buffers(pa.binary(), rows, buffers, null_count=nulls)
 
 
-GUESS_LIMIT = 256 << 20
-"""A guess from one group's ratio may be far off: no more bytes than this are allocated on its word."""
+MAX_ESTIMATE_BYTES = 256 << 20
+"""Maximum size to allocate from an estimate, which may be far off because it is based on a single group."""
 
 
-def _grown(array: npt.NDArray[Any], needed: int, guess: float = 0, fill: int | None = None) -> npt.NDArray[Any]:
-    """The array with room for `needed` elements, by half again at least when it must grow."""
+def _grown(array: npt.NDArray[Any], needed: int, estimate: float = 0, fill: int | None = None) -> npt.NDArray[Any]:
+    """Return an array of at least `needed` elements; if it must grow, it grows by at least half of its size."""
     size = len(array)
     if needed <= size:
         return array
-    grown = new_array(max(needed, size + size // 2, min(int(guess), GUESS_LIMIT // array.itemsize)), array.dtype)
+    grown = new_array(
+        max(needed, size + size // 2, min(int(estimate), MAX_ESTIMATE_BYTES // array.itemsize)), array.dtype
+    )
     grown[:size] = array
     if fill is not None:
         grown[size:] = fill
@@ -260,7 +276,7 @@ def _grown(array: npt.NDArray[Any], needed: int, guess: float = 0, fill: int | N
 
 
 def _text(key: pa.Array) -> pa.StringArray:
-    """Header keys as text. Kafka's clients replace bytes that are not UTF-8 by U+FFFD: so does this."""
+    """Return header keys as strings. Bytes that are not UTF-8 become U+FFFD, as in Kafka's clients."""
     text = pa.Array.from_buffers(pa.string(), len(key), key.buffers())
     try:
         text.validate(full=True)

@@ -1,11 +1,11 @@
-"""From columns to record batches.
+"""Encode columns as record batches.
 
-One kernel call writes the records of all batches straight from the Arrow buffers into one buffer that leaves room for
-the headers, the rows of every partition in a region of its own; then each batch is compressed (if asked for), gets its
-header and its CRC-32C. Offsets count from 0 in each slice; producer id, epoch, sequence and leader epoch are -1: a
-commit gives offsets and epoch (neither is covered by the CRC), and writers are known to commits, not to batches.
+One kernel call writes the records of all batches from the Arrow buffers to one buffer, with a region per partition and
+gaps for the headers. Then each batch is compressed, if requested, and gets its header and CRC-32C. Offsets count from 0
+in each slice. Producer id, producer epoch, sequence and leader epoch are -1: a commit assigns offsets and leader epoch
+(the CRC covers neither of them), and identifies the writer instead of the batches.
 
-Batches hold about `batch_bytes` of uncompressed records. One that is larger than `max_message_bytes` as stored is
+Batches have about `batch_bytes` of uncompressed records. A batch whose stored size exceeds `max_message_bytes` is
 split.
 """
 
@@ -42,19 +42,22 @@ from sparklog.format.record_batch import (
 
 MAX_BATCH_BYTES = 2**31 - 1
 RECORDS_PER_CRC = 16
-"""To join a CRC costs as much as to write so many records, interpreted."""
+"""Combining a CRC costs about as much as writing this many records, both interpreted."""
 ONE_PASS_BYTES = 64 << 10
-"""Bytes that take less time to hash again than two CRCs take to join, interpreted."""
+"""Up to this size, hashing the bytes again takes less time than combining two CRCs, interpreted."""
 _ALL = np.empty(0, np.int64)
-"""As `order`: all rows; as `lane_of`: all in one lane."""
+"""As `order`: all rows; as `lane_of`: a single lane for all rows."""
 _NONE_PLACED = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """Options of written batches. `level` None: the codec's default (gzip 6, lz4 fast, zstd 1). Sizes in bytes.
+    """Options for batches to write.
 
-    `max_message_bytes` is Kafka's `max.message.bytes`: the largest whole batch as stored, compressed, header included.
+    * `codec`, `level`: compression; level None is the codec's default (gzip 6, lz4 fast, zstd 1)
+    * `batch_bytes`: target size of a batch's uncompressed records, in bytes
+    * `max_message_bytes`: Kafka's `max.message.bytes`, the maximum stored size of a batch, with its header, in bytes
+    * `log_append_time`: write LogAppendTime instead of CreateTime batches
     """
 
     codec: str = "zstd"
@@ -83,12 +86,16 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """Finished batches, back to back, and the facts that a commit and an index need of them.
+    """The encoded batches of a slice, and what a commit and an index record about them.
 
-    `buffers` in order are the bytes. Per batch (int64): `positions` from the slice's start, `sizes`, `last_offsets`
-    from the slice's base, `max_timestamps` in ms. `records`: as many as its offsets; `crc`: CRC-32C of all bytes.
-    Times are -1 if no record has one. `content_bytes`: of keys, values and headers; `free_records` and `free_bytes`:
-    of records without a key whose partition was not given.
+    * `buffers`: the bytes of the batches, in order
+    * `positions`, `sizes`, `last_offsets`, `max_timestamps`: int64[batches]; positions and offsets are relative to the
+      slice, timestamps are in ms
+    * `records`: number of records, equal to the number of offsets
+    * `min_ts`, `max_ts`: smallest and largest timestamp (ms), -1 if no record has one
+    * `crc`: CRC-32C of all bytes
+    * `content_bytes`: size of keys, values and headers
+    * `free_records`, `free_bytes`: number and content size of records without a key whose partition was not given
     """
 
     buffers: list[memoryview | bytes]
@@ -116,10 +123,10 @@ class EncodedSlice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderRows:
-    """Rows to encode: columns as `encode` takes them.
+    """Rows to encode; the columns are those of `encode`.
 
-    `partition`: each row's, 0 or more; None: 0. `placed`: bool[rows], True where that was given and not chosen; None:
-    nowhere.
+    `partition`: partition of each row, not negative; None: 0 for all rows. `placed`: bool[rows], True if the partition
+    of the row was given by the caller and not chosen; None: False for all rows.
     """
 
     key: Column
@@ -141,11 +148,16 @@ def encode(
 ) -> EncodedSlice:
     """Encode rows as record batches whose offsets count from 0.
 
-    `key`, `value`: binary-like columns of one length, None for all null; `headers`: `list<struct<key, value>>` or None;
-    `timestamp`: int64[rows], ms, -1 for none. `order`: the rows to take, in that order (default: all).
+    Args:
+        key: binary-like column, None if all keys are null.
+        value: binary-like column, None if all values are null.
+        headers: column of `list<struct<key, value>>`, None if there are no headers.
+        timestamp: int64[rows], ms, -1 for none.
+        order: the rows to encode, in this order; None: all rows.
+        options: compression and sizes.
 
-    Raises `BadRequest`: a null header key, a timestamp below -1, a record that alone is larger than
-    `max_message_bytes`.
+    Raises:
+        BadRequest: a header key is null, or a single record is larger than `max_message_bytes`.
     """
     rows = _RowEncoder([_KernelRows.of(EncoderRows(key, value, headers, timestamp), order)])
     empty = EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
@@ -161,25 +173,26 @@ def encode_partitions(
     *,
     options: EncodeOptions,
 ) -> dict[int, EncodedSlice]:
-    """`encode` for every partition at once: `partition` is each row's, 0 or more; rows of one keep their order.
+    """Encode the rows of several partitions, and return a slice for each partition with rows, in ascending order.
 
-    About three times as fast as one call per partition with an `order`: rows are read in their order in memory.
-    Partitions come in ascending order, those without rows are left out.
+    `partition` is the partition of each row, not negative; rows of a partition keep their order. This is about three
+    times as fast as one call of `encode` per partition with an `order`, because it reads rows in their order in memory.
+    The other arguments and errors are those of `encode`.
     """
     return dict(encode_rows([EncoderRows(key, value, headers, timestamp, partition)], options=options))
 
 
 def encode_rows(rows: Sequence[EncoderRows], *, options: EncodeOptions) -> Iterator[tuple[int, EncodedSlice]]:
-    """Yield the partitions of rows that come in several runs, as `encode_partitions` does of one.
+    """Yield the partitions and slices of several groups of rows, like `encode_partitions`.
 
-    Nothing is copied together before, and each slice can be written and let go before the next is compressed.
+    The groups are not concatenated first, and each slice can be written and freed before the next one is compressed.
     """
     return _RowEncoder([_KernelRows.of(some) for some in rows]).slices(options)
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """An uncompressed batch at `out[start : start + size]` whose header is not written yet."""
+    """An uncompressed batch at `out[start : start + size]` that does not have a header yet."""
 
     lane: int
     start: int
@@ -191,7 +204,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _FinishedBatch:
-    """One finished batch: `head` are the bytes that its CRC leaves out."""
+    """A finished batch. `head_crc` is the CRC-32C of the bytes that its own CRC does not cover."""
 
     parts: list[memoryview | bytes]
     size: int
@@ -203,7 +216,7 @@ class _FinishedBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KernelRows:
-    """Rows whose columns are in the same arrays, as the kernels take them."""
+    """A group of rows in the form that the kernels expect."""
 
     times: Int64Array
     columns: KernelColumns
@@ -220,21 +233,21 @@ class _KernelRows:
         for name, column in (("key", rows.key), ("value", rows.value), ("headers", rows.headers)):
             if column is not None and len(column) != len(times):
                 raise BadRequest(f"column {name} has {len(column)} rows, timestamp has {len(times)}")
-        taken = _ALL if order is None else _indices(order, "order")
-        if len(taken) and not 0 <= int(taken.min()) <= int(taken.max()) < len(times):
-            raise BadRequest(f"order names rows outside 0 to {len(times) - 1}")
+        selected = _ALL if order is None else _indices(order, "order")
+        if len(selected) and not 0 <= int(selected.min()) <= int(selected.max()) < len(times):
+            raise BadRequest(f"order has rows outside of 0 to {len(times) - 1}")
         low, high = (int(times.min()), int(times.max())) if len(times) else (0, 0)
         lane_of = _ALL if rows.partition is None else _indices(rows.partition, "partition")
         if rows.partition is not None and len(lane_of) != len(times):
-            raise BadRequest(f"{len(lane_of)} partitions are given for {len(times)} rows")
+            raise BadRequest(f"expected one partition per row, found {len(lane_of)} partitions for {len(times)} rows")
         if len(lane_of) and int(lane_of.min()) < 0:
             raise BadRequest(f"partitions must be 0 or more, found {int(lane_of.min())}")
         columns = KernelColumns(rows.key, rows.value, rows.headers)
         placed = _NONE_PLACED if rows.placed is None else rows.placed.view(np.uint8)
-        return cls(times, columns, taken, lane_of, placed, len(times) if order is None else len(taken), low, high)
+        return cls(times, columns, selected, lane_of, placed, len(times) if order is None else len(selected), low, high)
 
     def rows(self, lane: int) -> Int64Array:
-        """The rows of a lane, in their order."""
+        """Return the rows of a lane, in order."""
         if len(self.lane_of):
             return np.flatnonzero(self.lane_of == lane)
         return self.order if len(self.order) else np.arange(self.count)
@@ -244,27 +257,27 @@ class _RowEncoder:
     def __init__(self, parts: Sequence[_KernelRows]) -> None:
         self.parts = [part for part in parts if part.count]
         self.count = sum(part.count for part in self.parts)
-        # Attributes, header count and, at their longest, both deltas: of a time up to high - low, zig-zag encoded.
+        # Maximum size of attributes, header count and both deltas. A zig-zag encoded time delta is below 2 * span + 2.
         span = max((part.high for part in self.parts), default=0) - min((part.low for part in self.parts), default=0)
         self.extra = 1 + 5 + 5 + (2 * span + 1).bit_length() // 7 + 1
 
     def only(self, lane: int, first: int, count: int) -> _RowEncoder:
-        """Rows `[first, first + count)` of a lane."""
+        """Return an encoder for rows `[first, first + count)` of a lane."""
         parts: list[_KernelRows] = []
         for part in self.parts:
             rows = part.rows(lane)
-            taken = np.ascontiguousarray(rows[first : first + count], np.int64)
-            parts.append(replace(part, order=taken, lane_of=_ALL, count=len(taken)))
-            first, count = max(0, first - len(rows)), count - len(taken)
+            selected = np.ascontiguousarray(rows[first : first + count], np.int64)
+            parts.append(replace(part, order=selected, lane_of=_ALL, count=len(selected)))
+            first, count = max(0, first - len(rows)), count - len(selected)
         return _RowEncoder(parts)
 
     def write(self, target: int) -> tuple[ByteArray, list[_Draft], Int64Array]:
-        """Run the kernels: their output, batches by lane, and the lane table.
+        """Run the kernels and return their output, the batches ordered by lane, and the lane table.
 
-        Batches have at most `target` bytes, header included, unless one record is larger.
+        Batches have at most `target` bytes, including the header, unless a single record is larger.
         """
         lanes = self._measure()
-        # Two neighbouring batches of a lane together exceed the target, or they would be one.
+        # Two adjacent batches of a lane exceed the target together, which bounds the number of batches.
         room = lanes[:, kernels.LANE_BYTES]
         counts = np.minimum(lanes[:, kernels.LANE_ROWS], 2 * (room // max(1, target - HEADER_BYTES)) + 2)
         ends = np.cumsum(room + HEADER_BYTES * counts + SLACK)
@@ -283,8 +296,8 @@ class _RowEncoder:
         return out, [_Draft(*row) for row in batches.tolist()], lanes
 
     def _measure(self) -> Int64Array:
-        most = max((int(part.lane_of.max()) for part in self.parts if len(part.lane_of)), default=0)
-        lanes = np.zeros((most + 1, kernels.LANE_FIELDS), np.int64)
+        max_lane = max((int(part.lane_of.max()) for part in self.parts if len(part.lane_of)), default=0)
+        lanes = np.zeros((max_lane + 1, kernels.LANE_FIELDS), np.int64)
         lanes[:, kernels.LANE_MIN_TIME] = np.iinfo(np.int64).max
         state = np.zeros(kernels.STATE_SIZE, np.int64)
         before = 0
@@ -295,9 +308,9 @@ class _RowEncoder:
             )  # fmt: skip
             row = before + int(state[kernels.ERROR_ROW])
             if code == kernels.NULL_HEADER:
-                raise BadRequest(f"a header and its key must not be null, found one in row {row}")
+                raise BadRequest(f"headers and their keys must not be null, found a null in row {row}")
             if code == kernels.TOO_LARGE:
-                raise BadRequest(f"the record in row {row} has more than 2 GiB: no batch can hold it")
+                raise BadRequest(f"the record in row {row} has more than 2 GiB, which is too large for a batch")
             before += len(part.times)
         return lanes
 
@@ -311,20 +324,23 @@ class _RowEncoder:
     def _finish(
         self, out: memoryview, drafts: list[_Draft], offset: int, options: EncodeOptions
     ) -> Iterator[tuple[_FinishedBatch, int]]:
-        """Compress, write headers and CRCs, split batches that are still too large. `offset`: of each lane's start."""
+        """Compress batches, write their headers and CRCs, and split those that are still too large.
+
+        `offset`: offset of the first row of each lane.
+        """
         lane, first = -1, 0
         for draft in drafts:
             if draft.lane != lane:
                 lane, first = draft.lane, 0
-            whole = out[draft.start : draft.start + draft.size]
+            batch_bytes = out[draft.start : draft.start + draft.size]
             header = BatchHeader(
                 offset + first, draft.rows - 1, draft.rows, draft.base_time, draft.max_time, options.attributes
             )
             if options.codec == "none":
-                crc = header.pack_into(whole)
-                parts: list[memoryview | bytes] = [whole]
+                crc = header.pack_into(batch_bytes)
+                parts: list[memoryview | bytes] = [batch_bytes]
             else:
-                payload = compression.compress(options.codec, whole[HEADER_BYTES:], options.level)
+                payload = compression.compress(options.codec, batch_bytes[HEADER_BYTES:], options.level)
                 head, crc = header.pack_header(payload)
                 parts = [head, payload]
             size = sum(len(part) for part in parts)
@@ -334,7 +350,7 @@ class _RowEncoder:
                 yield _FinishedBatch(parts, size, last, draft.max_time, head_crc, crc), lane
             elif draft.rows == 1:
                 raise BadRequest(
-                    f"one record alone makes a batch of {size} bytes, max.message.bytes is "
+                    f"a batch with a single record has {size} bytes, max.message.bytes is "
                     f"{options.max_message_bytes}: raise it or write smaller records"
                 )
             else:
@@ -368,7 +384,7 @@ def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
 
 
 def _crc(batches: list[_FinishedBatch], buffers: list[memoryview | bytes], sizes: Int64Array) -> int:
-    """CRC-32C of all bytes: of few by another pass over them, of many from the CRC-32Cs of the batches."""
+    """Return the CRC-32C of all bytes; if there are many, combine the CRC-32Cs of the batches instead of hashing."""
     if int(sizes.sum()) <= ONE_PASS_BYTES:
         crc = 0
         for part in buffers:

@@ -1,24 +1,25 @@
-"""Batches with other offsets, epochs and append times, in place, or with some of their records taken out.
+"""Change the offsets, epochs and append times of batches in place, or remove records from batches.
 
-`rewrite_headers`: base offset and leader epoch are before what the CRC covers. The append time (max timestamp of a
-LogAppendTime batch) is covered: the CRC is then corrected by the bits that change, without reading the batch, so that
-a batch whose CRC was wrong before has a wrong one after it: damage does not become valid.
+`rewrite_headers` changes headers in place. The CRC does not cover base offset and leader epoch. It does cover the
+append time (max timestamp of a LogAppendTime batch), so the CRC is corrected for the bits that change, without reading
+the batch. A batch with a wrong CRC still has a wrong one afterwards: corruption is not hidden.
 
-`filter_batches` writes what Kafka's log cleaner writes (`MemoryRecords.filterTo`). What becomes of a batch:
+`filter_batches` writes the same batches as Kafka's log cleaner (`MemoryRecords.filterTo`):
 
-| batch                                      | becomes                                                                |
-|--------------------------------------------|------------------------------------------------------------------------|
-| dropped                                    | nothing                                                                |
-| no record is kept, and it is to stay empty | a header of 61 bytes without records, for its offsets and its producer |
-| no record is kept otherwise                | nothing                                                                |
-| all records are kept, and no new horizon   | the same bytes                                                         |
-| some are kept, or it gets a delete horizon | rebuilt                                                                |
+| input batch                                   | output batch                                                  |
+|-----------------------------------------------|---------------------------------------------------------------|
+| dropped                                       | none                                                          |
+| no record is kept, marked to stay             | a header of 61 bytes, which keeps its offsets and producer    |
+| no record is kept, not marked to stay         | none                                                          |
+| all records are kept, no new delete horizon   | the same bytes                                                |
+| otherwise                                     | rebuilt                                                       |
 
-A rebuilt batch keeps base offset, last offset delta, codec, timestamp type, leader epoch, producer fields, and of each
-record all but its length, its attributes (unused: 0) and its timestamp delta, because the base timestamp changes. That
-becomes the delete horizon (the new one, else the one that is there), else the time of the first record kept. Under
-LogAppendTime the records' times are the batch's max timestamp, which stays; otherwise the largest of those kept becomes
-the max timestamp. Compressed batches are compressed again with the codec's default level.
+A rebuilt batch keeps its base offset, last offset delta, codec, timestamp type, leader epoch and producer fields. Its
+records are unchanged except for their lengths, their attributes (unused, set to 0) and their timestamp deltas, because
+the base timestamp changes: to the new delete horizon, else the existing one, else the timestamp of the first record
+that is kept. With LogAppendTime the max timestamp stays, because it is the timestamp of all records; otherwise it
+becomes the largest timestamp of the records that are kept. Compressed batches are compressed again with the codec's
+default level.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from sparklog.format.record_batch import (
 )
 
 _LEADER_EPOCH, _CRC, _MAX_TIMESTAMP = 12, 17, 35
-"""Positions in a header."""
+"""Positions of fields in a header."""
 _MAX_LEADER_EPOCH = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
@@ -71,18 +72,25 @@ def rewrite_headers(
     leader_epoch: int | Int64Array | None = None,
     append_time: int | Int64Array | None = None,
 ) -> BatchHeaders:
-    """Change the batches of `data` (writable) that `headers` (of a scan of it) names; returns their headers after it.
+    """Change header fields of the batches of `data` in place and return the new headers.
 
-    `offset_shift` is added to base offsets; `leader_epoch` is set where given; so is `append_time` (ms), as the max
-    timestamp of LogAppendTime batches, whose CRCs follow. Each is one number for all batches or an int64 array with one
-    for each batch; -1 in an array of epochs or times leaves that batch's own, while the number -1 sets it to "none".
+    Each change is a number for all batches, or an array of int64[len(headers)] with one for each batch. A -1 in
+    an array of epochs or times leaves the batch unchanged; the number -1 sets the field to "none".
 
-    Raises `BadRequest`, with nothing changed: data that cannot be written to, batches outside it, an offset, epoch or
-    time out of range, an array that has not one value for each batch.
+    Args:
+        data: writable bytes.
+        headers: the batches to change, from a scan of `data`.
+        offset_shift: number to add to base offsets.
+        leader_epoch: new leader epoch.
+        append_time: new max timestamp (ms) of LogAppendTime batches; their CRCs are corrected.
+
+    Raises:
+        BadRequest: the data is read-only, a batch lies outside of it, an offset, epoch or time is out of range, or an
+            array has the wrong shape. Nothing has been changed.
     """
     source = as_bytes_array(data)
     if not source.flags.writeable and len(source):
-        raise BadRequest("headers are rewritten in place: expected writable data, found read-only")
+        raise BadRequest("headers are rewritten in place: expected writable data, found read-only data")
     shift = _column("an offset shift", offset_shift, len(headers), -_INT64_MAX, _INT64_MAX)
     epochs = _column("a leader epoch", leader_epoch, len(headers), -1, _MAX_LEADER_EPOCH)
     times = _column("an append time", append_time, len(headers), -1, _INT64_MAX)
@@ -108,17 +116,17 @@ def _column(name: str, given: int | Int64Array | None, n: int, low: int, high: i
     if given is None or isinstance(given, int):
         value = -1 if given is None else given
         if not low <= value <= high:
-            raise BadRequest(f"{name} is {low} to {high}, found {value}")
+            raise BadRequest(f"{name} must be {low} to {high}, found {value}")
         return np.full(n, value, np.int64)
     if given.shape != (n,) or given.dtype != np.int64:
-        raise BadRequest(f"expected int64[{n}], {name} for each batch, found {given.dtype}{list(given.shape)}")
-    if n and not low <= (least := int(given.min())) <= int(given.max()) <= high:
-        raise BadRequest(f"{name} is {low} to {high}, found {least} to {int(given.max())}")
+        raise BadRequest(f"expected int64[{n}] with {name} for each batch, found {given.dtype}{list(given.shape)}")
+    if n and not low <= (lowest := int(given.min())) <= int(given.max()) <= high:
+        raise BadRequest(f"{name} must be {low} to {high}, found {lowest} to {int(given.max())}")
     return given
 
 
 def _rows(value: int | Int64Array, values: Int64Array) -> Int64Array:
-    """The batches that get their value: all of them where one was given for all."""
+    """Return the batches to change: all of them if `value` is a number for all batches."""
     return np.arange(len(values)) if isinstance(value, int) else np.flatnonzero(values >= 0)
 
 
@@ -129,7 +137,7 @@ def _with(column: Int64Array, rows: Int64Array, values: Int64Array) -> Int64Arra
 
 
 def _shifted(headers: BatchHeaders, shift: Int64Array) -> Int64Array:
-    """Base offsets after the shift. A sum that leaves the int64s shows as negative, but for two negative terms."""
+    """Return the shifted base offsets. A sum that overflows is negative, except for that of two negative terms."""
     base = headers.base_offset
     moved: Int64Array = base + shift
     beyond = moved > MAX_OFFSET - np.maximum(headers.last_offset_delta, 0)
@@ -138,7 +146,7 @@ def _shifted(headers: BatchHeaders, shift: Int64Array) -> Int64Array:
         first = int(np.argmax(wrong))
         low = int(base[first]) + (by := int(shift[first]))
         high = low + int(headers.last_offset_delta[first])
-        raise BadRequest(f"offsets are 0 to {MAX_OFFSET}, found {low} to {high} after a shift by {by}")
+        raise BadRequest(f"offsets must be 0 to {MAX_OFFSET}, found {low} to {high} after a shift by {by}")
     return moved
 
 
@@ -164,10 +172,11 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Filtered:
-    """k batches back to back in `data` (a uint8 array of its own), their `headers` with positions in it.
+    """The k batches that `filter_batches` wrote.
 
-    int64[k]: `min_ts`, the least time (ms) of each batch's records, -1 without records; `source`, the row of the batch
-    in the headers that were filtered, ascending.
+    * `data`: their bytes, back to back, in a new uint8 array; `headers`: their headers, with positions in `data`
+    * `min_ts`: int64[k], smallest timestamp (ms) of each batch's records, -1 if it has no records
+    * `source`: int64[k], ascending, row of the batch in the headers that were filtered
     """
 
     data: ByteArray
@@ -187,37 +196,44 @@ def filter_batches(
     empty: BoolArray,
     horizon: Int64Array,
 ) -> Filtered:
-    """The m batches of `data` with those of their n records that `keep` (bool[n]) names.
+    """Write the m batches of `data` with only some of their n records.
 
-    `payloads` and `fields` are of the same `headers`. Per batch: `drop` (bool[m]) leaves it out whatever is kept;
-    `empty` (bool[m]) keeps its header if no record is kept; `horizon` (int64[m], ms) is a delete horizon to set, -1 for
-    none.
+    Messages of formats v0 and v1 become batches of format v2, whose offsets range from the first to the last record
+    that is kept. Messages of v0 get CreateTime without timestamps.
 
-    Messages of formats v0 and v1 become batches of format v2, of offsets from their first to their last record that is
-    kept; those of v0 have CreateTime then, and no timestamps.
+    Args:
+        data: the batches.
+        headers: their headers, of a scan of `data`.
+        payloads: the uncompressed records of the same batches.
+        fields: the positions and fields of these records.
+        keep: bool[n], the records to keep.
+        drop: bool[m], batches to drop even if some of their records are kept.
+        empty: bool[m], batches of which the header stays if no record is kept.
+        horizon: int64[m], delete horizon to set (ms), -1 for none.
 
-    Raises `BadRequest` if the arrays do not belong together, or if a batch would have 2 GiB or more.
+    Raises:
+        BadRequest: the arrays do not belong together, or a batch would have 2 GiB or more.
     """
     keep = np.ascontiguousarray(keep, np.bool_)
     batches = {len(headers), len(payloads), len(fields.batch_rows), len(drop), len(empty), len(horizon)}
     records = {len(fields), len(keep), int(fields.batch_rows.sum())}
     if len(batches) > 1 or len(records) > 1 or bool((fields.batch_rows != headers.count).any()):
         raise BadRequest(
-            f"headers, records and decisions do not belong together: found {sorted(batches)} batches "
+            f"headers, records and masks do not belong together: found {sorted(batches)} batches "
             f"and {sorted(records)} records"
         )
-    lasting = headers.is_log_append_time
+    has_append_time = headers.is_log_append_time
     totals = np.zeros((len(headers), kernels.SURVEY_FIELDS), np.int64)
     rows = np.ascontiguousarray(fields.batch_rows)
     code = kernels.survey(
-        keep.view(np.uint8), rows, fields.timestamp, fields.start, fields.end, lasting.astype(np.int64),
+        keep.view(np.uint8), rows, fields.timestamp, fields.start, fields.end, has_append_time.astype(np.int64),
         np.ascontiguousarray(headers.max_timestamp), len(payloads.data), totals
     )  # fmt: skip
     source, base_offset = as_bytes_array(data), headers.base_offset
-    least = np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
-    misplaced = (headers.position < 0) | (headers.size < least) | (headers.position > len(source) - headers.size)
+    min_size = np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
+    misplaced = (headers.position < 0) | (headers.size < min_size) | (headers.position > len(source) - headers.size)
     if code != kernels.OK or misplaced.any():
-        raise BadRequest("the records are not within the payloads, or the batches not within the data")
+        raise BadRequest("a record lies outside of the payloads, or a batch outside of the data")
     kept = totals[:, kernels.KEPT]
     plan = np.zeros((len(headers), kernels.PLAN_FIELDS), np.int64)
     plan[:, kernels.ACTION] = np.select(
@@ -230,7 +246,7 @@ def filter_batches(
     stamped = (horizon >= 0) | headers.has_delete_horizon
     old_base = np.where(headers.has_delete_horizon, headers.base_timestamp, totals[:, kernels.FIRST_TIME])
     plan[:, kernels.BASE_TIME] = np.where(horizon >= 0, horizon, old_base)
-    plan[:, kernels.FIXED] = lasting
+    plan[:, kernels.FIXED] = has_append_time
     plan[:, kernels.FIXED_TIME] = headers.max_timestamp
     plan[:, kernels.FROM_AT] = headers.position
     plan[:, kernels.FROM_SIZE] = headers.size
@@ -241,7 +257,7 @@ def filter_batches(
 
 
 def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> BatchHeaders:
-    """Messages of formats v0 and v1 that keep records, with the offsets of these: Kafka keeps no others of them."""
+    """Limit the offsets of messages of formats v0 and v1 to those of the records that are kept, as Kafka does."""
     rows = np.flatnonzero(keep & headers.is_legacy[fields.batch])
     batch, offset = fields.batch[rows], fields.offset[rows]
     edge = np.ones(len(batch) + 1, np.bool_)
@@ -254,7 +270,7 @@ def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> B
 
 @dataclass(eq=False)
 class _Writer:
-    """Writes what the plan says; compressed batches that change take a detour through `compress`."""
+    """Writes the batches of a plan. Compressed batches that change are first rebuilt and compressed separately."""
 
     data: ByteArray
     headers: BatchHeaders
@@ -280,7 +296,7 @@ class _Writer:
         return Filtered(out, headers, min_ts, source)
 
     def _write(self, plan: Int64Array, packed: ByteArray) -> ByteArray:
-        """Run the kernel over a plan: all its bytes, with gaps for new headers."""
+        """Run the kernel for a plan and return its output, which has gaps for new headers."""
         fields = self.fields
         action = plan[:, kernels.ACTION]
         room = np.select(
@@ -293,13 +309,13 @@ class _Writer:
             self.keep.view(np.uint8), out
         )  # fmt: skip
         if written < 0:
-            raise BadRequest("the records are not within the payloads, or the batches not within the data")
+            raise BadRequest("a record lies outside of the payloads, or a batch outside of the data")
         if len(plan) and int(plan[:, kernels.OUT_SIZE].max()) > MAX_BATCH_BYTES:
-            raise BadRequest("a batch would have 2 GiB or more: no batch can")
+            raise BadRequest("a batch would have 2 GiB or more, but batches must be smaller")
         return out[:written]
 
     def _compress(self, rows: Int64Array) -> ByteArray:
-        """Rebuild and compress these batches, and have the plan copy them, after room for their headers."""
+        """Rebuild and compress batches, each after a gap for its header, and change the plan to copy them."""
         if not len(rows):
             return _NO_BYTES
         plan = self.plan
@@ -341,7 +357,7 @@ class _Writer:
         )
 
     def _seal(self, out: ByteArray, headers: BatchHeaders, rows: Int64Array) -> None:
-        """Write the headers of these batches with their CRCs, which go into `headers.crc` too."""
+        """Write the headers and CRCs of batches to `out`, and their CRCs to `headers.crc`."""
         packed = np.zeros(len(rows), HEADER_DTYPE)
         for name in HEADER_DTYPE.names or ():
             if name not in ("length", "magic", "crc"):

@@ -1,9 +1,9 @@
-"""Bloom filters of keys: which pieces of a slice cannot hold a key, so that a look-up need not read them.
+"""Bloom filters of keys, which let a lookup skip the pieces of a slice that do not contain a key.
 
-A filter file is next to its data file under the same name with the suffix `.bloom`: of a sealed segment, or an
-append file that a merge wrote. It is optional: flag 32 of a slice says that its filter was written. Without the file,
-or with a damaged one, a reader reads the slice. A slice is cut into pieces of whole batches, of `PIECE_BYTES` at most
-unless one batch is larger; each has a filter of its own. Integers are big-endian:
+A filter file is next to its data file (a sealed segment, or an append file that a merge wrote) and has the same name
+with the suffix `.bloom`. It is optional: flag 32 of a slice means that its filter was written. If the file is missing
+or corrupt, readers read the slice. A slice is divided into pieces of complete batches of at most `PIECE_BYTES`, or of a
+single larger batch, and each piece has its own filter. Integers are big-endian:
 
     | part    | size    | fields                                                                                |
     |---------|---------|---------------------------------------------------------------------------------------|
@@ -15,15 +15,17 @@ unless one batch is larger; each has a filter of its own. Integers are big-endia
     |         |         | (of the piece's bytes), blocks u32, filter crc u32 (CRC-32C of the filter's blocks)   |
     | filters | 32 each | blocks, filter after filter: eight words of 32 bits, little-endian                    |
 
-Format version 1 has one filter for a slice, and no pieces: its table has the filter's blocks and crc in place of these.
+Format version 1 has one filter per slice and no pieces: its table has the blocks and CRC of the filter instead of the
+last two fields.
 
-A filter is a split block Bloom filter, as in Parquet. The hash is the first word, unsigned, of SipHash-2-4 (128)
-of the key under a secret of 16 zero bytes. Its upper 32 bits, times `blocks`, shifted right by 32, are the block. In
-word i of the block one bit is set: the highest five bits of (lower 32 bits times `SALTS[i]`) mod 2^32.
+A filter is a split block Bloom filter, as in Parquet. The hash is the first word, unsigned, of SipHash-2-4 (128 bits)
+of the key with a secret of 16 zero bytes. The number of the block is the upper 32 bits of the hash, times `blocks`,
+shifted right by 32. In word i of the block one bit is set; its number is the highest five bits of (the lower 32 bits of
+the hash times `SALTS[i]`) mod 2^32.
 
-Kafka's murmur2 would not do: it chooses the partition, so within one partition its values are few. A key's records all
-count, aborted and superseded ones too; records without a key and control records do not. There are sixteen bits to a
-distinct key of a piece, or up to twice as many; about one absent key in a thousand is taken for present in a piece.
+Kafka's murmur2 is not suitable: it determines the partition, so it has few values within a partition. A filter contains
+the keys of all records, including aborted and superseded ones, but not of control records and of records without a key.
+It has 16 to 32 bits per distinct key of the piece. The rate of false positives is about one per thousand absent keys.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from sparklog.format.crc32c import crc32c
 from sparklog.format.kernels.hash_kernels import SALTS, add_to_filter
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.payloads import payload_groups, record_fields
-from sparklog.format.record_batch import BatchHeaders, BytesLike, Int64Array, Place, as_bytes_array
+from sparklog.format.record_batch import BatchHeaders, BytesLike, DataLocation, Int64Array, as_bytes_array
 
 MAGIC = b"SLBF"
 FORMAT_VERSION = 2
@@ -54,24 +56,26 @@ BLOCK_BYTES = 32
 PIECE_BYTES = 1 << 20
 BITS_PER_KEY = 16
 FULL = 0.4
-"""Share of the bits that about `BITS_PER_KEY` bits to a key set: 1 - (31/32)^16."""
+"""Share of bits that are set in a filter with about `BITS_PER_KEY` bits per key: 1 - (31/32)^16."""
 RECORDS_AT_ONCE = 1 << 18
 TRIED_RECORDS = 10_000
-"""A slice that begins with so many records without a key gets no filter."""
+"""A slice whose first records, this many, have no keys gets no filter."""
 HASHES_AT_ONCE = 256
 
 HASH_KEY = HashKey(0, 0)
 Words = npt.NDArray[np.uint32]
 Hashes = npt.NDArray[np.uint64]
-"""One word for each key."""
+"""uint64[n], one word per key."""
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilterPiece:
-    """A piece of a slice, `nbytes` bytes of whole batches with this CRC-32C, and its filter; `words`: uint32[n, 8].
+    """A piece of a slice and its filter.
 
-    `offset`: base offset of its first batch as the batch says, -1: not known, as in format version 1.
+    * `offset`: base offset in the header of the first batch, -1 if unknown (format version 1)
+    * `nbytes`, `crc`: size in bytes and CRC-32C of the batches
+    * `words`: the blocks of the filter, uint32[blocks, 8]
     """
 
     offset: int
@@ -80,7 +84,7 @@ class FilterPiece:
     words: Words
 
     def may_hold(self, hashes: Hashes) -> bool:
-        """False if no record of the piece has any of these keys."""
+        """Return False if no record of the piece has any of these keys."""
         for start in range(0, len(hashes) if len(self.words) else 0, HASHES_AT_ONCE):
             some = hashes[start : start + HASHES_AT_ONCE]
             block = ((some >> np.uint64(32)) * np.uint64(len(self.words)) >> np.uint64(32)).astype(np.int64)
@@ -91,14 +95,14 @@ class FilterPiece:
         return False
 
     def within(self, other: FilterPiece) -> bool:
-        """True if the other one is of the same bytes, and its filter, of as many blocks, holds all keys of this one."""
+        """Return True if `other` is of the same bytes, and its filter, of the same size, contains all of these keys."""
         same = (self.nbytes, self.crc) == (other.nbytes, other.crc) and other.offset in (-1, self.offset)
         return same and not (self.words & ~other.words).any()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyFilter:
-    """The filters of the slice of `nbytes` bytes with this CRC-32C at `position` of its file: of all its pieces."""
+    """The filters of all pieces of a slice: `position` in its file, size in bytes and CRC-32C identify the slice."""
 
     position: int
     nbytes: int
@@ -106,7 +110,7 @@ class KeyFilter:
     pieces: tuple[FilterPiece, ...]
 
     def may_hold(self, hashes: Hashes) -> Bools:
-        """Return for each piece False if no record of it has any of these keys."""
+        """Return bool[pieces], False if no record of the piece has any of these keys."""
         return np.array([piece.may_hold(hashes) for piece in self.pieces], np.bool_)
 
 
@@ -122,37 +126,37 @@ def hashes_of(keys: Sequence[bytes]) -> Hashes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchKeys:
-    """The keys of m batches: their hashes under `HASH_KEY`, uint64[n, 2], and how many each batch has, int64[m]."""
+    """The keys of m batches: their hashes with `HASH_KEY`, uint64[n, 2], and the number per batch, int64[m]."""
 
     hashes: npt.NDArray[np.uint64]
     counts: Int64Array
 
     def select(self, first: int, last: int) -> BatchKeys:
-        """Return the keys of the batches from row `first` to before row `last`."""
+        """Return the keys of batches `[first, last)`."""
         low, high = int(self.counts[:first].sum()), int(self.counts[:last].sum())
         return BatchKeys(self.hashes[low:high], self.counts[first:last])
 
 
 class FilterBuilder:
-    """The filters of one slice, from its batches as they are written."""
+    """Builds the filters of one slice while its batches are written."""
 
     def __init__(self, like: KeyFilter | None = None) -> None:
-        """`like`: with the pieces and blocks of these filters, for `within`."""
+        """Create a builder; with `like`, use the same pieces and sizes as these filters, to compare with `within`."""
         self._like = () if like is None else like.pieces
         self._done: list[FilterPiece] = []
         self._offset = self._nbytes = self._crc = 0
-        """The piece that is being filled, and its `_hashes`."""
+        """Offset, size and CRC-32C of the current piece."""
         self._hashes: list[npt.NDArray[np.uint64]] = []
         self._words: Words | None = None
-        """Its filter as far as it is filled, where the number of its blocks is known before."""
+        """The filter of the current piece if its size is known in advance; otherwise `_hashes` collects the keys."""
         self._keys = self._records = 0
         self._failed = False
 
     def add(self, data: BytesLike, headers: BatchHeaders, keys: BatchKeys | None = None) -> None:
-        """Add the batches of `headers`, which are back to back in `data` where their positions say.
+        """Add batches, which must be adjacent in `data`; pass their keys if they are known.
 
-        `keys`: theirs, where they are at hand. Records that cannot be read are none of a writer's business that only
-        copies batches: there is no filter then.
+        If the records cannot be read, the slice gets no filter. This is not an error, because the writer only copies
+        the batches.
         """
         if self._failed:
             return
@@ -177,7 +181,7 @@ class FilterBuilder:
                 self._offset = int(headers.base_offset[first])
             low, size = int(headers.position[first]), int(ends[last - 1]) - start
             self._crc, self._nbytes = crc32c(view[low : low + size], self._crc), self._nbytes + size
-            self._take(keys.hashes[key_ends[first] : key_ends[last]])
+            self._add_hashes(keys.hashes[key_ends[first] : key_ends[last]])
             first = last
 
     def _keys_of(self, data: BytesLike, headers: BatchHeaders) -> BatchKeys:
@@ -188,7 +192,7 @@ class FilterBuilder:
         hashes = [np.empty((0, 2), np.uint64)]
         for rows in np.split(plain, edges):
             some = headers[rows]
-            for group in payload_groups(as_bytes_array(data), some, Place(None, 0)):
+            for group in payload_groups(as_bytes_array(data), some, DataLocation(None, 0)):
                 fields = record_fields(group, some[group.first : group.last])
                 starts, lengths, batch, keyed = fields.key_start, fields.key_length, fields.batch, fields.has_key
                 if not keyed.all():
@@ -199,11 +203,11 @@ class FilterBuilder:
         return BatchKeys(np.concatenate(hashes), counts)
 
     def _room(self) -> int:
-        """Return how many bytes the piece can take yet."""
+        """Return the remaining space in the current piece in bytes."""
         row = len(self._done)
         return (self._like[row].nbytes if row < len(self._like) else PIECE_BYTES) - self._nbytes
 
-    def _take(self, hashes: npt.NDArray[np.uint64]) -> None:
+    def _add_hashes(self, hashes: npt.NDArray[np.uint64]) -> None:
         row = len(self._done)
         if row >= len(self._like):
             self._hashes.append(hashes)
@@ -216,17 +220,17 @@ class FilterBuilder:
         words, self._words = self._words, None
         if words is None:
             hashes, self._hashes = np.concatenate(self._hashes), []
-            wanted = -(-len(hashes) * BITS_PER_KEY // (8 * BLOCK_BYTES))
-            # A multiple of a power of two, at most an eighth larger: it is halved where keys repeat.
-            step = 1 << max(0, wanted.bit_length() - 4)
-            words = np.zeros((-(-wanted // step) * step, 8), np.uint32)
+            blocks = -(-len(hashes) * BITS_PER_KEY // (8 * BLOCK_BYTES))
+            # Round up to a multiple of a power of two, by at most an eighth, so that it can be halved if keys repeat.
+            step = 1 << max(0, blocks.bit_length() - 4)
+            words = np.zeros((-(-blocks // step) * step, 8), np.uint32)
             _fill(words, hashes)
             words = _halved(words)
         self._done.append(FilterPiece(self._offset, self._nbytes, self._crc, words))
         self._nbytes = self._crc = 0
 
     def finish(self, position: int, nbytes: int, crc: int) -> KeyFilter | None:
-        """Return the filters of the slice, as small as its distinct keys allow; None if there are none."""
+        """Return the filters of the slice at `position` of its file, None if it has no keys or cannot be read."""
         if self._nbytes and not self._failed:
             self._end_piece()
         if self._failed or not self._keys:
@@ -234,7 +238,7 @@ class FilterBuilder:
         return KeyFilter(position, nbytes, crc, tuple(self._done))
 
     def within(self, other: KeyFilter) -> bool:
-        """True if the filters that these are like are of the same pieces and hold all keys, as far as can be read."""
+        """Return True if `other` has the same pieces and contains all keys, or if the records cannot be read."""
         if self._nbytes and not self._failed:
             self._end_piece()
         return self._failed or (
@@ -278,13 +282,13 @@ def encode_filters(filters: Sequence[KeyFilter]) -> bytes:
 
 
 def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, ...]:
-    """Return the filters of a file. `Corrupt` where bytes are damaged, `BadRequest` for a version not known."""
+    """Return the filters of a file. `Corrupt` if it is damaged, `BadRequest` if its version is unknown."""
     if len(data) < HEAD.size + CRC.size:
         raise Corrupt(f"expected a filter file, found {len(data)} bytes", file=file, position=0)
     magic, version, count = HEAD.unpack_from(data)
     start = HEAD.size + count * TABLE_DTYPE.itemsize
     if magic != MAGIC or start + CRC.size > len(data) or CRC.unpack_from(data, start)[0] != crc32c(data[:start]):
-        raise Corrupt("the head of the filter file is damaged", file=file, position=0)
+        raise Corrupt("the header of the filter file is corrupt", file=file, position=0)
     if version not in (1, FORMAT_VERSION):
         raise BadRequest(f"filter file {file} has format {version}, this sparklog reads {FORMAT_VERSION}: upgrade")
     table, end = np.frombuffer(data, TABLE_DTYPE, count, HEAD.size), start + CRC.size
@@ -296,10 +300,10 @@ def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, 
         listed = data[end : end + int(item["pieces"]) * PIECE_DTYPE.itemsize]
         whole = len(listed) == int(item["pieces"]) * PIECE_DTYPE.itemsize
         if not whole or crc32c(listed) != int(item["pieces_crc"]):
-            raise Corrupt("the pieces of a slice in the filter file are damaged", file=file, position=end)
+            raise Corrupt("the pieces of a slice in the filter file are corrupt", file=file, position=end)
         rows.append(np.frombuffer(listed, PIECE_DTYPE))
         if not len(rows[-1]) or int(rows[-1]["nbytes"].sum(dtype=np.int64)) != int(item["nbytes"]):
-            raise Corrupt("the pieces in the filter file do not make up their slice", file=file, position=end)
+            raise Corrupt("the pieces in the filter file do not have the size of their slice", file=file, position=end)
         end += len(listed)
     filters = []
     for item, pieces in zip(table, rows, strict=True):

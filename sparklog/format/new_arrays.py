@@ -1,4 +1,4 @@
-"""Arrays of numpy in memory of Arrow's."""
+"""Allocate numpy arrays from Arrow's memory pool."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy.typing as npt
 
 
 def new_array(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised array from Arrow's memory pool, which keeps big blocks for the next one: fresh pages from the
-    system cost more than filling them.
+    """Return an uninitialized array from Arrow's memory pool.
+
+    The pool reuses large blocks. Getting new pages from the operating system takes more time than filling them.
     """
     kind = np.dtype(dtype)
     if length == 0:
         return np.empty(0, kind)
-    # Planners import this module and read nothing.
+    # Imported here because planners import this module without allocating arrays.
     import pyarrow as pa
 
     return np.frombuffer(pa.allocate_buffer(length * kind.itemsize), kind)

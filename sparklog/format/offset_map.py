@@ -1,23 +1,23 @@
-"""A map of keys to numbers: for the cleaner, of each key in the dirty part of a log, the highest offset.
+"""A hash map from keys to offsets: for the log cleaner, the highest offset of each key in the dirty part of a log.
 
-It is Kafka's OffsetMap. What finds the latest record of each key (`sparklog.log.read.latest_by_key`) uses it, too.
+It corresponds to Kafka's OffsetMap. `sparklog.log.read.latest_by_key` uses it to find the latest record of each key.
 
-Keys are not kept, only a 128-bit keyed hash of each (see `sparklog.format.key_hash`). Linear probing from
-`(upper half of the first hash word) * slots >> 32` on, over one array of slots of three int64:
+The map stores a 128-bit keyed hash of each key (see `sparklog.format.key_hash`), not the key. It uses linear probing,
+starting at slot `(upper half of the first hash word) * slots >> 32`, in one array of slots of three int64:
 
 | word | meaning                                                                                             |
 |-----:|-----------------------------------------------------------------------------------------------------|
 |    0 | first half of the key's hash                                                                        |
 |    1 | second half                                                                                         |
-|    2 | offset + 1; 0 in an empty slot, so that a new map is zeros and memory that no key needs is not used |
+|    2 | offset + 1; 0 in an empty slot, so that a new map is all zeros and unused pages take no memory      |
 
-Kafka's slots have the same 24 bytes, so a buffer holds as many keys here as there. Kafka stops filling a map when
-`slots * load factor` of them are used and another record with a key comes, be it a key that the map knows: where a pass
-ends, and with that the new cleaner checkpoint, follows from it.
+Kafka's slots have the same 24 bytes, so a buffer has room for the same number of keys. Like Kafka, filling stops when
+`slots * load factor` slots are used and another record with a key follows, even if the map contains that key already.
+This determines where a cleaning pass ends and therefore the new cleaner checkpoint.
 
-A table of some hundred megabytes misses every cache, so what a look-up costs is the way to memory: asking for the slot
-of the key some places on while working on this one hides most of it. A map for a number of keys that is only bounded
-begins with a small table, because most logs have far fewer keys than records.
+In a table of a few hundred megabytes nearly every lookup misses the CPU caches and waits for memory. Prefetching the
+slot of a later key hides most of this latency. If only an upper bound of the number of keys is known, the map starts
+with a small table, because most logs have far fewer keys than records.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from sparklog.format.kernels.kernel_memory import (
 
 SLOT_BYTES = 24
 MAX_SLOTS = 2**31 - 1
-_LEAST_SLOTS = 1024
+_MIN_SLOTS = 1024
 _FIRST_SHARE = 16
-"""The first table of a map has this share of the slots that may be needed."""
+"""Divisor: the first table of a growing map has 1/16 of the slots that may be needed."""
 _GROWTH = 4
 _CALL_KEYS = 1 << 30
 AHEAD = 16
-"""Keys between asking for a slot and using it: enough for memory to answer, few enough for the cache to keep them."""
+"""Keys to prefetch ahead: enough to hide the memory latency, few enough to stay in the cache."""
 
 Int64s = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -63,10 +63,10 @@ def first_slot(hash_at: int, slots: int) -> int:
 
 @kernel(INT(INT64, INT64_IN, INT64_IN, INT, INT))
 def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) -> int:
-    """Set the offset of each key until one comes while there are `limit` entries.
+    """Set the offset of each key, and stop at the first key after the map has reached `limit` entries.
 
-    `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n]. Returns how many were taken in the lower and
-    how many entries are new in the upper 32 bits.
+    `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n]. Returns the number of keys that were set in the
+    lower 32 bits, and the number of new entries in the upper 32 bits.
     """
     slots = len(table) // 3
     count = len(offsets)
@@ -98,7 +98,10 @@ def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) ->
 
 @kernel(VOID(INT64_IN, INT64_IN, INT64))
 def get_keys(table: Any, hashes: Any, offsets: Any) -> None:
-    """Look up each key: its offset, or -1. `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n]."""
+    """Write the offset of each key to `offsets`, -1 if it is absent.
+
+    `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n].
+    """
     slots = len(table) // 3
     count = len(offsets)
     start, hash_at, offset_at = address(table), address(hashes), address(offsets)
@@ -119,8 +122,10 @@ def get_keys(table: Any, hashes: Any, offsets: Any) -> None:
 
 @kernel(VOID(INT64_IN, INT64))
 def move_keys(table: Any, larger: Any) -> None:
-    """Put the keys of a table into a larger one without keys: the order of their slots is the same, so both are read
-    from front to back."""
+    """Move the keys of a table to a larger, empty one.
+
+    Keys have the same order in both, so both tables are traversed sequentially.
+    """
     slots = len(larger) // 3
     source, start = address(table), address(larger)
     table_end = start + SLOT_BYTES * slots
@@ -138,17 +143,17 @@ def move_keys(table: Any, larger: Any) -> None:
         source += SLOT_BYTES
 
 
-def slots_of(nbytes: int) -> int:
-    """Return the number of slots of a buffer of this many bytes (`log.cleaner.dedupe.buffer.size`)."""
+def slot_count(nbytes: int) -> int:
+    """Return the number of slots in a buffer of `nbytes` bytes (`log.cleaner.dedupe.buffer.size`)."""
     return min(nbytes // SLOT_BYTES, MAX_SLOTS)
 
 
 class OffsetMap:
-    """Keyed hash -> offset. `slots` times `load_factor` keys fit.
+    """A map from keyed hashes to offsets with room for `slots * load_factor` keys.
 
-    `expected`: no more keys than this are to come, so that a small log does not take the memory of a large map; if
-    more come after all, the map is full earlier. Its table grows with the keys, and for that moment takes a quarter
-    more. `BadRequest` if not even one key fits.
+    `expected`: the maximum number of keys to come, if known, so that a small log does not need the memory of a large
+    map. If there are more keys after all, the map is full earlier. The table grows with the keys; while it is copied,
+    memory for a quarter more is needed. Raises `BadRequest` if the map has no room for a key.
     """
 
     def __init__(self, slots: int, load_factor: float = 0.9, expected: int | None = None) -> None:
@@ -161,17 +166,19 @@ class OffsetMap:
                 f"log.cleaner.dedupe.buffer.size must hold at least one key, found {slots} slots of {SLOT_BYTES} bytes "
                 f"of which {load_factor:g} may be used; raise it"
             )
-        room = slots if expected is None else min(slots, max(2 * expected, _LEAST_SLOTS))
+        capacity = slots if expected is None else min(slots, max(2 * expected, _MIN_SLOTS))
         self.slots = slots
         self._load_factor = load_factor
-        self.limit = limit if room == slots else min(limit, room - 1)
-        # One slot always stays empty: it ends the probe for a key that is absent.
-        self._most = max(room, self.limit + 1)
-        first = self._most if expected is None else min(self._most, max(-(-self._most // _FIRST_SHARE), _LEAST_SLOTS))
+        self.limit = limit if capacity == slots else min(limit, capacity - 1)
+        # At least one slot must stay empty, because it ends the probe for an absent key.
+        self._max_slots = max(capacity, self.limit + 1)
+        first = self._max_slots
+        if expected is not None:
+            first = min(first, max(-(-first // _FIRST_SHARE), _MIN_SLOTS))
         self._table: Int64s = np.zeros(3 * first, np.int64)
         self._entries = 0
         self.latest_offset = -1
-        """Highest offset up to which the log is in the map; `advance` moves it over what holds no keys."""
+        """Offset up to which the log was added to the map; `advance` moves it past records without keys."""
 
     def __len__(self) -> int:
         return self._entries
@@ -185,56 +192,56 @@ class OffsetMap:
         return self._table.nbytes
 
     def put(self, hashes: Hashes, offsets: Int64s) -> int:
-        """Set keys' offsets in order, a later one replacing an earlier one: uint64[n, 2], int64[n], not negative.
+        """Set the offsets of keys, in order; a later offset of a key replaces an earlier one.
 
-        Returns how many were taken: fewer than n if the map was full when the next one came. `BadRequest` for arrays
-        that do not belong together.
+        `hashes` is uint64[n, 2], `offsets` int64[n], not negative. Returns the number of keys that were set: fewer than
+        n if the map was full before the next key. Raises `BadRequest` if the arrays differ in length.
         """
         words, offsets = _words(hashes), np.ascontiguousarray(offsets, np.int64)
         if len(words) != 2 * len(offsets):
             raise BadRequest(
                 f"expected one hash of two words for each of {len(offsets)} offsets, found {len(words)} words"
             )
-        taken = 0
-        while taken < len(offsets):
-            if self._comfortable <= self._entries < self.limit:
+        stored = 0
+        while stored < len(offsets):
+            if self._growth_limit <= self._entries < self.limit:
                 self._grow()
-            some = offsets[taken : taken + _CALL_KEYS]
-            some_words = words[2 * taken : 2 * (taken + len(some))]
-            answer = put_keys(self._table, some_words, some, self._entries, self._comfortable)
-            self._entries += answer >> 32
-            taken += answer & 0xFFFFFFFF
+            some = offsets[stored : stored + _CALL_KEYS]
+            some_words = words[2 * stored : 2 * (stored + len(some))]
+            counts = put_keys(self._table, some_words, some, self._entries, self._growth_limit)
+            self._entries += counts >> 32
+            stored += counts & 0xFFFFFFFF
             if self._entries >= self.limit:
                 break
-        if taken:
-            self.advance(int(offsets[taken - 1]))
-        return taken
+        if stored:
+            self.advance(int(offsets[stored - 1]))
+        return stored
 
     @property
-    def _comfortable(self) -> int:
-        """Keys up to which the table stays as it is."""
+    def _growth_limit(self) -> int:
+        """The number of keys above which the table grows or, at its maximum size, is full."""
         slots = len(self._table) // 3
-        return self.limit if slots == self._most else min(self.limit, slots // 2)
+        return self.limit if slots == self._max_slots else min(self.limit, slots // 2)
 
     def _grow(self) -> None:
-        larger = np.zeros(min(_GROWTH * len(self._table), 3 * self._most), np.int64)
+        larger = np.zeros(min(_GROWTH * len(self._table), 3 * self._max_slots), np.int64)
         move_keys(self._table, larger)
         self._table = larger
 
     def grown(self, more: int) -> OffsetMap:
-        """Return a map of twice the slots or more, with the same keys and room for `more` of them."""
-        least = int((self._entries + more) / self._load_factor) + 1
-        larger = OffsetMap(max(2 * self.slots, least), self._load_factor)
+        """Return a map with the same keys, at least twice the slots, and room for `more` further keys."""
+        required = int((self._entries + more) / self._load_factor) + 1
+        larger = OffsetMap(max(2 * self.slots, required), self._load_factor)
         move_keys(self._table, larger._table)
         larger._entries, larger.latest_offset = self._entries, self.latest_offset
         return larger
 
     def advance(self, offset: int) -> None:
-        """All offsets up to this one have been looked at."""
+        """Record that the log up to `offset` was added."""
         self.latest_offset = max(self.latest_offset, offset)
 
     def get(self, hashes: Hashes) -> Int64s:
-        """The offset of each key, -1 where it is absent: uint64[n, 2] -> int64[n]."""
+        """Return the offset of each key, int64[n], -1 if it is absent. `hashes` is uint64[n, 2]."""
         offsets = np.empty(len(hashes), np.int64)
         get_keys(self._table, _words(hashes), offsets)
         return offsets

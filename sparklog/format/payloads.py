@@ -1,8 +1,8 @@
-"""Records of batches as uncompressed bytes of format v2, whatever the batches' codec and format, and their positions.
+"""Uncompressed records of batches, in format v2 whatever the codec and format of the batches, and their positions.
 
-This is the first step of everything that reads records: `decode` makes columns of them, `record_fields` finds them for
-code that keeps or drops records but does not look at their values, `filter_batches` writes some of them again. Here
-alone are batches decompressed, and messages of formats v0 and v1 turned into records of format v2.
+All code that reads records starts here: `decode` converts them to columns, `record_fields` locates them for code that
+keeps or drops records without reading their values, and `filter_batches` writes some of them again. Only this module
+decompresses batches and converts messages of formats v0 and v1 to records of format v2.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from sparklog.format.record_batch import (
     ByteArray,
     BytesLike,
     Codec,
+    DataLocation,
     Int64Array,
     Payloads,
-    Place,
     as_bytes_array,
 )
 
@@ -40,31 +40,38 @@ _LEGACY = 2
 _NOT_DECOMPRESSED = "the batch cannot be decompressed: {}"
 _CROWDED = "{} records do not fit into the batch"
 TOGETHER_BYTES = 16 << 20
-"""Decompressed to one place where all of a call is wanted: what is more is copied together."""
+"""Size of the groups that `payloads` decompresses; it concatenates several groups afterwards."""
 
 
 def payloads(
     data: BytesLike, headers: BatchHeaders, *, check_crc: bool = True, file: str | None = None, file_position: int = 0
 ) -> Payloads:
-    """Return the records of the batches that `headers` (of a scan of `data`, or some rows of one) names.
+    """Return the uncompressed records of batches.
 
-    Raises `Corrupt` with the place in `file`, whose byte `file_position` is `data[0]`: header fields that no writer
-    writes, a wrong CRC (unless `check_crc` is off), a payload that cannot be decompressed or goes beyond its limit
-    (`compression.decompressed_limit`). `BadRequest` where all of them together become more than 1 GiB: pass fewer
-    batches.
+    Args:
+        data: the bytes that contain the batches.
+        headers: all or some rows of a scan of `data`.
+        check_crc: verify the CRCs of the batches.
+        file: name of the file, for error messages.
+        file_position: position of `data[0]` in the file, for error messages.
+
+    Raises:
+        Corrupt: a header has invalid fields, a CRC does not match, or a payload cannot be decompressed or exceeds
+            `compression.decompressed_limit`.
+        BadRequest: the records have more than 1 GiB in total; pass fewer batches.
     """
     source = as_bytes_array(data)
-    place = Place(file, file_position)
-    check_headers(headers, place, len(source))
+    location = DataLocation(file, file_position)
+    check_headers(headers, location, len(source))
     if check_crc:
-        check_crcs(data, headers, place)
+        check_crcs(data, headers, location)
     groups: list[Payloads] = []
     inflated = 0
-    for group in payload_groups(source, headers, place, group_bytes=TOGETHER_BYTES):
+    for group in payload_groups(source, headers, location, group_bytes=TOGETHER_BYTES):
         groups.append(group)
         inflated += 0 if group.plain else len(group.data)
         if inflated > CALL_LIMIT:
-            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
+            raise BadRequest(f"the batches have more than {CALL_LIMIT} bytes of records: read fewer batches at a time")
     if len(groups) == 1:
         return groups[0]
     parts: list[ByteArray] = [source[:0]]
@@ -80,11 +87,11 @@ def payloads(
 
 
 def payload_groups(
-    data: ByteArray, headers: BatchHeaders, place: Place, *, group_bytes: int = GROUP_BYTES
+    data: ByteArray, headers: BatchHeaders, location: DataLocation, *, group_bytes: int = GROUP_BYTES
 ) -> Iterator[Payloads]:
-    """Give neighbouring batches of one kind at a time, compressed ones about `group_bytes` at a time.
+    """Yield the records of adjacent batches of the same kind, compressed ones in groups of about `group_bytes`.
 
-    Payloads of batches without records are not looked at. Raises `Corrupt` and `BadRequest` as `payloads` does.
+    Payloads of batches without records are ignored. Raises `Corrupt` and `BadRequest` as `payloads` does.
     """
     kind = ((headers.codec != 0) & (headers.count > 0)).astype(np.int8)
     kind[headers.is_legacy] = _LEGACY
@@ -95,23 +102,23 @@ def payload_groups(
         if low == high:
             continue
         if kind[low] == _LEGACY:
-            yield from old_messages.records(data, headers, low, high, place)
+            yield from old_messages.records(data, headers, low, high, location)
         elif kind[low]:
-            yield from _decompressed(data, headers, low, high, place, group_bytes)
+            yield from _decompressed(data, headers, low, high, location, group_bytes)
         else:
             nbytes = int((stop[low:high] - start[low:high]).sum())
             yield Payloads(data, start[low:high], stop[low:high], low, high, nbytes, plain=True)
 
 
 def _decompressed(
-    data: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place, group_bytes: int
+    data: ByteArray, headers: BatchHeaders, low: int, high: int, location: DataLocation, group_bytes: int
 ) -> Iterator[Payloads]:
     view = data.data
     columns = (column[low:high].tolist() for column in (headers.position, headers.size, headers.codec))
     out, first, edges, stored, total = data[:0], low, [0], 0, 0
     for batch, (position, size, codec) in enumerate(zip(*columns, strict=True), low):
         try:
-            room, fill = compression.opened(CODECS[codec], view[position + HEADER_BYTES : position + size])
+            room, fill = compression.open_stream(CODECS[codec], view[position + HEADER_BYTES : position + size])
             if batch > first and edges[-1] + room > len(out):
                 yield _group(out, edges, first, stored)
                 out, first, edges, stored = data[:0], batch, [0], 0
@@ -119,12 +126,12 @@ def _decompressed(
                 out = new_array(max(room, min(group_bytes, room * (high - low))), np.uint8)
             filled = fill(out.data[edges[-1] :])
         except Corrupt as error:
-            raise place.corrupt(headers, batch, _NOT_DECOMPRESSED.format(error.message)) from None
+            raise location.corrupt(headers, batch, _NOT_DECOMPRESSED.format(error.message)) from None
         edges.append(edges[-1] + filled)
         stored += size - HEADER_BYTES
         total += filled
         if total > CALL_LIMIT:
-            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
+            raise BadRequest(f"the batches have more than {CALL_LIMIT} bytes of records: read fewer batches at a time")
     yield _group(out, edges, first, stored)
 
 
@@ -135,14 +142,14 @@ def _group(out: ByteArray, edges: list[int], first: int, stored: int) -> Payload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordFields:
-    """n records of m batches, in log order, one array per field; each record costs 50 bytes.
+    """The positions and fields of n records of m batches, in log order, one array per field; 50 bytes per record.
 
     * `batch`: int32[n], row of the record's batch in the headers; `batch_rows`: int64[m], records of each batch
     * `offset`: int64[n]
-    * `timestamp`: int64[n], ms, as written (base + delta): under LogAppendTime the batch's max timestamp holds instead
-    * `start`, `end`: int64[n], the whole record with its length, in `Payloads.data`
+    * `timestamp`: int64[n], ms, as written (base + delta); with LogAppendTime, the batch's max timestamp applies
+    * `start`, `end`: int64[n], position of the record, including its length field, in `Payloads.data`
     * `has_key`, `has_value`: bool[n]
-    * `key_start`: int64[n], in `Payloads.data`; `key_length`: int32[n], -1 without a key
+    * `key_start`: int64[n], in `Payloads.data`; `key_length`: int32[n], -1 for a null key
     """
 
     batch: npt.NDArray[np.int32]
@@ -163,19 +170,26 @@ class RecordFields:
 def record_fields(
     payloads: Payloads, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
 ) -> RecordFields:
-    """Return the records of all batches. `payloads` is of the same `headers`.
+    """Locate the records of all batches.
 
-    Raises `Corrupt` with the place in `file`, whose byte `file_position` is the first one of the data that the headers
-    were scanned in: records that do not fit, whose fields do not end at their length, whose offsets do not increase or
-    leave their batch, or after which the batch goes on.
+    Args:
+        payloads: the uncompressed records of the batches.
+        headers: the headers of the same batches.
+        file: name of the file, for error messages.
+        file_position: position in the file of the first byte of the data that was scanned, for error messages.
+
+    Raises:
+        Corrupt: a record does not fit into its batch, the fields of a record do not end where its length says, offsets
+            do not increase or leave the range of their batch, or a batch continues after its last record.
+        BadRequest: `payloads` and `headers` do not belong together.
     """
     if len(payloads) != len(headers):
-        raise BadRequest(f"payloads of {len(payloads)} batches are given for {len(headers)} headers")
+        raise BadRequest(f"expected one payload per header, found {len(payloads)} payloads for {len(headers)} headers")
     if bool(((payloads.start < 0) | (payloads.stop > len(payloads.data))).any()):
-        raise BadRequest(f"payloads lie outside their {len(payloads.data)} bytes of data")
-    place = Place(file, file_position)
+        raise BadRequest(f"a payload lies outside of the {len(payloads.data)} bytes of data")
+    location = DataLocation(file, file_position)
     payloads = replace(payloads, first=0, last=len(headers))
-    count = check_fit(payloads, headers, place)
+    count = check_fit(payloads, headers, location)
     n = int(count.sum())
     kinds = (np.int32, np.int64, np.int64, np.int64, np.int64, np.bool_, np.bool_, np.int64, np.int32)
     fields = RecordFields(*[*(new_array(n, kind) for kind in kinds), count])
@@ -188,23 +202,23 @@ def record_fields(
         fields.key_length, state
     )  # fmt: skip
     if code != kernels.OK:
-        raise record_error(code, state, payloads, headers, place)
+        raise record_error(code, state, payloads, headers, location)
     return fields
 
 
 def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> Int64Array:
-    """Check the records of one batch, whose offsets count from 0. `stored`: all bytes after its header; times are ms.
+    """Check the records of one batch, whose offsets count from 0. `stored`: all bytes after its header; times in ms.
 
     Returns the smallest and the largest non-negative timestamp (-1 if there is none), the smallest timestamp other than
     -1 (2^63 - 1 if there is none), and the number of records without a key. `count` must not be 0.
 
-    Raises `Corrupt`, without a place.
+    Raises `Corrupt`, without a file and position, if the records are invalid.
     """
     if codec == "none":
         payload = as_bytes_array(stored)
     else:
         try:
-            room, fill = compression.opened(codec, stored)
+            room, fill = compression.open_stream(codec, stored)
             out = new_array(room, np.uint8)
             payload = out[: fill(out.data)]
         except Corrupt as error:
@@ -218,20 +232,24 @@ def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> 
     return totals
 
 
-def check_fit(payloads: Payloads, headers: BatchHeaders, place: Place) -> Int64Array:
-    """Return how many records the batches have. Raises `Corrupt` where they are more than the bytes can hold."""
+def check_fit(payloads: Payloads, headers: BatchHeaders, location: DataLocation) -> Int64Array:
+    """Return the record counts of batches. Raises `Corrupt` if a count is too large for the size of its batch."""
     count = np.ascontiguousarray(headers.count[payloads.first : payloads.last])
     crowded = count * MIN_RECORD_BYTES > payloads.stop - payloads.start
     if crowded.any():
         row = int(np.argmax(crowded))
-        raise place.corrupt(headers, payloads.first + row, _CROWDED.format(int(count[row])))
+        raise location.corrupt(headers, payloads.first + row, _CROWDED.format(int(count[row])))
     return count
 
 
-def record_error(code: int, state: Int64Array, payloads: Payloads, headers: BatchHeaders, place: Place) -> Corrupt:
-    """The error for what a kernel that reads records returned, and the state that it left."""
+def record_error(
+    code: int, state: Int64Array, payloads: Payloads, headers: BatchHeaders, location: DataLocation
+) -> Corrupt:
+    """Return the error for the code and the state of a kernel that reads records."""
     row = int(state[kernels.ERROR_BATCH])
     batch = payloads.first + row
     plain = payloads.plain or int(headers.codec[batch]) == 0
     byte = HEADER_BYTES + int(state[kernels.ERROR_POSITION]) - int(payloads.start[row]) if plain else 0
-    return place.corrupt(headers, batch, RECORD_MESSAGES[code], int(state[kernels.ERROR_OFFSET]) - place.shift, byte)
+    return location.corrupt(
+        headers, batch, RECORD_MESSAGES[code], int(state[kernels.ERROR_OFFSET]) - location.shift, byte
+    )

@@ -1,4 +1,4 @@
-"""`.snapshot`: what a partition's producers had done up to an offset, which is the file's name.
+"""`.snapshot` files: the state of a partition's producers at an offset, which is the name of the file.
 
 | bytes | field                 | meaning                                                                    |
 |------:|-----------------------|----------------------------------------------------------------------------|
@@ -8,15 +8,16 @@
 |  46 n | entries:              |                                                                            |
 |     8 | producerId            |                                                                            |
 |     2 | producerEpoch         |                                                                            |
-|     4 | lastSequence          | of its last data batch, -1: none in this epoch                             |
-|     8 | lastOffset            | the same, the batch's last offset                                          |
-|     4 | offsetDelta           | the same, last offset - first offset; 0 without one                        |
-|     8 | timestamp             | ms, greatest timestamp of its last batch or marker                         |
+|     4 | lastSequence          | last sequence of its last data batch, -1: none in this epoch               |
+|     8 | lastOffset            | last offset of that batch                                                  |
+|     4 | offsetDelta           | last offset - first offset of that batch, 0 if there is none               |
+|     8 | timestamp             | maximum timestamp of its last batch or marker (ms)                         |
 |     4 | coordinatorEpoch      | of its last marker, -1: none                                               |
-|     8 | currentTxnFirstOffset | first offset of its open transaction, -1: none is open                     |
+|     8 | currentTxnFirstOffset | first offset of its open transaction, -1: none                             |
 
-Big-endian. Kafka writes entries in the order of a hash map, so any order will do; here it is that of producer ids.
-A broker that finds one reads the log only from its offset on to know its producers.
+Integers are big-endian. Kafka accepts entries in any order, because it writes them in the order of a hash map; this
+module orders them by producer id. A broker that has a snapshot reads the log only from its offset on to recover the
+producers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ENTRY = struct.Struct(">qhiqiqiq")
 
 @dataclass(frozen=True, slots=True)
 class ProducerEntry:
-    """One producer, fields as in the module's table and in that order."""
+    """The state of a producer; the fields are those of the table above, in the same order."""
 
     producer_id: int
     producer_epoch: int
@@ -48,21 +49,24 @@ class ProducerEntry:
 
 
 def snapshot_to_bytes(entries: Iterable[ProducerEntry]) -> bytes:
-    """A `.snapshot` file; one without producers has 10 bytes."""
+    """Return a `.snapshot` file."""
     rows = [ENTRY.pack(*astuple(entry)) for entry in sorted(entries, key=lambda entry: entry.producer_id)]
     covered = struct.pack(">i", len(rows)) + b"".join(rows)
     return struct.pack(">hI", VERSION, crc32c(covered)) + covered
 
 
 def parse_snapshot(data: bytes, *, file: str | None = None) -> list[ProducerEntry]:
-    """The entries of a `.snapshot`, in file order. `Corrupt` for another version, a wrong checksum or length."""
+    """Return the entries of a `.snapshot` file in file order.
+
+    Raises `Corrupt` for an unknown version, a wrong checksum or a wrong length.
+    """
     if len(data) < _HEAD.size:
-        raise Corrupt(f"a producer snapshot has at least {_HEAD.size} bytes, found {len(data)}", file=file)
+        raise Corrupt(f"a producer snapshot must have at least {_HEAD.size} bytes, found {len(data)}", file=file)
     version, crc, count = _HEAD.unpack_from(data)
     if version != VERSION:
         raise Corrupt(f"expected a producer snapshot of version {VERSION}, found {version}", file=file)
     if crc32c(data[6:]) != crc:
-        raise Corrupt("the producer snapshot's CRC-32C is wrong: restore it", file=file)
+        raise Corrupt("the CRC-32C of the producer snapshot does not match its bytes: restore it", file=file)
     if count < 0 or len(data) != _HEAD.size + count * ENTRY.size:
-        raise Corrupt(f"the producer snapshot announces {count} entries in {len(data)} bytes", file=file)
+        raise Corrupt(f"the producer snapshot should have {count} entries, but has {len(data)} bytes", file=file)
     return [ProducerEntry(*fields) for fields in ENTRY.iter_unpack(data[_HEAD.size :])]

@@ -1,26 +1,27 @@
-"""Headers of Kafka record batches (magic 2): constants, one header to write, many as columns to read.
+"""Headers of Kafka record batches (magic 2): constants, a class to write one header, and columns to read many.
 
-A batch is a 61-byte header and its records (plain, or one compressed stream of them). All integers are big-endian.
+A batch is a 61-byte header followed by its records, uncompressed or as one compressed stream. All integers are
+big-endian.
 
 | off | size | field                | in CRC | remarks                                                         |
 |----:|-----:|----------------------|--------|-----------------------------------------------------------------|
 |   0 |    8 | base offset          | no     | rewritten when the log assigns offsets                          |
-|   8 |    4 | batch length         | no     | bytes after this field: whole size - 12                         |
+|   8 |    4 | batch length         | no     | bytes after this field: size of the batch - 12                  |
 |  12 |    4 | leader epoch         | no     | -1: none                                                        |
 |  16 |    1 | magic                | no     | at byte 16 in every format, so it is read first                 |
 |  17 |    4 | crc                  | -      | CRC-32C of bytes 21 to the end, compressed payload included     |
 |  21 |    2 | attributes           | yes    | codec, timestamp type, transactional, control, delete horizon   |
 |  23 |    4 | last offset delta    | yes    | may exceed the last record's delta after cleaning               |
 |  27 |    8 | base timestamp       | yes    | the delete horizon when that attribute bit is set               |
-|  35 |    8 | max timestamp        | yes    | every record's time under LogAppendTime                         |
+|  35 |    8 | max timestamp        | yes    | with LogAppendTime, the timestamp of all records                |
 |  43 |    8 | producer id          | yes    | -1: none                                                        |
 |  51 |    2 | producer epoch       | yes    | -1: none                                                        |
 |  53 |    4 | base sequence        | yes    | -1: none, also in control batches                               |
-|  57 |    4 | record count         | yes    | records present, 0 in a batch that the cleaner emptied          |
+|  57 |    4 | record count         | yes    | 0 in a batch whose records were all removed by the cleaner      |
 
-What is before the CRC field is not covered by it: that is why a log can assign offsets and epochs without touching
-the rest. Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: see
-`sparklog.format.legacy.old_messages`. Numpy only: planners import this module.
+The CRC does not cover the fields before it, so a log can assign offsets and epochs without computing the CRC again.
+Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: see `sparklog.format.legacy.old_messages`. This
+module imports only numpy, because planners import it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 MAGIC = 2
 HEADER_BYTES = 61
 LOG_OVERHEAD = 12
-"""Base offset and batch length: what a size field does not count."""
+"""Size of base offset and batch length, which the batch length does not include."""
 CRC_START = 21
 MAGIC_POSITION = 16
 MIN_SIZE_FIELD = 14
@@ -67,14 +68,14 @@ MIN_LEGACY_SIZE_FIELD = (14, 22)
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = NO_PRODUCER_EPOCH = NO_SEQUENCE = NO_LEADER_EPOCH = -1
 NO_TIMESTAMP_TYPE = -1
-"""The timestamp type of records of format v0, which have no time."""
+"""The timestamp type of records of format v0, which have no timestamps."""
 CREATE_TIME, LOG_APPEND_TIME = 0, 1
 MAX_SEQUENCE = 2**31 - 1
 
 GROUP_BYTES = 1 << 20
-"""About so many bytes are decompressed at a time."""
+"""Approximate number of bytes to decompress at a time."""
 CALL_LIMIT = 1 << 30
-"""Bytes that the compressed batches of one call may become."""
+"""Maximum decompressed size of the batches of one call."""
 
 HEADER_DTYPE = np.dtype(
     [
@@ -99,9 +100,9 @@ _CRC_STRUCT = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The fields of one header, as they stand in the batch (`size` is the whole batch in bytes).
+    """The fields of one header as stored in the batch; `size` is the size of the entire batch in bytes.
 
-    `magic` other than 2: a message of an old format, which is not written.
+    A header with a `magic` other than 2 is of a message of an old format; such messages are only read.
     """
 
     base_offset: int
@@ -119,14 +120,14 @@ class BatchHeader:
     magic: int = MAGIC
 
     def pack_into(self, batch: memoryview) -> int:
-        """Write the header into the first 61 bytes of a whole batch; size and CRC are computed. Returns the CRC."""
+        """Write the header to the first 61 bytes of a complete batch, with its size and CRC; return the CRC."""
         self._pack_fields(batch, batch.nbytes)
         crc: int = crc32c.crc32c(batch[CRC_START:])
         _CRC_STRUCT.pack_into(batch, MAGIC_POSITION + 1, crc)
         return crc
 
     def pack_header(self, payload: BytesLike) -> tuple[bytes, int]:
-        """The 61 bytes that go before `payload`, and their CRC field; size and CRC are computed."""
+        """Return the 61 bytes of the header of a batch with `payload`, and their CRC field."""
         header = bytearray(HEADER_BYTES)
         self._pack_fields(header, HEADER_BYTES + memoryview(payload).nbytes)
         crc: int = crc32c.crc32c(payload, crc32c.crc32c(memoryview(header)[CRC_START:]))
@@ -146,14 +147,14 @@ class BatchHeader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchHeaders:
-    """Headers of a run of batches, one int64 array per field (shape `[len(self)]`).
+    """Headers of consecutive batches, one array of int64[len(self)] per field.
 
-    `position` is where each batch starts in the scanned data, `size` its bytes. `end` is where the scan stopped and
-    `stop` why: "end" (of the data), "partial" (the last batch is cut off), "zeros" (a preallocated tail), "corrupt"
-    (`reason` says what was found). Selecting rows keeps `end`, `stop` and `reason` of the scan.
+    `position` is the position of each batch in the scanned data, `size` its size in bytes. `end` is the position where
+    the scan stopped, and `stop` is the cause: "end" (of the data), "partial" (the last batch is cut off), "zeros" (the
+    end of a preallocated file) or "corrupt" (`reason` has the details). Selecting rows does not change these three.
 
-    `magic` (int8[len(self)]) is None where all batches have magic 2. Rows of magic 0 and 1 are messages: their bytes
-    are no header, base offset and count are what they hold.
+    `magic` (int8[len(self)]) is None if all batches have magic 2. Rows of magic 0 and 1 are messages, which have no
+    batch header; base offset and count are those of the records in the message.
     """
 
     position: Int64Array
@@ -178,7 +179,7 @@ class BatchHeaders:
         return len(self.position)
 
     def __getitem__(self, rows: slice | npt.NDArray[Any] | Sequence[int]) -> BatchHeaders:
-        """The rows of a slice, a boolean mask or an index array."""
+        """Return the rows selected by a slice, a boolean mask or an index array."""
         columns = {name: getattr(self, name)[rows] for name in COLUMNS}
         return replace(self, **columns, magic=None if self.magic is None else self.magic[rows])
 
@@ -219,7 +220,7 @@ class BatchHeaders:
 
     @property
     def has_delete_horizon(self) -> BoolArray:
-        """Base timestamp holds the delete horizon (set by the log cleaner)."""
+        """True if the base timestamp is the delete horizon, set by the log cleaner."""
         return self._has(DELETE_HORIZON_BIT)
 
     @property
@@ -232,7 +233,7 @@ class BatchHeaders:
 
     @property
     def last_sequence(self) -> Int64Array:
-        """Sequence of the last offset, -1 without one; after 2^31 - 1 comes 0."""
+        """Sequence number of the last offset, -1 if there is none; sequence numbers wrap from 2^31 - 1 to 0."""
         wrapped = (self.base_sequence + self.last_offset_delta) & MAX_SEQUENCE
         return np.where(self.base_sequence == NO_SEQUENCE, NO_SEQUENCE, wrapped)
 
@@ -242,8 +243,8 @@ COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "s
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of data, for messages: it begins at byte `file_position` of `file`; `shift` is added to offsets."""
+class DataLocation:
+    """Where data comes from, for error messages: byte `file_position` of `file`; `shift` is added to offsets."""
 
     file: str | None = None
     file_position: int = 0
@@ -252,22 +253,22 @@ class Place:
     def corrupt(
         self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, byte: int = 0
     ) -> Corrupt:
-        """The error for `batch`; `byte` is a position within it, `offset` a log offset before the shift."""
+        """Return an error for `batch`; `byte` is a position in it, `offset` a log offset before the shift."""
         base = int(headers.base_offset[batch]) if offset is None else offset
         position = int(headers.position[batch]) + byte + self.file_position
         return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
 
 
-IN_MEMORY = Place()
-"""The place of data that is of no file."""
+IN_MEMORY = DataLocation()
+"""The location of data that is not from a file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payloads:
     """Uncompressed records of batches `[first, last)`: those of batch `first + i` are `data[start[i] : stop[i]]`.
 
-    A batch without records has none, whatever follows its header. `stored`: their bytes as stored; `plain`:
-    `data` is the input itself. Do not write into it.
+    The range of a batch without records is empty, whatever follows its header. `stored` is the stored size of the
+    payloads in bytes. If `plain` is True, `data` is the input itself. Do not write to `data`.
     """
 
     data: ByteArray
@@ -283,15 +284,15 @@ class Payloads:
 
 
 def as_bytes_array(data: BytesLike) -> ByteArray:
-    """Return the memory as a uint8 array without a copy (read-only if the source is)."""
+    """Return `data` as a uint8 array without a copy (read-only if `data` is)."""
     view = memoryview(data)
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
-def gathered(parts: Iterable[bytes], group_bytes: int = GROUP_BYTES) -> Iterator[Payloads]:
-    """Yield neighbouring parts back to back, about `group_bytes` at a time; `first` and `last` count the parts.
+def join_parts(parts: Iterable[bytes], group_bytes: int = GROUP_BYTES) -> Iterator[Payloads]:
+    """Concatenate adjacent parts to groups of about `group_bytes`; `first` and `last` of a group are indices of parts.
 
-    Raises `BadRequest` if all parts together have more than `CALL_LIMIT`.
+    Raises `BadRequest` if the parts have more than `CALL_LIMIT` bytes in total.
     """
     group: list[bytes] = []
     first = filled = total = 0
@@ -300,7 +301,7 @@ def gathered(parts: Iterable[bytes], group_bytes: int = GROUP_BYTES) -> Iterator
         filled += len(part)
         total += len(part)
         if total > CALL_LIMIT:
-            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
+            raise BadRequest(f"the batches have more than {CALL_LIMIT} bytes of records: read fewer batches at a time")
         if filled >= group_bytes:
             yield _back_to_back(group, first)
             group, first, filled = [], first + len(group), 0

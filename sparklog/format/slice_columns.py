@@ -1,8 +1,8 @@
-"""Columns of a slice: one table for footer, commit, checkpoint, plan, rewrite and verification.
+"""The columns that describe a slice: the single definition for footers, commits, checkpoints, plans and verification.
 
-A slice is a run of record batches of one partition in one data file. `SLICE_COLUMNS` lists its columns in the order of
-a checkpoint's table. To add a column, add a row here and to docs/reference/format.md, and its attribute to the data
-classes that hold it (tests/format/test_slice_columns.py compares them with the table).
+A slice is a contiguous sequence of record batches of one partition in one data file. `SLICE_COLUMNS` lists its columns
+in the order of a checkpoint's table. To add a column, add a row here and to docs/reference/format.md, and an attribute
+to the data classes that have it (tests/format/test_slice_columns.py compares them with this table).
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class InCommit:
-    """A list of a file in a commit, one item per slice; `order` among the file's lists.
+    """A column as a list of a file in a commit, with one value per slice.
 
-    `attribute`: of the data classes that describe slices before they are in the table. Items are within `[low, high]`;
-    `high` None: at most the file's size. An optional list may be left out.
+    * `order`: position among the lists of the file; `name`: name of the list
+    * `attribute`: attribute of the data classes that describe slices before they are in the slice table
+    * `low`, `high`: range of the values, both inclusive; `high` None: the size of the file
+    * `optional`: whether a commit may omit the list
     """
 
     order: int
@@ -33,7 +35,7 @@ class InCommit:
 
 @dataclass(frozen=True, slots=True)
 class InFooter:
-    """A field of a footer's slice table, with its numpy type; `order` among the fields."""
+    """A column as a field of a footer's slice table: its position among the fields, and its numpy type."""
 
     order: int
     type: str
@@ -41,9 +43,9 @@ class InFooter:
 
 @dataclass(frozen=True, slots=True)
 class SliceColumn:
-    """One column: name and numpy type in the slice table, name in a checkpoint, place in commits and footers.
+    """One column: its name and numpy type in the slice table, and its names in checkpoints, commits and footers.
 
-    `planned`: a plan carries it to the tasks that read or rewrite the slice.
+    `planned`: a plan contains the column, for the tasks that read or rewrite the slice.
     """
 
     name: str
@@ -86,7 +88,7 @@ SLICE_COLUMNS = (
 
 @dataclass(slots=True, eq=False)
 class SliceRow:
-    """The bytes of one slice, and what they hold, as the columns of these names say."""
+    """The columns of one slice that describe its bytes and their contents."""
 
     position: int
     size: int
@@ -102,19 +104,19 @@ class SliceRow:
 
 
 COLUMN_TYPES = {column.name: column.type for column in SLICE_COLUMNS}
-"""Columns of the slice table, with their numpy types."""
+"""The columns of the slice table and their numpy types."""
 COMMIT_LISTS = tuple(sorted((column.commit for column in SLICE_COLUMNS if column.commit), key=lambda row: row.order))
-"""Lists of a file in a commit, in their order there."""
+"""The lists of a file in a commit, in order."""
 _FOOTER = sorted(
     (column.footer.order, column.commit.attribute, column.name, column.footer.type)
     for column in SLICE_COLUMNS
     if column.commit and column.footer
 )
 FOOTER_FIELDS = [(attribute, kind) for _, attribute, _, kind in _FOOTER]
-"""Fields of a footer's slice table and their types, in their order there."""
+"""The fields of a footer's slice table and their types, in order."""
 WRITTEN = {attribute: name for _, attribute, name, _ in _FOOTER}
-"""Attributes of a `WrittenSlice` that a footer holds, with the columns that they become."""
+"""The attributes of a `WrittenSlice` that a footer contains, and their columns."""
 written_values = attrgetter(*WRITTEN)
-"""Returns them all, of a `WrittenSlice`, or of a `FileSlices` for each of its slices."""
+"""Returns these attributes of a `WrittenSlice`, or of a `FileSlices` as arrays with a value per slice."""
 PLANNED = tuple(column.name for column in SLICE_COLUMNS if column.planned and column.name != "partition")
-"""Columns that a plan carries to tasks, besides the partition, which is the same for all of its slices."""
+"""The columns of a plan, except for the partition, which is the same for all of its slices."""

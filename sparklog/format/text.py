@@ -1,9 +1,9 @@
-"""Text and bytes: bytes as the text that Java makes of them, and keys as a person types them.
+"""Convert bytes to text as Java does, and keys that users enter to bytes.
 
-Java and Python agree on how many U+FFFD stand for bytes that are no UTF-8, but for one case: an encoded surrogate
-(ED A0..BF and maybe one more byte) is one in Java and one for each byte in Python.
+Java and Python replace invalid UTF-8 by the same number of U+FFFD, except for an encoded surrogate (ED A0..BF and
+possibly another byte): Java replaces it by a single U+FFFD, Python by one for each byte.
 
-Keys are typed as text, or in another format of `sparklog.format.values`.
+Users enter keys as text, or in another format of `sparklog.format.values`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ codecs.register_error(JAVA_ERRORS, _replace)
 
 
 def parse_key(text: str, kind: str | ValueFormat = "string") -> bytes:
-    """Return the bytes of a key given as text of a format. `BadRequest` if it is not of that format."""
+    """Return the bytes of a key that was entered in a format. `BadRequest` if the text is invalid in that format."""
     return parse_keys([text], kind, "the key")[0]
 
 
-def parse_keys(texts: Sequence[str], kind: str | ValueFormat, place: str) -> list[bytes]:
-    """Return the bytes of keys given as texts of a format. `BadRequest`, with their place, if one is not."""
+def parse_keys(texts: Sequence[str], kind: str | ValueFormat, name: str) -> list[bytes]:
+    """Return the bytes of keys that were entered in a format. `BadRequest`, with `name`, if a text is invalid."""
     encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
     if kind == "string":
         return encoded
@@ -50,5 +50,5 @@ def parse_keys(texts: Sequence[str], kind: str | ValueFormat, place: str) -> lis
     from sparklog.format.values import value_format
 
     keys = value_format(kind) if isinstance(kind, str) else kind
-    parsed: list[bytes] = keys.parse(bytes_array(encoded), lambda row: place).to_pylist()
+    parsed: list[bytes] = keys.parse(bytes_array(encoded), lambda row: name).to_pylist()
     return parsed

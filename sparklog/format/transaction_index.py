@@ -1,21 +1,21 @@
-"""`.txnindex`: the aborted transactions whose ABORT marker is in a segment.
+"""`.txnindex` files: the aborted transactions whose ABORT marker is in a segment.
 
 | bytes | field            | meaning |
 |------:|------------------|---|
 |     2 | version          | 0 |
 |     8 | producerId       | |
-|     8 | firstOffset      | base offset of the transaction's first batch in the partition (may be segments earlier)  |
+|     8 | firstOffset      | base offset of the transaction's first batch in the partition (or in an earlier segment) |
 |     8 | lastOffset       | offset of the ABORT marker |
-|     8 | lastStableOffset | first offset of the earliest other transaction then open, else lastOffset + 1 |
+|     8 | lastStableOffset | first offset of the earliest other transaction open at that time, else lastOffset + 1 |
 
-Entries of 34 bytes, big-endian, all offsets absolute, lastOffset strictly increasing. The file exists only where a
-segment has an entry. An ABORT marker of a transaction without data in the partition has no entry; COMMIT markers
-never have one.
+An entry has 34 bytes. Integers are big-endian, offsets are absolute, and lastOffset strictly increases. The file exists
+only if the segment has an entry. There is no entry for the ABORT marker of a transaction without data in the partition,
+nor for a COMMIT marker.
 
-The file has no checksum, and a wrong entry makes committed records vanish. So it is believed only if each of its
-entries belongs to an ABORT marker of the log (`AbortMarker`). Entries that it lacks are made from the markers. Yet a
-file can know more than the log: where a transaction began whose first batches the cleaner has removed, and which other
-transaction was open at its end.
+The file has no checksum, and a wrong entry would hide committed records. It is therefore used only if each of its
+entries belongs to an ABORT marker of the log (`AbortMarker`). Missing entries are derived from the markers. However,
+the file can have information that the log lacks: the first offset of a transaction whose first batches were removed by
+the cleaner, and which other transaction was open when it ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENTRY_BYTES = ENTRY.itemsize
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransactions:
-    """Aborted transactions, ordered by `last_offsets` (the markers'); four int64[n].
+    """Aborted transactions in the order of `last_offsets`, the offsets of their markers; int64[n] each.
 
     A transactional data batch of producer p at offset o is aborted iff an entry has producer p and first <= o <= last.
     """
@@ -59,24 +59,27 @@ class AbortedTransactions:
         return self.select((self.last_offsets >= start) & (self.first_offsets < end))
 
     def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> BoolArray:
-        """Return which transactional data batches are aborted, bool[n], by producer id and offset (int64[n])."""
+        """Return bool[n]: True for each batch, given by producer id and offset (int64[n] each), that is aborted.
+
+        The batches must be transactional data batches.
+        """
         covered = np.zeros(len(offsets), np.bool_)
         if not len(offsets) or not len(self):
             return covered
         near = self.overlapping(int(offsets.min()), int(offsets.max()) + 1)
-        # A producer's transactions do not overlap, so the first that ends at or after a batch is the only candidate:
-        # both are sorted together, and each batch looks at the next transaction after it.
+        # Transactions of a producer do not overlap, so only the first one that ends at or after a batch can contain it.
+        # Sort transactions and batches together to find, for each batch, the next transaction.
         entries = len(near)
         ids = np.concatenate((near.producer_ids, producer_ids))
-        nowhere = len(ids)
-        order = np.lexsort((np.arange(nowhere) < entries, np.concatenate((near.last_offsets, offsets)), ids))
-        place = np.where(order < entries, np.arange(nowhere), nowhere)
-        following = np.minimum.accumulate(place[::-1])[::-1]
-        entry = np.empty(nowhere, np.int64)
-        entry[order] = np.where(following < nowhere, order[np.minimum(following, nowhere - 1)], entries)
-        mine = entry[entries:]
-        firsts, owners = np.append(near.first_offsets, 0)[mine], np.append(near.producer_ids, -1)[mine]
-        covered |= (mine < entries) & (owners == producer_ids) & (firsts <= offsets)
+        none = len(ids)
+        order = np.lexsort((np.arange(none) < entries, np.concatenate((near.last_offsets, offsets)), ids))
+        rank = np.where(order < entries, np.arange(none), none)
+        following = np.minimum.accumulate(rank[::-1])[::-1]
+        entry = np.empty(none, np.int64)
+        entry[order] = np.where(following < none, order[np.minimum(following, none - 1)], entries)
+        candidates = entry[entries:]
+        firsts, owners = np.append(near.first_offsets, 0)[candidates], np.append(near.producer_ids, -1)[candidates]
+        covered |= (candidates < entries) & (owners == producer_ids) & (firsts <= offsets)
         return covered
 
     def to_bytes(self) -> bytes:
@@ -108,18 +111,20 @@ def concatenate(parts: list[AbortedTransactions]) -> AbortedTransactions:
 def parse(data: BytesLike, base: int, *, file: str | None = None) -> AbortedTransactions:
     """Parse a `.txnindex` file of the segment that starts at offset `base`.
 
-    `Corrupt` if the length is no multiple of 34, a version is not 0, a marker is below `base`, entries are out of
-    order or an entry ends before it begins.
+    Raises `Corrupt` if the length is not a multiple of 34, a version is not 0, a marker is below `base`, entries are
+    out of order, or an entry ends before it begins.
     """
     if len(data) % ENTRY_BYTES:
-        raise Corrupt(f"a transaction index has a multiple of 34 bytes, this one has {len(data)}; {REMEDY}", file=file)
+        raise Corrupt(
+            f"the size of a transaction index must be a multiple of 34 bytes, found {len(data)}; {REMEDY}", file=file
+        )
     entries = np.frombuffer(data, ENTRY)
     index = AbortedTransactions(*(entries[field].astype(np.int64) for field in _FIELDS))
     wrong = (entries["version"] != VERSION) | (index.last_offsets < base) | (index.first_offsets > index.last_offsets)
     wrong[1:] |= np.diff(index.last_offsets) <= 0
     if wrong.any():
         raise Corrupt(
-            "a transaction index has entries of version 0 with rising markers from the segment's base on; " + REMEDY,
+            "entries of a transaction index must have version 0 and ascending markers from the base offset; " + REMEDY,
             file=file,
             position=int(np.argmax(wrong)) * ENTRY_BYTES,
         )
@@ -128,10 +133,12 @@ def parse(data: BytesLike, base: int, *, file: str | None = None) -> AbortedTran
 
 @dataclass(frozen=True, slots=True)
 class AbortMarker:
-    """An ABORT marker at offset `last`; the fields with `first` are an entry of a `.txnindex`.
+    """An ABORT marker of a log, with the fields of its `.txnindex` entry.
 
-    `first`: where its transaction began, -1 if nothing of it was seen; `last_stable`: as in the entry; `after`: offset
-    of the producer's marker before, -1: none.
+    * `first`: first offset of its transaction, -1 if no batch of it was seen
+    * `last`: offset of the marker
+    * `last_stable`: last stable offset, as in the entry
+    * `after`: offset of the previous marker of the producer, -1 if there is none
     """
 
     producer_id: int
@@ -142,18 +149,22 @@ class AbortMarker:
 
 
 def agrees(index: AbortedTransactions, markers: Sequence[AbortMarker]) -> bool:
-    """Return True if each entry of a segment's index has its marker in the segment, and covers no earlier one."""
+    """Return True if each entry of a segment's index has its marker in the segment, and includes no earlier marker."""
     earlier = {(marker.producer_id, marker.last): marker.after for marker in markers}
     entries = zip(index.producer_ids.tolist(), index.last_offsets.tolist(), index.first_offsets.tolist(), strict=True)
     return all((producer, last) in earlier and first > earlier[producer, last] for producer, last, first in entries)
 
 
 def unite(indexed: Sequence[AbortedTransactions], markers: Sequence[AbortMarker]) -> AbortedTransactions:
-    """Return all aborted transactions: of two entries for a marker the one that begins earlier, else the index's."""
+    """Return the aborted transactions of indexes and markers.
+
+    If a marker has two entries, the one that begins earlier is used, or that of the index if they begin at the same
+    offset.
+    """
     seen = np.array([(m.producer_id, m.first, m.last, m.last_stable) for m in markers if m.first != -1], np.int64)
     columns = seen.reshape(-1, 4).T
     every = concatenate([*indexed, AbortedTransactions(*columns)])
     order = np.lexsort((np.arange(len(every)), every.first_offsets, every.last_offsets))
-    again = np.zeros(len(order), np.bool_)
-    again[1:] = np.diff(every.last_offsets[order]) == 0
-    return every.select(order[~again])
+    is_duplicate = np.zeros(len(order), np.bool_)
+    is_duplicate[1:] = np.diff(every.last_offsets[order]) == 0
+    return every.select(order[~is_duplicate])

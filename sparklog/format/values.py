@@ -1,19 +1,20 @@
-"""Values that are no text: Kafka's serializers and a few spellings of bytes, whole Arrow columns at a time.
+"""Formats of keys and values: those of Kafka's serializers and some text forms of bytes, for entire Arrow columns.
 
-A `ValueFormat` knows four ways, each from a column to one of the same length; null stays null.
+A `ValueFormat` has four conversions, each from one column to another of the same length. Nulls stay null.
 
-    decode: bytes -> values     what a program reads        show: bytes -> text     what a shell prints
-    encode: values -> bytes     what a program writes       parse: text -> bytes    what a shell reads
+    decode: bytes -> values     for programs that read      show: bytes -> text     for commands that print
+    encode: values -> bytes     for programs that write     parse: text -> bytes    for commands that read input
 
 | format                               | bytes                              | values         | text             |
 |--------------------------------------|------------------------------------|----------------|------------------|
 | string                               | UTF-8 (StringSerializer)           | string         | as it is         |
 | short, integer, long, float, double  | big-endian (ShortSerializer, ...)  | int16, ...     | digits           |
-| json                                 | JSON in UTF-8                      | as Arrow infers| as it is, a line |
+| json                                 | JSON in UTF-8                      | inferred type  | JSON on one line |
 | hex, base64                          | any                                | string         | digits           |
 | avro                                 | see `sparklog.format.avro`         | by the schema  | Avro's JSON      |
 
-Numbers go through numpy and Arrow without a Python object per row. A wrong row is a `BadRequest` with the place of it.
+Numbers are converted with numpy and Arrow, without a Python object per row. An invalid row raises `BadRequest` with the
+name of the row.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ import pyarrow.compute as pc
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.format.arrow_numpy import binary_array, bytes_array, fixed_array, fixed_values, valid_rows
 
-Place = Callable[[int], str]
+RowName = Callable[[int], str]
+"""Returns the name of a row, given its index, for error messages."""
 Step = Callable[[pa.Array], pa.Array]
 SHOWN = 40
-"""Bytes and characters of a wrong value that its error shows."""
+"""Maximum number of bytes of an invalid value to show in an error message."""
 
 
-NAMES = {"string": "text in UTF-8", "hex": "hexadecimal digits, two a byte", "json": "JSON"}
+NAMES = {"string": "text in UTF-8", "hex": "hexadecimal digits, two per byte", "json": "JSON"}
 
 
-def row_of(row: int) -> str:
-    """Name a row by its number alone."""
+def numbered_row(row: int) -> str:
+    """Return the default name of a row."""
     return f"row {row}"
 
 
 class ValueFormat:
-    """A format by its name; `json_text`: what it shows is JSON."""
+    """A format with a name; this class implements `string`. `json_text`: its text form is JSON."""
 
     json_text = False
 
@@ -53,22 +55,22 @@ class ValueFormat:
         self.name = name
         self.bytes_name = self.text_name = NAMES.get(name, name)
 
-    def decode(self, column: pa.Array, place: Place = row_of, kind: pa.DataType | None = None) -> pa.Array:
-        """Return the values of a binary column, of the Arrow type `kind` if it is given."""
-        return applied(lambda part: self._decode(_binary(part), kind), column, place, self.bytes_name)
+    def decode(self, column: pa.Array, row_name: RowName = numbered_row, kind: pa.DataType | None = None) -> pa.Array:
+        """Return the values of a binary column, with the Arrow type `kind` if it is given."""
+        return apply_step(lambda part: self._decode(_binary(part), kind), column, row_name, self.bytes_name)
 
-    def encode(self, column: pa.Array, place: Place = row_of) -> pa.Array:
-        """Return a binary column of these values."""
-        return applied(self._encode, column, place, self.text_name)
+    def encode(self, column: pa.Array, row_name: RowName = numbered_row) -> pa.Array:
+        """Return the encoded values as a binary column."""
+        return apply_step(self._encode, column, row_name, self.text_name)
 
-    def show(self, column: pa.Array, place: Place = row_of) -> pa.Array:
+    def show(self, column: pa.Array, row_name: RowName = numbered_row) -> pa.Array:
         """Return the text of a binary column, as a binary column of UTF-8."""
-        return applied(lambda part: _binary(self._show(_binary(part))), column, place, self.bytes_name)
+        return apply_step(lambda part: _binary(self._show(_binary(part))), column, row_name, self.bytes_name)
 
-    def parse(self, column: pa.Array, place: Place = row_of) -> pa.Array:
-        """Return the bytes that a column of text stands for."""
-        text = applied(_text, column, place, NAMES["string"])
-        return applied(self._parse, text, place, self.text_name)
+    def parse(self, column: pa.Array, row_name: RowName = numbered_row) -> pa.Array:
+        """Return the bytes that the text of a column represents, as a binary column."""
+        text = apply_step(_text, column, row_name, NAMES["string"])
+        return apply_step(self._parse, text, row_name, self.text_name)
 
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
         return _cast(_text(column), kind)
@@ -83,12 +85,12 @@ class ValueFormat:
         return _binary(column)
 
 
-def applied(step: Step, column: pa.Array | pa.ChunkedArray, place: Place, expected: str) -> pa.Array:
-    """Take a step with a column, or with each chunk of it; `BadRequest` names the first row that it fails for."""
+def apply_step(step: Step, column: pa.Array | pa.ChunkedArray, row_name: RowName, expected: str) -> pa.Array:
+    """Apply a function to a column or to each of its chunks; `BadRequest`, with the first invalid row, if it fails."""
     if isinstance(column, pa.ChunkedArray):
         first, parts = 0, []
         for chunk in column.chunks or [pa.nulls(0, column.type)]:
-            parts.append(applied(step, chunk, _moved(first, place), expected))
+            parts.append(apply_step(step, chunk, _shifted(first, row_name), expected))
             first += len(chunk)
         return pa.chunked_array(parts)
     try:
@@ -96,28 +98,28 @@ def applied(step: Step, column: pa.Array | pa.ChunkedArray, place: Place, expect
     except (ValueError, TypeError, pa.ArrowException) as error:
         if isinstance(error, BadRequest):
             raise
-        whole = " ".join(str(error).split())
+        message = " ".join(str(error).split())
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _failure(step, column.slice(low, middle - low)) is None else (low, middle)
     reason = _failure(step, column.slice(low, 1))
     if reason is None:
-        raise BadRequest(f"{place(0)} and those after it: expected {expected}, all of one type: {whole[:200]}")
-    raise BadRequest(f"{place(low)}: expected {expected}, found {_shown(column, low)}{reason}")
+        raise BadRequest(f"{row_name(0)} and later rows: expected {expected}, all of one type: {message[:200]}")
+    raise BadRequest(f"{row_name(low)}: expected {expected}, found {_shown(column, low)}{reason}")
 
 
-def _moved(first: int, place: Place) -> Place:
-    return lambda row: place(first + row)
+def _shifted(first: int, row_name: RowName) -> RowName:
+    return lambda row: row_name(first + row)
 
 
 def _failure(step: Step, column: pa.Array) -> str | None:
-    """Return why a step fails, None if it does not; Arrow's reasons only repeat the value."""
+    """Return why a step fails, or None if it succeeds; Arrow's messages are omitted because they repeat the value."""
     try:
         step(column)
     except (ValueError, TypeError, pa.ArrowException) as error:
-        plain = isinstance(error, pa.ArrowException) or not str(error)
-        return "" if plain else f" ({' '.join(str(error).split())[:200]})"
+        is_omitted = isinstance(error, pa.ArrowException) or not str(error)
+        return "" if is_omitted else f" ({' '.join(str(error).split())[:200]})"
     return None
 
 
@@ -139,7 +141,7 @@ def _binary(column: pa.Array) -> pa.Array:
 
 
 def _text(column: pa.Array) -> pa.Array:
-    """Check that a column is UTF-8, which Arrow's cast does."""
+    """Return a column as strings; the cast verifies that they are UTF-8."""
     return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
 
@@ -148,12 +150,12 @@ def _cast(column: pa.Array, kind: pa.DataType | None) -> pa.Array:
 
 
 def each_row(column: pa.Array, function: Callable[[Any], bytes]) -> pa.Array:
-    """Return the binary column of a function of each row that is not null."""
+    """Apply a function to each row that is not null, and return the results as a binary column."""
     return bytes_array([None if cell is None else function(cell) for cell in column.to_pylist()])
 
 
 class NumberFormat(ValueFormat):
-    """Big-endian numbers of a fixed width, as Kafka's serializers and `DataOutput` write them."""
+    """Big-endian numbers of a fixed width, as written by Kafka's serializers and `DataOutput`."""
 
     json_text = True
 
@@ -174,7 +176,7 @@ class NumberFormat(ValueFormat):
         raw = np.frombuffer(data, np.uint8) if len(starts) else np.zeros(0, np.uint8)
         if len(starts) * width == ends[-1] - ends[0]:
             cells = raw[ends[0] : ends[-1]]
-        else:  # null rows that hold bytes
+        else:  # null rows may have bytes
             cells = raw[starts[:, None] + np.arange(width)].reshape(-1)
         values = np.zeros(len(column), self.layout.newbyteorder("="))
         values[valid] = cells.view(self.layout)
@@ -190,7 +192,7 @@ class NumberFormat(ValueFormat):
         text = self._decode(column, None).cast(pa.string())
         if self.layout.kind == "i":
             return text
-        # As Java spells them, and JSON but for the last two.
+        # The spelling of Java, which is also that of JSON except for NaN and Infinity.
         for pattern, spelling in ((r"^(-?\d+)$", r"\1.0"), ("nan", "NaN"), ("inf", "Infinity")):
             text = pc.replace_substring_regex(text, pattern=pattern, replacement=spelling)
         return text
@@ -200,7 +202,7 @@ class NumberFormat(ValueFormat):
 
 
 class DigitsFormat(ValueFormat):
-    """Any bytes as digits of text: two functions."""
+    """Bytes as text of digits; `digits` converts bytes to text, `data` converts text to bytes."""
 
     def __init__(self, name: str, digits: Callable[[bytes], bytes], data: Callable[[str], bytes]) -> None:
         super().__init__(name)
@@ -218,15 +220,15 @@ def _from_base64(text: str) -> bytes:
 
 
 class JsonFormat(ValueFormat):
-    """JSON, checked; its bytes stay as they are."""
+    """JSON, which is validated but not changed."""
 
     json_text = True
 
-    def decode(self, column: pa.Array, place: Place = row_of, kind: pa.DataType | None = None) -> pa.Array:
-        """Return the values, all of one type: that which Arrow infers is of the whole column, not of each chunk."""
+    def decode(self, column: pa.Array, row_name: RowName = numbered_row, kind: pa.DataType | None = None) -> pa.Array:
+        """Return the values, all of one type; Arrow infers it from the entire column, not from each chunk."""
         if kind is None and isinstance(column, pa.ChunkedArray):
-            return pa.chunked_array([self.decode(column.combine_chunks(), place)])
-        return super().decode(column, place, kind)
+            return pa.chunked_array([self.decode(column.combine_chunks(), row_name)])
+        return super().decode(column, row_name, kind)
 
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
         return pa.array([None if cell is None else loads(cell) for cell in _text(column).to_pylist()], kind)
@@ -235,7 +237,7 @@ class JsonFormat(ValueFormat):
         return each_row(column, dumps)
 
     def _show(self, column: pa.Array) -> pa.Array:
-        # A line feed in JSON is white space between its parts: a record stays one line.
+        # A line feed in JSON is insignificant whitespace. Replacing it keeps each record on one line.
         return pc.replace_substring_regex(self._parse(_text(column)), pattern=b"[\r\n]+", replacement=b" ")
 
     def _parse(self, column: pa.Array) -> pa.Array:
@@ -246,7 +248,7 @@ class JsonFormat(ValueFormat):
 
 
 def loads(text: str) -> Any:
-    """Parse JSON; `ValueError` also for NaN and the like, and for what is nested too deeply."""
+    """Parse JSON; `ValueError` also for NaN and infinities, and for values that are nested too deeply."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -254,11 +256,11 @@ def loads(text: str) -> Any:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def dumps(value: Any) -> bytes:
-    """Return JSON of a value as Arrow gives it; `ValueError` for what JSON has no word for."""
+    """Return the JSON of an Arrow value as UTF-8; `ValueError` for NaN and infinities."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -270,7 +272,7 @@ FORMATS: dict[str, Callable[[str], ValueFormat]] = {
     "float": lambda name: NumberFormat(name, pa.float32(), ">f4"),
     "double": lambda name: NumberFormat(name, pa.float64(), ">f8"),
     "json": JsonFormat,
-    # `0x` in front is allowed, and so are the letters of URLs.
+    # `hex` accepts a prefix of `0x`, and `base64` accepts the URL-safe alphabet.
     "hex": lambda name: DigitsFormat(
         name, lambda data: data.hex().encode(), lambda text: bytes.fromhex(text.removeprefix("0x"))
     ),
@@ -283,5 +285,5 @@ def value_format(name: str) -> ValueFormat:
     """Return a format that needs no schema."""
     if name not in FORMATS:
         names = ", ".join(NAMES_OF_ALL)
-        raise BadRequest(f"expected a format of {names}, found {name!r}{did_you_mean(str(name), NAMES_OF_ALL)}")
+        raise BadRequest(f"expected one of the formats {names}; found {name!r}{did_you_mean(str(name), NAMES_OF_ALL)}")
     return FORMATS[name](name)

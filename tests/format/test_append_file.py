@@ -236,7 +236,7 @@ def test_damage_among_aborted_transactions_is_found() -> None:
         damaged[i] ^= 0x10
         with pytest.raises(Corrupt):
             decode_footer(bytes(damaged), file_size=size)
-    for at, value, said in ((16, 4, "do not fill"), (-TAIL_BYTES - 28, 3, "beyond its 3")):
+    for at, value, said in ((16, 4, "do not fill"), (-TAIL_BYTES - 28, 3, "of another")):
         wrong = bytearray(data)
         wrong[at : at + 4] = value.to_bytes(4, "big")
         with pytest.raises(Corrupt, match=said):

@@ -22,7 +22,7 @@ from sparklog.format.compression import (
     compress,
     decompress,
     decompressed_limit,
-    opened,
+    open_stream,
 )
 
 CODECS = ("gzip", "snappy", "lz4", "zstd")
@@ -118,7 +118,7 @@ def test_lz4_frames_of_other_clients(options: dict[str, bool], block_size: int) 
 
 
 def in_place(codec: str, stream: bytes) -> bytes:
-    room, fill = opened(codec, stream)
+    room, fill = open_stream(codec, stream)
     out = memoryview(bytearray(room))
     return bytes(out[: fill(out)])
 

@@ -15,7 +15,7 @@ from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.control import control_types
 from sparklog.format.decode import decode
-from sparklog.format.record_batch import BatchHeader, Place
+from sparklog.format.record_batch import BatchHeader, DataLocation
 from tests.format.batch_samples import ALL, CODEC_NAMES, GOLDEN_BATCH, decode_all, encode_sample, rows
 from tests.support.forked import outcome
 
@@ -206,7 +206,7 @@ def test_a_bomb_among_good_batches_names_its_place() -> None:
     good = encode_sample(50, "zstd").data
     bad = replace(scan_headers(good).row(0), base_offset=50).pack(bomb("zstd", 1 << 29))
     with pytest.raises(Corrupt, match="at most") as raised:
-        decode_all(good + bad, place=Place("x.log", 7))
+        decode_all(good + bad, location=DataLocation("x.log", 7))
     assert (raised.value.file, raised.value.position, raised.value.offset) == ("x.log", 7 + len(good), 50)
 
 

@@ -13,7 +13,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
 from sparklog.format.kernels.record_kernels import BAD, read_varint, read_varlong
-from sparklog.format.record_batch import CODECS, BatchHeader, Place
+from sparklog.format.record_batch import CODECS, BatchHeader, DataLocation
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,
@@ -252,7 +252,7 @@ def test_invalid_records_are_corrupt(name: str, codec: str) -> None:
     good = encode_sample(50, codec).data
     bad = batch(compress(codec, payload), count, attributes=CODECS.index(codec), base_offset=50)
     with pytest.raises(Corrupt) as raised:
-        decode_all(good + bad, place=Place("some.log", 5000), offset_shift=1000)
+        decode_all(good + bad, location=DataLocation("some.log", 5000), offset_shift=1000)
     error = raised.value
     assert error.file == "some.log"
     assert error.position is not None
@@ -311,7 +311,7 @@ def test_headers_of_other_data_are_refused() -> None:
         with pytest.raises(Corrupt, match="outside the data"):
             decode(data[:-1], headers, columns=ALL, check_crc=check_crc)
     moved = replace(headers, position=headers.position - 100)
-    with pytest.raises(Corrupt, match="impossible place"):
+    with pytest.raises(Corrupt, match="impossible position"):
         decode(data, moved, columns=ALL, check_crc=False)
 
 

@@ -224,11 +224,14 @@ def test_more_than_127_headers() -> None:
         ({"key": pa.array([1])}, "column key must be binary or string, found int64"),
         ({"headers": pa.array([["a"]])}, "headers must be"),
         ({"headers": pa.array([[{"key": "a", "wert": b"x"}]])}, "fields key and value, found key, wert"),
-        ({"headers": pa.array([[{"key": None, "value": b"x"}]], HEADERS_TYPE)}, "must not be null, found one in row 0"),
+        (
+            {"headers": pa.array([[{"key": None, "value": b"x"}]], HEADERS_TYPE)},
+            "must not be null, found a null in row 0",
+        ),
         ({"headers": pa.array([[None]], HEADERS_TYPE)}, "must not be null"),
         ({"value": pa.array([b"a", b"b"])}, "column value has 2 rows, timestamp has 1"),
-        ({"order": np.array([1])}, "outside 0 to 0"),
-        ({"order": np.array([-1])}, "outside 0 to 0"),
+        ({"order": np.array([1])}, "outside of 0 to 0"),
+        ({"order": np.array([-1])}, "outside of 0 to 0"),
         ({"order": np.array([True])}, "order must be integers, found bool"),
     ],
 )
@@ -253,7 +256,7 @@ def test_wrong_options(options: dict[str, Any]) -> None:
 def test_one_record_too_large_names_its_size(codec: str) -> None:
     noise = np.random.default_rng(1).bytes(5000)
     options = EncodeOptions(codec, max_message_bytes=4000)
-    with pytest.raises(BadRequest, match=r"makes a batch of \d+ bytes, max.message.bytes is 4000"):
+    with pytest.raises(BadRequest, match=r"a batch with a single record has \d+ bytes, max.message.bytes is 4000"):
         encode(None, pa.array([b"small", noise]), None, np.array([1, 1]), options=options)
 
 

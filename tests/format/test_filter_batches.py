@@ -425,7 +425,7 @@ def test_records_outside_the_payloads_are_refused(start: int, end: int) -> None:
     starts, ends = fields.start.copy(), fields.end.copy()
     starts[0], ends[0] = start, end
     wrong["fields"] = replace(fields, start=starts, end=ends)
-    with pytest.raises(BadRequest, match="are not within the payloads"):
+    with pytest.raises(BadRequest, match="a record lies outside of the payloads"):
         filter_batches(**wrong)
 
 
@@ -442,5 +442,5 @@ def test_no_batch_is_larger_than_its_size_can_say(monkeypatch: pytest.MonkeyPatc
 def test_batches_outside_the_data_are_refused() -> None:
     for cut in (GOLDEN_BATCH, GOLDEN_BATCH * 2, b""):
         wrong = {**arguments(), "data": cut[:-1]}
-        with pytest.raises(BadRequest, match="batches not within the data"):
+        with pytest.raises(BadRequest, match="a batch outside of the data"):
             filter_batches(**wrong)

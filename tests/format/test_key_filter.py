@@ -28,7 +28,7 @@ from sparklog.format.key_filter import (
     encode_filters,
     hashes_of,
 )
-from sparklog.format.record_batch import BatchHeaders, Payloads, Place
+from sparklog.format.record_batch import BatchHeaders, DataLocation, Payloads
 from sparklog.limits import DEFAULTS
 from tests.format.test_key_hash import plain_siphash
 from tests.support.kernel_ways import both_ways
@@ -121,7 +121,7 @@ def test_about_so_many_records_are_opened_at_once(monkeypatch: pytest.MonkeyPatc
     data = b"".join(slice_of([b"%d-%d" % (at, i) for i in range(size)]) for at, size in enumerate(sizes))
     builder, parts, groups_of = FilterBuilder(), list[list[int]](), key_filter.payload_groups
 
-    def noted(data: np.ndarray, headers: BatchHeaders, place: Place) -> Iterator[Payloads]:
+    def noted(data: np.ndarray, headers: BatchHeaders, place: DataLocation) -> Iterator[Payloads]:
         parts.append(headers.count.tolist())
         return groups_of(data, headers, place)
 
@@ -306,7 +306,7 @@ def test_any_damage_is_named() -> None:
         with pytest.raises(Corrupt):
             decode_filters(bytes(damaged), file="f")
     for pieces in ((), some_filters()[1].pieces[:1]):
-        with pytest.raises(Corrupt, match="do not make up their slice"):
+        with pytest.raises(Corrupt, match="do not have the size of their slice"):
             decode_filters(encode_filters([KeyFilter(200, 300, 5, pieces)]))
     for wrong in (b"", data[:5], data[:90], data[:-1], data + b"x"):
         with pytest.raises(Corrupt):

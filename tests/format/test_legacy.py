@@ -19,7 +19,7 @@ from sparklog.format.batch_scan import begins_with_header, crc_failures, scan_he
 from sparklog.format.decode import decode
 from sparklog.format.filter_batches import filter_batches
 from sparklog.format.payloads import payloads, record_fields
-from sparklog.format.record_batch import CODECS, MAGIC_POSITION, BatchHeader, Place
+from sparklog.format.record_batch import CODECS, MAGIC_POSITION, BatchHeader, DataLocation
 from tests.format.batch_samples import ALL, GOLDEN_BATCH, START_MS, decode_all, rows
 from tests.format.old_messages import LOG_APPEND_TIME, Cell, message, messages, wrapper
 from tests.format.plain_encoder import with_create_time
@@ -259,19 +259,22 @@ BROKEN = {
     "flipped bit, wrapper": (wrapper(7, "gzip", INNER, crc=1), "CRC-32 does not match"),
     "no value": (message(7, None, None, attributes=1), "has no value"),
     "no value in v0": (message(7, None, None, magic=0, attributes=2), "has no value"),
-    "zstd": (wrapper(7, "zstd", INNER), "names codec 4"),
-    "zstd in v0": (message(7, None, b"x", attributes=4, magic=0), "format v0 names codec 4"),
+    "zstd": (wrapper(7, "zstd", INNER), "has codec 4"),
+    "zstd in v0": (message(7, None, b"x", attributes=4, magic=0), "format v0 has codec 4"),
     "not gzip": (message(7, None, b"no gzip", attributes=1), "expected a gzip stream"),
-    "empty": (wrapper(7, "gzip", b""), "holds no messages"),
-    "inner cut off, nothing before it": (wrapper(7, "gzip", INNER[:20]), "holds no messages"),
-    "inner size": (wrapper(7, "gzip", INNER + struct.pack(">qi", 2, 13) + bytes(13)), "a message of size 13, less"),
-    "inner compressed": (wrapper(7, "gzip", wrapper(0, "snappy", INNER)), "compressed itself"),
-    "inner checksum": (wrapper(7, "gzip", message(0, b"a", b"b", crc=4)), "CRC-32 of a message within"),
-    "inner of v2": (wrapper(7, "gzip", INNER + GOLDEN_BATCH), "holds a message of format v2"),
-    "offset too small": (wrapper(7, "gzip", message(9, b"a", b"b")), "has offset 7, less than 9"),
+    "empty": (wrapper(7, "gzip", b""), "contains no messages"),
+    "inner cut off, nothing before it": (wrapper(7, "gzip", INNER[:20]), "contains no messages"),
+    "inner size": (wrapper(7, "gzip", INNER + struct.pack(">qi", 2, 13) + bytes(13)), "a message of size 13, which"),
+    "inner compressed": (wrapper(7, "gzip", wrapper(0, "snappy", INNER)), "contains another compressed message"),
+    "inner checksum": (
+        wrapper(7, "gzip", message(0, b"a", b"b", crc=4)),
+        "CRC-32 of a message in a compressed message",
+    ),
+    "inner of v2": (wrapper(7, "gzip", INNER + GOLDEN_BATCH), "contains a message of format v2"),
+    "offset too small": (wrapper(7, "gzip", message(9, b"a", b"b")), "has offset 7, which is below 9"),
     "offsets fall": (wrapper(7, "gzip", message(1, b"a", b"b") + message(0, b"a", b"b")), "do not increase"),
     "offsets repeat": (wrapper(7, "gzip", message(0, b"a", b"b") * 2), "do not increase"),
-    "beyond a v0 wrapper": (wrapper(7, "gzip", message(8, b"a", b"b", magic=0), magic=0), "go beyond its own"),
+    "beyond a v0 wrapper": (wrapper(7, "gzip", message(8, b"a", b"b", magic=0), magic=0), "exceed its own offset"),
     "key too long": (message(7, b"k" * 9, b"v"), "does not fit into it"),
     "value too long": (message(7, b"k", b"v" * 9), "does not fit into it"),
 }
@@ -307,7 +310,7 @@ def test_damage_is_corrupt_and_says_where(name: str) -> None:
     headers = scan_headers(data)
     assert headers.position.tolist() == [0, len(before), len(before) + len(broken)]
     for read in (
-        partial(decode, data, headers, place=Place("a.log", 1000)),
+        partial(decode, data, headers, location=DataLocation("a.log", 1000)),
         partial(payloads, data, headers, file="a.log", file_position=1000),
     ):
         with pytest.raises(Corrupt, match=text) as caught:

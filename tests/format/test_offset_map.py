@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.format.offset_map import SLOT_BYTES, OffsetMap, slots_of
+from sparklog.format.offset_map import SLOT_BYTES, OffsetMap, slot_count
 
 
 def hashes_of(keys: list[int], crowded: bool = False) -> np.ndarray:
@@ -96,11 +96,11 @@ def test_the_offsets_of_all_keys_ascend() -> None:
 
 
 def test_a_small_log_takes_a_small_map() -> None:
-    small = OffsetMap(slots_of(128 << 20), expected=10_000)
+    small = OffsetMap(slot_count(128 << 20), expected=10_000)
     assert small.nbytes <= 20_000 * SLOT_BYTES
     keys = hashes_of(list(range(10_000)))
     assert small.put(keys, np.arange(10_000)) == 10_000
-    assert small.utilization == 10_000 / slots_of(128 << 20)
+    assert small.utilization == 10_000 / slot_count(128 << 20)
 
 
 def test_more_keys_than_expected_only_fill_it_earlier() -> None:
@@ -131,8 +131,8 @@ def test_a_map_grows_to_what_was_expected_and_keeps_its_keys(load_factor: float,
 
 
 def test_slots_are_those_of_kafka() -> None:
-    assert slots_of(128 << 20) == 5_592_405
-    assert OffsetMap(slots_of(128 << 20)).limit == 5_033_164
+    assert slot_count(128 << 20) == 5_592_405
+    assert OffsetMap(slot_count(128 << 20)).limit == 5_033_164
     assert OffsetMap(50).limit == 45
     assert OffsetMap(50).nbytes == 50 * 24
 

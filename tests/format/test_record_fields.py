@@ -20,7 +20,15 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
 from sparklog.format.payloads import RecordFields, check_batch, payloads, record_fields
-from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeader, BatchHeaders, Int64Array, Payloads, Place
+from sparklog.format.record_batch import (
+    CODECS,
+    HEADER_BYTES,
+    BatchHeader,
+    BatchHeaders,
+    DataLocation,
+    Int64Array,
+    Payloads,
+)
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,
@@ -163,7 +171,7 @@ def test_what_the_decoder_refuses_is_refused_in_the_same_words() -> None:
         chance.shuffle(parts)
         data = b"".join(parts)
         headers = scan_headers(data, whole=False)
-        expected = refusal(lambda d, h: decode(d, h, columns=ALL, place=Place("x.log", 1000)), data, headers)
+        expected = refusal(lambda d, h: decode(d, h, columns=ALL, location=DataLocation("x.log", 1000)), data, headers)
         assert refusal(lambda d, h: fields_of(d, h, **place), data, headers) == expected
         if expected is None:
             assert_like_decode(data, headers)
@@ -245,7 +253,7 @@ def test_arbitrary_bytes_as_records(codec: int) -> None:
         ("50000000feffffff0f" + "00" * 60, "do not end where"),
         ("500000000101feffffff0f" + "00" * 60, "do not end where"),
         ("0e00000200010100", "do not end where"),
-        ("0c00000001010000", "goes on after its last record"),
+        ("0c00000001010000", "continues after its last record"),
         ("0c000001010100", "offsets within the batch do not increase"),
         ("0c000002010100", "beyond its last offset"),
     ],
@@ -258,7 +266,7 @@ def test_hostile_records(record: str, words: str) -> None:
     assert raised.value.file == "y.log"
     assert raised.value.position is not None
     assert raised.value.position >= 5 + len(GOLDEN_BATCH)
-    assert raised.value.offset == (101 if "goes on" in words else 100)
+    assert raised.value.offset == (101 if "continues" in words else 100)
     with pytest.raises(Corrupt, match=words):
         checked(header.pack(bytes.fromhex(record)), scan_headers(data)[1:])
 
@@ -290,11 +298,11 @@ def test_a_bomb_is_refused_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_payloads_belong_to_their_headers() -> None:
     headers = scan_headers(GOLDEN_BATCH * 2)
-    with pytest.raises(BadRequest, match="1 batches are given for 2 headers"):
+    with pytest.raises(BadRequest, match="found 1 payloads for 2 headers"):
         record_fields(payloads(GOLDEN_BATCH, headers[:1]), headers)
     plain = payloads(GOLDEN_BATCH * 2, headers)
     for wrong in (replace(plain, data=plain.data[:-1]), replace(plain, start=plain.start - 62)):
-        with pytest.raises(BadRequest, match="outside their"):
+        with pytest.raises(BadRequest, match="lies outside of the"):
             record_fields(wrong, headers)
 
 

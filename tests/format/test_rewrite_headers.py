@@ -201,22 +201,25 @@ def test_fixture_segments_keep_sound_batches(fixtures: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"offset_shift": -101}, "offsets are 0 to .*, found -1 to 2"),
-        ({"offset_shift": 2**63 - 100}, "offsets are 0 to"),
-        ({"offset_shift": 2**63}, "an offset shift is"),
-        ({"offset_shift": np.array([-101])}, "offsets are 0 to .*, found -1 to 2"),
+        ({"offset_shift": -101}, "offsets must be 0 to .*, found -1 to 2"),
+        ({"offset_shift": 2**63 - 100}, "offsets must be 0 to"),
+        ({"offset_shift": 2**63}, "an offset shift must be"),
+        ({"offset_shift": np.array([-101])}, "offsets must be 0 to .*, found -1 to 2"),
         (
             {"offset_shift": np.array([2**63 - 102])},
-            "offsets are 0 to .*, found 9223372036854775806 to 922337203685477580",
+            "offsets must be 0 to .*, found 9223372036854775806 to 922337203685477580",
         ),
         ({"leader_epoch": -2}, "leader epoch"),
         ({"leader_epoch": 2**31}, "leader epoch"),
         ({"append_time": -2}, "append time"),
         ({"append_time": 2**63}, "append time"),
-        ({"leader_epoch": np.array([-2])}, "leader epoch is -1 to 2147483647, found -2 to -2"),
+        ({"leader_epoch": np.array([-2])}, "leader epoch must be -1 to 2147483647, found -2 to -2"),
         ({"leader_epoch": np.array([2**31])}, "leader epoch"),
         ({"append_time": np.array([-2])}, "append time"),
-        ({"append_time": np.array([1, 2])}, r"expected int64\[1\], an append time for each batch, found int64\[2\]"),
+        (
+            {"append_time": np.array([1, 2])},
+            r"expected int64\[1\] with an append time for each batch, found int64\[2\]",
+        ),
         ({"offset_shift": np.array([1.0])}, "expected int64"),
     ],
 )
@@ -230,7 +233,7 @@ def test_values_out_of_range_change_nothing(changes: dict[str, Any], words: str)
 def test_a_base_offset_that_is_none_is_not_moved() -> None:
     data = bytearray(replace(GOLDEN_HEADER, base_offset=-(2**63)).pack(GOLDEN_RECORDS))
     for shift in (-1, 0, 5, np.array([-1]), np.array([-(2**63) + 1])):
-        with pytest.raises(BadRequest, match="offsets are 0 to"):
+        with pytest.raises(BadRequest, match="offsets must be 0 to"):
             rewrite_headers(data, scan_headers(data), offset_shift=shift)
 
 

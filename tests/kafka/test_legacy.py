@@ -185,10 +185,13 @@ def test_what_is_appended_to_old_messages_is_seen(tmp_path: Path) -> None:
 DAMAGE = {
     "flipped bit": (message(3, b"c", b"4", crc=8), "CRC-32 does not match"),
     "flipped bit in a wrapper": (wrapper(3, "lz4", message(0, b"c", b"4"), crc=8), "CRC-32 does not match"),
-    "compressed twice": (wrapper(3, "gzip", wrapper(0, "gzip", message(0, b"c", b"4"))), "compressed itself"),
+    "compressed twice": (
+        wrapper(3, "gzip", wrapper(0, "gzip", message(0, b"c", b"4"))),
+        "contains another compressed message",
+    ),
     "null value": (message(3, b"c", None, attributes=1), "has no value"),
-    "zstd": (wrapper(3, "zstd", message(0, b"c", b"4")), "names codec 4"),
-    "offset too small": (wrapper(3, "snappy", message(4, b"c", b"4")), "has offset 3, less than 4"),
+    "zstd": (wrapper(3, "zstd", message(0, b"c", b"4")), "has codec 4"),
+    "offset too small": (wrapper(3, "snappy", message(4, b"c", b"4")), "has offset 3, which is below 4"),
 }
 
 

@@ -200,12 +200,12 @@ def test_a_damaged_log_start_checkpoint_is_reset_with_a_warning_where_damage_is_
     folder = tmp_path / policy
     write_partition(folder, "t-0", SEGMENTS)
     (folder / "log-start-offset-checkpoint").write_text("0\n3\nt 0 5\n")
-    with pytest.raises(Corrupt, match="announces 3 entries"):
+    with pytest.raises(Corrupt, match="should have 3 entries"):
         KafkaView(folder, env=env).refresh(["t"])
     with caplog.at_level(logging.WARNING, "sparklog.kafka"):
         view = KafkaView(folder, corrupt_records=policy, env=env)
         assert view.bounds("t")[0].log_start == 0
         view.refresh(["t"])
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "announces 3 entries" in said
+    assert "should have 3 entries" in said
     assert said.endswith(f"the logs of {folder} start at their first segments")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sparklog.cli.commands.jobs import HELP
-from sparklog.format.offset_map import slots_of
+from sparklog.format.offset_map import slot_count
 from sparklog.jobs import compact, from_delta, mirror, retain, to_delta, verify
 from sparklog.limits import DEFAULTS
 from sparklog.maintenance.leases import LEASE_MS
@@ -190,7 +190,7 @@ def test_the_sizes_of_the_buffer_hold_the_keys_they_are_said_to() -> None:
     rows = re.findall(r"^\| ([\d.]+) million \| ([\d,]+) ", GUIDES, re.MULTILINE)
     assert len(rows) == 4
     for millions, nbytes in rows:
-        keys = int(slots_of(int(nbytes.replace(",", ""))) * Settings(0).dedupe_load_factor)
+        keys = int(slot_count(int(nbytes.replace(",", ""))) * Settings(0).dedupe_load_factor)
         assert float(millions) * 1e6 - 1 <= keys < float(millions) * 1.01e6
     assert Settings(0).dedupe_buffer_bytes == 134_217_728
 

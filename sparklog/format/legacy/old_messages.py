@@ -1,10 +1,11 @@
-"""Messages of formats v0 and v1 (magic 0 and 1), read-only: found, checked, and turned into records of format v2.
+"""Find and check messages of formats v0 and v1 (magic 0 and 1), and convert them to records of format v2.
 
-Every entry of such a log is an offset, a size and a message. All integers are big-endian.
+These formats are only read. A log in them is a sequence of entries: an offset, a size and a message. All integers are
+big-endian.
 
 | off | size | field           | in CRC | remarks                                                                 |
 |----:|-----:|-----------------|--------|-------------------------------------------------------------------------|
-|   0 |    8 | offset          | no     | of a compressed message: that of the last record in it                  |
+|   0 |    8 | offset          | no     | of a compressed message: offset of its last record                      |
 |   8 |    4 | message size    | no     | bytes after this field: 14 or more (v0), 22 or more (v1)                |
 |  12 |    4 | crc             | -      | CRC-32 (zlib's) of bytes 16 to the end                                  |
 |  16 |    1 | magic           | yes    | 0 or 1                                                                  |
@@ -13,13 +14,14 @@ Every entry of such a log is an offset, a size and a message. All integers are b
 |   … |  4+n | key             | yes    | int32 length (-1: null) and bytes                                       |
 |   … |  4+n | value           | yes    | the same                                                                |
 
-A compressed message (a wrapper) has no key, and its value is a compressed run of entries. Their offsets are those of
-the log in v0; in v1 they are relative, and the last one is at the wrapper's offset (a wrapper at offset 0 has its first
-at 0: old librdkafka wrote such). What a v1 wrapper says of time type, and under LogAppendTime of time, holds for all of
-its records. Magic 0 wrote the header checksum of LZ4 frames over the wrong bytes, so it is not looked at there.
+A compressed message (a wrapper) has no key, and its value is a compressed sequence of entries. In v0 the offsets of
+these entries are offsets of the log. In v1 they are relative, and the last entry has the offset of the wrapper. (In a
+wrapper at offset 0, the first entry has offset 0: old versions of librdkafka wrote these.) The timestamp type of a v1
+wrapper applies to all of its records, and with LogAppendTime its timestamp does, too. Writers of magic 0 computed the
+header checksum of LZ4 frames from the wrong bytes, so it is not verified there.
 
-To the rest of the code each entry is a batch: a row of `BatchHeaders`. This module fills in such rows for `batch_scan`,
-and hands `payloads` their records, written again in format v2.
+The rest of the code sees each entry as a batch, that is, a row of `BatchHeaders`. This module returns these rows to
+`batch_scan`, and the records, converted to format v2, to `payloads`.
 """
 
 from __future__ import annotations
@@ -49,28 +51,28 @@ from sparklog.format.record_batch import (
     BatchHeaders,
     ByteArray,
     BytesLike,
+    DataLocation,
     Int64Array,
     Payloads,
-    Place,
     as_bytes_array,
-    gathered,
+    join_parts,
 )
 
 BEFORE_KEY = (18, 26)
-"""Bytes before the key, by magic."""
+"""Position of the key's length field in an entry, by magic."""
 CRC_START = MAGIC_POSITION
 LONG_MESSAGE = 2048
-"""zlib's own CRC-32 is faster from here on; the kernel needs no call for each message."""
+"""Size from which zlib's CRC-32 is faster than the kernel, which needs no call per message."""
 USUAL_MESSAGE = 100
-"""Bytes, to guess how many messages there are."""
+"""Typical size of a message in bytes, to estimate the number of messages."""
 _FIELDS = ((0, 8, True), (8, 12, True), (12, 16, False), (17, 18, False), (18, 26, True))
 NOTHING = -1
-"""There are no leader epochs and no producers in these formats."""
+"""Leader epoch and producer fields, which these formats do not have."""
 _GZIP, _SNAPPY, _LZ4 = 1, 2, 3
 
 
-def find(data: BytesLike, start: int) -> BatchHeaders:
-    """Find the whole entries of formats v0 and v1 from `start` on, up to the first that is of another format."""
+def find_entries(data: BytesLike, start: int) -> BatchHeaders:
+    """Return the complete entries of formats v0 and v1 from `start` up to the first one of another format."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
@@ -83,7 +85,10 @@ def find(data: BytesLike, start: int) -> BatchHeaders:
 
 
 def header_at(data: bytes) -> BatchHeaders:
-    """The message at the beginning of `data` (its first 26 bytes at least, unless it is shorter), whole or not."""
+    """Return the header of the entry at the beginning of `data`, even if the rest of the entry is missing.
+
+    `data` needs the first 26 bytes of the entry, or the entire entry if it is smaller.
+    """
     magic = data[MAGIC_POSITION]
     values = (int.from_bytes(data[a:b], "big", signed=signed) for a, b, signed in _FIELDS)
     offset, size, crc, attributes, time = values
@@ -93,7 +98,7 @@ def header_at(data: bytes) -> BatchHeaders:
 
 
 def _headers(columns: Iterable[Int64Array], end: int) -> BatchHeaders:
-    """A row for each entry, as if none were compressed; `columns` as the kernel fills them."""
+    """Return a row per entry, as if no entry were compressed; `columns` are those of the kernel."""
     position, size, offset, crc, attributes, timestamp, magic = columns
     n = len(position)
     none = np.full(n, NOTHING, np.int64)
@@ -104,10 +109,11 @@ def _headers(columns: Iterable[Int64Array], end: int) -> BatchHeaders:
     )  # fmt: skip
 
 
-def merged(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeaders]]) -> BatchHeaders:
-    """Batches of format v2 and runs of entries in log order; each run comes with how many of the batches are before it.
+def merge_entries(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeaders]]) -> BatchHeaders:
+    """Merge batches of format v2 and groups of entries in log order.
 
-    Wrappers count as one record at least, from the end of the row before them on: see `resolved`.
+    `groups` has, for each group, the number of batches of format v2 before it. The offsets of a wrapper begin after the
+    row before it, and its count is 1, until `resolve_wrappers` sets the actual values.
     """
     parts: list[BatchHeaders] = []
     low = 0
@@ -117,21 +123,21 @@ def merged(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeaders]]) ->
     parts.append(headers[low:])
     magic = [np.full(len(part), MAGIC, np.int8) if part.magic is None else part.magic for part in parts]
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
-    whole = replace(headers, **columns, magic=np.concatenate(magic))
-    packed = whole.is_legacy & (whole.codec != 0)
-    if not packed.any():
-        return whole
-    last = whole.last_offset
+    merged = replace(headers, **columns, magic=np.concatenate(magic))
+    is_wrapper = merged.is_legacy & (merged.codec != 0)
+    if not is_wrapper.any():
+        return merged
+    last = merged.last_offset
     after = np.concatenate((last[:1], last[:-1] + 1))
-    base = np.where(packed & (after < last), after, whole.base_offset)
-    return replace(whole, base_offset=base, last_offset_delta=last - base)
+    base = np.where(is_wrapper & (after < last), after, merged.base_offset)
+    return replace(merged, base_offset=base, last_offset_delta=last - base)
 
 
-def resolved(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
-    """Return the headers with the offsets and record counts of wrappers, which only their contents tell.
+def resolve_wrappers(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
+    """Return the headers with the offsets and record counts of wrappers, which requires decompressing them.
 
-    A damaged wrapper keeps the widest range of offsets that it can have, so that every reader of one of them meets it:
-    `records` then raises the error.
+    A corrupt wrapper keeps the widest possible range of offsets, so that every reader of one of these offsets reads it
+    and gets the error, which `records` raises.
     """
     rows = np.flatnonzero(headers.is_legacy & (headers.codec != 0))
     if not len(rows):
@@ -141,7 +147,7 @@ def resolved(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
     for row in rows.tolist():
         last = int(headers.base_offset[row] + headers.last_offset_delta[row])
         try:
-            inner = _opened(view, headers, row) if _crc_of(view, headers, row) == headers.crc[row] else None
+            inner = _open_wrapper(view, headers, row) if _crc_of(view, headers, row) == headers.crc[row] else None
         except Corrupt:
             inner = None
         if inner is None:
@@ -153,7 +159,7 @@ def resolved(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
 
 
 def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
-    """Indices (int64) of the entries whose CRC-32 does not match; all rows of `headers` are of formats v0 and v1."""
+    """Return the rows (int64) of entries whose CRC-32 does not match; all `headers` must be of formats v0 and v1."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
@@ -169,10 +175,10 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
 
 
 def message_crcs(data: BytesLike, headers: BatchHeaders, row: int) -> list[int]:
-    """Return the CRC-32 of each message of a row: of a wrapper those within it, as they are stored."""
+    """Return the stored CRC-32 of each message of a row; for a wrapper, those of the messages in it."""
     if not headers.codec[row]:
         return [int(headers.crc[row])]
-    crcs: list[int] = find(_opened(as_bytes_array(data).data, headers, row).data, 0).crc.tolist()
+    crcs: list[int] = find_entries(_open_wrapper(as_bytes_array(data).data, headers, row).data, 0).crc.tolist()
     return crcs
 
 
@@ -183,7 +189,7 @@ def _crc_of(view: memoryview, headers: BatchHeaders, row: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Inner:
-    """A wrapper's content: entries back to back in `data`, and their offsets. `shift`: from theirs to the log's."""
+    """The contents of a wrapper: its entries and their offsets. `shift` converts their offset fields to log offsets."""
 
     data: bytes
     base: int
@@ -192,45 +198,47 @@ class _Inner:
     count: int
 
 
-def _opened(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
-    """Decompress a wrapper and number its records. `Corrupt`, without a place, if it breaks the rules."""
+def _open_wrapper(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
+    """Decompress a wrapper and determine its offsets. `Corrupt`, without a file and position, if it is invalid."""
     assert headers.magic is not None
     magic, codec = int(headers.magic[row]), int(headers.codec[row])
     position = int(headers.position[row])
-    data = unpacked(view[position : position + int(headers.size[row])], magic, codec)
-    entries = find(data, 0)
+    data = decompress_wrapper(view[position : position + int(headers.size[row])], magic, codec)
+    entries = find_entries(data, 0)
     if entries.end != len(data):
         _check_cut_message(data[entries.end :])
         data = data[: entries.end]
     if not len(entries):
-        raise Corrupt("the compressed message holds no messages")
+        raise Corrupt("the compressed message contains no messages")
     outer = int(headers.base_offset[row] + headers.last_offset_delta[row])
     first, last = int(entries.base_offset[0]), int(entries.base_offset[-1])
     shift = 0 if magic == 0 or outer == 0 else outer - last
     if shift < 0:
-        raise Corrupt(f"the compressed message has offset {outer}, less than {last}, that of the last message within")
-    rising = bool((np.diff(entries.base_offset) > 0).all())
+        raise Corrupt(
+            f"the compressed message has offset {outer}, which is below {last}, that of the last message in it"
+        )
+    is_ascending = bool((np.diff(entries.base_offset) > 0).all())
     end = last + shift if magic == 1 else outer
-    if first + shift < 0 or not rising or last + shift > end:
-        raise Corrupt("offsets within a compressed message do not increase, or go beyond its own")
+    if first + shift < 0 or not is_ascending or last + shift > end:
+        raise Corrupt(_DISORDERED)
     return _Inner(data, first + shift, end, shift, len(entries))
 
 
 def _check_cut_message(rest: bytes) -> None:
-    """Raise `Corrupt` unless `rest` is an incomplete message, which Kafka drops: old clients cut off message sets."""
+    """Raise `Corrupt` unless `rest` is an incomplete message, which Kafka ignores: old clients truncated sets."""
     size = int.from_bytes(rest[8:LOG_OVERHEAD], "big", signed=True)
     if len(rest) < LOG_OVERHEAD or (size >= MIN_LEGACY_SIZE_FIELD[0] and size > len(rest) - LOG_OVERHEAD):
         return
     kind = rest[MAGIC_POSITION] if len(rest) > MAGIC_POSITION else 0
     if kind > 1:
-        raise Corrupt(f"the compressed message holds a message of format v{kind}")
-    raise Corrupt(f"the compressed message holds a message of size {size}, less than the minimum")
+        raise Corrupt(f"the compressed message contains a message of format v{kind}")
+    raise Corrupt(f"the compressed message contains a message of size {size}, which is below the minimum")
 
 
-def unpacked(entry: memoryview, magic: int, codec: int) -> bytes:
-    """The entries in a wrapper: its value, decompressed. `Corrupt` if there is none, or it cannot be."""
+def decompress_wrapper(entry: memoryview, magic: int, codec: int) -> bytes:
+    """Return the decompressed value of a wrapper. `Corrupt` if it has no value or cannot be decompressed."""
     if codec not in (_GZIP, _SNAPPY, _LZ4):
-        raise Corrupt(f"a message of format v{magic} names codec {codec}: it can have gzip, snappy or lz4 (1 to 3)")
+        raise Corrupt(f"a message of format v{magic} has codec {codec}, expected gzip, snappy or lz4 (1 to 3)")
     start, end = BEFORE_KEY[magic] + 4, entry.nbytes
     start += 4 + max(int.from_bytes(entry[start - 4 : start], "big", signed=True), 0)
     length = int.from_bytes(entry[start - 4 : start], "big", signed=True) if start <= end else end
@@ -249,27 +257,29 @@ def _lz4_with_checksum(frame: memoryview) -> bytes:
     checksum = 6 + (8 if flags & 0x08 else 0)
     if frame.nbytes <= checksum:
         return bytes(frame)
-    mended = bytearray(frame)
-    mended[checksum] = compression.lz4_header_checksum(bytes(frame[4:checksum]))
-    return bytes(mended)
+    corrected = bytearray(frame)
+    corrected[checksum] = compression.lz4_header_checksum(bytes(frame[4:checksum]))
+    return bytes(corrected)
 
 
-def records(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
-    """The records of rows `[low, high)` of formats v0 and v1 as records of v2, about `GROUP_BYTES` at a time.
+def records(
+    source: ByteArray, headers: BatchHeaders, low: int, high: int, location: DataLocation
+) -> Iterator[Payloads]:
+    """Yield the records of rows `[low, high)` of formats v0 and v1 in format v2, in groups of about `GROUP_BYTES`.
 
-    Deltas count from the row's base offset and base timestamp. Raises `Corrupt` with the place; `BadRequest` if
-    wrappers become more than `CALL_LIMIT`.
+    Deltas are relative to the row's base offset and base timestamp. Raises `Corrupt` if a message is invalid, and
+    `BadRequest` if wrappers decompress to more than `CALL_LIMIT` bytes.
     """
-    packed = headers.codec[low:high] != 0
-    edges = [low, *(np.flatnonzero(np.diff(packed)) + 1 + low).tolist(), high]
+    is_wrapper = headers.codec[low:high] != 0
+    edges = [low, *(np.flatnonzero(np.diff(is_wrapper)) + 1 + low).tolist(), high]
     for first, last in pairwise(edges):
-        if packed[first - low]:
-            yield from _unwrapped(source, headers, first, last, place)
+        if is_wrapper[first - low]:
+            yield from _unwrap(source, headers, first, last, location)
         else:
-            yield from _plain(source, headers, first, last, place)
+            yield from _plain(source, headers, first, last, location)
 
 
-def _plain(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
+def _plain(source: ByteArray, headers: BatchHeaders, low: int, high: int, location: DataLocation) -> Iterator[Payloads]:
     ends = np.cumsum(headers.size[low:high])
     first = low
     while first < high:
@@ -277,31 +287,35 @@ def _plain(source: ByteArray, headers: BatchHeaders, low: int, high: int, place:
         last = max(first + 1, low + int(np.searchsorted(ends, done + GROUP_BYTES, "right")))
         start = headers.position[first:last]
         group = Payloads(source, start, start + headers.size[first:last], first, last, stored=0)
-        yield _translated(group, np.zeros(last - first, np.int64), headers, place, inner=False)
+        yield _translate(group, np.zeros(last - first, np.int64), headers, location, inner=False)
         first = last
 
 
-def _unwrapped(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
+def _unwrap(
+    source: ByteArray, headers: BatchHeaders, low: int, high: int, location: DataLocation
+) -> Iterator[Payloads]:
     view = source.data
     shifts: list[int] = []
 
     def contents() -> Iterator[bytes]:
         for row in range(low, high):
             try:
-                wrapper = _opened(view, headers, row)
+                wrapper = _open_wrapper(view, headers, row)
             except Corrupt as error:
-                raise place.corrupt(headers, row, error.message) from None
+                raise location.corrupt(headers, row, error.message) from None
             shifts.append(wrapper.shift)
             yield wrapper.data
 
-    for group in gathered(contents()):
+    for group in join_parts(contents()):
         shift = np.array(shifts[group.first : group.last], np.int64)
         group = replace(group, first=low + group.first, last=low + group.last)
-        yield _translated(group, shift, headers, place, inner=True)
+        yield _translate(group, shift, headers, location, inner=True)
 
 
-def _translated(group: Payloads, shift: Int64Array, headers: BatchHeaders, place: Place, *, inner: bool) -> Payloads:
-    """Return the messages of some rows as records of format v2; `shift` and `inner` as for the kernel."""
+def _translate(
+    group: Payloads, shift: Int64Array, headers: BatchHeaders, location: DataLocation, *, inner: bool
+) -> Payloads:
+    """Convert the messages of a group to records of format v2; `shift` and `inner` are those of the kernel."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     rows, n = slice(group.first, group.last), len(group)
@@ -319,18 +333,19 @@ def _translated(group: Payloads, shift: Int64Array, headers: BatchHeaders, place
     if code != kernels.OK:
         row = int(state[kernels.ERROR_ROW])
         byte = 0 if inner else int(state[kernels.ERROR_POSITION] - group.start[row])
-        raise place.corrupt(headers, group.first + row, _MESSAGES[code], int(state[kernels.ERROR_OFFSET]), byte)
+        raise location.corrupt(headers, group.first + row, _MESSAGES[code], int(state[kernels.ERROR_OFFSET]), byte)
     stored = int((headers.size[rows] - HEADER_BYTES).sum())
     return replace(group, data=out, start=out_start, stop=out_stop, stored=max(stored, 1))
 
 
+_DISORDERED = "the offsets of the messages in a compressed message do not increase, or exceed its own offset"
 _MESSAGES = {
     1: "a message's size does not fit",
     2: "a message's key or value does not fit into it",
-    3: "offsets within a compressed message do not increase, or go beyond its own",
-    4: "a message of another format lies within a compressed one",
-    5: "a message within a compressed one is compressed itself",
-    6: "the CRC-32 of a message within a compressed one does not match its bytes",
-    7: "the message holds other records than its header was found to say",
+    3: _DISORDERED,
+    4: "a compressed message contains a message of another format",
+    5: "a compressed message contains another compressed message",
+    6: "the CRC-32 of a message in a compressed message does not match its bytes",
+    7: "the message does not have the number of records that was found when its header was read",
 }
-"""By the kernels' error codes."""
+"""Messages for the error codes of the kernels."""

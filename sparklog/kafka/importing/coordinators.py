@@ -104,7 +104,7 @@ class LogReading(ABC):
                 yield found
             elif policy == recovery.SKIP and not (last and found.stop == "zeros"):
                 self._skipped(found, found.until, found.next_offset)
-            elif last and found.unwritten:
+            elif last and found.is_torn_end:
                 return
             elif policy != recovery.TRUNCATE:
                 raise Corrupt(found.reason, file=file.path, position=found.position, offset=found.offset)

@@ -356,13 +356,13 @@ def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
         elif copy.policy == SKIP and not (copy.last and found.stop == "zeros"):
             nbytes = found.until - found.position
             copy.skipped.append(SkippedRange(found.position, nbytes, found.offset, found.next_offset, found.reason))
-        elif copy.last and (found.unwritten or copy.policy == TRUNCATE):
+        elif copy.last and (found.is_torn_end or copy.policy == TRUNCATE):
             if found.stop != "zeros":
                 nbytes = file.size - found.position
                 copy.skipped.append(SkippedRange(found.position, nbytes, found.offset, None, found.reason))
             return
         else:
-            prefix = "expected record batches to the end of a closed segment: " if found.structural else ""
+            prefix = "expected record batches to the end of a closed segment: " if found.is_structural else ""
             reason = f"{prefix}{found.reason}; {REMEDY}"
             raise Corrupt(reason, file=file.path, position=found.position, offset=found.offset)
 

@@ -144,7 +144,7 @@ class SegmentState:
         self.stop, self.reason = walk.stop, walk.reason
         if last_window is not None:
             final = last_window.headers.row(len(last_window.headers) - 1)
-            if last and not file.crc_holds(last_window.start + int(last_window.headers.position[-1]), final):
+            if last and not file.has_valid_crc(last_window.start + int(last_window.headers.position[-1]), final):
                 self.stop, self.reason = (
                     UNWRITTEN,
                     "the last batch does not match its checksum, so it is not completely written yet",
@@ -173,7 +173,7 @@ class SegmentState:
         self.block_records[-1] += int(np.maximum(headers.count, 0).sum())
         self.block_batches[-1] += len(headers)
         # A single corrupt or stale offset must not move the end of the log.
-        ordered = self._order.add(headers, window.start, file.holds_at)
+        ordered = self._order.add(headers, window.start, file.has_valid_batch_at)
         self.next_offset = self._order.end
         self.block_end[-1] = max(self.block_offset[-1], self.next_offset)
         trailing = np.flatnonzero(np.logical_and.accumulate(~ordered[::-1])[::-1])

@@ -153,7 +153,7 @@ class KafkaReadPart:
                 continue  # The batch is below the range.
             else:
                 message, offset = found.reason, found.offset
-                if found.structural:
+                if found.is_structural:
                     message, offset = f"expected batches up to offset {end - 1}: {message}", max(offset, position)
                 raise Corrupt(f"{message}; {REMEDY}", file=file.path, position=found.position, offset=offset)
 

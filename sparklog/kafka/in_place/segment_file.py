@@ -83,4 +83,4 @@ def seek(file: SegmentFile, base: int, offset: int) -> int:
     header = file.header_at(position) if position else None
     if header is None or header.base_offset + header.last_offset_delta != last or header.base_offset < base:
         return 0
-    return position if file.crc_holds(position, header) else 0
+    return position if file.has_valid_crc(position, header) else 0

@@ -93,7 +93,7 @@ def _report(
     if first >= last:
         return
     if on_skipped is None:
-        reason = f"expected whole record batches: {damage.reason}" if damage.structural else damage.reason
+        reason = f"expected whole record batches: {damage.reason}" if damage.is_structural else damage.reason
         file, offset = planned.file, damage.offset + planned.shift
         raise Corrupt(f"{reason}; {advice}", file=file, position=damage.position, offset=offset)
     on_skipped(skipped(planned, damage.position, damage.until - damage.position, first, last, damage.reason))

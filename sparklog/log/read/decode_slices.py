@@ -19,7 +19,7 @@ from sparklog.errors import Corrupt
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
 from sparklog.format.batch_scan import crc_failures, crc_message, misplaced, scan_headers
 from sparklog.format.decode import RecordColumns, decode
-from sparklog.format.record_batch import BatchHeaders, Place, as_bytes_array
+from sparklog.format.record_batch import BatchHeaders, DataLocation, as_bytes_array
 from sparklog.log.read.damaged_slices import skipped
 from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
 from sparklog.log.read.record_batches import joined, schema_of
@@ -192,7 +192,7 @@ class _Decoder:
                 start_offset=first.start if first.cut else None,
                 end_offset=first.end if first.cut else None,
                 check_crc=not first.verified,
-                place=Place(file, position),
+                location=DataLocation(file, position),
             )
             if len(run.pieces) > 1:
                 records.offset += np.repeat(run.shift, records.batch_rows)

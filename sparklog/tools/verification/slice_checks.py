@@ -269,7 +269,7 @@ class SliceWindow(Window):
         base, after = headers.base_offset + shift, headers.next_offset + shift
         findings = [self._wrong_crc(row, int(shift[row])) for row in crc_failures(self.data, headers).tolist()]
         try:
-            check_headers(headers, self.place, self.data.nbytes)
+            check_headers(headers, self.location, self.data.nbytes)
         except Corrupt as error:
             findings.append(Finding.of(CONTENT, error, self.file))
         positions = (headers.position + self.start).tolist()

@@ -109,7 +109,7 @@ def test_a_record_that_the_topic_refuses_fails_alone() -> None:
         error = future.exception()
         if number in (7, 8, 30, 20):
             assert isinstance(error, BadRequest)
-            assert ("timestamp 5" if number == 20 else "one record alone makes a batch") in str(error)
+            assert ("timestamp 5" if number == 20 else "a batch with a single record has") in str(error)
         else:
             assert there[future.result()[1:3]]["value"] == b"%d" % number
 

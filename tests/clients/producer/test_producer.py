@@ -233,7 +233,7 @@ def test_a_send_can_be_awaited() -> None:
     async def main(producer: sparklog.Producer) -> list[int]:
         first = await producer.send("t", "a")
         rest = await asyncio.gather(*(producer.send("t", str(number)) for number in range(10)))
-        with pytest.raises(BadRequest, match="one record alone"):
+        with pytest.raises(BadRequest, match="a batch with a single record"):
             await producer.send("t", os.urandom(2000))
         return [first.offset, *(metadata.offset for metadata in rest)]
 

@@ -65,7 +65,7 @@ def test_a_record_that_is_refused_fails_the_transaction() -> None:
     with sparklog.producer(root, transactional_id="job", linger_ms=LATER) as producer:
         producer.begin_transaction()
         futures = [producer.send("a", "1"), producer.send("b", os.urandom(2000)), producer.send("b", "2")]
-        with pytest.raises(BadRequest, match="one record alone makes a batch"):
+        with pytest.raises(BadRequest, match="a batch with a single record has"):
             producer.commit_transaction()
         assert all(isinstance(future.exception(0), BadRequest) for future in futures)
         with pytest.raises(BadRequest, match="no open transaction accepts records"):

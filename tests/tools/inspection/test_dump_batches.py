@@ -70,7 +70,7 @@ def test_a_batch_larger_than_a_window_is_read_whole(tmp_path: Path) -> None:
     [
         (61, 0x7E, "a record's length does not fit into its batch"),
         (60, 9, "the batch has more records than offsets"),
-        (60, 1, "the batch goes on after its last record"),
+        (60, 1, "the batch continues after its last record"),
         (65, 0x7F, "a record's fields do not end where its length says"),
         (57, 0xFF, "the batch has a negative record count"),
     ],
