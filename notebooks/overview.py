@@ -1,6 +1,6 @@
-"""Figures about a whole topic for dump_segment.ipynb: sizes, hottest keys, records an hour, partitions side by side.
+"""Plots of an entire topic for dump_segment.ipynb: sizes, hottest keys, records per hour, comparison of partitions.
 
-Each function takes an `Inspected` and returns the figure, or a sentence where there is nothing to draw.
+Each function takes an `Inspected` and returns the figure, or a sentence if there is nothing to draw.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ PERIODS = {"second": 1_000, "minute": 60_000, "hour": HOUR_MS, "day": 24 * HOUR_
 MOST_FILES = 200
 BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 LATEST_MS = 250_000_000_000_000
-"""Times behind this, in the year 9892, are no times: calendars end with 9999."""
+"""Later timestamps (from the year 9892 on) are ignored, because calendars end with the year 9999."""
 
 
 def sizes(inspected: Inspected) -> Figure | Sentence:
-    """Plot bytes and records of each file (segment, append file), and of each batch."""
+    """Plot the bytes and records of each file (segment or append file) and of each batch."""
     data = _data(inspected)
     if not len(data):
         return Sentence("There are no batches of data.")
@@ -74,7 +74,7 @@ def sizes(inspected: Inspected) -> Figure | Sentence:
 
 
 def hottest_keys(inspected: Inspected, most: int = 10) -> Figure | Sentence:
-    """Plot the keys with most records and most bytes, over all partitions."""
+    """Plot the keys with the most records and the most bytes across all partitions."""
     sums = inspected.keys.group_by("key", use_threads=False).aggregate([("records", "sum"), ("bytes", "sum")])
     if not len(sums):
         return Sentence("No record has a key.")
@@ -101,9 +101,9 @@ def hottest_keys(inspected: Inspected, most: int = 10) -> Figure | Sentence:
 
 
 def rates(inspected: Inspected, period: str | None = None) -> Figure | Sentence:
-    """Plot bytes and records per hour, by the newest time in each batch. `period`: second, minute, hour, day.
+    """Plot bytes and records per period, by the latest timestamp of each batch. `period`: second, minute, hour or day.
 
-    Without a period: hours, but shorter ones of a log of less than four hours, and days of more than two weeks.
+    The default is hours, or a shorter period if the log covers less than four hours, or days if more than two weeks.
     """
     data = _data(inspected)
     data = data.filter(timed(data))
@@ -124,7 +124,7 @@ def rates(inspected: Inspected, period: str | None = None) -> Figure | Sentence:
         ax.set_title(f"{what} per {period}: {average} on average, {highest} at most")
         ax.set_ylabel(f"{what.lower()} per {period}")
         ax.yaxis.set_major_formatter(axis)
-    # Days since 1970 are the dates of matplotlib.
+    # matplotlib represents dates as days since 1970.
     axes[1].xaxis_date()
     locator: Any = AutoDateLocator()  # type: ignore[no-untyped-call]
     axes[1].xaxis.set_major_locator(locator)
@@ -134,7 +134,7 @@ def rates(inspected: Inspected, period: str | None = None) -> Figure | Sentence:
 
 
 def partitions(inspected: Inspected) -> Figure | Sentence:
-    """Plot the partitions side by side: bytes, records, different keys."""
+    """Compare partitions: bytes, records and distinct keys."""
     places = {partition: row for row, partition in enumerate(inspected.bounds["partition"].to_pylist())}
     if len(places) < 2:
         return Sentence("There is one partition: nothing to compare it with.")
@@ -165,11 +165,11 @@ def partitions(inspected: Inspected) -> Figure | Sentence:
     return _with_codecs(figure, data)
 
 
-# -- inside
+# -- helpers
 
 
 def _measures() -> tuple[tuple[str, str, Callable[[float], str], Formatter], ...]:
-    """Column of batches, word of a title, how a title and an axis write its numbers."""
+    """Return for each measure: the column, its name in titles, and the number formats of titles and axes."""
     return ("size", "Bytes", about_bytes, BYTES), ("records", "Records", _count, COUNT)
 
 
@@ -182,7 +182,7 @@ def _data(inspected: Inspected) -> pa.Table:
 
 
 def _stacked(ax: Axes, data: pa.Table, at: np.ndarray, name: str, width: float | None = None) -> None:
-    """Draw one bar per place in `at`, of the batches there, stacked by codec. `width`: bars begin at their places."""
+    """Draw one bar per position in `at`, stacked by codec. With `width`, bars start at their positions."""
     places, row = np.unique(at, return_inverse=True)
     bottom = np.zeros(len(places))
     for codec in used_codecs(data):

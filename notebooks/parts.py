@@ -1,7 +1,7 @@
-"""What the figures of dump_segment.ipynb share: colours, tables as a notebook shows them, and partitions to draw.
+"""Shared code of the plots in dump_segment.ipynb: colors, tables for notebooks, and selection of partitions.
 
-Colours are those of Okabe and Ito, which people tell apart whatever their eyes; no plot says anything by colour alone.
-A codec has the same colour everywhere, and nothing else has it.
+The colors are those of Okabe and Ito, which color-blind people can distinguish; no plot relies on color alone. Each
+codec has the same color in all plots, and nothing else uses that color.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
 )  # fmt: skip
 GREY = "#9AA3AB"
 INK = "#3B4A57"
-"""Of what is of no codec."""
+"""Color of everything that does not represent a codec."""
 CODEC_COLOURS = {"none": GREY, "gzip": ORANGE, "snappy": GREEN, "lz4": SKY, "zstd": BLUE, "?": BLACK}
 CODEC_MARKS = {"none": "x", "gzip": "s", "snappy": "^", "lz4": "D", "zstd": "o", "?": "+"}
 OUTCOMES = {"committed": (INK, ""), "aborted": (RED, "///"), "open": (YELLOW, "...")}
@@ -37,7 +37,7 @@ WIDTH = 9.0
 
 
 def set_up() -> None:
-    """Small, plain figures on white, whatever the page around them is."""
+    """Configure small, plain figures with a white background, whatever the theme of the page."""
     plt.rcParams.update(
         {
             "figure.dpi": 72,
@@ -62,7 +62,7 @@ def set_up() -> None:
 
 
 class Sentence(str):
-    """Sentence of a cell without anything to draw."""
+    """The result of a plot function if there is nothing to draw."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -73,7 +73,7 @@ class Sentence(str):
 
 @dataclass(frozen=True)
 class Shown:
-    """A table as a notebook shows it; needs no pandas."""
+    """A table that a notebook can display without pandas."""
 
     table: pa.Table
     most: int
@@ -97,23 +97,23 @@ class Shown:
 
 
 def show(table: pa.Table, columns: Sequence[str] = (), most: int = 10) -> Shown:
-    """The first rows of a table, of these columns."""
+    """Return the first `most` rows and the given columns of a table for display."""
     return Shown(table.select(list(columns)) if columns else table, most)
 
 
 def about_bytes(number: float) -> str:
-    """Return a number of bytes as a title has it."""
+    """Return a number of bytes as text for a title."""
     return str(EngFormatter("B", places=1, sep=" ")(number)).replace(".0 ", " ")
 
 
 def used_codecs(table: pa.Table) -> list[str]:
-    """Return the codecs of these batches, always in the same order; `?` for what no codec has a name for."""
+    """Return the codecs of these batches, always in the same order; `?` for an unknown codec."""
     seen = {codec or "?" for codec in table["codec"].to_pylist()}
     return [codec for codec in CODEC_COLOURS if codec in seen]
 
 
 def codec_handles(table: pa.Table) -> list[Patch]:
-    """Return a legend of the codecs."""
+    """Return the legend handles of the codecs."""
     return [Patch(color=CODEC_COLOURS[codec], label=codec) for codec in used_codecs(table)]
 
 
@@ -130,7 +130,7 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
 
 
 def key_text(key: bytes) -> str:
-    """Return a key as UTF-8 where it is printable, else in hexadecimal digits; cut off behind 24 characters."""
+    """Return a key as UTF-8 if it is printable, otherwise in hexadecimal; truncated to 24 characters."""
     text = key.decode("utf-8", "replace")
     text = text if text.isprintable() and "\ufffd" not in text else f"0x{key[:24].hex()}"
     return text if len(text) <= 24 else f"{text[:23]}…"
@@ -146,7 +146,7 @@ def moment(ms: int | None) -> str:
 
 
 def summary(inspected: Inspected) -> Shown:
-    """One row per partition."""
+    """Return a table with one row per partition."""
     rows = []
     for partition, batches in partitions_of(inspected, most=None):
         bounds = inspected.bounds.filter(pc.equal(inspected.bounds["partition"], partition)).to_pylist()[0]
@@ -171,11 +171,11 @@ def summary(inspected: Inspected) -> Shown:
     return Shown(pa.Table.from_pylist(rows), 100)
 
 
-# -- partitions and their numbers
+# -- partitions
 
 
 def done(figure: Figure) -> Figure:
-    """The notebook shows a cell's last value; what is still open it would show once more."""
+    """Close a figure, so that the notebook displays it only once: as the value of its cell."""
     plt.close(figure)
     return figure
 

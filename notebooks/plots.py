@@ -1,6 +1,6 @@
-"""Figures along the log for dump_segment.ipynb: one function per question, from `sparklog.tools.inspection.inspect`.
+"""Plots along the log for dump_segment.ipynb, with data of `sparklog.tools.inspection.inspect`.
 
-Each function takes an `Inspected` and returns the figure, or a sentence where there is nothing to draw.
+Each function takes an `Inspected` and returns the figure, or a sentence if there is nothing to draw.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from sparklog.tools.inspection.notebook.parts import (
 
 
 def batches(inspected: Inspected) -> Figure | Sentence:
-    """Plot sizes of batches along the log, and their compression."""
+    """Plot the sizes of batches along the log, and their compression."""
     parts = partitions_of(inspected)
     if not parts:
         return Sentence("There are no batches.")
@@ -73,7 +73,7 @@ def batches(inspected: Inspected) -> Figure | Sentence:
 
 
 def compression(inspected: Inspected) -> Figure | Sentence:
-    """Plot savings of compression, by codec and by size of batch."""
+    """Plot the savings of compression by codec and by batch size."""
     table = inspected.batches.filter(pc.is_valid(inspected.batches["uncompressed_bytes"]))
     table = table.filter(pc.not_equal(table["outcome"], "marker"))
     if not len(table):
@@ -115,7 +115,7 @@ def compression(inspected: Inspected) -> Figure | Sentence:
 
 
 def keys(inspected: Inspected) -> Figure | Sentence:
-    """Plot how keys repeat: records with a key, different keys so far, and those that compaction would keep."""
+    """Plot how keys repeat: records with a key, distinct keys so far, and records that compaction would keep."""
     parts = [(n, table) for n, table in partitions_of(inspected) if total(table, "keys_new")]
     if not parts:
         return Sentence("No record has a key.")
@@ -146,7 +146,7 @@ def keys(inspected: Inspected) -> Figure | Sentence:
 
 
 def gaps(inspected: Inspected) -> Figure | Sentence:
-    """Where offsets have no record any more: what cleaning has taken."""
+    """Plot gaps: offsets whose records compaction has removed."""
     parts = [(n, table) for n, table in partitions_of(inspected) if _gone(table)]
     if not parts:
         return Sentence("There are no gaps: every offset from the log start on holds a record or a marker.")
@@ -173,7 +173,7 @@ def gaps(inspected: Inspected) -> Figure | Sentence:
 
 
 def times(inspected: Inspected) -> Figure | Sentence:
-    """The records' times along the log, and how far some lie behind what came before them."""
+    """Plot record timestamps along the log, and how late records are."""
     parts = [(n, table.filter(timed(table))) for n, table in partitions_of(inspected)]
     parts = [(n, table) for n, table in parts if len(table)]
     if not parts:
@@ -196,7 +196,7 @@ def _middle(table: pa.Table) -> np.ndarray:
 
 
 def _clock(ax: Axes, title: str, table: pa.Table) -> None:
-    """Times of each batch's records, from the smallest to the greatest."""
+    """Plot the range of timestamps of each batch."""
     at, low, high = _middle(table), numbers(table, "min_timestamp"), numbers(table, "max_timestamp")
     origin = int(low.min())
     scale, unit = unit_of(int(high.max()) - origin)
@@ -213,7 +213,7 @@ def _clock(ax: Axes, title: str, table: pa.Table) -> None:
 
 
 def _lateness(ax: Axes, title: str, table: pa.Table) -> None:
-    """Plot how far records lie behind the newest before them."""
+    """Plot how much older records are than the latest timestamp before them."""
     behind = numbers(table, "latest_by_ms")
     scale, unit = unit_of(int(behind.max()))
     first, last = numbers(table, "base_offset"), numbers(table, "last_offset")
@@ -223,7 +223,7 @@ def _lateness(ax: Axes, title: str, table: pa.Table) -> None:
 
 
 def indexes(inspected: Inspected, interval: int = 4096) -> Figure | Sentence:
-    """Plot how densely each file is indexed: bytes per entry of its offset index. `interval`: index.interval.bytes."""
+    """Plot the index density of each file: bytes per entry of its offset index. `interval`: index.interval.bytes."""
     files = inspected.files.filter(pc.greater(pc.fill_null(inspected.files["index_entries"], 0), 0))
     bare = len(inspected.files) - len(files)
     left_out = f"{bare:,} of {len(inspected.files):,} files without entries: a reader starts at their beginning."
@@ -258,7 +258,7 @@ def indexes(inspected: Inspected, interval: int = 4096) -> Figure | Sentence:
 
 
 def transactions(inspected: Inspected) -> Figure | Sentence:
-    """Which offsets each transaction spans and how it ended; where readers of committed records stop."""
+    """Plot the offsets and outcome of each transaction, and the last stable offset."""
     parts = [(n, t) for n, t in split(inspected.transactions, inspected) if len(t)][:MOST_PARTITIONS]
     if not parts:
         return Sentence("There are no transactions.")
@@ -270,7 +270,7 @@ def transactions(inspected: Inspected) -> Figure | Sentence:
         owners = _owners(table)
         for row in table.to_pylist():
             colour, hatch = OUTCOMES[row["outcome"]]
-            # One row per producer, so that a transaction stands beside the others of its producer.
+            # One row per producer, so that the transactions of a producer are next to each other.
             ax.barh(owners.index(_owner(row["transaction"])), row["last_offset"] - row["first_offset"] + 1, 0.7,
                     row["first_offset"], color=colour, hatch=hatch, edgecolor="white", linewidth=0.8)  # fmt: skip
         start, end = limits(inspected, partition)
