@@ -277,7 +277,8 @@ BY_ANNOTATION: Mapping[str, tuple[Any, ...]] = {
     "str | Sequence[str]": (5, b"x", [5], [None], ["\ud800"], "", [""], "a/b"),
     "str | re.Pattern[str]": (5, b"x", ["x"], "(", "\ud800"),
     **dict.fromkeys(
-        ("Limits", "RebalanceListener", "CommitCallback", "WriteOptions", "WriterKey", "TopicState"), (5, "x")
+        ("Limits", "RebalanceListener", "CommitCallback", "WriteOptions", "WriterKey", "TopicState", "GroupMetadata"),
+        (5, "x"),
     ),
     "ArrowData": (None, 5, "x", b"x", object(), ["x"]),
     "Say": (None, 5, "x"),

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparklog.arguments import NAME, PARTITIONS, POSITIONS, checked
+from sparklog.arguments import NAME, NAMES, PARTITIONS, POSITIONS, checked, instance
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
@@ -31,6 +31,7 @@ from sparklog.limits import SESSION_TIMEOUT_MS
 from sparklog.log.journal.entry_log import Step
 from sparklog.log.journal.names import check_id
 
+METADATA = instance("a GroupMetadata", GroupMetadata).or_none()
 EMPTY, STABLE, RECONCILING, DEAD = "Empty", "Stable", "Reconciling", "Dead"
 """Kafka's names of the states: without members, with members, while partitions move between members, nonexistent."""
 
@@ -100,7 +101,7 @@ class Group(GroupJournal):
 
     # -- members
 
-    @checked(instance=NAME.or_none())
+    @checked(instance=NAME.or_none(), assignors=NAMES, previous=METADATA)
     def join(
         self,
         instance: str | None = None,
