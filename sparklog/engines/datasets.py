@@ -2,8 +2,8 @@
 
 An engine requests a scanner of a dataset, with the columns that it needs and a filter expression. Only these columns
 are decoded, and only offsets that can match are read (`sparklog.engines.narrowing`). The scanner then applies the
-filter to the records. pyarrow's own `Scanner` is not used, because its read-ahead threads call Python even after the
-interpreter has shut down.
+filter to the records. pyarrow's own `Scanner` is not used, because it reads ahead in threads that call Python even
+after the scan has ended.
 
 Polars gets lazy frames, and passes its predicate as a Polars expression. Comparisons of columns with constants are
 translated to pyarrow expressions; other conditions do not reduce the records to read. The complete predicate is then

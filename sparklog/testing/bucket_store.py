@@ -35,9 +35,9 @@ BUCKET_FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A created object (`info` is None) or a deleted one (`info` describes it) that listings do not reflect yet.
+    """A create (`info` is None) or a delete (`info` describes the object) that listings do not reflect yet.
 
-    Listings do until the store has received `requests` requests or its clock has reached `time_ms`.
+    Listings reflect it after `requests` requests to the store in total, or from `time_ms` on.
     """
 
     requests: int

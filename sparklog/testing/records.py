@@ -16,7 +16,7 @@ SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("timestamp", 
 
 @dataclass
 class RecordStream:
-    """Generate records for `Topic.append`. The same seed generates the same records, in batches of any size.
+    """An endless stream of records for `Topic.append`, which are the same for the same seed and any batch size.
 
     Keys are `k0`, `k1` and so on. A value consists of the number of the record, such as `00000000-`, and random
     letters, so that all values are different.
