@@ -134,12 +134,12 @@ _ALL = (
             "A commit with up to this size of encoded records stores them inline, in the commit object itself; 0: "
             "never. Each Spark task may contribute up to an eighth of it, but at least 16384 bytes. Releases before "
             "0.4 reject topics that were created with a value above 0, or on which one was set. Topics that were "
-            "created by these releases do not use inline records until this config is set.", "bytes", (WRITERS,),
+            "created by older releases do not use inline records until this config is set.", "bytes", (WRITERS,),
             "Not in Kafka, whose log has no commits."),
     Setting("carried.commits", integer(0, 127), 127,
             "Maximum number of earlier commits that a commit contains copies of, so that opening a topic in a bucket "
             "takes few reads; 0: none. Releases before 0.9 reject topics that were created with a value above 0, or "
-            "on which one was set. Topics that were created by these releases use no copies until this config is "
+            "on which one was set. Topics that were created by older releases use no copies until this config is "
             "set.", "commits", (WRITERS,),
             "Not in Kafka, whose log has no commits."),
     Setting("compression.gzip.level", _GZIP_LEVEL, -1,
@@ -153,18 +153,19 @@ _ALL = (
             "bytes", (COMPACT, RETAIN, EXPORTS),
             "At least 1048576, because a broker keeps the files of each segment open."),
     Setting("segment.ms", whole(1), 604_800_000,
-            "Age of its first record at which a segment is closed even if it is not full, so that it can expire or be "
-            "compacted.", "ms", (COMPACT, RETAIN)),
+            "Age of a segment's first record at which the segment is closed even if it is not full, so that it can "
+            "expire or be compacted.", "ms", (COMPACT, RETAIN)),
     Setting("segment.jitter.ms", whole(0), 0,
             "Maximum random reduction of segment.ms, chosen for each segment, so that not all segments close at the "
             "same time.", "ms", (COMPACT, RETAIN)),
     Setting("segment.index.bytes", integer(4), 10 << 20,
-            "Size of its offset index, with 8 bytes per entry, at which a segment is full.",
+            "Size of a segment's offset index, with 8 bytes per entry, at which the segment is full.",
             "bytes", (COMPACT, EXPORTS)),
     Setting("index.interval.bytes", integer(0), 4096,
             "Bytes of the log between two index entries of a sealed segment.", "bytes", (COMPACT, IMPORTS, EXPORTS)),
     Setting("retention.ms", whole(-1), 604_800_000,
-            "Age of its latest record above which a segment expires; -1: never. Only with `delete`.", "ms", (RETAIN,)),
+            "Age of a segment, by its largest record timestamp, above which it expires; -1: never. Only with `delete`.",
+            "ms", (RETAIN,)),
     Setting("retention.bytes", whole(INT64_MIN), -1,
             "Size of one partition above which its oldest segments expire; negative: no limit. Only with `delete`.",
             "bytes", (RETAIN,)),
@@ -178,8 +179,8 @@ _ALL = (
     Setting("min.compaction.lag.ms", whole(0), 0,
             "Minimum age of a record before it can be compacted.", "ms", (COMPACT,)),
     Setting("max.compaction.lag.ms", whole(1), INT64_MAX,
-            "Age of its oldest dirty record above which a partition is compacted regardless of its dirty ratio; at "
-            "least min.compaction.lag.ms.", "ms", (COMPACT, RETAIN)),
+            "Age of a partition's oldest dirty record above which the partition is compacted regardless of its dirty "
+            "ratio; at least min.compaction.lag.ms.", "ms", (COMPACT, RETAIN)),
     Setting("min.cleanable.dirty.ratio", SHARE, 0.5,
             "Share of dirty bytes above which a partition is compacted.", "", (COMPACT,)),
     Setting("max.message.bytes", integer(0), 1_048_588,
@@ -194,8 +195,8 @@ _ALL = (
     Setting("message.timestamp.after.max.ms", whole(0), INT64_MAX,
             "Maximum time by which a record timestamp may be after the clock of the task that writes the record. "
             "Only with `CreateTime`.", "ms", (WRITERS,),
-            "Default 3600000 (one hour); in sparklog, timestamps often come with the data, and a task's clock is less "
-            "reliable than a broker's."),
+            "Default 3600000 (one hour); in sparklog, timestamps often come with the data, and the clock is that of a "
+            "task, not of a broker."),
     Setting("message.timestamp.difference.max.ms", whole(0), INT64_MAX,
             "Old name of the two limits above, used for each of them that is not set.", "ms", (WRITERS,), _GONE),
     Setting("message.format.version", LIST, "",
