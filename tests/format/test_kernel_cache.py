@@ -73,5 +73,5 @@ def test_importing_the_format_loads_nothing_heavy() -> None:
 def test_set_up_can_warm_from_the_command_line() -> None:
     command = [sys.executable, "-m", "sparklog.format.kernels.warm"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith("kernels are kept in "), done.stderr
+    assert done.stdout.startswith("kernels are cached in "), done.stderr
     assert done.stderr == ""

@@ -1,14 +1,13 @@
-"""Kernels from Arrow buffers to record bytes.
+"""Kernels that encode rows of Arrow buffers as records.
 
-Rows go straight from the Arrow buffers into finished records; the 61 bytes before each batch's records are left free
-for its header. Each row has a *lane* (a partition, or just one): lanes fill their own regions of the output side by
-side, so that rows of many partitions are still read in their order in memory, which is three times as fast as gathering
-partition after partition. Bounds: `measure` adds up what each lane's rows can take at most, and the caller allocates
-that.
+Rows are written directly from the Arrow buffers as records, with 61 bytes before the records of each batch for its
+header. Each row has a *lane* (its partition, or a single lane for all rows), and each lane fills its own region of the
+output. Rows of many partitions are therefore read in their order in memory, which is three times as fast as gathering
+one partition after another. Bounds: `measure` computes the maximum size of each lane, and the caller allocates it.
 
 A column is a row of 6 integers; the caller keeps the buffers alive:
 
-| place | meaning                                                          |
+| index | meaning                                                          |
 |------:|------------------------------------------------------------------|
 |     0 | address of the offsets, 0 for a missing column (all cells null)  |
 |     1 | 1 if offsets are int64, 0 if int32                               |
@@ -45,17 +44,17 @@ from sparklog.format.kernels.kernel_memory import (
 
 HEADER_BYTES = 61
 KEY, VALUE, LIST, HEADER_KEY, HEADER_VALUE, STRUCT = range(6)
-"""Rows of the columns array."""
+"""Rows of the column table."""
 MAX_RECORD = 2**31 - 1 - HEADER_BYTES
 AHEAD = 12
-"""Rows to prefetch when rows are gathered: the hardware does not foresee them."""
+"""Rows to prefetch ahead if rows have an order, because the hardware cannot predict it."""
 
 BATCHES, ERROR_ROW, STATE_SIZE = range(3)
-"""Places in the state array."""
+"""Indices in the state array."""
 OK, NULL_HEADER, TOO_LARGE = range(3)
 """Error codes."""
 
-# Columns of the lane table: first what `measure` adds up, then the state of each lane.
+# Columns of the lane table: first the totals of `measure`, then the state of each lane.
 LANE_ROWS, LANE_BYTES, LANE_NULL_KEYS, LANE_MIN_TIME, LANE_CONTENT, LANE_FREE_ROWS, LANE_FREE_CONTENT = range(7)
 LANE_AT, LANE_BATCH_START, LANE_BATCH, LANE_COUNT, LANE_BASE, LANE_MAX_TIME, LANE_FIELDS = range(7, 14)
 BATCH_LANE, BATCH_AT, BATCH_SIZE, BATCH_ROWS, BATCH_BASE_TIME, BATCH_MAX_TIME, BATCH_FIELDS = range(7)
@@ -64,7 +63,7 @@ BATCH_LANE, BATCH_AT, BATCH_SIZE, BATCH_ROWS, BATCH_BASE_TIME, BATCH_MAX_TIME, B
 
 @helper
 def cell(offsets: int, wide: int, data: int, validity: int, index: int) -> tuple[int, int]:
-    """Length (-1: null) and address of a cell; `index` counts the array's own offset in."""
+    """Return the length (-1: null) and address of a cell; `index` includes the array's own offset."""
     if offsets == 0 or (validity != 0 and not (load_u8(validity + (index >> 3)) >> (index & 7)) & 1):
         return -1, 0
     if wide:
@@ -92,14 +91,14 @@ def zigzag(value: int) -> int:
 
 @helper
 def varint_size(unsigned: int) -> int:
-    """Bytes of zig-zag encoded bits: one for each seven."""
+    """Return the size of a varint, which has one byte per seven bits."""
     bits: int = bit_length(unsigned | 1)
     return (9 * bits + 64) >> 6
 
 
 @helper
 def write_varint(cursor: int, unsigned: int) -> int:
-    """Write zig-zag encoded bits; the address after them."""
+    """Write a zig-zag encoded value as a varint and return the address after it."""
     if unsigned < 0x80 and unsigned >= 0:
         store_u8(cursor, unsigned)
         return cursor + 1
@@ -130,7 +129,7 @@ def cell_size(length: int) -> int:
 
 @helper
 def headers_size(columns: Any, first: int, count: int) -> int:
-    """Bytes of `count` headers from entry `first`, without the count; -1 if a header or its key is null."""
+    """Return the size of `count` headers from entry `first`, without the count; -1 if a header or its key is null."""
     size = 0
     for entry in range(first, first + count):
         key_length, _ = header_cell(columns, HEADER_KEY, entry)
@@ -144,7 +143,7 @@ def headers_size(columns: Any, first: int, count: int) -> int:
 
 @helper
 def headers_content(columns: Any, first: int, count: int) -> int:
-    """Bytes of the keys and values of `count` headers from entry `first`."""
+    """Return the size of the keys and values of `count` headers from entry `first`."""
     content = 0
     for entry in range(first, first + count):
         key_length, _ = header_cell(columns, HEADER_KEY, entry)
@@ -187,12 +186,14 @@ def close(lanes: Any, batches: Any, lane: int, batch: int) -> None:
 def measure(
     order: Any, lane_of: Any, placed: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any
 ) -> int:
-    """Add up rows, bytes (an upper bound, batch headers left out), null keys and the time range of each lane, the bytes
-    of its keys, values and headers, and how much of that is free to go to any lane: neither keyed nor placed.
+    """Compute the totals of each lane: rows, maximum size, null keys, minimum time, and content size.
 
-    `order`: rows to take, empty: all; `lane_of`: lane of each row taken, empty: all lane 0; `placed`: 1 for rows whose
-    lane was given, empty: none; `extra`: the most that attributes, both deltas and a header count can take. Lanes' min
-    time must be preset; times below 0 do not count.
+    The maximum size does not include batch headers. The content is keys, values and headers. The numbers of rows that
+    could go to any lane, because they have no key and are not placed, and their content size are counted separately.
+
+    `order`: rows to encode, empty: all; `lane_of`: lane of each encoded row, empty: lane 0 for all; `placed`: 1 for
+    rows whose lane was given, empty: none; `extra`: maximum size of attributes, both deltas and a header count. The
+    minimum times in `lanes` must be preset; times below 0 are ignored.
     """
     order_at = address(order) if len(order) else 0
     lane_at = address(lane_of) if len(lane_of) else 0
@@ -241,12 +242,12 @@ def encode_records(
     order: Any, lane_of: Any, rows: int, times: Any, columns: Any, target: int, out: Any, lanes: Any, batches: Any,
     state: Any,
 ) -> int:  # fmt: skip
-    """Write the rows as batches of at most `target` bytes (a larger record has its own batch) into their lanes'
-    regions.
+    """Write rows to the regions of their lanes, as batches of at most `target` bytes; larger records have their own.
 
-    A batch's base time is its first record's; offset deltas count from 0 in each batch. `lanes[:, LANE_AT]` must be
-    preset to where each region begins, and `LANE_BATCH` to -1; `batches` receives a row for each batch in order of
-    their beginning. Called again with the same lanes, batches and state it goes on with the next rows.
+    The base time of a batch is the time of its first record; offset deltas count from 0 in each batch. `LANE_AT` of
+    each lane must be preset to the start of its region, and `LANE_BATCH` to -1. `batches` receives a row for each
+    batch, in the order in which they begin. Further calls with the same lanes, batches and state continue with the next
+    rows.
     """
     out_at, times_at = address(out), address(times)
     order_at = address(order) if len(order) else 0

@@ -1,17 +1,17 @@
 """Kernels for CRC-32C, murmur2 and SipHash.
 
-**CRC-32Cs** are joined, or follow a change of eight bytes, without the bytes. With CRCs as polynomials over GF(2) in
-reflected form, crc(A + B) = crc(A) * x^(8 len(B)) mod P, plus crc(B): the method of zlib's `crc32_combine`, with
-Castagnoli's polynomial. For runs of one length, crc(A xor D) = crc(A) plus D * x^32 mod P, where initial and final
-inversion cancel out.
+**CRC-32Cs** are combined, or adjusted for a change of eight bytes, without reading the data. With CRCs as polynomials
+over GF(2) in reflected form, crc(A + B) = crc(A) * x^(8 len(B)) mod P, plus crc(B). This is the method of zlib's
+`crc32_combine` with the Castagnoli polynomial. For data of equal length, crc(A xor D) = crc(A) plus D * x^32 mod P,
+because initial and final inversion cancel out.
 
-**murmur2** is Kafka's, over the cells of a binary column: int64 arithmetic, masked to 32 bits.
+**murmur2** is Kafka's variant, for the cells of a binary column, in int64 arithmetic masked to 32 bits.
 
-**SipHash-2-4** gives 128 bits for each run of bytes. Neighbours of as many words, as keys of one kind are, go through
-it four at once. Bounds: each run is checked against the data before it is read; its last word is loaded byte by byte
-only where eight bytes would reach beyond the data.
+**SipHash-2-4** computes 128 bits for each key. Four adjacent keys with the same number of words, which is common, are
+hashed together. Bounds: each key is checked against the data before it is read. Its last word is loaded byte by byte
+only if eight bytes would extend beyond the data.
 
-**Filters** of keys take such hashes: `sparklog.format.key_filter`.
+**Key filters** (`sparklog.format.key_filter`) are filled from such hashes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sparklog.format.kernels.kernel_memory import (
 
 POLYNOMIAL = 0x82F63B78
 ONE = 1 << 31
-"""x^0: in reflected form the highest bit is the lowest power."""
+"""x^0: in reflected form, the highest bit is the lowest power."""
 
 
 @helper
@@ -61,7 +61,7 @@ def multiply(a: int, b: int) -> int:
 
 @kernel(INT(INT64_IN, INT64_IN))
 def join_crcs(crcs: Any, lengths: Any) -> int:
-    """CRC-32C of runs of `lengths` bytes with these CRC-32Cs, back to back."""
+    """Return the CRC-32C of concatenated parts of `lengths` bytes with these CRC-32Cs."""
     total = 0
     for run in range(len(crcs)):
         length = lengths[run]
@@ -78,7 +78,7 @@ def join_crcs(crcs: Any, lengths: Any) -> int:
 
 @kernel(INT64(INT64_IN, INT64_IN, INT64_IN))
 def change_crcs(crcs: Any, changes: Any, following: Any) -> Any:
-    """CRC-32Cs of runs in which a big-endian int64 was changed by `xor` with `changes`; `following`: bytes after it."""
+    """Return the CRC-32Cs of data after a big-endian int64 was xor-ed with `changes`; `following`: bytes after it."""
     powers = np.empty(64, np.int64)
     power = ONE >> 8  # x^8: one byte
     for bit in range(64):
@@ -127,7 +127,7 @@ def murmur2_bytes(cursor: int, length: int) -> int:
 
 @kernel(VOID(INT64_IN, INT, INT32))
 def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
-    """Per cell: murmur2 as int32 (null: 0) if `partitions` is 0, else its partition (null: -1)."""
+    """Write for each cell its murmur2 as int32 (null: 0) if `partitions` is 0, else its partition (null: -1)."""
     offsets, wide, data, valid, first = column[0], column[1], column[2], column[4], column[5]
     out_at = address(out)
     for row in range(len(out)):
@@ -155,14 +155,14 @@ def last_word(cursor: int, length: int, data_end: int) -> int:
 
 @helper
 def end_of(starts_at: int, lengths_at: int, run: int, data_at: int, data_end: int) -> int:
-    """The last word of a run."""
+    """Return the last word of a key."""
     length = load_i32(lengths_at + 4 * run)
     return last_word(data_at + load_i64(starts_at + 8 * run) + (length & ~7), length, data_end)
 
 
 @helper
 def are_alike(starts_at: int, lengths_at: int, nbytes: int) -> bool:
-    """True if four runs are within the data and have as many words."""
+    """Return True if four keys are within the data and have the same number of words."""
     words = load_i32(lengths_at) >> 3
     alike = words >= 0
     for run in range(4):
@@ -173,8 +173,10 @@ def are_alike(starts_at: int, lengths_at: int, nbytes: int) -> bool:
 
 @kernel(INT(BYTES_IN, INT64_IN, INT32_IN, INT, INT, INT64))
 def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: int, out: Any) -> int:
-    """Both words of the hash of each run; zeros for a negative length. Returns the first run that is not within
-    the data, -1 if all are. `out` has two words per run."""
+    """Write the two words of each key's hash to `out`, zeros for a negative length.
+
+    Returns the index of the first key that is not within the data, -1 if all are.
+    """
     data_at, starts_at, lengths_at, out_at = address(data), address(starts), address(lengths), address(out)
     data_end, runs = data_at + len(data), len(starts)
     run = 0
@@ -210,12 +212,12 @@ def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: i
 
 
 SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
-"""Parquet's."""
+"""The salts of Parquet's Bloom filters."""
 
 
 @kernel(VOID(INT64_IN, INT, BYTES))
 def add_to_filter(hashes: Any, blocks: int, bits: Any) -> None:
-    """Set the bits of each hash, of which there are two words, in a filter of `blocks` blocks of 32 bytes."""
+    """Set the bits of hashes, of two words each, in a filter of `blocks` blocks of 32 bytes."""
     hashes_at, bits_at = address(hashes), address(bits)
     for row in range(len(hashes) >> 1):
         word = load_i64(hashes_at + 16 * row)

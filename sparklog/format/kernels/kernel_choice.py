@@ -1,11 +1,12 @@
-"""The way a kernel runs: interpreted or compiled.
+"""Choose whether kernels run interpreted or compiled.
 
-Its two ways share one source, so both give the same bytes and the same errors. **Interpreted**, as the plain Python
-that it is, it costs some five microseconds a record. **Compiled** (`native_kernels`) it works through a gigabyte a
-second, but to load numba and the compiled code costs a process a third of a second of CPU and more.
+Both modes run the same source, so they produce the same bytes and the same errors. **Interpreted**, as plain Python, a
+kernel takes about five microseconds per record. **Compiled** (`native_kernels`), it processes about a gigabyte per
+second, but loading numba and the compiled code takes a process at least a third of a second of CPU time.
 
-Each process interprets until `LOADING_IS_WORTH` records have gone through its kernels, or would with the next call;
-then it loads them and never goes back. So none spends more than about twice what the better way would have cost.
+A process interprets kernels until the next call would bring the total to more than `LOADING_IS_WORTH` records. Then it
+loads the compiled kernels and uses only these. No process therefore spends more than about twice the time of the better
+mode.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any
 from sparklog.format.kernels.kernel_memory import Kind, Signature
 
 LOADING_IS_WORTH = 50_000
-"""Records that cost about as much CPU interpreted as loading numba and kernels does (docs/design/performance.md)."""
+"""Interpreting this many records takes about as much CPU time as loading numba (docs/design/performance.md)."""
 
 
 class Choice:
-    """The way the kernels of a process run: interpreted while `left` records are to go, then compiled.
+    """The mode in which the kernels of a process run: interpreted for another `left` records, then compiled.
 
-    `loaded`: how many were compiled, or loaded as such, so far.
+    `loaded`: number of compiled kernels that were loaded.
     """
 
     def __init__(self, left: int = LOADING_IS_WORTH) -> None:
@@ -30,21 +31,21 @@ class Choice:
         self.loaded = 0
 
     def compiled(self, records: int) -> bool:
-        """Count a call over so many records, and say whether to run it compiled."""
+        """Count a call for `records` records, and return True if it should run compiled."""
         self.left = self.left - records if records <= self.left else -1
         return self.left < 0
 
     def load(self) -> None:
-        """Run everything compiled from now on."""
+        """Run all kernels compiled from now on."""
         self.left = -1
 
 
 choice = Choice()
-"""The choice of this process."""
+"""The mode of this process."""
 
 
 class Kernel:
-    """One kernel. Called, it runs compiled: for work that is worth it whatever its size."""
+    """A kernel. Calling it runs it compiled; `sized` chooses the mode by the number of records."""
 
     def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
         self.function = function
@@ -58,7 +59,7 @@ class Kernel:
         return self.load() if choice.compiled(records) else self.interpreted
 
     def load(self) -> Callable[..., Any]:
-        """Return the compiled kernel, at the first use from the cache or, without one, compiled."""
+        """Return the compiled kernel; the first call loads it from the cache or compiles it."""
         if self._compiled is None:
             from sparklog.format.kernels.native_kernels import compiled
 
@@ -73,7 +74,7 @@ class Kernel:
 
 
 def _plain(kind: Kind, argument: Any) -> Any:
-    """An integer as Python's; an array as a memoryview, whose elements are Python's, too."""
+    """Convert an argument to a Python integer, or to a memoryview, whose elements are Python integers."""
     if not kind.dimensions:
         return int(argument)
     fits = argument.dtype == kind.dtype and argument.ndim == kind.dimensions and argument.flags.c_contiguous

@@ -1,8 +1,8 @@
-"""The language of the kernels: types of their parameters, and memory by address.
+"""The primitives of kernels: the types of their parameters, and access to memory by address.
 
-A kernel is a function over integers and arrays that needs nothing but what is here. Interpreted, it calls the functions
-below; compiled, it calls their counterparts in `native_kernels`. What int64 arithmetic would wrap round, `wrap` does
-for Python's integers.
+A kernel is a function of integers and arrays that uses only what this module defines. Interpreted, it calls the
+functions below; compiled, it calls their counterparts in `native_kernels`. `wrap` gives Python integers the overflow of
+int64 arithmetic.
 
 Addresses are not checked: every kernel compares positions with ends before it reads or writes.
 """
@@ -20,7 +20,7 @@ import numpy as np
 F = TypeVar("F", bound=Callable[..., Any])
 
 SLACK = 64
-"""Bytes a destination must have beyond its last valid byte: `copy` may write up to 31 bytes too many."""
+"""Bytes that a destination needs after its last valid byte, because `copy` may write up to 31 bytes more."""
 
 _INT64 = 1 << 64
 _SIGN = 1 << 63
@@ -30,7 +30,7 @@ _memory: Any = memoryview((ctypes.c_ubyte * (_SIGN - 1)).from_address(0)).cast("
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kernel's parameter or result: an integer, nothing, or an array of a numpy type, contiguous."""
+    """The type of a kernel's parameter or result: an integer, nothing, or a contiguous array of a numpy type."""
 
     dtype: str
     dimensions: int = 0
@@ -50,7 +50,7 @@ VOID = Kind("void")
 INT = Kind("int64")
 BYTES, INT32, INT64 = Kind("uint8", 1), Kind("int32", 1), Kind("int64", 1)
 BYTES_IN, INT32_IN, INT64_IN = (replace(kind, writable=False) for kind in (BYTES, INT32, INT64))
-"""Input arrays: read-only and writable ones go."""
+"""Input arrays, which may be read-only or writable."""
 TABLE = Kind("int64", 2)
 
 
@@ -61,8 +61,8 @@ def helper(function: F) -> F:
 
 helpers: set[Callable[..., Any]] = set()
 
-# What follows is for interpreted kernels; `native_kernels` has its counterparts under the same names. Integers are
-# little-endian; stores take their lowest bytes.
+# The functions below are for interpreted kernels; `native_kernels` has their counterparts with the same names. Integers
+# are little-endian; stores write the lowest bytes.
 
 
 def address(array: Any) -> int:
@@ -104,7 +104,7 @@ def store_i64(place: int, value: int) -> None:
 
 
 def prefetch(place: int) -> None:
-    """Ask for a cache line: nothing to do here."""
+    """Do nothing; the compiled counterpart prefetches a cache line."""
 
 
 def bit_length(value: int) -> int:
@@ -112,31 +112,31 @@ def bit_length(value: int) -> int:
 
 
 def wrap(value: int) -> int:
-    """Return the value that int64 arithmetic has where Python's integers leave its range."""
+    """Return the value wrapped to the range of int64."""
     return (value + _SIGN & _INT64 - 1) - _SIGN
 
 
 def copy(to: int, source: int, count: int, source_end: int) -> None:
-    """Copy `count` bytes. Compiled, short runs may write up to 31 bytes more: `to` needs `SLACK` after it.
+    """Copy `count` bytes, and never read at or beyond `source_end`.
 
-    Never reads at or beyond `source_end`.
+    The compiled counterpart may write up to 31 bytes more, so `to` needs `SLACK` more bytes.
     """
     _memory[to : to + count] = _memory[source : source + count]
 
 
 def crc32(cursor: int, length: int, table: int) -> int:
-    """CRC-32 (zlib's) of `length` bytes; `table` is for the compiled one."""
+    """Return the CRC-32 (as in zlib) of `length` bytes; only the compiled counterpart uses `table`."""
     return zlib.crc32(_memory[cursor : cursor + length])
 
 
 SIP_START = (0x736F6D6570736575, 0x646F72616E646F6D ^ 0xEE, 0x6C7967656E657261, 0x7465646279746573)
-"""SipHash's initial state, "somepseudorandomlygeneratedbytes", for 128 bits of output."""
+"""The initial state of SipHash, "somepseudorandomlygeneratedbytes", for 128 bits of output."""
 
 
 def siphash(cursors: Sequence[int], words: int, lasts: Sequence[int], key_low: int, key_high: int, out: int) -> None:
-    """Write SipHash-2-4, two words each, of one run of bytes or of four, which the compiled form hashes at once.
+    """Write the SipHash-2-4, two words each, of one key or of four keys, which compiled code hashes together.
 
-    A run is `words` whole words from its cursor on, and a last word, which has its length.
+    A key consists of `words` complete words from its cursor on, and a last word, which includes its length.
     """
     for lane, (cursor, last) in enumerate(zip(cursors, lasts, strict=True)):
         keys = (key_low, key_high, key_low, key_high)

@@ -1,11 +1,11 @@
-"""Compiled kernels: loads, stores and copies by address as machine code, and the place of the kernel cache.
+"""Compile kernels with numba: memory access by address as machine code, and the cache of compiled kernels.
 
-Numba's own arrays pay for negative indices on every access, for overlap checks in slice assignments, and for reference
-counts (atomic) wherever an array is passed on inside a branch. Kernels therefore turn their arrays into addresses once
-and work on integers; these intrinsics compile to one load or store. They check nothing: every kernel compares positions
-with ends before it reads, which is what keeps hostile input harmless.
+Numba's arrays have costs: a check for negative indices on every access, overlap checks in slice assignments, and atomic
+reference counts wherever an array is passed on inside a branch. Kernels therefore convert their arrays to addresses
+once and work on integers. Each intrinsic below compiles to a single load or store. The intrinsics check nothing: every
+kernel compares positions with ends before it reads, so that malicious input can do no harm.
 
-Importing this module loads numba: only `kernel_choice`, which decides when that is worth it, does.
+Importing this module loads numba, so only `kernel_choice` imports it, which decides when that is worthwhile.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _memcpy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(typing_context: Any, place: Any) -> Any:
-    """Ask for a cache line (any address: a prefetch never faults)."""
+    """Prefetch a cache line. Any address is allowed, because a prefetch never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -127,7 +127,7 @@ def bit_length(typing_context: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def wrap(typing_context: Any, value: Any) -> Any:
-    """Nothing: int64 arithmetic has wrapped round already."""
+    """Return the value unchanged, because int64 arithmetic has already wrapped."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return args[0]
@@ -137,9 +137,9 @@ def wrap(typing_context: Any, value: Any) -> Any:
 
 @njit(nogil=True, forceinline=True)  # type: ignore[untyped-decorator]
 def copy(to: int, source: int, count: int, source_end: int) -> None:
-    """Copy `count` bytes. Short runs go in whole vectors and may write up to 31 bytes more: `to` needs `SLACK` more.
+    """Copy `count` bytes, and never read at or beyond `source_end`.
 
-    Never reads at or beyond `source_end`.
+    Short copies use entire vectors and may write up to 31 bytes more, so `to` needs `SLACK` more bytes.
     """
     if count <= 16 and source + 16 <= source_end:
         _move16(to, source)
@@ -154,7 +154,7 @@ def copy(to: int, source: int, count: int, source_end: int) -> None:
 
 @njit(nogil=True, forceinline=True)  # type: ignore[untyped-decorator]
 def crc32(cursor: int, length: int, table: int) -> int:
-    """CRC-32 (zlib's) of `length` bytes; `table`: address of the kernels' `CRC_TABLE`."""
+    """Return the CRC-32 (as in zlib) of `length` bytes; `table`: address of `legacy_kernels.CRC_TABLE`."""
     crc = 0xFFFFFFFF
     while length >= 8:
         word = load_i64(cursor)
@@ -181,7 +181,7 @@ def crc32(cursor: int, length: int, table: int) -> int:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def siphash(typing_context: Any, cursors: Any, words: Any, lasts: Any, key_low: Any, key_high: Any, out: Any) -> Any:
-    """Write SipHash-2-4 of as many runs as there are cursors, a lane of a vector each."""
+    """Write the SipHash-2-4 of as many keys as there are cursors; each is a lane of a vector."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, whole, ends, low, high, to = args
@@ -250,9 +250,10 @@ def _sip_rounds(builder: Any, state: Any, count: int) -> Any:
 
 
 def _digest() -> str:
-    """Return a hash of all kernel sources, those of packages above included.
+    """Return a hash of the sources of all kernels, including those of packages above this one.
 
-    Numba's cache does not notice that a helper in another module changed. This hash in the folder's name does.
+    Numba's cache does not detect a change of a helper in another module, so the name of the cache directory has this
+    hash.
     """
     state = hashlib.sha256(numba.__version__.encode())
     for path in sorted(Path(__file__).parents[2].rglob("*kernel*.py")):
@@ -261,7 +262,7 @@ def _digest() -> str:
 
 
 def _private_directory(name: str) -> Path:
-    """Make a temporary directory that no other user can write to: cached kernels are code that will be run."""
+    """Create a temporary directory that no other user can write to, because cached kernels are code to run."""
     path = Path(tempfile.gettempdir()) / f"{name}-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
@@ -271,9 +272,9 @@ def _private_directory(name: str) -> Path:
 
 
 def cache_directory(package: Path | None = None) -> str | None:
-    """Return the folder of compiled kernels: the package's `__pycache__`, else a private temporary one, else None.
+    """Return the directory of compiled kernels: in `__pycache__` of the package, else private and temporary, else None.
 
-    A read-only installation that was warmed up is copied to the temporary folder, so that nothing is compiled twice.
+    The cache of a read-only installation is copied to the temporary directory, so that nothing is compiled again.
     """
     try:
         name = f"kernels-{_digest()}"
@@ -296,7 +297,7 @@ CACHE_DIRECTORY = cache_directory()
 
 
 def compiled(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
-    """Compile a kernel for exactly this signature, from the disk cache where possible; it runs without the GIL."""
+    """Return a kernel compiled for this signature, from the disk cache if possible; it runs without the GIL."""
     wanted = _native(function)
     kinds = _type(signature.result)(*map(_type, signature.parameters))
     if CACHE_DIRECTORY is not None:
@@ -304,7 +305,7 @@ def compiled(function: Callable[..., Any], signature: Signature) -> Callable[...
         numba.config.CACHE_DIR = CACHE_DIRECTORY
         try:
             return njit(kinds, cache=True, nogil=True)(wanted)  # type: ignore[no-any-return]
-        except (RuntimeError, OSError):  # numba found no place, or the disk is full: compile without a cache
+        except (RuntimeError, OSError):  # numba found no directory, or the disk is full: compile without a cache
             pass
         finally:
             numba.config.CACHE_DIR = before
@@ -312,7 +313,7 @@ def compiled(function: Callable[..., Any], signature: Signature) -> Callable[...
 
 
 def native(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a helper's compiled form, or the counterpart of a function of `kernel_memory`."""
+    """Return the compiled form of a helper, or the counterpart of a function of `kernel_memory`."""
     if function.__module__ == kernel_memory.__name__:
         return globals()[function.__name__]  # type: ignore[no-any-return]
     if function not in _helpers:
@@ -324,7 +325,7 @@ _helpers: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def _native(function: Any) -> Any:
-    """Return the function over compiled helpers: the same code in a module where their names stand for these."""
+    """Return the same function with globals in which the names of helpers refer to their compiled forms."""
     names = {}
     for name, value in function.__globals__.items():
         plain = isinstance(value, FunctionType) and (value in helpers or value.__module__ == kernel_memory.__name__)

@@ -1,13 +1,13 @@
-"""Kernels that read records into Arrow buffers, find them in batches, and write some of them again.
+"""Kernels that decode records to Arrow buffers, locate records in batches, and write some of them again.
 
-Bounds: every read is within `[start, stop)` of its batch, which the caller has checked against the buffer; every write
-is within what `room` in decode.py has provided, or a row per record. A varint that runs over its record yields position
-`BAD`, which no later check passes, so one comparison per record catches all of them before anything is copied.
-`write_batches` trusts nothing that it is handed: sources and the room in `out` are checked before each copy.
+Bounds: every read is within `[start, stop)` of its batch, which the caller has checked against the buffer. Every write
+is within the memory that decode.py has reserved, or that has a row per record. A varint that extends beyond its record
+yields the position `BAD`, which fails all later checks, so one comparison per record detects it before anything is
+copied. `write_batches` does not trust its arguments: it checks sources and the space in `out` before each copy.
 
-Parameters per batch: `data[start : stop]` are its records, `count` of them; `base_offset`, `base_time` and `last_delta`
-(last offset delta) are its header's. A binary column is three buffers as in Arrow, such as `key_offsets`, `keys` (the
-bytes) and `key_valid` (bits). `state` has the places that are named below.
+Parameters per batch: `data[start : stop]` are its `count` records; `base_offset`, `base_time` and `last_delta` (last
+offset delta) are from its header. A binary column consists of three buffers as in Arrow, such as `key_offsets`, `keys`
+(the bytes) and `key_valid` (bits). The indices of `state` are defined below.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ INT32_MAX = 2**31 - 1
 NO_TIME = -1
 LAST_TIME = 2**63 - 1
 
-# Places in the int64 state array that kernels and decode.py share. HEADER_NULLS: records without headers, null lists.
+# Indices in the int64 state array, which kernels and decode.py share. HEADER_NULLS: records without headers.
 ROWS, KEY_BYTES, VALUE_BYTES, KEY_NULLS, VALUE_NULLS, HEADER_ROWS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES = range(8)
 HEADER_NULLS, HEADER_VALUE_NULLS, ERROR_BATCH, ERROR_POSITION, ERROR_OFFSET, STATE_SIZE = range(8, 14)
 
@@ -50,24 +50,24 @@ OK, LENGTH, FIELDS, ORDER, REMAINING, TOO_LARGE = range(6)
 """Error codes."""
 
 KEPT, KEPT_BYTES, MIN_TIME, MAX_TIME, FIRST_TIME, SURVEY_FIELDS = range(6)
-"""Columns of the survey: what is kept of each batch."""
+"""Columns of the table that `survey` fills: totals of the kept records of each batch."""
 
-# Columns of the plan: what becomes of each batch. `write_batches` fills in the last two.
+# Columns of the plan, which has a row for each batch. `write_batches` sets the last two.
 ACTION, FIRST_ROW, RECORDS, BASE_TIME, FIXED, FIXED_TIME, FROM, FROM_AT, FROM_SIZE = range(9)
 BASE_DELTA, OUT_AT, OUT_SIZE, PLAN_FIELDS = range(9, 13)
-"""BASE_DELTA: by how much the base offset rises; offset deltas sink by it."""
+"""BASE_DELTA is added to the base offset and subtracted from offset deltas."""
 NOTHING, COPY, EMPTY, REBUILD = range(4)
 """Actions."""
 
 RECORD_GROWTH = 16
-"""A record grows by 13 bytes at most: 4 in its length, 9 in its timestamp delta."""
+"""A record grows by at most 13 bytes: 4 in its length, 9 in its timestamp delta."""
 MISMATCH = 10
 """Error code: the arrays do not belong together."""
 
 
 @helper
 def read_varint(cursor: int, end: int) -> tuple[int, int]:
-    """Zig-zag int32 and the address after it; `BAD` if it is cut off or has a sixth byte."""
+    """Return a zig-zag int32 and the address after it, which is `BAD` if it is cut off or has a sixth byte."""
     if cursor >= end:
         return 0, BAD
     byte = load_u8(cursor)
@@ -87,7 +87,7 @@ def read_varint(cursor: int, end: int) -> tuple[int, int]:
 
 @helper
 def read_varlong(cursor: int, end: int) -> tuple[int, int]:
-    """Zig-zag int64 and the address after it; `BAD` if it is cut off or has an eleventh byte."""
+    """Return a zig-zag int64 and the address after it, which is `BAD` if it is cut off or has an eleventh byte."""
     if cursor >= end:
         return 0, BAD
     byte = load_u8(cursor)
@@ -112,7 +112,7 @@ def clear_bit(bitmap: int, index: int) -> None:
 
 @helper
 def skip_headers(cursor: int, end: int, count: int) -> tuple[int, int, int]:
-    """Address after `count` headers (`BAD` if they do not fit), and the bytes of their keys and of their values."""
+    """Return the address after `count` headers (`BAD` if they do not fit), and the sizes of their keys and values."""
     key_bytes = value_bytes = 0
     if count < 0 or count > end - cursor:
         return BAD, 0, 0
@@ -132,7 +132,7 @@ def skip_headers(cursor: int, end: int, count: int) -> tuple[int, int, int]:
 
 @helper
 def put(source: int, length: int, source_end: int, row: int, filled: int, offsets: int, to: int, valid: int) -> int:
-    """Append one binary cell (null if `length` < 0) and return the bytes filled."""
+    """Append a binary cell (null if `length` < 0), and return the number of bytes that are filled."""
     if length > 0:
         copy(to + filled, source, length, source_end)
         filled += length
@@ -144,8 +144,11 @@ def put(source: int, length: int, source_end: int, row: int, filled: int, offset
 
 @helper
 def read_record(cursor: int, end: int) -> tuple[int, int, int, int, int, int, int, int]:
-    """Fields of the record that ends at `end`: time delta, offset delta, key length and address, value length and
-    address, header count and address. The latter may be beyond `end`: then the record is invalid."""
+    """Return the fields of the record that ends at `end`.
+
+    They are time delta, offset delta, length and address of the key, length and address of the value, and number and
+    address of the headers. If the address of the headers is beyond `end`, the record is invalid.
+    """
     time, cursor = read_varlong(cursor + 1, end)
     delta, cursor = read_varint(cursor, end)
     key_length, key_at = read_varint(cursor, end)
@@ -172,11 +175,11 @@ def decode_records(
     value_offsets: Any, values: Any, value_valid: Any, list_offsets: Any, list_valid: Any, list_position: Any,
     emitted: Any, state: Any,
 ) -> int:  # fmt: skip
-    """Append the records of all batches with `first <= offset < limit` to the columns; the error code, `OK` if none.
+    """Append the records with `first <= offset < limit` to the columns, and return an error code or `OK`.
 
-    `wanted`: bit 0 keys, 1 values, 2 headers. `fixed_time` is each record's time, or -2: base time and delta count.
-    `list_offsets`, `list_valid` are of the header lists; `list_position` receives, per row, where its headers start.
-    `emitted`: rows per batch.
+    `wanted`: bit 0 for keys, 1 for values, 2 for headers. `fixed_time`: time of all records of a batch, or -2 if base
+    time and deltas apply. `list_offsets` and `list_valid` are buffers of the header lists; `list_position` receives the
+    position of each row's headers. `emitted` receives the number of rows of each batch.
     """
     data_at, offsets_at, times_at = address(data), address(offsets), address(times)
     data_end = data_at + len(data)
@@ -248,8 +251,8 @@ def decode_headers(
 ) -> None:  # fmt: skip
     """Append the headers of rows `[first_row, rows)`, which `decode_records` has checked, to the header columns.
 
-    `list_offsets`, `list_position`: as that kernel left them. `key_offsets`, `keys` and `value_offsets`, `values`,
-    `value_valid`: the buffers of both columns, in which `key_bytes` and `value_bytes` are filled.
+    `list_offsets`, `list_position`: output of `decode_records`. `key_offsets`, `keys` and `value_offsets`, `values`,
+    `value_valid`: the buffers of the two columns, of which `key_bytes` and `value_bytes` bytes are already filled.
     """
     data_at, keys_at, values_at = address(data), address(keys), address(values)
     end = data_at + len(data)
@@ -277,9 +280,10 @@ def find_records(
     offsets: Any, times: Any, starts: Any, ends: Any, has_key: Any, has_value: Any, key_starts: Any, key_lengths: Any,
     state: Any,
 ) -> int:  # fmt: skip
-    """Write the fields of all records (`sparklog.format.payloads.RecordFields`); the error code, `OK` if none.
+    """Write the fields of all records (`sparklog.format.payloads.RecordFields`), and return an error code or `OK`.
 
-    Per batch as for `decode_records`. Per record: `batches` is its batch, `[starts, ends)` its place in `data`.
+    The arguments per batch are those of `decode_records`. Per record, `batches` receives its batch, and `starts` and
+    `ends` its range in `data`.
     """
     data_at = address(data)
     batches_at, offsets_at, times_at = address(batches), address(offsets), address(times)
@@ -321,10 +325,10 @@ def find_records(
 
 @kernel(INT(BYTES_IN, INT, INT, INT64))
 def check_records(data: Any, count: int, base_time: int, totals: Any) -> int:
-    """Check that `data` is the records of one batch, whose offsets count from 0; the error code, `OK` if none.
+    """Check the records of one batch, whose offsets count from 0, and return an error code or `OK`.
 
-    `totals` receives the least time from 1970 on, the greatest one (both -1 if no record has such a time), the least
-    time that is not -1 (2^63 - 1 if there is none), and how many records have no key.
+    `totals` receives the smallest and the largest non-negative time (-1 if there is none), the smallest time other than
+    -1 (2^63 - 1 if there is none), and the number of records without a key.
     """
     cursor = address(data)
     end, previous, keyless = cursor + len(data), -1, 0
@@ -359,9 +363,13 @@ def check_records(data: Any, count: int, base_time: int, totals: Any) -> int:
 def survey(
     keep: Any, rows: Any, times: Any, starts: Any, ends: Any, fixed: Any, fixed_time: Any, nbytes: int, totals: Any
 ) -> int:  # fmt: skip
-    """Per batch of `rows` records (in all as many as `keep` has): how many are kept, their bytes, their least and
-    largest time from 1970 on (-1 if none has one), and the first one's time (-1 if none is kept). Where `fixed`, all
-    records have the time `fixed_time`. `MISMATCH` if a record that is kept is not within `nbytes` bytes of data."""
+    """Compute totals of the kept records of each batch, and return `OK`.
+
+    `rows` is the number of records per batch; their sum is the length of `keep`. `totals` receives, per batch, the
+    number of kept records, their size, their smallest and largest non-negative time (-1 if there is none), and the time
+    of the first one (-1 if there is none). If `fixed`, all records of the batch have the time `fixed_time`. Returns
+    `MISMATCH` if a kept record is not within `nbytes` bytes of data.
+    """
     keep_at, times_at, starts_at, ends_at = address(keep), address(times), address(starts), address(ends)
     row = 0
     for batch in range(len(rows)):
@@ -389,8 +397,11 @@ def survey(
 
 @helper
 def rewrite_record(to: int, room: int, start: int, end: int, delta: int, base_delta: int, data_end: int) -> int:
-    """Write the record at `[start, end)` with another timestamp delta, its offset delta less `base_delta`; the address
-    after it, `BAD` if it is no record or does not fit before `room`. Kafka writes 0 as a record's attributes."""
+    """Write the record at `[start, end)` with a new timestamp delta, and its offset delta reduced by `base_delta`.
+
+    Returns the address after it, or `BAD` if it is not a record or does not fit before `room`. The attributes of a
+    record are always 0, as in Kafka.
+    """
     _, cursor = read_varint(start, end)
     _, rest = read_varlong(cursor + 1, end)
     if rest > end or to + (end - start) + RECORD_GROWTH > room:
@@ -418,9 +429,10 @@ def rewrite_record(to: int, room: int, start: int, end: int, delta: int, base_de
 def write_batches(
     plan: Any, source: Any, packed: Any, data: Any, times: Any, starts: Any, ends: Any, keep: Any, out: Any
 ) -> int:
-    """Write batches back to back as the plan says: copied from `source` (FROM 0) or `packed` (1), empty, or rebuilt
-    from the records in `data`, with room for a header before them. The bytes written, `-MISMATCH` if something does
-    not fit. `out` needs `SLACK` bytes more than are written.
+    """Write the batches of a plan back to back, and return the number of bytes, or `-MISMATCH` if one does not fit.
+
+    Batches are copied from `source` (FROM 0) or `packed` (FROM 1), empty, or rebuilt from the records in `data`. Empty
+    and rebuilt batches begin with a gap for the header. `out` needs `SLACK` bytes more than are written.
     """
     source_at, packed_at, data_at, out_at = address(source), address(packed), address(data), address(out)
     source_bytes, packed_bytes = len(source), len(packed)

@@ -1,4 +1,4 @@
-"""Compile all kernels ahead, so that set-up pays for it and not the first query."""
+"""Compile all kernels in advance, so that setup takes the time and not the first query."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ KERNEL_MODULES = (
     "sparklog.format.kernels.hash_kernels",
     "sparklog.format.legacy.legacy_kernels",
 )
-"""Every module of kernels, of packages above this one too: names, so that nothing is imported upwards."""
+"""The names of all modules with kernels, including those of packages above, which must not be imported here."""
 
 
 def warm_up() -> str | None:
-    """Load every kernel, compiling those that the cache does not have. Returns the cache's folder, None without one."""
+    """Load all kernels, and compile those that are not cached; return the cache directory, None if there is none."""
     from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
 
     for name in KERNEL_MODULES:
@@ -28,4 +28,4 @@ def warm_up() -> str | None:
 
 
 if __name__ == "__main__":
-    print(f"kernels are kept in {warm_up() or 'memory only: no folder can be written to'}")
+    print(f"kernels are cached in {warm_up() or 'memory only, because no directory is writable'}")

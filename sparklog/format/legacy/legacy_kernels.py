@@ -1,8 +1,8 @@
-"""Kernels for messages of formats v0 and v1: finding them, checking their CRC-32, writing them as records of format v2.
+"""Kernels that find messages of formats v0 and v1, compute their CRC-32, and convert them to records of format v2.
 
-Bounds: `find_messages` compares each message's size with what is left before it goes on, and writes as many rows as
-`positions` holds at most. `translate` reads within `[start, stop)` of each row, which the caller has checked against
-the data, and compares with the end of `out` before each record.
+Bounds: `find_messages` compares the size of each message with the remaining bytes before it advances, and fills at most
+the columns that `table` has. `translate` reads within `[start, stop)` of each row, which the caller has checked against
+the data, and compares the position in `out` with its end before it writes a record.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from sparklog.format.kernels.kernel_memory import (
 POSITION, SIZE, OFFSET, CRC, ATTRIBUTES, TIMESTAMP, MAGIC, TABLE_ROWS = range(8)
 """Rows of the table that `find_messages` fills."""
 END = 0
-"""Place in its state array."""
+"""Index in the state array of `find_messages`."""
 ERROR_ROW, ERROR_POSITION, ERROR_OFFSET, STATE_SIZE = range(4)
-"""Places in that of `translate`."""
+"""Indices in the state array of `translate`."""
 OK, SHORT, FIELDS, ORDER, FORMAT, COMPRESSED, CHECKSUM, COUNT = range(8)
-"""Its error codes."""
+"""Error codes of `translate`."""
 
 LOG_OVERHEAD = 12
 V0_BYTES = 14
 V1_BYTES = 22
-"""The least sizes of a message, its offset and size field not counted."""
+"""Minimum sizes of a message, without its offset and size field."""
 CRC_START = 16
-"""Within an entry: all after the CRC field is in the CRC-32."""
+"""Position in an entry: the CRC-32 covers all bytes after the CRC field."""
 RECORD_GROWTH = 6
-"""A record of format v2 has 32 bytes more than key and value at most, an entry of format v0 has 26."""
+"""A record of format v2 has at most 32 bytes besides key and value, an entry of format v0 has 26."""
 _POLYNOMIAL = 0xEDB88320
 _NO_TIMESTAMP = -1
 
 
 def _crc_table() -> Any:
-    """int64[8 * 256]: CRC-32 eight bytes at a time; row k is for a byte with k bytes after it."""
+    """Return int64[8 * 256], to compute a CRC-32 eight bytes at a time; row k is for a byte followed by k bytes."""
     state = np.arange(256, dtype=np.int64)
     for _ in range(8):
         state = np.where(state & 1, (state >> 1) ^ _POLYNOMIAL, state >> 1)
@@ -84,9 +84,10 @@ def big_i64(place: int) -> int:
 
 @kernel(INT(BYTES_IN, INT, TABLE, INT64))
 def find_messages(data: Any, start: int, table: Any, state: Any) -> int:
-    """Fill a column of `table` for each message of format v0 or v1 from `start` on; how many there are.
+    """Fill a column of `table` for each message of format v0 or v1 from `start` on, and return their number.
 
-    Stops (`state[END]`) at the first that is not whole, has an impossible size or another format.
+    Stops at the first message that is incomplete or has an invalid size or another format, and sets `state[END]` to
+    its position.
     """
     origin = address(data)
     end, count = len(data), 0
@@ -112,7 +113,7 @@ def find_messages(data: Any, start: int, table: Any, state: Any) -> int:
 
 @kernel(INT64(BYTES_IN, INT64_IN, INT64_IN, INT64_IN))
 def message_crcs(data: Any, position: Any, size: Any, table: Any) -> Any:
-    """CRC-32 of each message (its entry begins at `position`), as its CRC field should have it."""
+    """Return the CRC-32 that each message should have; `position`: where its entry begins."""
     origin, table_at = address(data), address(table)
     out = np.empty(len(position), np.int64)
     for row in range(len(position)):
@@ -136,11 +137,11 @@ def translate(
     data: Any, start: Any, stop: Any, count: Any, base_offset: Any, shift: Any, base_time: Any, last_delta: Any,
     inner: int, table: Any, out: Any, out_start: Any, out_stop: Any, state: Any,
 ) -> int:  # fmt: skip
-    """Write the messages at `[start, stop)` of each row as records of format v2; the error code, `OK` if none.
+    """Convert the messages at `[start, stop)` of each row to records of format v2, and return an error code or `OK`.
 
-    `shift` is what must be added to the messages' offset fields. `inner`: they come out of a compressed message, so
-    each has a CRC-32 of its own that is not checked yet. `out` needs `SLACK` bytes more than are written; `out_start`
-    and `out_stop` receive where a row's records are in it. `table`: `CRC_TABLE`.
+    `shift` is added to the offset fields of the messages. `inner`: the messages are from compressed messages, so their
+    own CRC-32s are verified here. `out` needs `SLACK` bytes more than are written; `out_start` and `out_stop` receive
+    the range of each row's records in it. `table`: `CRC_TABLE`.
     """
     origin, table_at, out_at, state_at = address(data), address(table), address(out), address(state)
     data_end, room = origin + len(data), out_at + len(out) - SLACK
