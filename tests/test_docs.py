@@ -1,6 +1,6 @@
-"""The pages of docs/ and the README: links and anchors resolve, figures and tables match the code, paths exist.
+"""The pages of docs/ and the README: links and anchors resolve, numbers and tables match the code, paths exist.
 
-Snippets of the README and of docs/start are run by test_readme.py, those of guides by the tests of their subjects.
+test_readme.py runs the snippets of the README and docs/start; the tests of each subject run those of its guide.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def name(page: Path) -> str:
 
 
 def prose(page: Path) -> str:
-    """The page without its fenced blocks."""
+    """Return the text of a page without fenced blocks."""
     return FENCED.sub("", page.read_text())
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub generates for the headings of a page."""
     headings = (re.sub(r"[^\w -]", "", heading) for heading in HEADING.findall(prose(page)))
     return {heading.lower().replace(" ", "-") for heading in headings}
 
@@ -62,7 +62,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 def first_cells(page: Path) -> list[str]:
-    """The first cell of each row of the page's tables, without the rows of headings."""
+    """Return the first cell of each table row of a page, without heading rows."""
     rows = [line for line in prose(page).split("\n") if line.startswith("|")]
     return [row.strip("|").split("|")[0].strip() for row in rows]
 

@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, shows what it is stored with, and its plots take whatever a log holds."""
+"""The notebook runs without errors, reproduces its stored outputs, and its plots handle any log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLOTS = {
     **dict.fromkeys(("batches", "compression", "keys", "gaps", "times", "indexes", "transactions"), plots),
 }
 KAFKA_HALF = 17
-"""Code cells about Kafka's directory, whose figures no library's version changes; the others make their own root."""
+"""Number of code cells about the Kafka directory, whose output does not depend on library versions."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +45,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def shown(cell: nbformat.NotebookNode) -> list[dict[str, Any]]:
-    """What a cell shows: the text of its results, pictures by their kind alone."""
+    """Return the outputs of a cell: texts as they are, pictures only by type."""
     return [
         {kind: None if kind.startswith("image/") or "image/png" in output.data else text
          for kind, text in output.data.items()}

@@ -1,4 +1,4 @@
-"""`make demo` runs from beginning to end."""
+"""`make demo` completes successfully."""
 
 from __future__ import annotations
 

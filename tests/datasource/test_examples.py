@@ -1,4 +1,4 @@
-"""The programs of examples/streams print what their pages show, in the tests' session, alone and over Spark Connect."""
+"""The programs in examples/streams print the output on their pages: in a session, standalone, with Spark Connect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FOLDER = REPOSITORY / "examples" / "streams"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "running")
 OWN_SPARK = {"declarative_pipeline"}
-"""Those that start a Spark of their own in a process, a local Spark Connect."""
+"""Examples that start their own Spark process, a local Spark Connect server."""
 SLOW = {
     "bad_records",
     "declarative_pipeline",
@@ -40,27 +40,27 @@ SLOW = {
     "two_sinks",
     "windowed_counts",
 }
-"""Those that take longer than a default run has time for."""
+"""Examples that take too long for a default test run."""
 NEEDS: dict[str, tuple[str, ...]] = {
     "declarative_pipeline": ("grpc", "pandas", "yaml"),
     "registry_values": ("fastavro",),
     "sessions": ("google.protobuf", "pandas"),
 }
-"""Packages beside pyspark that an example needs."""
+"""Packages that an example needs in addition to pyspark."""
 SPARK = {"declarative_pipeline": "4.1", "sessions": "4.2", "stream_stream_join": "4.2", "windowed_counts": "4.2"}
-"""The first Spark that prints what the page of an example shows."""
+"""The first Spark release that prints the output on the page of an example."""
 CHANGED = (
     "spark.sql.session.timeZone",
     "spark.sql.shuffle.partitions",
     "spark.sql.streaming.stateStore.providerClass",
 )
-"""Settings that examples bring along, or set themselves."""
+"""Settings that the examples change."""
 
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[SparkSession, str], str]:
-    """The `main` of an example, run as a file: so its functions travel to workers whole, not as a module's name."""
+    """Return the `main` of an example. The file is run, so that Spark pickles its functions by value."""
     monkeypatch.syspath_prepend(str(FOLDER))
     main: Callable[[SparkSession, str], str] = runpy.run_path(str(FOLDER / f"{name}.py"))["main"]
     return main
@@ -107,7 +107,7 @@ def test_its_page_shows_its_code_and_output(name: str) -> None:
     page, program = (FOLDER / f"{name}.md").read_text(), (FOLDER / f"{name}.py").read_text()
     fences = FENCED.findall(page)
     code = [text for kind, text in fences if kind == "python"]
-    # Of a part of a function the page shows the lines without its indent.
+    # The page shows parts of functions without their indentation.
     assert [text for text in code if text not in program and indent(text, "    ") not in program] == []
     assert [text for kind, text in fences if kind == "text"] == [output(name)]
     assert "## After a restart" in page

@@ -1,4 +1,4 @@
-"""Batches and records that several tests of the format share."""
+"""Sample batches and records for the tests of the format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOLDEN_HEADER = BatchHeader(
 
 
 def golden_columns() -> RecordColumns:
-    """The records of the golden batch."""
+    """Return the records of the golden batch."""
     headers = [[{"key": "h", "value": b"x"}, {"key": "n", "value": None}], None, None]
     return RecordColumns(
         offset=np.array([100, 101, 103]),
@@ -44,12 +44,12 @@ def golden_columns() -> RecordColumns:
 
 
 def decode_all(data: bytes, **options: Any) -> RecordColumns:
-    """All columns of all batches of `data`."""
+    """Decode all columns of all batches in `data`."""
     return decode(data, scan_headers(data), columns=ALL, **options)
 
 
 def rows(columns: RecordColumns) -> list[tuple[Any, ...]]:
-    """Records as (offset, timestamp, key, value, headers), headers as pairs or None."""
+    """Return records as (offset, timestamp, key, value, headers), with headers as pairs or None."""
     assert columns.key is not None
     assert columns.value is not None
     assert columns.headers is not None
@@ -70,7 +70,7 @@ def rows(columns: RecordColumns) -> list[tuple[Any, ...]]:
 
 
 def sample(count: int, value_bytes: int = 100, seed: int = 1) -> tuple[pa.Array, pa.Array, pa.Array, Any]:
-    """Key, value, headers and times of `count` records with nulls and empty cells here and there."""
+    """Return keys, values, headers and timestamps of `count` records, some of them null or empty."""
     random = np.random.default_rng(seed)
     text = random.integers(97, 105, count * value_bytes, dtype=np.uint8).tobytes()
     keys = [None if i % 7 == 3 else b"" if i % 11 == 5 else b"key-%d" % (i % 100) for i in range(count)]
@@ -94,6 +94,6 @@ def sample(count: int, value_bytes: int = 100, seed: int = 1) -> tuple[pa.Array,
 
 
 def encode_sample(count: int, codec: str = "none", batch_bytes: int = 16384, value_bytes: int = 100) -> EncodedSlice:
-    """`sample` encoded."""
+    """Encode `sample`."""
     options = EncodeOptions(codec=codec, batch_bytes=batch_bytes)
     return encode(*sample(count, value_bytes), options=options)

@@ -1,4 +1,4 @@
-"""Tests of the format run compiled kernels, but for those that compare them with interpreted ones."""
+"""Run compiled kernels in tests of the format, except in those that compare them with interpreted ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of formats v0 and v1, byte by byte."""
+"""Build messages of formats v0 and v1, byte by byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG_APPEND_TIME = 0x08
 def message(
     offset: int, key: Cell, value: Cell, *, magic: int = 1, timestamp: int = -1, attributes: int = 0, crc: int = 0
 ) -> bytes:
-    """One entry; `crc` is what its checksum is off by."""
+    """Return one entry. `crc` is added to its checksum, to corrupt it."""
     body = bytes((magic, attributes)) + (struct.pack(">q", timestamp) if magic else b"")
     for cell in (key, value):
         body += struct.pack(">i", -1 if cell is None else len(cell)) + (cell or b"")
@@ -26,7 +26,7 @@ def message(
 def wrapper(
     offset: int, codec: str, inner: bytes, *, magic: int = 1, timestamp: int = -1, attributes: int = 0, crc: int = 0
 ) -> bytes:
-    """A compressed message; LZ4 frames of v0 get the header checksum that Kafka's clients gave them."""
+    """Return a compressed message. LZ4 frames of v0 get the incorrect header checksum that Kafka clients wrote."""
     packed = bytearray(compress(codec, inner))
     if codec == "lz4" and magic == 0:
         assert packed[:7].hex() == "04224d18604082"
@@ -38,7 +38,7 @@ def wrapper(
 
 
 def messages(rows: Sequence[tuple[int, int, Cell, Cell]], *, magic: int = 1, first: int | None = None) -> bytes:
-    """Entries of rows (offset, timestamp, key, value), one after the other; relative to `first` where it is given."""
+    """Return adjacent entries for rows (offset, timestamp, key, value). Offsets are relative to `first`, if given."""
     return b"".join(
         message(offset - (first or 0), key, value, magic=magic, timestamp=time) for offset, time, key, value in rows
     )

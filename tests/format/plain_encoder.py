@@ -1,4 +1,4 @@
-"""Record batches written in plain Python, record by record: a judge of the kernels, and a writer of odd batches."""
+"""Encode record batches in plain Python: a reference for the kernels, and a way to write unusual batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MASK = (1 << 64) - 1
 
 
 def encode_batch(columns: RecordColumns, header: BatchHeader) -> bytes:
-    """One batch with exactly these header fields (size and CRC apart) around these records.
+    """Encode one batch of these records with exactly these header fields, except size and CRC.
 
     Offsets and timestamps are written as differences to the header's base offset and base timestamp, so under
     LogAppendTime take the columns from `with_create_time`. The payload is compressed if the header names a codec.
@@ -35,7 +35,7 @@ def encode_batch(columns: RecordColumns, header: BatchHeader) -> bytes:
 
 
 def with_create_time(headers: BatchHeaders) -> BatchHeaders:
-    """The headers without the LogAppendTime bit: decoded by them, records have the times that producers wrote."""
+    """Return the headers without the LogAppendTime bit, so that decoding returns the producers' timestamps."""
     return replace(headers, attributes=headers.attributes & ~LOG_APPEND_TIME_BIT)
 
 

@@ -1,4 +1,4 @@
-"""Footers of append files: both ways, seeks, damage."""
+"""Footers of append files: encoding, decoding, seeks, corruption."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def int64s(*values: int) -> append_file.Int64s:
 
 
 def footer_of(*slices: tuple[int, int, SliceIndex | None]) -> bytes:
-    """A footer of slices given as (partition, bytes, index); other fields from the position in the list."""
+    """Return a footer of slices (partition, bytes, index). Other fields are derived from the position in the list."""
     return encode_footer(
         [
             WrittenSlice(
@@ -128,7 +128,7 @@ def test_every_flipped_byte_of_a_footer_is_found() -> None:
 
 
 def resealed(data: bytes) -> bytes:
-    """The same footer with a right checksum: what a faulty writer, not a faulty disk, makes."""
+    """Return the footer with a correct checksum, as a faulty writer (not a faulty disk) would produce it."""
     from crc32c import crc32c
 
     body = data[:-TAIL_BYTES]
@@ -191,7 +191,7 @@ def aborted(*entries: tuple[int, int, int]) -> AbortedTransactions:
 
 
 def with_aborted() -> tuple[bytes, int]:
-    """A footer of three slices, two with ABORT markers, and the bytes of all slices."""
+    """Return a footer of three slices, two with ABORT markers, and the total size of the slices."""
     same = dict.fromkeys(("partition", "offsets", "records", "min_ts", "max_ts", "crc", "flags"), 70)
     slices = [
         WrittenSlice(nbytes=10, aborted=aborted((9, 2**40, 5)), **same),

@@ -1,4 +1,4 @@
-"""docs/reference/format-append-files.md describes append files as the code writes them."""
+"""docs/reference/format-append-files.md matches the append files that the code writes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "format-append-fil
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the first table after a line that begins with `heading`."""
+    """Return the cells of the first table after a line that starts with `heading`."""
     text = DOCUMENT.read_text().split("\n" + heading, 1)[1]
     lines = text[text.index("|") :].split("\n\n", 1)[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def described(dtype: np.dtype) -> list[list[str]]:
-    """Offset, type and name of each field, as the tables have them."""
+    """Return offset, type and name of each field, in the form of the tables."""
     fields = dtype.fields
     assert fields is not None
     return [[str(at), np.dtype(kind).newbyteorder("=").name, name] for name, (kind, at, *_) in fields.items()]

@@ -1,4 +1,4 @@
-"""Compression framings both ways, as every client writes them; limits and damage."""
+"""Compression framings of all clients: encoding, decoding, limits, corruption."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_zstd_frames_of_other_clients(size: bool, checksum: bool) -> None:
 
 def test_gzip_members_and_what_follows() -> None:
     two = gzip.compress(b"one ") + gzip.compress(b"two")
-    # Java ignores what follows and cannot be another member.
+    # Java ignores trailing bytes that cannot be another member.
     for rest in (b"", b"junk", bytes(40), b"\x1f\x8b", b"\x1f\x8b" + b"\x07" * 40, gzip.compress(b"three")[:9]):
         assert decompress("gzip", two + rest) == b"one two"
     with pytest.raises(Corrupt, match="cut off"):
@@ -192,7 +192,7 @@ def test_gzip_members_and_what_follows() -> None:
 
 
 def zstd_stream(data: bytes) -> bytes:
-    """A frame that does not state its content size."""
+    """Return a frame that does not state its content size."""
     stream = zstandard.ZstdCompressor(level=3).compressobj()
     return bytes(stream.compress(data) + stream.flush())
 
@@ -257,7 +257,7 @@ def lz4_frame(data: bytes, **options: Any) -> bytes:
 
 
 def with_size(frame: bytes, size: int) -> bytes:
-    """A frame with content size that states another one, its descriptor's checksum right."""
+    """Return a frame that states another content size, with a correct descriptor checksum."""
     descriptor = frame[4:6] + struct.pack("<Q", size)
     return frame[:4] + descriptor + bytes((compression.lz4_header_checksum(descriptor),)) + frame[15:]
 
@@ -282,7 +282,7 @@ LZ4_PAYLOADS = {
 
 @pytest.mark.parametrize("name", LZ4_PAYLOADS)
 def test_lz4_is_read_as_kafka_reads_it(name: str) -> None:
-    """Kafka looks neither at sizes and checksums of the content, nor behind the frame."""
+    """Kafka ignores content sizes, content checksums, and bytes after the frame."""
     assert decompress("lz4", LZ4_PAYLOADS[name]) == b"one "
     assert decompress("lz4", LZ4_PAYLOADS[name], limit=100) == b"one "
     assert in_place("lz4", LZ4_PAYLOADS[name]) == b"one "
@@ -357,7 +357,7 @@ def test_every_cut_is_corrupt(codec: str, name: str) -> None:
 
 
 def bomb(codec: str, size: int) -> bytes:
-    """A stream of about `size` zeros, made without holding them."""
+    """Return a stream of about `size` zeros, created without allocating them."""
     step = 1 << 20
     if codec == "gzip":
         return gzip.compress(bytes(step)) * (size // step)
@@ -367,7 +367,7 @@ def bomb(codec: str, size: int) -> bytes:
     if codec == "lz4":
         frame = lz4.frame.compress(bytes(65536), block_linked=False, store_size=False)
         return frame[:7] + frame[7:-4] * (size // 65536) + bytes(4)
-    # A zstd frame without content size, made of blocks that repeat one byte: 4 bytes for 128 KiB.
+    # A zstd frame without content size, with blocks that repeat one byte: 4 bytes for 128 KiB.
     block = ((128 << 10) << 3 | 2).to_bytes(3, "little") + b"\x00"
     last = (8 << 3 | 3).to_bytes(3, "little") + b"\x00"
     return bytes.fromhex("28b52ffd0058") + block * (size // (128 << 10)) + last

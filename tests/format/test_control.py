@@ -77,7 +77,7 @@ def test_markers_of_every_shape_in_one_scan() -> None:
         shaped("20 00 00 00 08 0000 ffff"): UNKNOWN,
         shaped("20 00 00 00 08 0001 0001"): COMMIT,
         shaped("20 01 02 02 08 0000 0000"): ABORT,
-        # As the cleaner leaves it: the time delta counts from a delete horizon.
+        # As the cleaner writes it: the timestamp delta is relative to a delete horizon.
         MARKER_HEADER.pack(b"\x22\x00\xff\x01" + record[3:]): COMMIT,
         replace(MARKER_HEADER, attributes=0x31).pack(compress("gzip", marker(commit=False)[61:])): ABORT,
         marker(commit=False): ABORT,
@@ -123,7 +123,7 @@ def test_damaged_control_batches_name_their_place(payload: str) -> None:
 
 
 def test_coordinator_epochs_of_markers() -> None:
-    """Of plain markers, of one with fields behind the known ones, and of what is no marker."""
+    """Plain markers, a marker with additional fields, and batches that are not markers."""
     plain = [
         end_txn_marker(
             commit=n % 2 == 0,

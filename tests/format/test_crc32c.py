@@ -1,4 +1,4 @@
-"""The checksum that is loaded without its package is the package's."""
+"""The extension that is loaded without its package computes the same checksums as the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged and hostile batches end in right records or `Corrupt`: never a crash, a hang or gigabytes."""
+"""Corrupt and malicious batches return correct records or raise `Corrupt`, without crashes, hangs or memory spikes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.forked import outcome
 
 
 def samples() -> list[bytes]:
-    """Single batches to damage."""
+    """Return single batches to corrupt."""
     batches = [GOLDEN_BATCH]
     for codec in CODEC_NAMES:
         for count, value_bytes in ((1, 20), (12, 30), (150, 300)):
@@ -30,7 +30,7 @@ def samples() -> list[bytes]:
 
 
 def resealed(batch: bytes) -> bytes:
-    """With size and CRC that fit, so that the damage reaches the decoder."""
+    """Return the batch with a correct size and CRC, so that the corruption reaches the decoder."""
     header = scan_headers(batch, whole=False)
     if len(header) != 1:
         return batch
@@ -38,7 +38,7 @@ def resealed(batch: bytes) -> bytes:
 
 
 def damaged(batch: bytes, chance: random.Random) -> bytes:
-    """One to four bytes changed, a piece cut out, doubled or overwritten with extremes; mostly resealed."""
+    """Change one to four bytes, or remove, repeat or overwrite a range; usually recompute size and CRC."""
     data = bytearray(batch)
     for _ in range(chance.randint(1, 4)):
         position = chance.choice([chance.randrange(len(data)), chance.randrange(21, min(len(data), 90))])
@@ -67,7 +67,7 @@ def damaged(batch: bytes, chance: random.Random) -> bytes:
 
 
 def check(batch: bytes) -> bool:
-    """Decode; true if there were records. What is decoded must be sound and the same in every way of asking."""
+    """Decode a batch in all ways, check that the results are valid and equal, and return True if it has records."""
     headers = scan_headers(batch, whole=False)
     try:
         control_types(batch, headers)
@@ -124,7 +124,7 @@ def test_every_single_bit(codec: str) -> None:
             found = rows(decode(data, headers, columns=ALL))
         except Corrupt:
             continue
-        # Only base offset and leader epoch lie outside the CRC and leave a batch readable.
+        # Only base offset and leader epoch are not covered by the CRC and leave a batch readable.
         assert position >> 3 < 16
         assert [row[1:] for row in found] == [row[1:] for row in whole]
         same += 1
@@ -191,7 +191,7 @@ HOSTILE = """
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to limit memory")
 def test_hostile_sizes_cost_no_memory() -> None:
-    """Counts and lengths of 2^31 - 1, streams of 1 GiB of zeros, in a process that may take 700 MiB more."""
+    """Counts and lengths of 2^31 - 1 and streams of 1 GiB of zeros, in a process limited to 700 MiB more."""
     program = textwrap.dedent(HOSTILE).replace("ROOM", str(700 << 20))
     repository = Path(__file__).parents[2]
     command = [sys.executable, "-c", program]
@@ -249,6 +249,6 @@ GUARDED = """
 @pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
 @pytest.mark.parametrize("left", [-1, 1 << 60], ids=["compiled", "interpreted"])
 def test_kernels_read_nothing_behind_their_input(left: int) -> None:
-    """The input ends where readable memory ends: one byte too far would end the process."""
+    """The input ends where readable memory ends: reading one more byte would crash the process."""
     chosen = f"from sparklog.format.kernels.kernel_choice import choice\nchoice.left = {left}\n"
     assert outcome(chosen + textwrap.dedent(GUARDED)) == (0, "survived\n")

@@ -1,4 +1,4 @@
-"""Decoding: golden records, every validity rule, filters and time rules."""
+"""Decoding: golden records, all validity rules, filters and timestamp rules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VARLONGS = [*VARINTS, (2**63 - 1, "feffffffffffffffff01"), (-(2**63), "fffffffff
 
 
 def varint(value: int) -> bytes:
-    """Zig-zag LEB128."""
+    """Encode a number as zig-zag LEB128."""
     bits = (value << 1) ^ (value >> 63)
     bits &= 2**64 - 1
     out = bytearray()
@@ -55,7 +55,7 @@ def batch(payload: bytes, count: int = 1, **fields: int) -> bytes:
 
 
 def read(function: object, data: bytes) -> tuple[int, int]:
-    """Call a varint kernel: the value and the bytes read, -1 if they are no number."""
+    """Call a varint kernel. Return the value and the number of bytes read, -1 if they are not a valid number."""
     array = np.frombuffer(data, np.uint8)
     value, end = function(array.ctypes.data, array.ctypes.data + len(data))  # type: ignore[operator]
     return value, -1 if end == BAD else end - array.ctypes.data

@@ -1,4 +1,4 @@
-"""Encoding: golden bytes, splitting into batches, partitions, input types, refusals."""
+"""Encoding: golden bytes, splitting into batches, partitions, input types, rejected input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches with records taken out: Kafka's own bytes, every pass of its cleaner in the fixtures, and a plain model."""
+"""Removing records from batches, compared with Kafka's bytes, its cleaner's passes in the fixtures, and a model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.support.seeds import examples
 
 @dataclass(frozen=True)
 class Fate:
-    """What is asked for one batch; `keep` as positions among its records."""
+    """The requested action for one batch; `keep` contains positions among its records."""
 
     keep: frozenset[int]
     drop: bool = False
@@ -54,7 +54,7 @@ class Fate:
 
 
 def filtered(data: bytes, fates: list[Fate]) -> Filtered:
-    """Filter, and check that what is returned about the new batches is true."""
+    """Filter batches, and check that the returned headers match the new batches."""
     headers = scan_headers(data)
     plain = payloads(data, headers)
     fields = record_fields(plain, headers)
@@ -91,7 +91,7 @@ def check(found: Filtered, before: BatchHeaders) -> None:
 
 
 def model(data: bytes, fates: list[Fate]) -> list[tuple[BatchHeader, bytes]]:
-    """The same by the rules alone, batch by batch, through the decoder and the encoder: header and bytes."""
+    """Filter batch by batch with the decoder and the encoder. Return headers and bytes."""
     headers = scan_headers(data)
     out = []
     for index, fate in enumerate(fates):
@@ -127,14 +127,14 @@ def rebuilt(columns: RecordColumns, header: BatchHeader, kept: list[int], horizo
     elif attributes & DELETE_HORIZON_BIT:
         base = header.base_timestamp
     lasting = attributes & LOG_APPEND_TIME_BIT
-    # As Kafka's builder, which begins with -1.
+    # Like Kafka's builder, which starts with -1.
     largest = header.max_timestamp if lasting else int(part.timestamp.max(initial=-1))
     changed = replace(header, count=len(kept), base_timestamp=base, max_timestamp=largest, attributes=attributes)
     return encode_batch(part, changed)
 
 
 def assert_as_modelled(data: bytes, fates: list[Fate]) -> Filtered:
-    """Plain batches byte by byte, compressed ones by header (size and CRC apart) and records."""
+    """Compare plain batches by bytes, and compressed batches by header (except size and CRC) and records."""
     found = filtered(data, fates)
     expected = model(data, fates)
     assert len(found.headers) == len(expected)
@@ -157,7 +157,7 @@ GOLDEN_PRODUCER = replace(GOLDEN_HEADER, leader_epoch=4, producer_id=1000, produ
 
 
 def test_kafkas_bytes_of_a_rebuilt_batch() -> None:
-    """Record 100 dropped at 1800000000000 with delete.retention.ms of a day: as Kafka's own cleaner wrote it."""
+    """Record 100 is dropped at 1800000000000 with a delete.retention.ms of one day, as written by Kafka's cleaner."""
     fate = Fate(frozenset({1, 2}), horizon=1_800_000_000_000 + 86_400_000)
     found = filtered(GOLDEN_PRODUCER.pack(GOLDEN_RECORDS), [fate])
     assert found.data.tobytes() == bytes.fromhex(
@@ -186,7 +186,7 @@ def test_an_emptied_batch_keeps_its_kind() -> None:
 
 
 def test_an_untouched_batch_is_the_same_bytes_whatever_they_are() -> None:
-    """Overlong lengths and unused bits are not tidied up in what is kept whole; a rebuilt batch has Kafka's bytes."""
+    """A batch that is kept is not normalized (overlong lengths, unused bits); a rebuilt batch has Kafka's bytes."""
     odd = replace(GOLDEN_HEADER, attributes=0x300, count=2, last_offset_delta=1)
     data = odd.pack(bytes.fromhex("8c808000 070000010100  0c 000202010100"))
     assert filtered(data, [Fate(frozenset({0, 1}))]).data.tobytes() == data
@@ -251,7 +251,7 @@ def test_the_result_is_a_copy() -> None:
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[bytes, list[Fate]]:
-    """A few batches of every kind, and what is to become of them."""
+    """Draw batches of every kind, and the action for each."""
     parts, fates = [], []
     offset = draw(st.integers(0, 2**40))
     for _ in range(draw(st.integers(1, 6))):
@@ -311,7 +311,7 @@ def test_larger_batches(codec: str) -> None:
 
 
 def stage_logs(fixture: Path, stage: str) -> dict[str, bytes]:
-    """Per partition the bytes of all segments, in order."""
+    """Return the bytes of all segments of each partition, in order."""
     return {
         name: b"".join(path.read_bytes() for path in sorted((fixture / stage / name).glob("*.log")))
         for name in partitions(fixture / stage)
@@ -319,7 +319,7 @@ def stage_logs(fixture: Path, stage: str) -> dict[str, bytes]:
 
 
 def fates_between(before: BatchHeaders, before_data: bytes, after: BatchHeaders, after_data: bytes) -> list[Fate]:
-    """What Kafka did to each batch, read off the stage that it left."""
+    """Return what Kafka did to each batch, derived from the result."""
     kept = {int(base): index for index, base in enumerate(after.base_offset.tolist())}
     fates = []
     for index, base in enumerate(before.base_offset.tolist()):
@@ -339,7 +339,7 @@ def fates_between(before: BatchHeaders, before_data: bytes, after: BatchHeaders,
 
 
 def cleanings(fixtures: Path) -> list[tuple[str, bytes, bytes]]:
-    """Every stage that Kafka's cleaner left, after the one before it."""
+    """Return each result of Kafka's cleaner, with its input."""
     found = []
     for folder in sorted((fixtures / "compaction").iterdir()):
         if folder.name == "old-formats":
@@ -353,7 +353,7 @@ def cleanings(fixtures: Path) -> list[tuple[str, bytes, bytes]]:
 
 
 def test_every_pass_of_kafkas_cleaner(fixtures: Path) -> None:
-    """The batches of each stage, filtered as the next one shows, are that stage's bytes."""
+    """Filtering the batches of a stage like Kafka did results in the bytes of the next stage."""
     kinds = {"copied": 0, "rebuilt": 0, "emptied": 0, "stamped": 0, "dropped": 0, "compressed": 0}
     for name, data, left in cleanings(fixtures):
         before, after = scan_headers(data), scan_headers(left)

@@ -1,4 +1,4 @@
-"""Every batch that Kafka and its clients wrote into the fixtures: decoded, compared with Kafka's consumer, encoded."""
+"""All batches in the fixtures of Kafka and its clients: decode, compare with Kafka's consumer, and encode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def logs(folder: Path) -> list[Path]:
 
 
 def sound_batches(folder: Path) -> Iterator[tuple[Path, bytes, BatchHeaders]]:
-    """Per log file, its batches of magic 2 up to the first that is damaged."""
+    """Yield the batches of magic 2 of each log file, up to the first corrupt one."""
     for path in logs(folder):
         data = path.read_bytes()
         headers = scan_headers(data, whole=False)
@@ -36,7 +36,7 @@ def sound_batches(folder: Path) -> Iterator[tuple[Path, bytes, BatchHeaders]]:
 def test_records_are_those_of_kafkas_consumer(fixtures: Path, name: str) -> None:
     compared = 0
     for folder in sorted({path.parent for path in logs(fixtures / name / "data")}):
-        if folder.name.startswith("__"):  # Kafka's internal topics have expectations of another form
+        if folder.name.startswith("__"):  # the expected records of Kafka's internal topics have another form
             continue
         found = []
         for path in logs(folder):

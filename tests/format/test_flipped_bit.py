@@ -1,4 +1,4 @@
-"""A single flipped bit is found by what it does to the CRC."""
+"""A single flipped bit is found by its effect on the CRC."""
 
 from __future__ import annotations
 

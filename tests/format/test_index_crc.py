@@ -1,4 +1,4 @@
-"""The checksum over a segment's index files."""
+"""The checksum of a segment's index files."""
 
 from __future__ import annotations
 

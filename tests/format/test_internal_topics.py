@@ -51,7 +51,7 @@ FIXTURES = ("transactions", "transactions-tv0")
 
 
 def stored(fixtures: Path, topic: str) -> Iterator[tuple[bytes, bytes | None, Fields, Fields | None]]:
-    """Keys and values of a topic, and what Kafka's formatter says of both."""
+    """Yield keys and values of a topic, and both as printed by Kafka's formatter."""
     for name in FIXTURES:
         for partition in (0, 1):
             folder = f"{topic}-{partition}"
@@ -68,7 +68,7 @@ def stored(fixtures: Path, topic: str) -> Iterator[tuple[bytes, bytes | None, Fi
             lines = [json.loads(line) for line in gzip.decompress(said.read_bytes()).splitlines()]
             assert len(lines) == len(records)
             for line in lines:
-                # Of the types 3 and up the formatters print nothing.
+                # The formatters do not print types 3 and higher.
                 for formatted in [said for name, said in line.items() if name.endswith("Formatter")]:
                     yield *records[line["offset"]], formatted["key"], formatted["value"]
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_written_is_refused() -> None:
 
 
 def test_kafka_reads_every_type_and_version_alike(kafka_tools: KafkaTools, tmp_path: Path) -> None:
-    """Random records of every type, by Kafka's DumpLogSegments: its text and ours of the same bytes."""
+    """Kafka's DumpLogSegments and sparklog print the same text for random records of every type."""
     rng = random.Random(5)
     records: list[tuple[bytes, bytes]] = []
     expected: list[str] = []

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept, and that loading the format stays light."""
+"""The location of compiled kernels, and the cost of importing the format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters of keys: against a plain implementation of the document, their bytes, and what damage does."""
+"""Key filters: comparison with a plain implementation of the specification, golden bytes, corruption."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def filters_of(keys: list[bytes | None], codec: str = "none") -> KeyFilter | Non
 
 
 def filter_of(keys: list[bytes | None], codec: str = "none") -> FilterPiece | None:
-    """That of a slice of one piece."""
+    """Return the filter of a slice that has a single piece."""
     made = filters_of(keys, codec)
     if made is None:
         return None
@@ -60,7 +60,7 @@ def filter_of(keys: list[bytes | None], codec: str = "none") -> FilterPiece | No
 
 
 def plain_words(keys: list[bytes], blocks: int) -> np.ndarray:
-    """The filter as the document has it."""
+    """Compute the filter according to the specification."""
     words = np.zeros((blocks, 8), np.uint32)
     for key in keys:
         hashed = int.from_bytes(plain_siphash(bytes(16), key)[:8], "little")

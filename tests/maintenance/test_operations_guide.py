@@ -1,4 +1,4 @@
-"""The jobs take the commands and options that conf/crontab and docs/guides show, and figures there are the code's."""
+"""The jobs accept the commands in conf/crontab and docs/guides, and the numbers there match the code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def commands(text: str) -> list[str]:
 
 
 def check(command: str) -> str:
-    """Parse the command's options as its job does; the job."""
+    """Parse the options of a command as its job does, and return the job."""
     words = shlex.split(command.split(" >> ")[0])
     at = next(index for index, word in enumerate(words) if word in JOBS)
     JOBS[words[at]](words[at + 1 :])
@@ -62,15 +62,15 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_crontab_runs_both_jobs_of_a_wheel_with_options_they_take() -> None:
-    """Its lines need no checkout: they run the commands that a wheel installs."""
+    """The lines do not need a checkout, because they run commands that the wheel installs."""
     ran = []
     for line in CRONTAB.read_text().splitlines():
         match = FIELDS.fullmatch(line)
         if line.startswith("#") or match is None:
             continue
         assert re.fullmatch(r"[\d*/, -]+", match.group(1)), line
-        assert "%" not in match.group(2), "cron takes % for the end of the line"
-        assert "flock" not in line, "a lock of one host: the lease in the root is for all"
+        assert "%" not in match.group(2), "cron treats % as a newline"
+        assert "flock" not in line, "a lock works on one host only; the lease in the root works across hosts"
         program, name, option, file = shlex.split(match.group(2).split(" >> ")[0])
         assert program == "sparklog"
         assert JOBS[f"jobs/{name}.py"]([option, str(CONF / Path(file).name)])
@@ -98,7 +98,7 @@ def test_the_timers_of_systemd_start_both_jobs() -> None:
 
 
 def job_of(words: Sequence[str]) -> str:
-    """Parse the arguments behind `spark_job.py` as the job does that comes first; the job."""
+    """Parse the arguments after `spark_job.py` as the job does, and return the job's name."""
     at = next(index for index, word in enumerate(words) if word.endswith("spark_job.py"))
     name = words[at + 1]
     import_module(f"sparklog.jobs.{name}").arguments(list(words[at + 2 :]))
@@ -111,7 +111,7 @@ def test_the_cron_jobs_of_kubernetes_run_both_jobs() -> None:
     for document in yaml.safe_load_all((CONF / "kubernetes-cronjob.yaml").read_text()):
         assert (document["apiVersion"], document["kind"]) == ("batch/v1", "CronJob")
         job = document["spec"]["jobTemplate"]["spec"]
-        assert job["backoffLimit"] == 0, "a pod at once would find the lease of the one that died"
+        assert job["backoffLimit"] == 0, "a pod that restarts immediately would encounter the lease of the crashed pod"
         (container,) = job["template"]["spec"]["containers"]
         named = {each["name"] for each in container["env"]}
         assert "SPARKLOG_ROOT" in named

@@ -1,4 +1,4 @@
-"""The pages about the server say what the code has."""
+"""The pages about the server match the code."""
 
 from __future__ import annotations
 
