@@ -374,7 +374,7 @@ class NumberedObjects:
         """
         (earlier, crc), differing = ref, 0
         backoff: Backoff | None = None
-        outage: Backoff | None = None
+        unclear: Backoff | None = None
         while True:
             data, is_gap, failure = None, False, ""
             is_last = backoff is not None and backoff.is_over()
@@ -389,10 +389,11 @@ class NumberedObjects:
                 if data is None and (is_last or self.is_remote):
                     listed = self.listed(-1)
                     is_gap = number in listed and earlier not in listed
-                outage = None
+                # Only what is read after the wait shows that the object is missing or a different one. It may have
+                # been created between the read and the listing, so this is repeated, as are requests that fail.
+                unclear = (unclear or Backoff(self.env)) if is_last else None
             except Unavailable as error:
-                # Only responses after the wait show whether the object exists, so requests that fail then are repeated.
-                failure, outage = str(error), outage or Backoff(self.env)
+                failure, unclear = str(error), unclear or Backoff(self.env)
             # Created here because the first read is enough for nearly every commit.
             backoff = backoff or Backoff(self.env)
             if self.env.elapsed_ms(seen) > STALE_MS:
@@ -408,8 +409,10 @@ class NumberedObjects:
                     # It exists; reporting its corruption is up to its readers.
                     return True
                 self._reject(number, earlier, commit_id)
-            if is_last and (outage is None or outage.is_over()):
-                raise self._unknown(number, failure or f"{self.key(earlier)}, which is before it, cannot be read")
+            if unclear is not None:
+                if is_last and unclear.is_over():
+                    raise self._unknown(number, failure or f"{self.key(earlier)}, which is before it, cannot be read")
+                unclear.tries += 1
             self.env.pause(differing or backoff.tries)
 
     def _check_next(self, number: int, data: bytes) -> None:
