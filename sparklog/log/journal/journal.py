@@ -34,8 +34,10 @@ from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, log_folder, numbers_below
 from sparklog.log.journal.numbered_objects import (
     NOTHING_READ,
+    READ_AHEAD,
     STALE_MS,
     CreateResult,
+    EntryRef,
     Expected,
     NumberedObjects,
     ReadResult,
@@ -193,11 +195,16 @@ class Journal(ABC, Generic[S, E, D]):
         return newer
 
     def _apply(
-        self, base: SeenState[S], found: ReadResult = NOTHING_READ, seen: ClockReading | None = None
+        self,
+        base: SeenState[S],
+        found: ReadResult = NOTHING_READ,
+        seen: ClockReading | None = None,
+        is_confirmed: bool = False,
     ) -> Advance[S, E]:
         """Read on from a state, or open the journal again if that is too old by now.
 
-        `found` has the next entries, as far as they were read after `seen`.
+        `found` has the next entries, as far as they were read after `seen`. `is_confirmed`: the entry of the state was
+        read again after that.
         """
         # If these do not end at a missing number, the state is the latest as of the requests below.
         seen = seen if seen is not None and found.is_all else self.env.now()
@@ -221,9 +228,23 @@ class Journal(ABC, Generic[S, E, D]):
         entries = self._decode_all(data, first)
         self._check_exclusive(base, entries)
         newer = self._extend(self._polled(base, seen), entries)
-        if self._numbered.is_remote and base.state.number >= 0 and base.state.crc is not None:
-            newer = replace(newer, earlier=(base.state.number, base.state.crc))
+        newer = replace(newer, earlier=self._earlier(base, len(entries), is_confirmed))
         return Advance(self._publish(newer), entries, found.root_seen)
+
+    def _earlier(self, base: SeenState[S], count: int, is_confirmed: bool) -> EntryRef | None:
+        """Return the entry that must still exist when this process creates one after `count` entries read from `base`.
+
+        It is the state from before those entries were read. On a disk, the state before earlier polls counts as well,
+        and a base that was read again after the first of these entries was created (`is_confirmed`) does not.
+        """
+        number, crc = base.state.number, base.state.crc
+        if not self._numbered.is_remote:
+            if base.earlier is not None and number + count - base.earlier[0] <= READ_AHEAD:
+                return base.earlier
+            # Maintenance may have deleted an entry that is followed by many others.
+            if is_confirmed or count > READ_AHEAD:
+                return None
+        return None if number < 0 or crc is None else (number, crc)
 
     def _is_next_lost(self, base: SeenState[S], now: ClockReading) -> bool:
         """Return True if the entry after a state is missing and a later one exists. Lists only after a long pause."""
@@ -478,7 +499,8 @@ class Journal(ABC, Generic[S, E, D]):
                 message = f"{title} stalled for over an hour and its outcome is unknown: {error}"
                 raise Unavailable(f"{message}; check the log before you write again", is_unknown=True) from error
         if result is CreateResult.CONFLICT:
-            return self._apply(base, found, seen)
+            # On a disk, the loser of a race has just read the entry before again.
+            return self._apply(base, found, seen, is_confirmed=True)
         # An earlier attempt at this number, drafted before a stall, may have succeeded late. The stored bytes count.
         stored = found.objects[0]
         if stored != data:

@@ -58,7 +58,7 @@ from sparklog.log.journal.documents import check_stored, peek_commit_id
 from sparklog.log.journal.gaps import follows, follows_other, missing_numbers
 from sparklog.log.journal.names import ROOT_KEY, commit_key, entry_numbers, read_root_id
 from sparklog.storage.parallel_reads import map_requests
-from sparklog.storage.retries import Backoff
+from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
@@ -444,10 +444,10 @@ class NumberedObjects:
         """Raise `Fenced` because `number` does not follow the expected object. Delete it if this process created it.
 
         Raises `Unavailable` if another process has built on it: that process reads an object that this one cannot, or
-        will delete its own.
+        will delete its own. It may have built on it at the end of this process's wait, and it waits as long.
         """
         key = self.key(number)
-        backoff = Backoff(self.env)
+        backoff = Backoff(self.env, 2 * SETTLE_MS)
         while True:
             is_own = False
             try:

@@ -9,6 +9,8 @@ import pytest
 
 from sparklog.errors import Corrupt, Fenced, Unavailable
 from sparklog.format import crc32c
+from sparklog.log.decisions.decision import BY_OWNER
+from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.documents import encode
 from sparklog.log.journal.numbered_objects import CreateResult, Expected, NumberedObjects
 from sparklog.storage.retries import SETTLE_MS
@@ -170,6 +172,49 @@ def test_of_two_that_have_outlived_the_root_both_take_back_what_they_created() -
     with pytest.raises(Fenced, match=r"02\.json was taken back"):
         case.write(2, TWO, after=ONE)
     assert (case.there(2), case.there(3)) == (None, None)
+
+
+def decisions(world: World) -> DecisionLog:
+    """Return the log of a transactional id, as a new process opens it."""
+    return world.root().engine.decisions.log("job")
+
+
+@pytest.mark.parametrize("polls", [1, 2])
+def test_no_process_builds_on_an_entry_of_a_process_that_has_outlived_the_root(polls: int) -> None:
+    """An acknowledged entry must not follow one that readers of the restored root do not have.
+
+    1. Writers A and B (and C, with two polls) have read the log up to entry 2. An operator restores the root, with the
+       same id, from a copy that ends at entry 0.
+    2. A creates 3, and looks for 2 for 90 s, because a cache may hide it.
+    3. (With two polls, B reads 3. C, who has read 3 as well, creates 4, and looks for 3 and 2.)
+    4. B reads on and creates the next entry. The one before it exists. B also looks for 2, which it read before 3.
+    5. B finds that 2 is missing, deletes its entry and fails. Then A (and C) can delete theirs.
+    """
+    world = World()
+    writers = [decisions(world) for _ in range(1 + polls)]
+    writers[0].abort(0, BY_OWNER)
+    copy = world.store.snapshot()
+    for number in (1, 2):
+        writers[0].abort(number, BY_OWNER)
+    for writer in writers:
+        writer.refresh()
+    world.store.restore(copy)
+    waiting = iter(writers[1:])
+
+    def build() -> None:
+        writer = next(waiting, None)
+        if writer is not None:
+            for each in writers:
+                each.refresh()
+            with pytest.raises(Fenced, match="was taken back"):
+                writer.abort(writer.current().newest + 1, BY_OWNER)
+
+    world.on_sleep = build
+    with pytest.raises(Fenced, match="was taken back"):
+        writers[0].abort(3, BY_OWNER)
+    assert next(waiting, None) is None
+    assert sorted(world.store.snapshot()) == sorted(copy)
+    assert decisions(world).current().newest == 0
 
 
 def test_a_number_that_was_lost_and_is_created_anew_is_taken_back() -> None:

@@ -220,7 +220,7 @@ CARRIED = "carries other documents"
     BrokenRule(no_commit_id, "answers", range(20), settings={"bucket": True}),
     BrokenRule(registry_on_first_attempt_only, "calm", range(60)),
     BrokenRule(no_age_test_on_the_answer, "collector", range(6, 100), 16),
-    BrokenRule(no_age_test_for_readers, "collector", range(290, 420), 296),
+    BrokenRule(no_age_test_for_readers, "collector", range(180, 260), 202),
     BrokenRule(gaps_end_the_log, "lost", range(30, 60), 31),
     BrokenRule(no_topic_id, "calm", range(640, 700), 640),
     BrokenRule(no_upload_floor, "calm", range(72, 200), 119),
