@@ -1,7 +1,7 @@
 """The functions of `import sparklog` that work on whole roots and directories: maintain, copy, import, export.
 
-Each is what a command or a job of the same name does. `spark` is a session in which files are read and written; without
-one the work is done in this process.
+Each function does the same as the command of that name. With a Spark session, Spark tasks read and write the files;
+otherwise this process does.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ def compact(
     """Merge small appends, seal them into segments, and keep the latest record of each key of compacted topics.
 
     Args:
-        root: an open root, or its location.
-        topics: names; empty: all.
-        properties: a file of defaults under Kafka's names, as `conf/sparklog.properties`.
-        seal_only: neither merge nor compact.
-        roll: seal active segments too, young and small as they are.
-        dry_run: change nothing; the reports say what would be done.
-        now_ms: the time of now; default: the store's.
-        spark: a session to do the work in; default: this process.
+        root: An open root, or its location.
+        topics: Names of topics; empty: all.
+        properties: A file of defaults with Kafka's names, such as `conf/sparklog.properties`.
+        seal_only: Only seal; do not merge or compact.
+        roll: Also seal active segments, whatever their age and size.
+        dry_run: Change nothing; the reports list what would be done.
+        now_ms: Current time in milliseconds since 1970; default: the store's clock.
+        spark: A Spark session that does the work; default: this process.
 
     Returns:
-        One report a topic, errors among them: what fails stops no other topic.
+        One report per topic, including errors: a failed topic does not stop the others.
 
     Raises:
-        NotFound: there is no root.
-        BadRequest: the properties file has an error.
+        NotFound: If the root does not exist.
+        BadRequest: If the properties file has an error.
 
     Example:
         reports = sparklog.compact("/data/log", topics=["orders"], roll=True)
@@ -111,19 +111,19 @@ def retain(
     """Expire records by time, size and log start offset, then delete files that no version needs.
 
     Args:
-        root: an open root, or its location.
-        topics: names, also of deleted topics; empty: all.
-        properties: a file of defaults under Kafka's names, as `conf/sparklog.properties`.
-        dry_run: change nothing; the reports say what would go and why.
-        now_ms: the time of now; default: the store's.
-        spark: a session in which many files are deleted at once; default: this process.
+        root: An open root, or its location.
+        topics: Names of topics, which may have been deleted; empty: all.
+        properties: A file of defaults with Kafka's names, such as `conf/sparklog.properties`.
+        dry_run: Change nothing; the reports list what would be deleted and why.
+        now_ms: Current time in milliseconds since 1970; default: the store's clock.
+        spark: A Spark session that deletes files in parallel; default: this process.
 
     Returns:
-        One report a topic, errors among them.
+        One report per topic, including errors.
 
     Raises:
-        NotFound: there is no root, or a name was never a topic: then nothing is done.
-        BadRequest: the properties file has an error.
+        NotFound: If the root does not exist, or a topic never existed; nothing is changed then.
+        BadRequest: If the properties file has an error.
 
     Example:
         reports = sparklog.retain("/data/log", dry_run=True)
@@ -142,19 +142,19 @@ def retain(
 def verify(
     path: RootLike, *, topics: Sequence[str] = (), quick: bool = False, spark: SparkSession | None = None
 ) -> Report:
-    """Read every byte of a root, or of a Kafka directory, and name what is not as it was written.
+    """Read every byte of a root or of a Kafka directory, and report corruption.
 
     Args:
-        path: a root, a topic's folder, a Kafka log directory or one partition folder of it.
-        topics: names; empty: all.
-        quick: of a root's files only check that they are there and how long they are.
-        spark: a session in which a root's files are read; default: this process.
+        path: A root, a topic directory, a Kafka log directory, or one of its partition directories.
+        topics: Names of topics; empty: all.
+        quick: Only check that the files of a root exist and have the right size.
+        spark: A Spark session that reads the files of a root; default: this process.
 
     Returns:
-        A report; `sound` is True if nothing is damaged. Damage is never raised.
+        A report; `sound` is True if nothing is corrupt. Corruption is reported, not raised.
 
     Raises:
-        NotFound: there is no log, or no such topic.
+        NotFound: If there is no log at the path, or a topic does not exist.
 
     Example:
         report = sparklog.verify("/data/log")
@@ -170,7 +170,7 @@ def verify(
         from sparklog.tools.verification.kafka_directory import verify_log_dir
 
         if quick:
-            raise BadRequest(f"{location.path} is a {location.kind}, which has no log of its files: leave quick out")
+            raise BadRequest(f"{location.path} is a {location.kind}, which does not list its files: omit quick")
         return verify_log_dir(location.path, topics=topics)
     names = topics if location.topic is None else [*topics, location.topic]
     return verify_root(open_store(location.root), topics=names, quick=quick, runner=_runner(spark))
@@ -186,23 +186,23 @@ def backup(
     keep: int | None = None,
     keep_days: int | None = None,
 ) -> Manifest:
-    """Back up all topics, transactions and consumer groups as of one moment. Copies only what is new.
+    """Back up all topics, transactions and consumer groups at one point in time. Only new files are copied.
 
     Args:
-        root: an open root, or its location.
-        to: the folder of the backups; made if need be.
-        topics: names; None: all.
-        link: hard links in place of copies where both are on one disk: against deletion, not against damage.
-        keep: afterwards drop all but the newest backups.
-        keep_days: afterwards drop backups that are older. With both, a backup stays that either keeps.
+        root: An open root, or its location.
+        to: Directory of the backup repository, which is created if it does not exist.
+        topics: Names of topics; None: all.
+        link: Create hard links instead of copies on the same disk; protects against deletion, not corruption.
+        keep: Number of latest backups to keep; older ones are deleted afterwards.
+        keep_days: Delete backups older than this afterwards. With both, a backup is kept if either option keeps it.
 
     Returns:
-        What the new backup says of itself: `number`, topics, groups, bytes.
+        The manifest of the new backup: `number`, topics, groups, bytes.
 
     Raises:
-        Corrupt: a file of the root is damaged: there is no new backup then.
-        Conflict: backups are being dropped just now.
-        BadRequest: the folder holds something else, or lies inside a root.
+        Corrupt: If a file of the root is corrupt; no backup is created then.
+        Conflict: If backups are being deleted at the same time.
+        BadRequest: If the directory contains other files, or is inside a root.
 
     Example:
         made = sparklog.backup("/data/log", "/data/backup", keep=14)
@@ -240,24 +240,26 @@ def restore(
     link: bool = False,
     dry_run: bool = False,
 ) -> Restored:
-    """Make a new root of a backup, or of a root as it was: the newest state, or that of a backup, version or time.
+    """Create a root from a backup, or from an earlier state of a root; default: the latest state.
 
     Args:
-        source: the folder of the backups, or a root.
-        to: where the new root is to be; empty or not there.
-        topics: names; None: all.
-        number: of one backup; `version`: of one topic; `time_ms`: since 1970. At most one of them.
-        rename: old name to new name of topics.
-        link: hard links in place of copies where both are on one disk.
-        dry_run: change nothing, only say what would be restored.
+        source: Directory of the backup repository, or a root.
+        to: Location of the new root, which must be empty or not exist.
+        topics: Names of topics; None: all.
+        number: Number of a backup. Give at most one of `number`, `version` and `time_ms`.
+        version: Version of the topic, if one topic is restored.
+        time_ms: Time to restore, in milliseconds since 1970.
+        rename: New names of topics by old name.
+        link: Create hard links instead of copies on the same disk.
+        dry_run: Change nothing; only return what would be restored.
 
     Returns:
-        What was restored: topics, versions, files, bytes, groups.
+        The restored topics, versions, files, bytes and groups.
 
     Raises:
-        NotFound: what is wanted is not there.
-        BadRequest: the folder is not empty, or lies inside a root.
-        Corrupt: bytes are damaged.
+        NotFound: If the backup, topic, version or time does not exist.
+        BadRequest: If `to` is not empty, or is inside a root.
+        Corrupt: If a file is corrupt.
 
     Example:
         restored = sparklog.restore("/data/backup", "/data/log-again", topics=["orders"])
@@ -268,11 +270,11 @@ def restore(
     from sparklog.tools.backup.restoring import restore as restore_backup
 
     warn_of_seconds(time_ms=time_ms)
-    wanted = RestorePoint(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)
+    point = RestorePoint(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)
     refuse_inside(os.fspath(to))
     if dry_run:
-        return plan_restore(open_store(source), wanted, rename=rename)
-    return restore_backup(open_store(source), open_store(to), wanted, rename=rename, link=link)
+        return plan_restore(open_store(source), point, rename=rename)
+    return restore_backup(open_store(source), open_store(to), point, rename=rename, link=link)
 
 
 @checked(root=ROOT, topic=NAME, name=NAME, version=NUMBER.or_none(), time_ms=TIME.or_none())
@@ -285,21 +287,22 @@ def clone(
     time_ms: int | None = None,
     dry_run: bool = False,
 ) -> Cloned:
-    """Create a topic that shows another one as it is, or was at a version or a time. Nothing is copied.
+    """Create a topic with the records of another topic, as of now, a version or a time. No records are copied.
 
     Args:
-        root: an open root, or its location.
-        topic: the topic to clone; a deleted one with a version or a time.
-        name: of the new topic.
-        version: of the topic; `time_ms`: since 1970. At most one of them; default: the newest version.
-        dry_run: change nothing, only say what the clone would hold.
+        root: An open root, or its location.
+        topic: Topic to clone. A deleted topic needs a version or a time.
+        name: Name of the new topic.
+        version: Version of the topic; default: the latest. Not with `time_ms`.
+        time_ms: Time to clone, in milliseconds since 1970.
+        dry_run: Change nothing; only return what the clone would contain.
 
     Returns:
-        What the clone holds: version, offsets, files and bytes it shares.
+        The version, offsets, shared files and bytes of the clone.
 
     Raises:
-        NotFound: there is no such topic or version.
-        Conflict: the name is taken, or the version is older than what is kept.
+        NotFound: If the topic or the version does not exist.
+        Conflict: If a topic with this name exists, or the version has been vacuumed.
 
     Example:
         sparklog.clone("/data/log", "orders", "orders-yesterday")
@@ -330,28 +333,28 @@ def import_kafka(
     transactions: bool = True,
     dry_run: bool = False,
 ) -> ImportReport:
-    """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
+    """Import topics of a Kafka log directory into a root, with the same offsets, timestamps, headers and segments.
 
     Args:
-        root: an open root, or its location; made if there is none.
-        log_dir: the log directory of a stopped broker, or a copy of one. It is only read.
-        topics: names; None: all but Kafka's internal ones.
-        configs: set on each topic: Kafka keeps them elsewhere.
-        corrupt_records: as for `open_view`.
-        open_transactions: what becomes of transactions that Kafka has not ended: `keep` them until a later import
-            brings their end, `abort` them, or `refuse` the import.
-        link: `auto`: closed segments become hard links where both are on one disk; `never`: copies.
-        groups: take offsets of consumer groups from `__consumer_offsets`.
-        transactions: take ids and decisions of open transactions from `__transaction_state`.
-        dry_run: change nothing, only say what would be taken.
+        root: An open root, or its location, where a root is created if there is none.
+        log_dir: Log directory of a stopped broker, or a copy of one. It is not changed.
+        topics: Names of topics; None: all except Kafka's internal topics.
+        configs: Configs to set on each topic, because a log directory does not contain them.
+        corrupt_records: As in `open_view`.
+        open_transactions: How to handle transactions that are open in Kafka: `keep` leaves them open until a later
+            import contains their end, `abort` aborts them, `refuse` rejects the import.
+        link: `auto` creates hard links to closed segments on the same disk; `never` copies them.
+        groups: Import the offsets of consumer groups from `__consumer_offsets`.
+        transactions: Import ids and decisions of open transactions from `__transaction_state`.
+        dry_run: Change nothing; only return what would be imported.
 
     Returns:
-        What was imported, by topic and partition, and the groups. Run again, an import takes what is new since.
+        The imported records per topic and partition, and the groups. A repeated import adds only new records.
 
     Raises:
-        NotFound: there is no log directory, or no such topic.
-        Conflict: a topic exists and was not imported from this one, or was written to since.
-        Corrupt: a file is damaged, and `corrupt_records` is `fail`.
+        NotFound: If the log directory or a topic does not exist.
+        Conflict: If a topic exists that was not imported from this directory, or was written to since.
+        Corrupt: If a file is corrupt and `corrupt_records` is `fail`.
 
     Example:
         report = sparklog.import_kafka("/data/log", "/var/lib/kafka/data", configs={"retention.ms": 604_800_000})
@@ -374,13 +377,13 @@ def import_kafka(
 
 
 def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run: bool, **watch: Any) -> ImportReport:
-    """Import into the root at a path, which is made if there is none; `watch`: see `import_log_dir`."""
+    """Import into the root at a path, where a root is created if there is none; `watch`: see `import_log_dir`."""
     from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 
     location = resolve(path)
     log = None if location.kind == NOTHING else open_log(location)
     if log is None and not dry_run:
-        # Wrong input makes no new root.
+        # Check the input first, so that invalid input does not create a root.
         policy = options.corrupt_records
         checked = ImportOptions(options.topics, options.configs, options.force, policy, groups=False)
         import_log_dir(None, log_dir, checked, dry_run=True, on_skipped=lambda _: None)
@@ -395,17 +398,19 @@ class ExportKeywords(TypedDict, total=False):
     """Options of an export: see `export_kafka`."""
 
     # fmt: off
-    partitions: Annotated[Sequence[int] | None, option(None, "Only these, of each topic; None: all.", NUMBERS)]
-    start_ms: Annotated[int | None, option(None, "Begin each partition with the first record that is not older.", TIME)]
+    partitions: Annotated[Sequence[int] | None, option(None, "Partitions to export of each topic; None: all.", NUMBERS)]
+    start_ms: Annotated[int | None, option(None,
+        "Start each partition at the first record at or after this time.", TIME)]
     end_ms: Annotated[int | None, option(None,
-        "End each partition in front of the first record that is not older.", TIME)]
-    version: Annotated[int | None, option(None, "Of the topics; None: that of `time_ms`, or the latest.", NUMBER)]
-    time_ms: Annotated[int | None, option(None, "Export the versions of this time; not with `version`.", TIME)]
+        "End each partition before the first record at or after this time.", TIME)]
+    version: Annotated[int | None, option(None,
+        "Version of the topics; None: that of `time_ms`, or the latest.", NUMBER)]
+    time_ms: Annotated[int | None, option(None, "Export the versions at this time; not with `version`.", TIME)]
     groups: Annotated[Sequence[str] | Literal["all"] | None, option(None,
-        "Export their committed offsets as `__consumer_offsets` and as a CSV file.", _GROUPS)]
-    link: Annotated[bool, option(False, "Hard links to sealed segments in place of copies, on the same disk.")]
+        "Export the committed offsets of these groups as `__consumer_offsets` and as a CSV file.", _GROUPS)]
+    link: Annotated[bool, option(False, "Create hard links to sealed segments instead of copies, on the same disk.")]
     keep_leader_epochs: Annotated[bool, option(False,
-        "Keep leader epochs, for the cluster that gave them; else they become 0.")]
+        "Keep leader epochs, for the cluster that assigned them; default: set them to 0.")]
     # fmt: on
 
 
@@ -416,20 +421,20 @@ def export_kafka(
     to: PathLike,
     **options: Unpack[ExportKeywords],
 ) -> list[ExportedTopic]:
-    """Write topics as a log directory that a Kafka broker opens as its own.
+    """Write topics to a log directory that a Kafka broker can open.
 
     Args:
-        root: an open root, or its location.
-        topics: names.
-        to: the directory to make; empty or not there.
+        root: An open root, or its location.
+        topics: Names of the topics.
+        to: Directory to create, which must be empty or not exist.
 
     Returns:
-        One entry a topic: its id, its configs, and what each partition holds.
+        One entry per topic with its id, its configs, and the contents of each partition.
 
     Raises:
-        NotFound: there is no such topic, partition, version or group.
-        Conflict: the directory is not empty.
-        Corrupt: a file is damaged.
+        NotFound: If a topic, partition, version or group does not exist.
+        Conflict: If the directory is not empty.
+        Corrupt: If a file is corrupt.
 
     Example:
         exported = sparklog.export_kafka("/data/log", ["orders"], "/data/kafka-logs")

@@ -1,7 +1,7 @@
-"""Values that are no text, for Python: `from sparklog import formats`.
+"""Decode and encode keys and values that are not text: `from sparklog import formats`.
 
-Records hold keys and values as bytes. These functions make Arrow columns of them and back, by the formats that the
-command line has as `--key-format` and `--value-format`; docs/guides/values.md lists them.
+Records contain keys and values as bytes. These functions convert them to Arrow columns and back, with the formats of
+the command-line options `--key-format` and `--value-format`; docs/guides/values.md lists them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def decode(
     Args:
         column: Keys or values, as in a scan; null stays null.
         name: One of `formats.FORMATS`; numbers are those of Kafka's serializers, big-endian.
-        schema: of `avro`: a file, its JSON, or as in Python. `{id: schema, ...}` reads frames of a registry (a zero
-            byte, the id, Avro); values of an older schema come in the shape of the last one.
+        schema: Schema of `avro`: a file name, JSON text, or a Python object. `{id: schema, ...}` decodes frames of a
+            schema registry (a zero byte, the id, Avro); values with an earlier schema are converted to the last one.
         arrow_type: Type of the result; default: the type of the format, or for `json` the type that Arrow infers.
 
     Returns:
         An Arrow column of the same length: int64 for `long`, a struct for a record of `avro`.
 
     Raises:
-        BadRequest: If a row does not have the format; the error names the first.
+        BadRequest: If a row does not have the format; the error reports the first one.
 
     Example:
         counts = pa.array([b"\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x2a"], pa.binary())
@@ -55,13 +55,13 @@ def encode(column: pa.Array | pa.ChunkedArray, name: str, schema: Schemas = None
     Args:
         column: Numbers, texts or structs; null stays null, and is a tombstone as a value.
         name: As in `decode`.
-        schema: as in `decode`; `{id: schema, ...}` writes frames of the last one.
+        schema: As in `decode`; `{id: schema, ...}` writes frames with the last schema.
 
     Returns:
         A column of bytes, to append as `key` or `value`.
 
     Raises:
-        BadRequest: If a row does not fit; the error names the first.
+        BadRequest: If a row does not fit; the error reports the first one.
 
     Example:
         assert formats.encode(pa.array([42, None]), "integer").to_pylist() == [b"\\x00\\x00\\x00\\x2a", None]
@@ -81,13 +81,13 @@ def decode_records(
 
     Args:
         records: Result of a scan or a poll; the columns `topic`, `partition` and `offset` are used for errors.
-        key: the format of the column `key`; None leaves it as it is.
-        value: the format of the column `value`, likewise.
-        key_schema: as in `decode`.
-        value_schema: likewise.
+        key: Format of the column `key`; None leaves it unchanged.
+        value: Format of the column `value`; None leaves it unchanged.
+        key_schema: Schema of the keys, as in `decode`.
+        value_schema: Schema of the values, as in `decode`.
 
     Returns:
-        The same columns in the same order, these two decoded.
+        The same columns in the same order, with keys and values decoded.
 
     Raises:
         BadRequest: If a key or a value does not have its format.
@@ -115,17 +115,17 @@ def encode_records(
     """Encode the columns `key` and `value` of records, for `Topic.append`.
 
     Args:
-        records: a table or a batch with a column `value`, and `key` if it has a format.
-        key: the format of the column `key`; None leaves it as it is.
-        value: the format of the column `value`, likewise.
-        key_schema: as in `encode`.
-        value_schema: likewise.
+        records: A table or a batch with a column `value`, and `key` if it has a format.
+        key: Format of the column `key`; None leaves it unchanged.
+        value: Format of the column `value`; None leaves it unchanged.
+        key_schema: Schema of the keys, as in `encode`.
+        value_schema: Schema of the values, as in `encode`.
 
     Returns:
-        The same columns in the same order, these two encoded.
+        The same columns in the same order, with keys and values encoded.
 
     Raises:
-        BadRequest: If a row does not fit; the error names its column and number.
+        BadRequest: If a row does not fit; the error reports its column and row number.
 
     Example:
         rows = formats.encode_records(pa.table({"value": [{"page": "/home"}]}), value="json")
@@ -138,13 +138,13 @@ def encode_records(
 
 
 def open_format(name: str, schema: Schemas = None) -> ValueFormat:
-    """Return a format with its schemas read."""
+    """Return a format, after reading its schemas."""
     if name != "avro":
         if schema is not None:
-            raise BadRequest(f"only the format avro has a schema: leave it out with {name}")
+            raise BadRequest(f"only the format avro has a schema: omit it with {name}")
         return value_format(name)
     if schema is None:
-        raise BadRequest("the format avro needs a schema, or the schema of each id; none is given")
+        raise BadRequest("the format avro requires a schema, or a schema for each id")
     from sparklog.format.avro import AvroFormat
 
     framed = isinstance(schema, Mapping) and bool(schema) and all(isinstance(number, int) for number in schema)
@@ -154,25 +154,25 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
 
 
 def read_schema(schema: Any) -> Any:
-    """Return a schema as in Python, of a file or of JSON; a text that begins as JSON does is no file's name."""
+    """Return a schema as a Python object, from a file or JSON; text that starts like JSON is not a file name."""
     if not isinstance(schema, (str, PathLike)):
         return schema
-    text, place = str(schema), "the schema"
+    text, source = str(schema), "the schema"
     if not isinstance(schema, str) or not text.lstrip().startswith(("{", "[", '"')):
-        place = text
+        source = text
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise BadRequest(f"expected a file with an Avro schema, {place} cannot be read: {reason}") from None
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise BadRequest(f"the file {source} with an Avro schema cannot be read: {reason}") from None
     try:
         return json.loads(text)
     except ValueError as error:
-        raise BadRequest(f"expected an Avro schema as JSON, {place} is none: {error}") from None
+        raise BadRequest(f"expected an Avro schema as JSON; {source} is invalid: {error}") from None
 
 
 def place_in(records: pa.Table | pa.RecordBatch, name: str) -> RowName:
-    """Return what names a row by topic, partition and offset, as far as the records have these columns."""
+    """Return a function that describes a row for errors: topic, partition and offset, if there are such columns."""
     columns = [column for column in ("topic", "partition", "offset") if column in records.schema.names]
 
     def place(row: int) -> str:

@@ -43,14 +43,14 @@ _SEALED_RUN = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
 class Location:
     """The kind of a path. `root` is the location of its root, or the path itself; `topic` is set for a topic directory.
 
-    `looked`: the id of a root in a bucket, and when this process read it, which saves a request shortly afterwards.
+    `root_id_read` is the id of a root in a bucket and when this process read it, which saves a request soon afterwards.
     """
 
     kind: str
     path: str
     root: str
     topic: str | None = None
-    looked: tuple[str, ClockReading] | None = field(default=None, compare=False, repr=False)
+    root_id_read: tuple[str, ClockReading] | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[type[Location], tuple[str | None, ...]]:
         # Another process must read the id itself.
@@ -58,20 +58,19 @@ class Location:
 
     def looked_at(self, root_id: str) -> ClockReading | None:
         """Return when this process read that the root has this id, if that was recently."""
-        if self.looked is None or self.looked[0] != root_id or not SYSTEM.now().is_soon_after(self.looked[1]):
-            return None
-        return self.looked[1]
+        read_id, read_at = self.root_id_read or (None, None)
+        return read_at if read_at and read_id == root_id and SYSTEM.now().is_soon_after(read_at) else None
 
 
 def resolve(path: str | None) -> Location:
-    """Look at a path. Raises BadRequest if none is given or it is a file."""
+    """Determine what a path is. Raises BadRequest if the path is missing or a file."""
     if not path:
-        raise BadRequest(f"No path: give the root, topic folder or Kafka log directory, found {path!r}")
+        raise BadRequest(f"No path: give the root, topic directory or Kafka log directory, found {path!r}")
     if is_url(path):
         return _resolve_url(normal_location(path))
     location = absolute(path)
     if os.path.exists(location) and not os.path.isdir(location):
-        raise BadRequest(f"The path {location} is a file: give the root, topic folder or Kafka log directory")
+        raise BadRequest(f"The path {location} is a file: give the root, topic directory or Kafka log directory")
     if _is_local_root(location):
         return Location(ROOT, location, location)
     parent, name = os.path.split(location)
@@ -92,7 +91,7 @@ def _is_local_root(folder: str) -> bool:
 
 
 def _resolve_url(url: str) -> Location:
-    """Look at a URL: one request for a root, two for a topic, three or a few more for all else."""
+    """Determine what a URL is: with one request for a root, two for a topic, and three or more for other paths."""
     from sparklog.kafka.in_place.directory import bucket_layout
     from sparklog.kafka.in_place.files import file_path
 
@@ -100,7 +99,7 @@ def _resolve_url(url: str) -> Location:
     above, name = split(url)
     seen = SYSTEM.now()
     if (stored := _content(folder, ROOT_KEY)) is not None:
-        return Location(ROOT, url, url, looked=_id_and_time(stored, seen))
+        return Location(ROOT, url, url, root_id_read=_id_and_time(stored, seen))
     seen = SYSTEM.now()
     topic = _topic_at(name, lambda: _has_files(folder))
     if topic is not None and (stored := _content(folder.parent, ROOT_KEY)) is not None:
@@ -108,23 +107,24 @@ def _resolve_url(url: str) -> Location:
     layout = bucket_layout(folder)
     if layout is not None and not _SEALED_RUN.fullmatch(name):
         return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
-    if _holds(folder, PLACE_KEY):
+    if _has_file(folder, PLACE_KEY):
         return Location(ROOT, url, url)
-    if topic is not None and _holds(folder.parent, PLACE_KEY):
+    if topic is not None and _has_file(folder.parent, PLACE_KEY):
         return Location(TOPIC, url, above, topic)
     return Location(NOTHING, url, url)
 
 
 def _topic_at(name: str, is_folder: Callable[[], bool]) -> str | None:
-    """Return the topic whose folder or name is the last part of a path; None for sparklog's own folders.
+    """Return the topic whose directory or name is the last part of a path; None for sparklog's own directories.
 
-    A topic whose name is not that of its folder (`_schemas`) has no folder of its name: an existing one is sparklog's.
+    A topic whose directory has another name (`_schemas`) has no directory of its own name, so an existing directory of
+    that name belongs to sparklog.
     """
     return folder_topic(name) or (name if is_topic_name(name) and not is_folder() else None)
 
 
-def _holds(folder: FilePath, name: str) -> bool:
-    """True if a file of this name is in a folder."""
+def _has_file(folder: FilePath, name: str) -> bool:
+    """Return True if a directory contains a file of this name."""
     return folder.child(name).is_file() if folder.is_local else _content(folder, name) is not None
 
 
@@ -134,7 +134,7 @@ def _has_files(folder: FilePath) -> bool:
 
 
 def _content(folder: FilePath, name: str) -> bytes | None:
-    """Return a file of a folder in a bucket, None if it is not there. Only a read says that there is no such bucket."""
+    """Return a file of a directory in a bucket, or None. Only a read reports that the bucket does not exist."""
     store, key = folder.child(name).as_object()
     try:
         return store.get(key)
@@ -143,7 +143,7 @@ def _content(folder: FilePath, name: str) -> bytes | None:
 
 
 def _id_and_time(stored: bytes, seen: ClockReading) -> tuple[str, ClockReading] | None:
-    """Return the id in `_root.json`, and when it was read; None if it is damaged: who opens the root says so."""
+    """Return the id in `_root.json`, and when it was read; None if it is corrupt, which is reported on opening."""
     try:
         return ROOT_JSON.decode(stored, ROOT_KEY).root_id, seen
     except (BadRequest, Corrupt):
@@ -151,7 +151,7 @@ def _id_and_time(stored: bytes, seen: ClockReading) -> tuple[str, ClockReading] 
 
 
 def absolute(path: str) -> str:
-    """Return a URL in its normal form, or a local path made absolute: tasks may run in another folder."""
+    """Return a URL in its normal form, or an absolute local path, because tasks may run in another directory."""
     return normal_location(path) if is_url(path) else local_path(os.path.expanduser(path))
 
 
@@ -162,9 +162,10 @@ def open_view(
     corrupt_records: str = "fail",
     on_skipped: OnSkipped | None = None,
 ) -> LogView:
-    """Open the log at a location to read it. `corrupt_records`, `on_skipped`: as in `KafkaView`, None logs a warning.
+    """Open the log at a location to read it.
 
-    Raises NotFound if there is no log, BadRequest for the policy `truncate` and a root.
+    `corrupt_records` and `on_skipped` are as in `KafkaView`; None logs a warning for each skipped range. Raises
+    NotFound if there is no log, and BadRequest for the policy `truncate` on a root.
     """
     if location.kind in (ROOT, TOPIC):
         check_policy_of_root(corrupt_records, location.root)
@@ -192,10 +193,10 @@ def check_policy_of_root(corrupt_records: str, root: str) -> None:
 
 
 def missing(location: Location) -> str:
-    what = "has neither a _root.json nor Kafka partition folders" if exists(location) else "does not exist"
+    what = "has neither a _root.json nor Kafka partition directories" if exists(location) else "does not exist"
     return (
-        f"There is no log at {location.path}: the path {what}; give a sparklog root, a topic folder, "
-        "a Kafka log directory or one Kafka partition folder"
+        f"There is no log at {location.path}: the path {what}; give a sparklog root, a topic directory, "
+        "a Kafka log directory or one Kafka partition directory"
     )
 
 
@@ -206,7 +207,7 @@ def exists(location: Location) -> bool:
 
 
 def topics_at(location: Location, topics: Sequence[str]) -> tuple[str, ...]:
-    """Return the topics to look at; `BadRequest` if another is named than the one whose folder the location is."""
+    """Return the topics to read. Raises BadRequest if the location is the directory of another topic."""
     folder = location.topic if location.kind == TOPIC else None
     if folder is not None and any(name != folder for name in topics):
         raise BadRequest(f"the location is the directory of topic {folder}: give its root to read other topics")
@@ -214,13 +215,13 @@ def topics_at(location: Location, topics: Sequence[str]) -> tuple[str, ...]:
 
 
 def open_log(location: Location, *, create: bool = False) -> Root:
-    """Open the root that a location is, or is in; with `create`, a new one where there is nothing yet."""
+    """Open the root at or above a location; with `create`, create a root if there is nothing at the location."""
     from sparklog.log.topic.root import open_root
 
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         raise BadRequest(
             f"The path {location.path} is a {location.kind}, which is read-only: give a sparklog root instead;"
-            " `sparklog import` takes its topics into one"
+            " `sparklog import` imports its topics"
         )
     if create and location.kind == NOTHING:
         refuse_inside(location.root)
@@ -228,10 +229,10 @@ def open_log(location: Location, *, create: bool = False) -> Root:
 
 
 def refuse_inside(path: str) -> None:
-    """Raise BadRequest for a new root, or new backups, inside of a root, of backups or of a Kafka directory.
+    """Raise BadRequest for a new root or backup repository inside a root, a backup repository or a Kafka directory.
 
-    It would be among files that maintenance or a restore takes for its own. No broker starts with a folder in its log
-    directory that is no partition's.
+    Maintenance or a restore would treat its files as their own, and a broker does not start if its log directory
+    contains a directory that is not a partition.
     """
     from sparklog.kafka.in_place.directory import bucket_layout
     from sparklog.kafka.in_place.files import file_path
@@ -240,16 +241,16 @@ def refuse_inside(path: str) -> None:
     above, name = split(path)
     while name:
         folder = file_path(above)
-        if _holds(folder, ROOT_KEY):
+        if _has_file(folder, ROOT_KEY):
             raise BadRequest(
-                f"The path {path} lies inside the root {above}, where nothing else can be made: give the "
-                "root, one of its topic folders, or a path outside of it"
+                f"The path {path} is inside the root {above}, where nothing else can be created: give the "
+                "root, one of its topic directories, or a path outside the root"
             )
-        if _holds(folder, PLACE_KEY):
-            raise BadRequest(f"The path {path} lies inside {above}, where backups are: give a path outside of it")
+        if _has_file(folder, PLACE_KEY):
+            raise BadRequest(f"The path {path} is inside the backup repository {above}: give a path outside it")
         if bucket_layout(folder) is not None:
             raise BadRequest(
-                f"The path {path} lies inside Kafka's directory {above}, where no broker would start with a"
-                " root in it: give a path outside of it"
+                f"The path {path} is inside the Kafka directory {above}, and a broker would not start with a"
+                " root in it: give a path outside the directory"
             )
         above, name = split(above)

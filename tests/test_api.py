@@ -68,7 +68,7 @@ def test_without_columns_rows_are_counted(root: sparklog.Root) -> None:
 def test_verify_takes_roots_topics_and_kafka(root: sparklog.Root) -> None:
     for place in (root, root.store, root.location, f"{root.location}/t", KAFKA):
         assert sparklog.verify(place).sound
-    with pytest.raises(sparklog.BadRequest, match="leave quick out"):
+    with pytest.raises(sparklog.BadRequest, match="omit quick"):
         sparklog.verify(KAFKA, quick=True)
 
 
@@ -86,8 +86,8 @@ def test_dry_runs_change_nothing(root: sparklog.Root, tmp_path: Path) -> None:
 def test_wrong_input_makes_no_root_and_no_backup(root: sparklog.Root, tmp_path: Path) -> None:
     with pytest.raises(sparklog.NotFound):
         sparklog.import_kafka(tmp_path / "new", KAFKA, topics=["no-such-topic"])
-    with pytest.raises(sparklog.BadRequest, match="lies inside the root"):
+    with pytest.raises(sparklog.BadRequest, match="is inside the root"):
         sparklog.backup(root, f"{root.location}/backups")
-    with pytest.raises(sparklog.BadRequest, match="lies inside the root"):
+    with pytest.raises(sparklog.BadRequest, match="is inside the root"):
         sparklog.restore(root.location, f"{root.location}/again")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]

@@ -226,9 +226,9 @@ def test_copies_between_a_disk_and_a_bucket(bucket: str, root: str, tmp_path: Pa
     assert sparklog.backup(root, backups).number == 2
     sparklog.restore(backups, again)
     sparklog.clone(again, "t", "u")
-    with pytest.raises(sparklog.BadRequest, match="lies inside the root"):
+    with pytest.raises(sparklog.BadRequest, match="is inside the root"):
         sparklog.backup(root, join(again, "backups"))
-    with pytest.raises(sparklog.BadRequest, match="where backups are"):
+    with pytest.raises(sparklog.BadRequest, match="is inside the backup repository"):
         sparklog.restore(root, join(backups, "log"))
     sparklog.backup(again, tmp_path / "backups")
     sparklog.restore(tmp_path / "backups", tmp_path / "again")

@@ -134,7 +134,7 @@ def test_nothing_else_is_put_into_a_root(root: Path, sparklog: Sparklog) -> None
     sparklog("topics", "create", "t")
     for command in (("backup",), ("restore", root)):
         said = sparklog(*command, "--to", root / "t" / "inside", code=1)
-        assert said.err.startswith(f"sparklog: The path {root}/t/inside lies inside the root {root}")
+        assert said.err.startswith(f"sparklog: The path {root}/t/inside is inside the root {root}")
         assert not (root / "t" / "inside").exists()
 
 

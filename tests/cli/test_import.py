@@ -125,7 +125,7 @@ def test_a_root_within_the_log_dir_is_refused(log_dir: Path, sparklog: Sparklog)
     """A broker does not start with a folder in its log dir that is no partition's."""
     for place in (log_dir / "sparklog", log_dir / "orders-0" / "log"):
         said = sparklog("import", log_dir, "--root", place, code=1)
-        assert "lies inside Kafka's directory" in said.err
+        assert "is inside the Kafka directory" in said.err
         assert len(said.err.splitlines()) == 1
         assert not place.exists()
 

@@ -43,7 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "is a root with the topic t: select topics with",
         ),
         ("stream", ("--source", "root/t", "--root", "file", *CHECKPOINT), "is a file: give the root"),
-        ("stream", ("--source", "root/t", "--root", "root/t/new", *CHECKPOINT), "lies inside the root"),
+        ("stream", ("--source", "root/t", "--root", "root/t/new", *CHECKPOINT), "is inside the root"),
         (
             "stream",
             ("--source", "root", "--subscribe-pattern", "(", "--root", "new", *CHECKPOINT),

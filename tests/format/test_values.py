@@ -230,8 +230,8 @@ def test_avro_types_become_arrows() -> None:
         ("parse", ORDER, "nope", "found 'nope' (Expecting value"),
         ("encode", ORDER, {"idd": 1}, "record contains more fields than the schema specifies: idd)"),
         ("decode", {"type": "recrd"}, b"", "expected an Avro schema, found \"{'type': 'recrd'}\": UnknownType"),
-        ("decode", "/no/such/file", b"", "file with an Avro schema, /no/such/file cannot be read: No such file"),
-        ("decode", "{", b"", "expected an Avro schema as JSON, the schema is none: Expecting"),
+        ("decode", "/no/such/file", b"", "file /no/such/file with an Avro schema cannot be read: No such file"),
+        ("decode", "{", b"", "expected an Avro schema as JSON; the schema is invalid: Expecting"),
         ("decode", RECURSIVE, b"\0", "an Arrow column cannot have the recursive type Node: give arrow_type"),
         ("decode", ["int", "string"], b"\0\2", "an Arrow column cannot have a union of 2 types: give arrow_type"),
     ],
@@ -261,8 +261,8 @@ def test_no_bytes_leave_another_error() -> None:
 
 def test_a_schema_and_its_format_belong_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, schema, says in (
-        ("avro", None, "the format avro needs a schema"),
-        ("long", '"long"', "only the format avro has a schema: leave it out with long"),
+        ("avro", None, "the format avro requires a schema"),
+        ("long", '"long"', "only the format avro has a schema: omit it with long"),
     ):
         with pytest.raises(BadRequest, match=says):
             formats.decode(pa.array([b""]), name, schema)

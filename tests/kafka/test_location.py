@@ -59,7 +59,7 @@ def test_sealed_folders_below_a_topic_are_no_kafka_partitions(root: Path) -> Non
 def test_nothing(tmp_path: Path) -> None:
     assert resolve(str(tmp_path / "x")).kind == NOTHING
     assert "does not exist" in missing(resolve(str(tmp_path / "x")))
-    assert "neither a _root.json nor Kafka partition folders" in missing(resolve(str(tmp_path)))
+    assert "neither a _root.json nor Kafka partition directories" in missing(resolve(str(tmp_path)))
 
 
 def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +77,13 @@ def test_no_path_and_a_file(tmp_path: Path) -> None:
 
 
 def test_what_needs_a_root_says_how_to_get_one(fixtures: Path) -> None:
-    with pytest.raises(BadRequest, match="give a sparklog root instead; `sparklog import` takes its topics into one"):
+    with pytest.raises(BadRequest, match="give a sparklog root instead; `sparklog import` imports its topics"):
         open_log(resolve(str(fixtures / "transactions" / "data")))
 
 
 def test_no_root_inside_a_root(root: Path) -> None:
     for inside in (root / "orders" / "append", root / "orders" / "_log" / "checkpoints"):
-        with pytest.raises(BadRequest, match=f"lies inside the root {root}"):
+        with pytest.raises(BadRequest, match=f"is inside the root {root}"):
             open_log(resolve(str(inside)), create=True)
         assert not (inside / "_root.json").exists()
     beside = root.parent / "other"
