@@ -322,7 +322,7 @@ def unreferenced(topic: Topic) -> tuple[int, int]:
     snapshot = topic.log.snapshot()
     files, _ = _list_data_files(topic.store, topic.name, snapshot.version)
     kept = plan.own_paths(topic.name, snapshot.slices.paths())
-    versions = {hold.version for hold in snapshot.state.holds.values()}
+    versions = {lease.version for lease in snapshot.state.holds.values()}
     if versions:
         history = History(topic.store, topic.name, topic.root.env)
         kept |= plan.own_paths(topic.name, set().union(*(history.at(version).slices.paths() for version in versions)))

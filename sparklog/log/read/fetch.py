@@ -1,19 +1,19 @@
-"""Fetch the slices of a plan: the requests of a task, and its way on when a planned file is gone.
+"""Fetch the slices of a plan with few requests, and plan again if a planned file no longer exists.
 
-Slices that lie side by side in one file and come next for the ranges being read are fetched together, also those of
-different partitions: a task that reads 8 partitions of n small append files makes n requests, not 8 n. Slices are
-fetched whole and checked by their CRC-32C while they fit into `span_bytes`; larger ones come in windows of that size,
-and where the range begins or ends inside one, the footer's index says where to enter. So a task never holds more than a
-few `span_bytes`, whatever it reads. Where each request costs a round trip, several are under way
-(`sparklog.log.read.read_ahead`): the same pieces in the same order, but for the borders of windows.
+Adjacent slices of a file are fetched in one request if they are the next slices of their ranges, even if they belong to
+different partitions. So a task that reads 8 partitions from n small append files makes n requests, not 8 n. A slice of
+up to `span_bytes` is fetched entirely and checked with its CRC-32C. Larger slices are fetched in windows of that size;
+if the range starts or ends inside such a slice, the footer's index gives the positions to read. So a task never has
+more than a few `span_bytes` in memory. If each request costs a round trip, several requests are in flight
+(`sparklog.log.read.read_ahead`); this only changes the boundaries of windows.
 
 Sealed segments have no footer: see `sparklog.log.read.segment_entrance`.
 
 A fetch of a corrupt slice returns its valid batches up to the first corrupt one (`sparklog.log.read.damaged_slices`),
 unless the fetch is `strict`.
 
-A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened again and the
-same offsets are read from where they are now. Only a log start beyond them is data loss.
+If a file does not exist, it was replaced (merged, sealed, compacted) after the plan was made. The topic is then opened
+again, and the same offsets are read from their new files. It is data loss only if the log start is beyond them.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ ROWS_AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """Whole batches of one slice."""
+    """Complete batches of one slice."""
 
     data: memoryview
     position: int  # of `data[0]` in the slice's file
     slice: PlannedSlice
-    start: int  # `[start, end)`: the offsets wanted
+    start: int  # `[start, end)`: the requested offsets
     end: int
-    cut: bool  # they are not all of the slice
+    cut: bool  # the batches are only a part of the slice
     verified: bool  # checksums have been verified, so batches need not be checked again
-    headers: BatchHeaders | None = None  # of `data`, if they are known
+    headers: BatchHeaders | None = None  # of `data`, if already scanned
 
 
 @dataclass(slots=True)
@@ -74,12 +74,12 @@ class Cursor:
     range: OffsetRange
     slices: PlannedSlices
     replan: Callable[[int], tuple[int, PlannedSlices]]
-    """Takes the first offset still wanted; gives the offset to go on at, later only if that is no error, and slices."""
+    """Maps the next offset to the offset to continue at (later only if that is not an error) and to new slices."""
     next: int
     at: int = 0
     _rows: list[PlannedSlice] = field(default_factory=list)
     _first: int = 0
-    """`_rows` are the slices from this one on, made some at a time."""
+    """Index of the first slice in `_rows`, which are created a few at a time."""
     location: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,16 +103,16 @@ class Cursor:
 
 @dataclass(slots=True)
 class _Job:
-    """The next slices to read: those side by side in a file, or one in windows from position `low` of `file` on."""
+    """The next slices to read: adjacent slices of a file, or one slice in windows from position `low` of `file` on."""
 
-    taken: list[tuple[Cursor, PlannedSlice, int]]  # each with its cursor and the first offset wanted of it
+    slices: list[tuple[Cursor, PlannedSlice, int]]  # with the cursor and first requested offset of each
     requests: list[Request]
     file: StoredSlice | None = None  # to be read in windows
     low: int = 0
 
 
 class Fetcher:
-    """Iterates over the pieces of all ranges: of each range in offset order, ranges interleaved as files have them.
+    """Iterates over the batches of all ranges, each in offset order, interleaved in the order of the files.
 
     `strict`: raise `Corrupt` for a corrupt slice, and do not check batches of windows. Otherwise yield its valid
     batches and call `on_skipped` with its corrupt ranges; None: raise `Corrupt` for them.
@@ -126,7 +126,7 @@ class Fetcher:
         self._footers: dict[str, Footer | None] = {}
         self._indexes: dict[str, OffsetIndex | None] = {}
         self._first = 0
-        """Cursors before this one are through."""
+        """Cursors before this one are finished."""
         self._jobs: deque[_Job] = deque()
         at_once = min((cursor.store.parallel_reads for cursor in cursors), default=1)
         self._ahead = ReadAhead(at_once, read_request, self._more, cursors[0].store.limits if cursors else DEFAULTS)
@@ -143,7 +143,7 @@ class Fetcher:
                     yield from self._span(self._jobs[0]) if self._jobs[0].file is None else self._windows(self._jobs[0])
                     self._ahead.drop(self._jobs.popleft().requests)
                 except MissingFile as missing:
-                    self._give_back()
+                    self._cancel_jobs()
                     cursor = self._cursors[self._first]
                     missed.note(cursor.store, self._first, missing.file)
                     self._unlist(cursor)
@@ -153,16 +153,16 @@ class Fetcher:
         finally:
             self._ahead.close()
 
-    def _give_back(self) -> None:
-        """Take back what was chosen and not read."""
+    def _cancel_jobs(self) -> None:
+        """Cancel the planned jobs that have not been read."""
         for job in reversed(self._jobs):
             self._ahead.drop(job.requests)
-            for cursor, _, start in reversed(job.taken):
+            for cursor, _, start in reversed(job.slices):
                 self._unlist(cursor)
                 cursor.at, cursor.next = cursor.at - 1, start
                 self._list(cursor)
         if self._jobs:
-            self._first = next(i for i, cursor in enumerate(self._cursors) if cursor is self._jobs[0].taken[0][0])
+            self._first = next(i for i, cursor in enumerate(self._cursors) if cursor is self._jobs[0].slices[0][0])
         self._jobs.clear()
 
     def _list(self, cursor: Cursor) -> None:
@@ -174,7 +174,7 @@ class Fetcher:
             del self._heads[key]
 
     def _advance(self, cursor: Cursor, planned: PlannedSlice) -> None:
-        """Go on after the slice that came next for a range."""
+        """Advance a cursor past its next slice."""
         if self._heads.get(place := (cursor.location, planned.file, planned.position)) is cursor:
             del self._heads[place]
         cursor.next, cursor.at = min(planned.end, cursor.range.end), cursor.at + 1
@@ -182,7 +182,7 @@ class Fetcher:
 
     @staticmethod
     def _in_windows(cursor: Cursor, planned: PlannedSlice) -> bool:
-        """True if a slice is too large to fetch whole, or large enough to be entered by its index."""
+        """Return True if a slice is too large for one request, or large enough to use its index."""
         limits = cursor.store.limits
         return planned.size > limits.span_bytes or (planned.size > limits.index_min_bytes and cursor.cuts(planned))
 
@@ -195,7 +195,7 @@ class Fetcher:
         return None
 
     def _plan(self) -> bool:
-        """Choose what to read after the jobs chosen so far, and advance the cursors; False at the end."""
+        """Plan the next job and advance the cursors; return False at the end."""
         following = self._next()
         if following is None:
             return False
@@ -205,7 +205,7 @@ class Fetcher:
         return True
 
     def _more(self) -> bool:
-        """Choose one more job while others are read. What is entered by an index waits for its turn."""
+        """Plan one more job while others are read, unless it uses an index: that is read only when the job is due."""
         following = self._next()
         return (
             following is not None
@@ -214,8 +214,8 @@ class Fetcher:
         )
 
     def _side_by_side(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
-        """Choose a slice and, in the same request, what follows it in the file and is wanted next."""
-        taken = [(cursor, planned, cursor.next)]
+        """Plan a slice and, in the same request, the slices after it in the file that are the next of their ranges."""
+        adjacent = [(cursor, planned, cursor.next)]
         self._advance(cursor, planned)
         end = planned.position + planned.size
         while (other := self._heads.get((cursor.location, planned.file, end))) is not None:
@@ -224,15 +224,15 @@ class Fetcher:
                 break
             if end + neighbour.size - planned.position > cursor.store.limits.span_bytes:
                 break
-            taken.append((other, neighbour, other.next))
+            adjacent.append((other, neighbour, other.next))
             self._advance(other, neighbour)
             end += neighbour.size
-        return _Job(taken, [Request(cursor.store, planned.file, planned.position, end - planned.position)])
+        return _Job(adjacent, [Request(cursor.store, planned.file, planned.position, end - planned.position)])
 
     def _span(self, job: _Job) -> Iterator[FetchedBatches]:
         (request,) = job.requests
         data = memoryview(self._ahead.take(request))
-        for cursor, planned, start in job.taken:
+        for cursor, planned, start in job.slices:
             body = data[planned.position - request.start :][: planned.size]
             # Cached bytes may be those of an object that has been replaced: read it from the store again.
             if (sound := crc32c(body) == planned.crc) is False and RECENT_RECORDS.evict(cursor.store, planned.file):
@@ -250,7 +250,7 @@ class Fetcher:
                 yield FetchedBatches(window.data, window.start, planned, start, end, cut=True, verified=True)
 
     def _enter(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
-        """Choose a large slice, or the part of it that is wanted, to be read in windows of whole batches."""
+        """Plan a large slice, or the requested part of it, to be read in windows of complete batches."""
         low, high = self._limits(cursor, planned)
         file, until = StoredSlice(cursor.store, planned, high), high
         index = None if planned.footer_length or not cursor.cuts(planned) else self._index(cursor.store, planned)
@@ -270,7 +270,7 @@ class Fetcher:
 
     def _windows(self, job: _Job) -> Iterator[FetchedBatches]:
         assert job.file is not None
-        ((cursor, planned, offset),) = job.taken
+        ((cursor, planned, offset),) = job.slices
         end = min(planned.end, cursor.range.end)
         cut = offset > planned.base or cursor.range.end < planned.end
         if self._strict:
@@ -282,13 +282,13 @@ class Fetcher:
                 window.data, window.start, planned, offset, end, cut, not self._strict, window.headers
             )
             offset = min(max(offset, int(window.headers.next_offset[-1]) + planned.shift), end)
-            job.taken = [(cursor, planned, offset)]
+            job.slices = [(cursor, planned, offset)]
             yield piece
             if self._strict and offset >= end:
                 return
 
     def _limits(self, cursor: Cursor, planned: PlannedSlice) -> tuple[int, int]:
-        """Return the positions between which the wanted batches of a slice are, by the footer's index."""
+        """Return the positions between which the requested batches of a slice are, according to the footer's index."""
         begin, end = planned.position, planned.position + planned.size
         if not cursor.cuts(planned) or not planned.footer_length:
             return begin, end

@@ -1,4 +1,4 @@
-"""Slices of one partition as a plan carries them to tasks, to be read or rewritten: plain arrays, small to pickle."""
+"""Slices of one partition that a plan sends to tasks, to be read or rewritten: plain arrays, small when pickled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PlannedSlice(SliceRow):
-    """A slice to read or rewrite; columns as in the slice table. Not frozen: a task makes thousands of them at once."""
+    """A slice to read or rewrite; columns as in the slice table. Not frozen: a task creates thousands of them."""
 
     file_size: int
     footer_length: int
@@ -29,9 +29,9 @@ class PlannedSlice(SliceRow):
     status: int
     topic: str
     partition: int
-    path: str  # below the topic's folder, as commits name it
+    path: str  # below the topic's directory, as in commits
     file: str  # its key in the store
-    hidden: AbortedTransactions | None  # Kafka's, not to be seen, whichever slice they are in
+    hidden: AbortedTransactions | None  # of Kafka, hidden in every slice
 
     @property
     def aborted(self) -> bool:
@@ -39,7 +39,7 @@ class PlannedSlice(SliceRow):
 
     @property
     def sealed(self) -> bool:
-        """True for a sealed segment: offsets of the log in its batches, no footer."""
+        """True for a sealed segment, whose batches have log offsets and which has no footer."""
         return self.footer_length == 0
 
     def input(self) -> Input:
@@ -52,7 +52,7 @@ _NUMBERS = tuple(field.name for field in fields(PlannedSlice) if field.name in P
 
 
 class ColumnRows(Mapping[str, npt.NDArray[Any]]):
-    """Rows `[low, high)` of columns, by name, cut when they are asked for: a plan has ten thousand times a row."""
+    """Rows `[low, high)` of columns by name, sliced on access, because a plan may have ten thousand single rows."""
 
     __slots__ = ("high", "low", "whole")
 
@@ -109,7 +109,7 @@ class PlannedSlices(ColumnsByName):
 
 
 def count_files(sources: Iterable[PlannedSlices]) -> int:
-    """Return the number of files that contain these slices, which are of one topic."""
+    """Return the number of files that contain these slices of one topic."""
     return len({part.paths[code] for part in sources for code in np.unique(part.columns["file"]).tolist()})
 
 
@@ -118,7 +118,7 @@ def planned_slices(topic: str, partition: int, rows: Slices, low: int = 0, high:
     return planned_ranges([(topic, partition)], rows, [0, len(rows)])[0]
 
 
-def planned_ranges(places: Sequence[tuple[str, int]], rows: Slices, cuts: Sequence[int]) -> list[PlannedSlices]:
+def planned_ranges(partitions: Sequence[tuple[str, int]], rows: Slices, cuts: Sequence[int]) -> list[PlannedSlices]:
     """Return the slices of ranges, each of a topic and a partition; those of range i are `rows[cuts[i] : cuts[i + 1]]`.
 
     They share their columns.
@@ -126,7 +126,7 @@ def planned_ranges(places: Sequence[tuple[str, int]], rows: Slices, cuts: Sequen
     codes, file = rows.file.tolist(), np.zeros(len(rows), np.int32)
     columns = {"file": file, **{name: rows.columns[name] for name in PLANNED}}
     plans = []
-    for (topic, partition), low, high in zip(places, cuts, cuts[1:], strict=False):
+    for (topic, partition), low, high in zip(partitions, cuts, cuts[1:], strict=False):
         numbers: dict[int, int] = {}
         of_each = [numbers.setdefault(code, len(numbers)) for code in codes[low:high]]
         if len(numbers) > 1:
@@ -137,7 +137,7 @@ def planned_ranges(places: Sequence[tuple[str, int]], rows: Slices, cuts: Sequen
 
 
 def joined(parts: Sequence[PlannedSlices]) -> PlannedSlices:
-    """Return the slices of several plans of one partition, which follow each other, as one."""
+    """Join the slices of consecutive plans of one partition."""
     first = np.cumsum([0, *(len(part.paths) for part in parts)])
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in PLANNED}
     columns["file"] = np.concatenate([part.file + start for part, start in zip(parts, first, strict=False)])

@@ -102,7 +102,7 @@ class CommitOutcome:
 
 
 class CommitLog(Journal[LogState, Commit, "Draft"]):
-    """The journal of one topic, with the newest state this process knows. Threads may share it."""
+    """The journal of one topic, with the latest state that this process has read. Thread-safe."""
 
     noun = "commit"
 
@@ -114,15 +114,15 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         self._checked: tuple[TopicState, Commit | None, TopicState] = EMPTY, None, EMPTY
 
     def existing(self, refresh: bool = True) -> LogState:
-        """Return the newest state or, without `refresh`, the newest one known. `NotFound` if there is no topic."""
+        """Return the latest state or, without `refresh`, the latest cached state. `NotFound` if there is no topic."""
         return self._existing(refresh).state
 
     def snapshot(self, refresh: bool = True) -> Snapshot:
-        """Return the same with all slices."""
+        """Return the latest state with all slices; `refresh` is as in `existing`."""
         return self._snapshot(self._existing(refresh))
 
     def snapshot_if_exists(self) -> Snapshot | None:
-        """Return the newest state with all slices; None if there is no topic."""
+        """Return the latest state with all slices; None if there is no topic."""
         newest = self._read_on(self._latest).latest
         return self._snapshot(newest) if newest.state.topic_state.exists else None
 
@@ -142,7 +142,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return no_topic(self.topic, self.store.location)
 
     def _with_table(self, base: SeenState[LogState]) -> SeenState[LogState]:
-        """Load the slice table; of a newer state if what it takes is gone."""
+        """Load the slice table, or that of a later state if the checkpoint has been deleted."""
         if base.state.table is not None:
             return base
         missing: set[int] = set()
@@ -152,8 +152,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
                 return self._publish(replace(base, state=self._load_table(base.state)))
             except (Corrupt, NotFound) as error:
                 _LOG.warning("checkpoint %s of %s: %s", version, self.title, error)
-                # Deleted since we root_checked: a newer one exists. Damaged, or still listed without its table: the one
-                # before does.
+                # If the checkpoint was deleted since it was read, a later one exists. If it is corrupt, or is still
+                # listed without its table, fall back to the one before it.
                 below = version if isinstance(error, Corrupt) or version in missing else None
             missing.add(version)
             base = self._reopen(below).latest
@@ -177,7 +177,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
     ) -> CommitOutcome:
         """Commit what `intent` drafts.
 
-        `origin` is the head it was decided on, and `root_checked` what `refresh_checking_root` returned.
+        `origin` is the topic state that the intent is based on, and `root_checked` is the result of
+        `refresh_checking_root`.
         """
         from sparklog.log.state.commit_intents import Nothing
 
@@ -208,7 +209,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return commit
 
     def _opened(self, checkpoints: Sequence[int], seen: ClockReading) -> Advance[LogState, Commit]:
-        """Read the newest checkpoint and the commits after it: on a far store few, which a listing tells."""
+        """Read the latest checkpoint and the commits after it; list them first if the store is remote."""
         if not (self._numbered.is_remote and self.store.lists_after):
             return super()._opened(checkpoints, seen)
         newest = checkpoints[-1] if checkpoints else -1
@@ -298,7 +299,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return LogState(checkpoint.state, checkpoint, (), None)
 
     def _write_checkpoint(self, base: SeenState[LogState]) -> SeenState[LogState]:
-        """Write a checkpoint, unless another process wrote one meanwhile that makes it unnecessary."""
+        """Write a checkpoint, unless another process has written one in the meantime that makes it unnecessary."""
         from sparklog.log.state.commit_intents import check_features
 
         check_features(base.state.topic_state)

@@ -167,21 +167,21 @@ def _requested_snapshot(root: Root, log: TopicLog, version: int | None, time_ms:
 
 def _check_retained(log: TopicLog, snapshot: Snapshot) -> None:
     state = log.current().topic_state
-    if snapshot.version < state.floor and snapshot.version not in {hold.version for hold in state.holds.values()}:
+    if snapshot.version < state.floor and snapshot.version not in {lease.version for lease in state.holds.values()}:
         raise Conflict(
             f"version {snapshot.version} of topic '{log.topic}' has been vacuumed; you can clone versions from "
             f"{state.floor} on"
         )
 
 
-def _lease(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[TopicLog]:
+def _lease(root: Root, log: TopicLog, snapshot: Snapshot, lease_name: str) -> list[TopicLog]:
     """Lease the version of the snapshot, and those of other topics whose files it shares; return the topics' logs."""
     _check_retained(log, snapshot)
     versions = {log.topic: snapshot.version}
-    hold_of_source = clone_hold(log.topic, snapshot.state.topic_id)
+    source_lease = clone_hold(log.topic, snapshot.state.topic_id)
     owners = {owner for path in snapshot.slices.paths() if path.startswith("/") and (owner := key_topic(path[1:]))}
     for owner in sorted(owners - {log.topic}):
-        lease = root.engine.log(owner).refresh().topic_state.holds.get(hold_of_source)
+        lease = root.engine.log(owner).refresh().topic_state.holds.get(source_lease)
         if lease is None:
             raise Conflict(
                 f"version {snapshot.version} of topic '{log.topic}' references files of topic '{owner}', whose lease "
@@ -194,19 +194,19 @@ def _lease(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[Top
         for owner, version in versions.items():
             log = root.engine.log(owner)
             topic_id = log.current().topic_state.topic_id
-            log.commit(MaintainIntent(topic_id, holds={hold: VersionLease(version, expires_ms)}))
+            log.commit(MaintainIntent(topic_id, holds={lease_name: VersionLease(version, expires_ms)}))
             logs.append(log)
     except SparklogError:
-        _release(logs, hold)
+        _release(logs, lease_name)
         raise
     return logs
 
 
-def _release(logs: Sequence[TopicLog], hold: str) -> None:
+def _release(logs: Sequence[TopicLog], lease_name: str) -> None:
     # If this fails, the vacuum ends the leases a day later.
     for log in logs:
         with suppress(SparklogError, OSError):
-            log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={hold: None}))
+            log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={lease_name: None}))
 
 
 def _decided(log: TopicLog, snapshot: Snapshot) -> Snapshot:
@@ -284,9 +284,9 @@ def clone_hold(clone: str, topic_id: str) -> str:
     return f"{_PREFIX}:{clone}:{topic_id}"
 
 
-def clone_of_hold(hold: str) -> tuple[str, str] | None:
+def clone_of_hold(lease_name: str) -> tuple[str, str] | None:
     """Return name and topic id of the clone whose lease has this name; None for other leases."""
-    prefix, _, rest = hold.partition(":")
+    prefix, _, rest = lease_name.partition(":")
     name, colon, topic_id = rest.partition(":")
     return (name, topic_id) if prefix == _PREFIX and colon and is_topic_name(name) else None
 

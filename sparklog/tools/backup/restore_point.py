@@ -12,7 +12,7 @@ The state of a topic in the restored root:
 * Topic id, offsets, configs, registry and undecided transactions are unchanged.
 * Inline records become append files with all bytes of the commit, because the commit's number may be different in the
   new root.
-* VersionLeases are removed, because their versions do not exist here. A clone gets its own copies of the files of other
+* Leases are removed, because their versions do not exist here. A clone gets its own copies of the files of other
   topics. Participants that are not restored are removed, because a new topic of that name would never reach their
   versions.
 """
