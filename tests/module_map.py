@@ -34,7 +34,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
     "sparklog/format/legacy/old_messages.py": ("tests/format/test_legacy.py", "tests/kafka/test_legacy.py"),
     "sparklog/format/new_arrays.py": ("tests/format/test_round_trips.py", "tests/format/test_filter_batches.py"),
-    "sparklog/groups/assignors.py": ("tests/groups/test_assignors.py",),
     **dict.fromkeys(
         (
             f"sparklog/clients/consumer/{name}.py"
@@ -93,7 +92,14 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/serve/authorized_operations.py": ("tests/serve/test_requests.py",),
     "sparklog/serve/new_topics.py": ("tests/serve/test_like_a_broker.py",),
     "sparklog/cli/header_filter.py": ("tests/cli/test_wrong_inputs.py",),
-    "sparklog/tools/repair/commit_cures.py": ("tests/tools/repair/test_lost_commits.py",),
+    "sparklog/groups/group_journal.py": ("tests/groups/test_group.py", "tests/groups/test_state.py"),
+    "sparklog/serve/shared_members.py": ("tests/serve/test_shared_groups.py",),
+    "sparklog/tools/inspection/columns.py": (
+        "tests/tools/inspection/test_root.py",
+        "tests/tools/inspection/test_dump_batches.py",
+    ),
+    "sparklog/tools/repair/commit_fixes.py": ("tests/tools/repair/test_lost_commits.py",),
+    "sparklog/tools/verification/unreferenced.py": ("tests/tools/verification/test_damage.py",),
     "sparklog/tools/verification/defaults_copy.py": ("tests/log/topic/test_lost_defaults.py",),
 }
 """Module -> tests that reach it through others, for modules that no test imports."""

@@ -102,7 +102,7 @@ def test_what_retention_deletes_of_1970_can_be_brought_back(
     assert topic.scan().to_table().num_rows == 0
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said.startswith(f"a timestamp that expires in topic old{IS}")
-    assert said.endswith("sparklog clone old NAME --as-of 2 shows those that expire now")
+    assert said.endswith("sparklog clone old NAME --as-of 2 restores the records that expire now")
     sparklog.clone(root, "old", "again", version=2)
     assert root.topic("again").scan().to_table().num_rows == 2
     caplog.clear()

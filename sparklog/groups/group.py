@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparklog.arguments import NAME, NAMES, PARTITIONS, POSITIONS, checked, instance
+from sparklog.arguments import NAME, PARTITIONS, POSITIONS, checked
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
@@ -31,7 +31,6 @@ from sparklog.limits import SESSION_TIMEOUT_MS
 from sparklog.log.journal.entry_log import Step
 from sparklog.log.journal.names import check_id
 
-METADATA = instance("a GroupMetadata", GroupMetadata).or_none()
 EMPTY, STABLE, RECONCILING, DEAD = "Empty", "Stable", "Reconciling", "Dead"
 """Kafka's names of the states: without members, with members, while partitions move between members, nonexistent."""
 
@@ -101,15 +100,8 @@ class Group(GroupJournal):
 
     # -- members
 
-    @checked(instance=NAME.or_none(), assignors=NAMES, previous=METADATA)
-    def join(
-        self,
-        instance: str | None = None,
-        *,
-        session_timeout_ms: int = SESSION_TIMEOUT_MS,
-        assignors: Sequence[str] = (),
-        previous: GroupMetadata | None = None,
-    ) -> Membership:
+    @checked(instance=NAME.or_none())
+    def join(self, instance: str | None = None, *, session_timeout_ms: int = SESSION_TIMEOUT_MS) -> Membership:
         """Become the exclusive owner of the group, and fence the previous owner.
 
         Transactions that the previous owner has prepared but not committed are aborted.
@@ -117,6 +109,23 @@ class Group(GroupJournal):
         Args:
             instance: A name for messages and listings; None: a random id.
             session_timeout_ms: The time without an entry of the owner after which other members may join.
+
+        Raises:
+            Conflict: If the group has active members that share its partitions.
+        """
+        return self.own(instance, session_timeout_ms=session_timeout_ms)
+
+    def own(
+        self,
+        instance: str | None = None,
+        *,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        assignors: Sequence[str] = (),
+        previous: GroupMetadata | None = None,
+    ) -> Membership:
+        """Become the exclusive owner of the group, as `join`.
+
+        Args:
             assignors: The assignors with which the owner is ready to share the group (see `group_members`).
             previous: The owner's earlier generation, if it continues with records that it read in that generation.
 

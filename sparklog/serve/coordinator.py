@@ -64,7 +64,7 @@ class Coordinator:
 
     def _join(self, name: str, assignors: Sequence[str], previous: GroupMetadata | None) -> Membership:
         owner = f"{INSTANCE}{self._peers.own}"
-        return self.group(name).join(owner, session_timeout_ms=SESSION_MS, assignors=assignors, previous=previous)
+        return self.group(name).own(owner, session_timeout_ms=SESSION_MS, assignors=assignors, previous=previous)
 
     def held(self, name: str) -> GroupMembers | None:
         """Return the members of a group that has clients of this server; None: it has none."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparklog.doctor.checks import ARROW_BYTES, OK, WARN, ask_spark, check_settings
+from sparklog.doctor.checks import ARROW_BYTES, OK, WARN, check_session, check_settings
 from tests.doctor.machines import EMPTY
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.slow
 def test_a_running_session_is_asked(spark: SparkSession) -> None:
-    settings, (finding,) = ask_spark()
+    settings, (finding,) = check_session()
     assert finding.status == OK, finding
     assert f"Python {'.'.join(map(str, sys.version_info[:3]))}" in finding.found
     assert settings.source == "the session"
@@ -28,7 +28,7 @@ def test_a_session_that_sets_nothing_is_asked(spark: SparkSession) -> None:
     before = spark.conf.get(ARROW_BYTES)
     spark.conf.unset(ARROW_BYTES)
     try:
-        settings, (finding,) = ask_spark()
+        settings, (finding,) = check_session()
     finally:
         spark.conf.set(ARROW_BYTES, before)
     assert finding.status == OK, finding

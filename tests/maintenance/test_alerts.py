@@ -40,7 +40,7 @@ def panels() -> list[dict[str, Any]]:
 
 def queries() -> list[str]:
     of_panels = [target["expr"] for panel in panels() for target in panel["targets"]]
-    of_page = re.findall(r"`([^`]*sparklog_\w+[^`]*)`", PAGE[PAGE.index("| panel |") :])
+    of_page = re.findall(r"`([^`]*sparklog_\w+[^`]*)`", PAGE[PAGE.index("| Panel |") :])
     return [*(rule["expr"] for rule in rules()), *of_panels, *of_page]
 
 

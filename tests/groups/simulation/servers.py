@@ -81,7 +81,7 @@ class Server:
             client.positions = {place: start for place, start in client.positions.items() if place in client.owned}
         metadata = None
         try:
-            owner = self.group.join(
+            owner = self.group.own(
                 f"serve@{self.actor.name}",
                 session_timeout_ms=SESSION_MS,
                 assignors=self.plan.assignors,

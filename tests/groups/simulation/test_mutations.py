@@ -87,8 +87,8 @@ def a_fenced_owner_is_replaced_by_its_clients(patch: Patch) -> None:
 
 def a_server_goes_on_after_another_owner(patch: Patch) -> None:
     """A server that was fenced unnoticed begins its next generation with what its clients have read before."""
-    real = Group.join
-    patch.setattr(Group, "join", lambda self, *instance, previous=None, **how: real(self, *instance, **how))
+    real = Group.own
+    patch.setattr(Group, "own", lambda self, *instance, previous=None, **how: real(self, *instance, **how))
 
 
 def cooperative_clients_give_up_what_they_read(patch: Patch) -> None:

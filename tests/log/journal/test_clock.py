@@ -107,7 +107,7 @@ def test_log_append_time_versions_and_retention_after_a_jump() -> None:
     history = History(root.store, "t")
     for after_ms, version in ((0, 1), (10_999, 1), (11_000, 3), (21_000, 4), (2 * YEAR, 4)):
         assert history.version_at(START_MS + after_ms) == version
-    with pytest.raises(NotFound, match="there is no version"):
+    with pytest.raises(NotFound, match="has no version at"):
         history.version_at(START_MS - 1)
     assert clone_topic(root, "t", "c", time_ms=START_MS + 12_000).version == 3
     stored = json.loads(document_of(root.store.get(commit_key("t", 3))))

@@ -26,7 +26,7 @@ def test_the_snippets_run(tmp_path: Path) -> None:
     for text in snippets("In Python", "python"):
         exec(compile(text.replace("/data/log", str(tmp_path / "log")), "reading-less.md", "exec"), {})
     shown = []
-    for line in snippets("In a shell", "sh")[0].splitlines():
+    for line in snippets("In the shell", "sh")[0].splitlines():
         result = invoke([word.replace("/data/log", str(tmp_path / "log")) for word in shlex.split(line)[1:]])
         assert result.exit_code == 0, result.output
         shown.append(result.stdout.splitlines())
