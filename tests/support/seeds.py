@@ -75,6 +75,7 @@ def seeds_of(parameters: Sequence[tuple[str, object]]) -> int:
 LOG = Seeds(every_run=20, slow_run=20_000, chunk=20, slow_chunk=1_000)
 LOG_INLINE = Seeds(every_run=10, slow_run=4_000, chunk=10, slow_chunk=500)
 LOG_LOST = Seeds(every_run=20, slow_run=2_000, chunk=20, slow_chunk=500, first=24)
+LOG_LATE = Seeds(every_run=2, slow_run=1_000, chunk=2, slow_chunk=500, first=6)
 TRANSACTIONS_LOST = Seeds(every_run=8, slow_run=1_000, chunk=8, slow_chunk=200)
 MEMBERS_LOST = Seeds(every_run=8, slow_run=1_000, chunk=8, slow_chunk=200)
 REPLACED_ROOTS = Seeds(every_run=15, slow_run=500, chunk=15, slow_chunk=500)

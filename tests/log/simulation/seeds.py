@@ -8,7 +8,7 @@ from sparklog.testing.faulty_store import Decide
 from sparklog.testing.world import HOUR_MS
 from tests.log.simulation.maintenance import collector, merger, vacuum
 from tests.log.simulation.workload import Run, administrator, plain_appender, reader, stream_driver
-from tests.support.simulation.faults import ANSWERS, CRASHES, DAMAGE, ERRORS, LOST
+from tests.support.simulation.faults import ANSWERS, CRASHES, DAMAGE, ERRORS, LATE, LOST, LateCreates
 from tests.support.simulation.scheduler import expect
 from tests.support.simulation.sweeps import Simulation
 
@@ -52,6 +52,8 @@ class LogRun(Run):
         kinds = () if profile in LONG_RUNS and source.random() < 0.5 else kinds
 
         def decide(name: str) -> Decide:
+            if profile == LATE:
+                return LateCreates(random.Random(f"{self.seed}/late/{name}"), 0.4)
             return self.stalling_faults(name, [0.03, 0.1], kinds, stall_rate, longest_ms)
 
         def skews() -> list[int]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from sparklog.common import reached
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
 from sparklog.log.journal.documents import document_of
 from sparklog.log.state.writer_runs import WriterKey
@@ -54,7 +57,7 @@ class TestLostAnswers:
         driver.fail("create:commit", FaultKind.FALSE_EXISTS)
         assert driver.append({0: 1}, target).version == 1
 
-    def test_a_put_that_lands_after_a_stall_counts_as_it_lies_there(self) -> None:
+    def test_a_put_that_lands_after_a_stall_counts_as_it_lies_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The try before the stall lands with an older time: the next commit must be chained to those bytes."""
         world = WatchedWorld()
         driver = world.process()
@@ -62,7 +65,10 @@ class TestLostAnswers:
         driver.fail("create:commit", FaultKind.LATE, 10**9)
         driver.at("get:commit", lambda: world.advance(2 * HOUR_MS))
         driver.at("create:commit", driver.store.land, skip=1)
+        counts: Counter[str] = Counter()
+        monkeypatch.setattr(reached, "_counts", counts)
         outcome = driver.append({0: 1}, target)
+        assert counts["journal: an earlier attempt of the writer succeeded late"] == 1
         assert outcome.version == 1
         assert driver.append({0: 1}, driver.target()).version == 2
         assert world.log.state.log_end == (2, 0)

@@ -13,8 +13,8 @@ import pytest
 from sparklog.log.journal import numbered_objects
 from tests.log.simulation.seeds import LOG
 from tests.support.seeds import LOG as LOG_SEEDS
-from tests.support.seeds import LOG_IN_A_BUCKET, LOG_INLINE, LOG_LOST, Seeds
-from tests.support.simulation.faults import LOST
+from tests.support.seeds import LOG_IN_A_BUCKET, LOG_INLINE, LOG_LATE, LOG_LOST, Seeds
+from tests.support.simulation.faults import LATE, LOST
 from tests.support.simulation.sweeps import Sweep, sweeps
 
 INLINE_BYTES = 350
@@ -40,6 +40,8 @@ WHAT_HAPPENS = ("acked", "batches", "replays skipped", "fenced", "snapshots", "c
         settings=lambda seed: {"bucket": seed % 4 == 0, "inline": INLINE_BYTES if seed % 2 else 0},
         per_seed={"lost": 0.25, "acked": 0.25, "snapshots": 0.25, "reported as corrupt": 0.1},
     ),
+    # A writer finds the entry that it drafted before a stall under the number of the one that it drafted afterwards.
+    Sweep("late creates", LOG_LATE, LATE, per_seed={"acked": 1}),
     *(
         Sweep(
             f"{profile} {inline}", Seeds(3, 8, 3, 8), profile, settings=lambda seed, inline=inline: {"inline": inline}

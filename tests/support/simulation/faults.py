@@ -14,6 +14,8 @@ DAMAGE = (FaultKind.SHORT, FaultKind.FLIP)
 DELAYS = (FaultKind.DELAY, FaultKind.DELAY_AFTER)
 LOST = "lost"
 """The profile in which journal objects disappear."""
+LATE = "late"
+"""The profile in which a create takes effect after a stall of its client."""
 CACHES = ("names", "folders")
 """Profiles in which each machine caches names, one by one or by folder (`NameCachingStore`)."""
 
@@ -41,3 +43,25 @@ class Stalls:
         if self.source.random() < rate:
             return Fault(self.source.choice(DELAYS), self.source.uniform(0.3, self.longest_ms / 1000))
         return self.inner(call)
+
+
+class LateCreates:
+    """Lets a create of a commit take effect long after its client gave up, while the client opens the log again.
+
+    The client stalls for over an hour when it reads the number after the failed create, so it no longer trusts that
+    number. The create takes effect some requests later.
+    """
+
+    def __init__(self, source: random.Random, rate: float) -> None:
+        self.source = source
+        self.rate = rate
+        self._stalls = False
+
+    def __call__(self, call: Call) -> Fault | None:
+        if self._stalls:
+            self._stalls = False
+            return Fault(FaultKind.DELAY, self.source.uniform(4_000, 8_000))
+        if call.label == "create:commit" and self.source.random() < self.rate:
+            self._stalls = True
+            return Fault(FaultKind.LATE, self.source.randint(2, 9))
+        return None
