@@ -1,9 +1,9 @@
-"""A topic's configs: what was set on it (`TopicConfigs`), over the root's defaults, over those of a table (`CONFIGS`).
+"""Topic configs: values set on a topic (`TopicConfigs`) override root defaults, which override those in `CONFIGS`.
 
-All of the topic configs of Kafka 3 and 4 are known, so that a dump of a broker's configs can be given as it is; those
-without meaning here (`min.insync.replicas`, tiering, throttles) are checked and kept, and change nothing. Where a
-default or a range is not that of Kafka 4.1's `LogConfig`, `kafka` says what it is there and why. `sparklog configs
-docs` and docs/reference/configs.md show this table. Of Kafka's other settings the answer says what does their work.
+All topic configs of Kafka 3 and 4 are accepted, so that a dump of a broker's configs can be used unchanged. Configs
+without effect here (`min.insync.replicas`, tiering, throttles) are validated and stored. If a default or a range
+differs from that of Kafka 4.1's `LogConfig`, `kafka` describes the difference and its reason. `sparklog configs
+docs` and docs/reference/configs.md show this table. The error for another Kafka setting says what replaces it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FLUSH = "every commit is on the disk before it is acknowledged"
 _NO_REPLICAS = "there are no replicas"
 _BACKUPS = _NO_REPLICAS + ": keep backups (`sparklog backup`)"
 _SESSION = "a member gives its own time with kafka.session.timeout.ms"
-# Reasons, and the settings without meaning that each explains.
+# Reasons, each with the names of the settings that have no effect for that reason.
 _REASONS = {
     SECURITY: "authorizer.class.name",
     "there are no brokers": "broker.id node.id num.io.threads num.network.threads process.roles broker.rack "
@@ -81,7 +81,7 @@ _PREFIXES = tuple(name for name in _NAMES if name.endswith("."))
 
 
 def is_security(name: str) -> bool:
-    """True for a setting of the security of connections: with or without `kafka.` in front, or of one listener."""
+    """Return True for a connection security setting, with or without the prefix `kafka.` or that of a listener."""
     plain = name.lower().removeprefix("kafka.")
     if plain.startswith("listener.name."):
         plain = plain.split(".", 3)[-1]
@@ -89,7 +89,7 @@ def is_security(name: str) -> bool:
 
 
 def kafka_name(name: str) -> str | None:
-    """Return the reason why a setting of Kafka's has no meaning here; None for any other name. `kafka.` is optional."""
+    """Return why a Kafka setting has no effect here, or None for other names. The prefix `kafka.` is optional."""
     if is_security(name):
         return SECURITY
     plain = name.lower().removeprefix("kafka.")
@@ -105,7 +105,7 @@ EXPORTS = "exports"
 
 
 def policy(text: str) -> tuple[str, ...]:
-    """The parts of a cleanup.policy, each once; ValueError for anything but delete and compact."""
+    """Return the distinct parts of a cleanup.policy. Raises ValueError for parts other than delete and compact."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if not parts or any(part not in ("delete", "compact") for part in parts):
         raise ValueError(text)
@@ -243,9 +243,9 @@ LEAST_DELETE_DELAY_MS = 3_600_000
 
 
 class _Integer:
-    """The value of an int or long config, as an attribute: kept under the config's name once it was asked for.
+    """An attribute with the value of an int or long config, cached under the config's name after the first access.
 
-    Unlike a `cached_property`, an attribute of the class that is replaced counts at once, as in simulations.
+    Unlike with `cached_property`, replacing the attribute of the class takes effect immediately, as simulations need.
     """
 
     def __init__(self, name: str) -> None:
@@ -261,10 +261,10 @@ class _Integer:
 
 @dataclass(frozen=True)
 class TopicConfigs:
-    """A topic's configs: what was set on it (`explicit`, canonical text) over the defaults. Values come out typed.
+    """A topic's configs: the values set on it (`explicit`, canonical text) override the defaults. Values are typed.
 
-    `defaults`: those of the root, which is asked once for each open handle or run; a topic's state does not have them.
-    Values that each append asks for are kept: to parse their texts takes longer than all else that it does with them.
+    `defaults` are those of the root, which are read once per open handle or run and are not part of a topic's state.
+    Values that every append needs are cached, because parsing their texts would take longer than using them.
     """
 
     explicit: Mapping[str, str] = field(default_factory=dict)
@@ -283,13 +283,13 @@ class TopicConfigs:
 
     @classmethod
     def of(cls, values: Mapping[str, object] | None) -> TopicConfigs:
-        """Return what a user gave; `BadRequest` for an unknown name, an invalid value or a contradiction."""
+        """Return a user's configs. Raises BadRequest for an unknown name, an invalid value or a contradiction."""
         configs = cls({name: canonical(name, value) for name, value in sorted((values or {}).items())})
         configs.check()
         return configs
 
     def changed(self, changes: Mapping[str, object | None]) -> TopicConfigs:
-        """With these set (None: back to the default); checked as a whole."""
+        """Return the configs with these changes (None: reset to the default), after checking the result."""
         merged: dict[str, str] = dict(self.explicit)
         for name, value in changes.items():
             if value is None:
@@ -302,7 +302,7 @@ class TopicConfigs:
         return configs
 
     def over(self, others: Mapping[str, str]) -> TopicConfigs:
-        """Return others with these set over them; checked as a whole."""
+        """Return `others` overridden by these configs, after checking the result."""
         return TopicConfigs.of({**others, **self.explicit})
 
     def check(self) -> None:
@@ -317,7 +317,7 @@ class TopicConfigs:
         return self.default(name) if value is None else value
 
     def default(self, name: str) -> str:
-        """Return the value where the topic does not set it."""
+        """Return the value that applies if the topic does not set one."""
         value = self.defaults.get(name, _DEFAULTS.get(name))
         return definition(name).default_text if value is None else value
 
@@ -328,7 +328,7 @@ class TopicConfigs:
         return int(self.text(name))
 
     def source(self, name: str) -> str:
-        """Return where the value comes from, in Kafka's words."""
+        """Return the source of the value, with Kafka's name for it."""
         return TOPIC_CONFIG if name in self.explicit else ROOT_DEFAULT if name in self.defaults else DEFAULT_CONFIG
 
     @property
@@ -363,7 +363,7 @@ class TopicConfigs:
         return "none" if codec == "uncompressed" else codec
 
     def level(self, codec: str, option: int | None = None) -> int | None:
-        """Return the level for `codec`: the writer's option, else the topic's; None where the codec has none."""
+        """Return the level for `codec`: the writer's option, else the topic's; None if the codec has no levels."""
         if option is not None:
             return option
         return self.integer(f"compression.{codec}.level") if codec in ("gzip", "lz4", "zstd") else None
@@ -374,7 +374,7 @@ class TopicConfigs:
 
 
 def check_delete_delay(changes: Mapping[str, object | None], force: bool) -> None:
-    """`BadRequest` for a `file.delete.delay.ms` below one hour, unless forced."""
+    """Raise BadRequest for a `file.delete.delay.ms` below one hour, unless forced."""
     value = changes.get("file.delete.delay.ms")
     if value is not None and not force and int(canonical("file.delete.delay.ms", value)) < LEAST_DELETE_DELAY_MS:
         raise BadRequest(
