@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 
 Format = Literal["string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro"]
-SCHEMA_HELP = "Avro schema of {}; ID=FILE for schema registry framing, once for each id."
+SCHEMA_HELP = "Avro schema of {}. For schema registry framing, give ID=FILE for each schema id."
 
 
 @dataclass
 class Formats:
     key_format: Annotated[
         Format | None,
-        Option(help="Format of keys; numbers as written by Kafka's serializers, Avro as JSON.", show_default="bytes"),
+        Option(
+            help="Format of keys. Numbers use the encoding of Kafka's serializers, and Avro is shown as JSON.",
+            show_default="bytes",
+        ),
     ] = None
     value_format: Annotated[Format | None, Option(help="Format of values.", show_default="bytes")] = None
     key_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("keys"))] = None
@@ -81,7 +84,10 @@ def one_format(name: str | None, schemas: list[str] | None, part: str) -> "Value
 
 
 Formatter = Callable[["pa.RecordBatch"], bytes]
-FORMAT_HELP = r"Output format as for kcat's -f, instead of columns: %t %p %o %T %h %k %K %s %S and \n; null is empty."
+FORMAT_HELP = (
+    r"Print each record in this format, like kcat's -f: %t %p %o %T %h %k %K %s %S and \n. A"
+    r" null is printed as empty text."
+)
 COLUMN_OPTIONS = (
     "--json --print-timestamp --print-partition --print-offset --print-headers --print-key --no-print-value "
     "--key-separator --line-separator --headers-separator"
@@ -94,10 +100,10 @@ LimitOption = Annotated[int | None, whole_number("--max-messages", "-n", text="S
 class Columns:
     """Columns of a record to print, with the names of Kafka's console consumer."""
 
-    print_timestamp: Annotated[bool, Option(help="Print CreateTime:<ms>.")] = False
-    print_partition: Annotated[bool, Option(help="Print Partition:<n>.")] = False
-    print_offset: Annotated[bool, Option(help="Print Offset:<n>.")] = False
-    print_headers: Annotated[bool, Option(help="Print name:value,... or NO_HEADERS.")] = False
+    print_timestamp: Annotated[bool, Option(help="Print the timestamp as CreateTime:<ms>.")] = False
+    print_partition: Annotated[bool, Option(help="Print the partition as Partition:<n>.")] = False
+    print_offset: Annotated[bool, Option(help="Print the offset as Offset:<n>.")] = False
+    print_headers: Annotated[bool, Option(help="Print the headers as name:value,... or NO_HEADERS.")] = False
     print_key: Annotated[bool, Option(help="Print the key.")] = False
 
     def layout(self, value: bool) -> "Layout":
@@ -116,14 +122,14 @@ class Printing(Columns):
         str,
         Option(
             may_be_blank=True,
-            help=r"Separator of columns; may contain escapes such as \0 and \x1f.",
+            help=r"Separator between columns. It may contain escapes such as \0 and \x1f.",
             show_default="a tab",
         ),
     ] = "\t"
     line_separator: Annotated[
-        str, Option(may_be_blank=True, help="Separator of records.", show_default="a new line")
+        str, Option(may_be_blank=True, help="Separator between records.", show_default="a new line")
     ] = "\n"
-    headers_separator: Annotated[str, Option(may_be_blank=True, help="Separator of headers.")] = ","
+    headers_separator: Annotated[str, Option(may_be_blank=True, help="Separator between headers.")] = ","
     null_literal: Annotated[
         str | None, Option(may_be_blank=True, help="Text to print for a null key or value.", show_default="null")
     ] = None

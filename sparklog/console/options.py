@@ -44,48 +44,72 @@ def whole_number(
     return Option(*names, parser=whole(low, high), metavar=metavar, help=text, show_default=default, **rule)
 
 
-RootOption = Annotated[str, root_option("Root directory or URL.")]
-SourceOption = Annotated[str, root_option("Root, topic directory, Kafka log directory or Kafka partition directory.")]
+RootOption = Annotated[str, root_option("Directory or URL of the root.")]
+SourceOption = Annotated[
+    str, root_option("Location to read: a root, topic directory, Kafka log directory or Kafka partition directory.")
+]
 TopicsOption = Annotated[
     list[str] | None,
     Option(
-        "--topic", "-t", metavar="NAME", help="Topic; repeat it, or separate names with commas.", show_default="all"
+        "--topic",
+        "-t",
+        metavar="NAME",
+        help="Topic to include. Repeat the option or separate names with commas.",
+        show_default="all",
     ),
 ]
 TopicOption = Annotated[
-    str | None, Option("--topic", "-t", metavar="NAME", help="Topic, instead of TOPIC.", show_default=False)
+    str | None,
+    Option("--topic", "-t", metavar="NAME", help="Name of the topic, if TOPIC is not given.", show_default=False),
 ]
 CorruptOption = Annotated[
     CorruptRecords,
-    Option(help="If a batch is corrupt: fail, skip it with a warning, or truncate a Kafka directory's log before it."),
+    Option(
+        help="If a batch is corrupt: fail, skip it with a warning, or truncate the log of a Kafka directory before it."
+    ),
 ]
 IsolationOption = Annotated[
-    Isolation, Option("--isolation-level", help="Whether to read records of open and aborted transactions.")
+    Isolation,
+    Option(
+        "--isolation-level",
+        help="Whether to read only committed records, or also records of open and aborted transactions.",
+    ),
 ]
 AsOfOption = Annotated[
     str | None,
     Option(
         metavar="VERSION|TIME",
-        help="Version, or time as milliseconds or 2026-01-31T12:00:00 (UTC unless it has a zone).",
+        help="Read this version, or the state at this time: milliseconds or ISO 8601, UTC if no time zone is given.",
         show_default="now",
     ),
 ]
 LinkOption = Annotated[
     bool,
-    Option("--link", help="Create hard links on the same disk instead of copies, which do not protect from damage."),
+    Option(
+        "--link",
+        help="Create hard links, not copies, if source and target are on the same disk. Unlike copies,"
+        " hard links do not protect against damage.",
+    ),
 ]
 ConfigOption = Annotated[
     list[str] | None,
-    Option("--config", "-c", metavar="NAME=VALUE", help="Topic config with Kafka's name; may be repeated."),
+    Option("--config", "-c", metavar="NAME=VALUE", help="Topic config to set, with Kafka's name. May be repeated."),
 ]
 PropertiesOption = Annotated[
     str | None,
-    Option(metavar="FILE", help="Properties file with defaults, such as conf/sparklog.properties.", show_default=False),
+    Option(
+        metavar="FILE",
+        help="Properties file with default settings, such as conf/sparklog.properties.",
+        show_default=False,
+    ),
 ]
-QuickOption = Annotated[bool, Option("--quick", help="Check only existence and size of data files.")]
-DryRunOption = Annotated[bool, Option("--dry-run", help="Print what would be done, without changes.")]
-ExecuteOption = Annotated[bool, Option("--execute", excludes="--dry-run", help="Make the changes.")]
-QuietOption = Annotated[bool, Option("--quiet", "-q", help="Print no progress on stderr.")]
+QuickOption = Annotated[bool, Option("--quick", help="Check only the existence and size of data files.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Print what would be done, without making changes.")]
+ExecuteOption = Annotated[
+    bool,
+    Option("--execute", excludes="--dry-run", help="Make the changes. Without this option, they are only printed."),
+]
+QuietOption = Annotated[bool, Option("--quiet", "-q", help="Do not print progress to stderr.")]
 
 
 def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:
@@ -114,7 +138,7 @@ def required(argument: str | None, option: str | None, names: str = "TOPIC --top
 class OneTopic:
     """The topic of a command: an argument or --topic."""
 
-    topic: Annotated[str | None, Argument(metavar="TOPIC", help="Topic.")] = None
+    topic: Annotated[str | None, Argument(metavar="TOPIC", help="Name of the topic.")] = None
     topic_option: TopicOption = None
 
     @property
@@ -131,13 +155,16 @@ class TopicOrPattern(OneTopic):
         Option(
             metavar="REGEX",
             excludes="TOPIC --topic",
-            help="Regular expression of topics, instead of TOPIC; see --execute.",
+            help="Regular expression for the topics to change. See --execute.",
         ),
     ] = None
     execute: Annotated[
         bool,
         Option(
-            needs="--pattern", excludes="--dry-run", help="Make the changes of --pattern instead of only showing them."
+            needs="--pattern",
+            excludes="--dry-run",
+            help="Apply the changes to the topics that match --pattern. Without this option, the changes"
+            " are only printed.",
         ),
     ] = False
     dry_run: DryRunOption = False
@@ -167,9 +194,9 @@ class TopicOrPattern(OneTopic):
 class TopicOfFolder(OneTopic):
     """The topic of a command that reads a location, optional if that has only one topic."""
 
-    topic: Annotated[str | None, Argument(metavar="[TOPIC]", help="Topic; optional if the directory has only one.")] = (
-        None
-    )
+    topic: Annotated[
+        str | None, Argument(metavar="[TOPIC]", help="Topic to read. Optional if the directory has only one topic.")
+    ] = None
 
     @property
     def name_or_none(self) -> str | None:
@@ -180,10 +207,14 @@ class TopicOfFolder(OneTopic):
 class Topics:
     """The topics of a command: arguments or --topic."""
 
-    topics: Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; default: all.")] = None
+    topics: Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics to include (all if omitted).")] = (
+        None
+    )
     topic_option: Annotated[
         list[str] | None,
-        Option("--topic", "-t", metavar="NAME", help="Topic; repeat it, or separate names with commas."),
+        Option(
+            "--topic", "-t", metavar="NAME", help="Topic to include. Repeat the option or separate names with commas."
+        ),
     ] = None
 
     @property
@@ -298,7 +329,7 @@ class TopicChoice(Topics):
 
     include: Annotated[
         str | None,
-        Option(metavar="PATTERN", excludes="TOPIC --topic", help="Regular expression of topics, instead of TOPIC."),
+        Option(metavar="PATTERN", excludes="TOPIC --topic", help="Regular expression for the topics to include."),
     ] = None
     exclude_internal: Annotated[
         bool,
@@ -370,17 +401,20 @@ class PartitionRule:
 class PartitionChoice(TopicChoice):
     """Topics and partitions. `-t` is not an option here, because `offsets` uses it for --time."""
 
-    topic_option: Annotated[list[str] | None, Option("--topic", metavar="NAME", help="Topic or pattern of topics.")] = (
-        None
-    )
-    partitions: Annotated[str | None, Option(metavar="N,...", help="Partitions.", show_default="all")] = None
+    topic_option: Annotated[
+        list[str] | None,
+        Option("--topic", metavar="NAME", help="Topic to include, or a regular expression for topics."),
+    ] = None
+    partitions: Annotated[
+        str | None, Option(metavar="N,...", help="Partitions to include, separated by commas.", show_default="all")
+    ] = None
     topic_partitions: Annotated[
         str | None,
         Option(
             metavar="TOPIC[:N|:N-M],...",
             excludes="TOPIC --topic --include --partitions",
             why="it selects topics and partitions",
-            help="Topics and partitions; M is exclusive.",
+            help="Topics and partitions to include, separated by commas. M is exclusive.",
         ),
     ] = None
 

@@ -116,10 +116,10 @@ class Maintenance:
     topic: TopicsOption = None
     properties: PropertiesOption = None
     now_ms: Annotated[
-        int | None, whole_number(metavar="MS", text="Current time in milliseconds, instead of the clock.")
+        int | None, whole_number(metavar="MS", text="Time in milliseconds to use as the current time.")
     ] = None
     dry_run: DryRunOption = False
-    lease: Annotated[bool, Option(help="Skip topics that another run of this job works on.")] = True
+    lease: Annotated[bool, Option(help="Skip topics that another run of this job is processing.")] = True
     as_json: JsonOption = False
     topics: tuple[str, ...] = field(init=False)
     settings: Settings = field(init=False)

@@ -42,7 +42,9 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"
 ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 
 TableOption = Annotated[str, Option(metavar="PATH", help="Directory or URL of the Delta table.")]
-CheckpointOption = Annotated[str, Option(help="Checkpoint of the query, which makes a restart exactly once.")]
+CheckpointOption = Annotated[
+    str, Option(help="Checkpoint location of the query. A query that restarts from it writes each record exactly once.")
+]
 FollowOption = Annotated[bool, Option("--follow", help="Keep copying new records until stopped.")]
 IntervalOption = Annotated[
     str | None,

@@ -53,20 +53,31 @@ class FromDelta(delta.DeltaQuery):
 
     table: TableOption
     root: RootOption
-    topic: Annotated[str, Option(help="Topic to write.")]
+    topic: Annotated[str, Option(help="Topic to write to.")]
     checkpoint: CheckpointOption
     key_column_list: Annotated[
-        str, Option("--key-columns", metavar="A[,B]", help="Key columns; one becomes text, several a JSON object.")
+        str,
+        Option(
+            "--key-columns",
+            metavar="A[,B]",
+            help="Columns of the record key. One column becomes text, several become a JSON object.",
+        ),
     ]
     payload: Annotated[
-        Literal["json", "raw"], Option(help="Record value: the row as a JSON object, or its column 'value'.")
+        Literal["json", "raw"],
+        Option(help="Write the row as a JSON object (json), or its column 'value' (raw), as the record value."),
     ] = "json"
     starting_version: Annotated[
         str | None,
-        Option(metavar="N|latest", help="First version for a new checkpoint.", show_default="the current rows"),
+        Option(
+            metavar="N|latest",
+            help="First version of the table to read with a new checkpoint.",
+            show_default="the current rows",
+        ),
     ] = None
     num_partitions: Annotated[
-        int | None, whole_number(low=1, text="Partitions of a new topic.", default="the root's")
+        int | None,
+        whole_number(low=1, text="Number of partitions of the topic, if it is created.", default="the root's"),
     ] = None
     follow: FollowOption = False
     interval: IntervalOption = None

@@ -70,24 +70,36 @@ _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
 class Mirror:
     """Options of the job. `topics` or `pattern` selects topics; `options` are those for Kafka clients."""
 
-    source: Annotated[str, Option("--from", metavar="LOCATION", help=f"{ENDPOINT}.")]
-    target: Annotated[str, Option("--to", metavar="LOCATION", help=f"{ENDPOINT}; the other kind than --from.")]
-    checkpoint: Annotated[str, Option(help="Checkpoint of the query, from which the job resumes.")]
+    source: Annotated[str, Option("--from", metavar="LOCATION", help=f"Location to copy from: {ENDPOINT}.")]
+    target: Annotated[
+        str,
+        Option(
+            "--to",
+            metavar="LOCATION",
+            help=f"Location to copy to: {ENDPOINT}. One of --from and --to is a Kafka cluster, the other a root.",
+        ),
+    ]
+    checkpoint: Annotated[str, Option(help="Checkpoint location of the query. A job that restarts resumes from it.")]
     topic_list: Annotated[str | None, Option("--topics", help="Topics to copy, separated by commas.")] = None
-    pattern: Annotated[str | None, Option(excludes="--topics", help="Regular expression for entire topic names.")] = (
-        None
-    )
+    pattern: Annotated[
+        str | None,
+        Option(excludes="--topics", help="Regular expression for the topics to copy. It must match entire names."),
+    ] = None
     follow: Annotated[bool, Option(help="Keep copying new records until stopped.")] = False
     kafka_option: Annotated[
-        list[str] | None, Option(metavar="NAME=VALUE", help="Option for Kafka clients; repeatable.")
+        list[str] | None, Option(metavar="NAME=VALUE", help="Option for the Kafka clients. May be repeated.")
     ] = None
     kafka_config: Annotated[
-        str | None, Option(metavar="FILE", help="File with such options, like client.properties of the Kafka tools.")
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Properties file with options for the Kafka clients, like client.properties of Kafka's tools.",
+        ),
     ] = None
     isolation: IsolationOption = "read_committed"
-    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="Approximate records per micro-batch.")] = (
-        1_000_000
-    )
+    max_offsets_per_trigger: Annotated[
+        int, whole_number(low=1, text="Approximate maximum number of records per micro-batch.")
+    ] = 1_000_000
     no_fail_on_data_loss: Annotated[bool, Option(help="Continue if records were deleted before they were copied.")] = (
         False
     )

@@ -216,22 +216,30 @@ def _tasks() -> tuple[int, int]:
 class Copy:
     """Options of the job."""
 
-    source: Annotated[str, Option(help="Kafka log directory or partition directory, root, or topic directory.")]
+    source: Annotated[
+        str,
+        Option(help="Location to read: a Kafka log directory or partition directory, a root, or a topic directory."),
+    ]
     root: RootOption
-    checkpoint: Annotated[str, Option(help="Checkpoint of the query, which makes a restart exactly once.")]
+    checkpoint: Annotated[
+        str,
+        Option(help="Checkpoint location of the query. A query that restarts from it writes each record exactly once."),
+    ]
     subscribe: Annotated[str | None, Option(help="Topics to read, separated by commas.")] = None
     subscribe_pattern: Annotated[
-        str | None, Option(excludes="--subscribe", help="Regular expression for topics to read.")
+        str | None, Option(excludes="--subscribe", help="Regular expression for the topics to read.")
     ] = None
-    topic: Annotated[str | None, Option(help="Write all records to this topic; default: keep their topics.")] = None
+    topic: Annotated[
+        str | None, Option(help="Write all records to this topic. By default, records keep their topics.")
+    ] = None
     num_partitions: Annotated[
-        int | None, whole_number(low=1, text="Partitions of new topics.", default="the root's")
+        int | None, whole_number(low=1, text="Number of partitions of topics that are created.", default="the root's")
     ] = None
-    max_offsets_per_trigger: Annotated[int | None, whole_number(low=1, text="Approximate records per micro-batch.")] = (
-        None
-    )
+    max_offsets_per_trigger: Annotated[
+        int | None, whole_number(low=1, text="Approximate maximum number of records per micro-batch.")
+    ] = None
     group: Annotated[
-        str | None, Option(help="Consumer group to which the query commits its offsets; the source must be a root.")
+        str | None, Option(help="Consumer group to which the query commits its offsets. The source must be a root.")
     ] = None
     follow: Annotated[bool, Option(help="Keep copying new records until stopped.")] = False
 

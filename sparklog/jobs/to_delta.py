@@ -228,33 +228,43 @@ class ToDelta(delta.DeltaQuery):
     table: TableOption
     checkpoint: CheckpointOption
     mode: Annotated[
-        Literal["append", "upsert"], Option(help="One row per record, or the latest record of each key.")
+        Literal["append", "upsert"],
+        Option(help="Write one row per record (append), or one row per key with its latest record (upsert)."),
     ] = "append"
-    payload: Annotated[Literal["raw", "json", "avro"], Option(help="Keep values as bytes, or parse them.")] = "raw"
+    payload: Annotated[
+        Literal["raw", "json", "avro"], Option(help="Keep values as bytes (raw), or parse them as JSON or Avro.")
+    ] = "raw"
     schema: Annotated[
         str | None,
-        Option(metavar="DDL|[ID=]FILE", help="Columns of json, or the Avro schema, with the ID of its registry frame."),
+        Option(
+            metavar="DDL|[ID=]FILE",
+            help="Columns of JSON values, or the Avro schema file, with its ID for schema registry framing.",
+        ),
     ] = None
     key_column_list: Annotated[
         str | None,
         Option(
             "--key-columns",
             metavar="A[,B]",
-            help="Columns from the record key; one is its text, several a JSON object.",
+            help="Columns of the record key. One column is the key's text, several are parsed from a JSON object.",
         ),
     ] = None
     metadata: Annotated[bool, Option(help=f"Add {', '.join(METADATA)} to parsed rows.")] = False
     headers: Annotated[bool, Option(help="Keep the headers of raw records.")] = True
     bad_records: Annotated[
-        Literal["fail", "quarantine"], Option(help="Records that do not match: fail, or write them to PATH_quarantine.")
+        Literal["fail", "quarantine"],
+        Option(help="If a record does not match the schema: fail, or write the record to PATH_quarantine."),
     ] = "fail"
     grow_schema: Annotated[bool, Option(help="Add missing columns to the table.")] = False
     starting_offsets: Annotated[
-        str, Option(metavar="OFFSETS", help='Start of a new checkpoint: earliest, latest or {"topic":{"0":23}}.')
+        str,
+        Option(
+            metavar="OFFSETS", help='Offsets to start at with a new checkpoint: earliest, latest or {"topic":{"0":23}}.'
+        ),
     ] = "earliest"
-    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="Approximate records per micro-batch.")] = (
-        1_000_000
-    )
+    max_offsets_per_trigger: Annotated[
+        int, whole_number(low=1, text="Approximate maximum number of records per micro-batch.")
+    ] = 1_000_000
     no_fail_on_data_loss: Annotated[bool, Option(help="Continue if records were deleted before they were written.")] = (
         False
     )

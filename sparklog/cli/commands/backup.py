@@ -39,7 +39,7 @@ class Backups:
         Option(
             "--list",
             excludes="--prune --keep --keep-days --topic --link --dry-run",
-            help="List existing backups instead of creating one.",
+            help="List the existing backups. No backup is created.",
         ),
     ] = False
     prune: Annotated[
@@ -47,14 +47,17 @@ class Backups:
         Option(
             needs="--keep --keep-days",
             excludes="--topic --link",
-            help="Delete backups according to --keep or --keep-days instead of creating one.",
+            help="Only delete backups according to --keep or --keep-days. No backup is created.",
         ),
     ] = False
     keep: Annotated[
-        int | None, opt.whole_number(low=1, text="Number of latest backups to keep after this one; others are deleted.")
+        int | None, opt.whole_number(low=1, text="Number of latest backups to keep when older backups are deleted.")
     ] = None
     keep_days: Annotated[
-        int | None, opt.whole_number(metavar="DAYS", text="Age from which backups are deleted after this one.")
+        int | None,
+        opt.whole_number(
+            metavar="DAYS", text="Number of days for which backups are kept when older backups are deleted."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -149,14 +152,20 @@ class Past:
         str,
         Option(
             metavar="latest|TIME|VERSION",
-            help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it has a zone), or a version of one topic.",
+            help="Restore the state at this time (milliseconds or ISO 8601, UTC if no time zone is given)"
+            " or this version of one topic.",
         ),
     ] = "latest"
     number: Annotated[
-        int | None, opt.whole_number("--backup", low=1, text="Number of the backup to restore (see backup --list).")
+        int | None,
+        opt.whole_number(
+            "--backup", low=1, text="Number of the backup to restore, as printed by `sparklog backup --list`."
+        ),
     ] = None
     topic: opt.TopicsOption = None
-    rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="New name of a topic; may be repeated.")] = None
+    rename: Annotated[
+        list[str] | None, Option(metavar="OLD=NEW", help="Restore topic OLD under the name NEW. May be repeated.")
+    ] = None
 
     def wanted(self) -> RestorePoint:
         from sparklog.tools.backup.restore_point import RestorePoint
@@ -168,11 +177,26 @@ class Past:
 @app.add("restore", "sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders")
 def restore(
     to: Annotated[
-        str, Option("--to", "--root", "-r", metavar="PATH", help="Root to create, in an empty or new directory.")
+        str,
+        Option(
+            "--to",
+            "--root",
+            "-r",
+            metavar="PATH",
+            help="Root to create. The directory must be empty or must not exist.",
+        ),
     ],
-    source: Annotated[str | None, Argument(metavar="PATH", help="Directory of the backups, or a root.")] = None,
+    source: Annotated[
+        str | None, Argument(metavar="PATH", help="Directory of the backups, or a root, to restore from.")
+    ] = None,
     from_: Annotated[
-        str | None, Option("--from", metavar="PATH", help="Backups or root, instead of PATH.", show_default=False)
+        str | None,
+        Option(
+            "--from",
+            metavar="PATH",
+            help="Directory of the backups, or a root, to restore from, if PATH is not given.",
+            show_default=False,
+        ),
     ] = None,
     *,
     past: Past,
@@ -226,7 +250,9 @@ def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
 
 @app.add("clone", "sparklog clone orders orders-tuesday --as-of 2026-01-27T12:00:00 --root /data/log")
 def clone(
-    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic to clone, which may be deleted with --as-of.")],
+    topic: Annotated[
+        str, Argument(metavar="TOPIC", help="Topic to clone. With --as-of, the topic may be a deleted one.")
+    ],
     name: Annotated[str, Argument(metavar="NEW-NAME", help="Topic to create.")],
     root: opt.RootOption,
     as_of: opt.AsOfOption = None,
@@ -260,8 +286,10 @@ PAUSE_SECONDS = 1.0
 
 @app.add("repartition", "sparklog repartition orders --to orders-12 --partitions 12 --root /data/log")
 def repartition(
-    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic to copy, which is not changed.")],
-    to: Annotated[str, Option(metavar="NEW-NAME", help="Topic to create, or to continue.", show_default=False)],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic to copy. The command does not change it.")],
+    to: Annotated[
+        str, Option(metavar="NEW-NAME", help="Topic to create, or whose copy to continue.", show_default=False)
+    ],
     partitions: Annotated[int, whole_number("-p", low=1, text="Number of partitions of the new topic.", default=False)],
     root: RootOption,
     follow: Annotated[bool, Option("-f", help="Keep copying new records until interrupted.")] = False,
@@ -270,7 +298,7 @@ def repartition(
         Option(
             excludes="--follow",
             why="groups can move only after writers have stopped",
-            help="Set the groups' offsets in the new topic at the end.",
+            help="After the copy, set the offsets of the consumer groups in the new topic.",
         ),
     ] = False,
     quiet: QuietOption = False,

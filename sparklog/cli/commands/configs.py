@@ -32,7 +32,7 @@ RootDefaultsOption = Annotated[
         "--root-defaults",
         excludes="TOPIC --topic",
         why="defaults belong to the root, not to a topic",
-        help="Use the root defaults, with the names of broker configs, instead of a topic.",
+        help="Use the root defaults, which have the names of broker configs, and no topic.",
     ),
 ]
 
@@ -49,7 +49,7 @@ def describe(
     root: opt.SourceOption,
     *,
     topics: opt.Topics,
-    everything: Annotated[bool, Option("--all", help="Include configs that have their built-in default.")] = False,
+    everything: Annotated[bool, Option("--all", help="Also print configs that have their built-in default.")] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
     """Describe topic configs or root defaults.
@@ -134,10 +134,13 @@ def alter(
     topic: opt.TopicOrPattern,
     add_config: Annotated[
         list[str] | None,
-        Option(metavar="NAME=VALUE,...", help="Configs to set; [a,b] is a value with commas. May be repeated."),
+        Option(
+            metavar="NAME=VALUE,...",
+            help="Configs to set. Enclose a value that contains commas in brackets: [a,b]. May be repeated.",
+        ),
     ] = None,
     add_config_file: Annotated[
-        Path | None, Option(help="File of configs to set, with NAME=VALUE in each line.")
+        Path | None, Option(help="File of configs to set, with one NAME=VALUE per line.")
     ] = None,
     delete_config: Annotated[
         list[str] | None, Option(metavar="NAME,...", help="Configs to reset to their defaults. May be repeated.")
@@ -216,8 +219,10 @@ class _Alteration:
 
 @app.add("docs", "sparklog configs docs retention.ms")
 def docs(
-    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs to explain; default: all.")] = None,
-    markdown: Annotated[bool, Option(help="Print docs/reference/configs.md.")] = False,
+    names: Annotated[
+        list[str] | None, Argument(metavar="[NAME]...", help="Configs to explain (all if omitted).")
+    ] = None,
+    markdown: Annotated[bool, Option(help="Print the page docs/reference/configs.md in Markdown.")] = False,
 ) -> Output:
     """Explain topic configs, and properties of jobs."""
     from sparklog.maintenance.properties import config_docs, markdown_config_docs, one_config_doc

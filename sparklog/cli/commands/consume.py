@@ -41,11 +41,13 @@ KCAT_OFFSETS = {
     "stored": "; --group NAME starts at the group's offsets",
 }
 ONE_START, ONE_END = "each sets the start", "each sets the end"
-OFFSET_HELP = "Offset to start at; N needs --partition, -N starts N records before the end."
-SINCE_HELP = "Time to start at: milliseconds, or 2026-01-31T12:00:00 (UTC unless it has a zone)."
+OFFSET_HELP = "Offset to start at. N requires --partition; -N starts N records before the end."
+SINCE_HELP = "Time to start at: milliseconds or ISO 8601, UTC if no time zone is given."
 TIMEOUT_HELP = "With --follow or --group: stop after this many milliseconds without a message."
-AS_OF_HELP = "Time of the table, excluding records from it on: milliseconds, or 2026-01-31T12:00:00 (UTC)."
-OFFSETS_HELP = 'Offsets of the table, which excludes records from them on: JSON like {"0":23}; others: now.'
+AS_OF_HELP = "Print the table as of this time, exclusive: milliseconds or ISO 8601, UTC if no time zone is given."
+OFFSETS_HELP = (
+    'Print the table as of these offsets, exclusive: JSON such as {"0":23}. Other partitions are read to the end.'
+)
 
 
 @dataclass
@@ -53,11 +55,12 @@ class ChosenRecords(opt.TopicChoice):
     """The topics to read, and the filters of their records."""
 
     topics: Annotated[
-        list[str] | None, Argument(metavar="[TOPIC]...", help="Topics to read; optional if the directory has only one.")
+        list[str] | None,
+        Argument(metavar="[TOPIC]...", help="Topics to consume from. Optional if the directory has only one topic."),
     ] = None
-    partition: Annotated[int | None, opt.whole_number("-p", text="Partition to read.", default="all")] = None
+    partition: Annotated[int | None, opt.whole_number("-p", text="Partition to consume from.", default="all")] = None
     key: Annotated[
-        list[str] | None, Option("-k", may_be_blank=True, help="Key of the records to print; may be repeated.")
+        list[str] | None, Option("-k", may_be_blank=True, help="Print only records with this key. May be repeated.")
     ] = None
     header: Annotated[
         list[str] | None,
@@ -65,7 +68,8 @@ class ChosenRecords(opt.TopicChoice):
             metavar="NAME=VALUE",
             excludes="--group",
             why="a group reads all records of its partitions",
-            help="Header of the records to print, with any value if only NAME is given; repeat it to require several.",
+            help="Print only records with this header, with any value if only NAME is given. If repeated,"
+            " records must have all of the headers.",
         ),
     ] = None
     all_partitions: Annotated[
@@ -106,11 +110,16 @@ class ReadExtent:
             metavar="NAME",
             excludes="--key --partition --offset --from-timestamp --to-offset --to-timestamp",
             why="a group reads all records of its partitions, from its offsets",
-            help="Consumer group to join; offsets of printed records are committed.",
+            help="Consumer group to join. Commits the offsets of printed records.",
         ),
     ] = None
     from_beginning: Annotated[
-        bool, Option(excludes="--offset --from-timestamp", why=ONE_START, help="Start at the log start.")
+        bool,
+        Option(
+            excludes="--offset --from-timestamp",
+            why=ONE_START,
+            help="Start at the earliest record, even with --follow.",
+        ),
     ] = False
     offset: Annotated[
         str | None,
@@ -120,7 +129,7 @@ class ReadExtent:
     to_offset: Annotated[
         int | None,
         opt.whole_number(
-            text="Offset to stop before; needs --partition.",
+            text="Offset to stop at, exclusive. Requires --partition.",
             needs="--partition",
             excludes="--to-timestamp --follow",
             why=ONE_END,
@@ -132,10 +141,10 @@ class ReadExtent:
             metavar="TIME",
             excludes="--follow",
             why=ONE_END,
-            help="Time to stop at: the first record at or after it is not printed.",
+            help="Time to stop at, exclusive: stop before the first record at or after this time.",
         ),
     ] = None
-    follow: Annotated[bool, Option("-f", help="Keep waiting for new records at the log end.")] = False
+    follow: Annotated[bool, Option("-f", help="At the log end, wait for new records and print them.")] = False
     timeout_ms: Annotated[
         int | None,
         opt.whole_number(
@@ -307,7 +316,7 @@ class KeyFormats(Formats):
     """The format of --key, and the formats of the output."""
 
     key_format: Annotated[
-        Format, Option(help="Format of --key and of printed keys; numbers as written by Kafka's serializers.")
+        Format, Option(help="Format of --key and of printed keys. Numbers use the encoding of Kafka's serializers.")
     ] = "string"
 
 
@@ -319,7 +328,7 @@ def get(
     topic: opt.TopicOfFolder,
     formats: KeyFormats,
     partition: Annotated[int | None, opt.whole_number("-p", text="Partition to search.", default="by key")] = None,
-    all_partitions: Annotated[bool, Option(excludes="--partition", help="Search all partitions.")] = False,
+    all_partitions: Annotated[bool, Option(excludes="--partition", help="Search all partitions for the key.")] = False,
     isolation: opt.IsolationOption = "read_committed",
     corrupt_records: opt.CorruptOption = "fail",
     columns: Columns,
@@ -429,10 +438,17 @@ def offsets(
     *,
     topics: opt.PartitionChoice,
     time: Annotated[
-        str, Option("-t", metavar="-1|-2|-3|MS", help="Position or time whose offsets to print, as above.")
+        str,
+        Option(
+            "-t",
+            metavar="-1|-2|-3|MS",
+            help="Print the offset at this position (-1 latest, -2 earliest, -3 maximum timestamp) or time"
+            " in milliseconds.",
+        ),
     ] = "latest",
     isolation: Annotated[
-        opt.Isolation, Option("--isolation-level", help="Whether the end excludes open transactions.")
+        opt.Isolation,
+        Option("--isolation-level", help="With read_committed, print the last stable offset as the latest offset."),
     ] = "read_uncommitted",
 ) -> Output:
     """Print offsets of topics, as kafka-get-offsets does.

@@ -40,7 +40,12 @@ VERBOSE = ("CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGN
 
 TopicOption = Annotated[
     list[str] | None,
-    Option("--topic", "-t", metavar="TOPIC[:P,...]", help="Topic, or some of its partitions; may be repeated."),
+    Option(
+        "--topic",
+        "-t",
+        metavar="TOPIC[:P,...]",
+        help="Topic, or partitions of a topic, whose offsets to change. May be repeated.",
+    ),
 ]
 
 
@@ -48,9 +53,10 @@ TopicOption = Annotated[
 class OneGroup:
     """The group of a command, as an argument or by --group."""
 
-    group: Annotated[str | None, Argument(metavar="GROUP", help="Consumer group.")] = None
+    group: Annotated[str | None, Argument(metavar="GROUP", help="Name of the consumer group.")] = None
     group_option: Annotated[
-        list[str] | None, Option("--group", "-g", metavar="NAME", help="Consumer group, instead of GROUP.")
+        list[str] | None,
+        Option("--group", "-g", metavar="NAME", help="Name of the consumer group, if GROUP is not given."),
     ] = None
 
     @property
@@ -65,9 +71,9 @@ class OneGroup:
 class GroupNames:
     """The groups of a command, as arguments or by --group."""
 
-    groups: Annotated[list[str] | None, Argument(metavar="[GROUP]...", help="Consumer groups.")] = None
+    groups: Annotated[list[str] | None, Argument(metavar="[GROUP]...", help="Consumer groups to describe.")] = None
     group_option: Annotated[
-        list[str] | None, Option("--group", "-g", metavar="NAME", help="Consumer group; may be repeated.")
+        list[str] | None, Option("--group", "-g", metavar="NAME", help="Consumer group to describe. May be repeated.")
     ] = None
     all_groups: Annotated[bool, Option(excludes="GROUP --group", help="Select all groups of the root.")] = False
 
@@ -88,7 +94,7 @@ def list_(
             metavar="[STATE,...]",
             is_flag=False,
             flag_value="",
-            help="Print states, too, and only groups in these states if any are given.",
+            help="Also print the state of each group. If states are given, list only groups in these states.",
         ),
     ] = None,
 ) -> Output:
@@ -110,13 +116,15 @@ def describe(
     root: opt.SourceOption,
     *,
     groups: GroupNames,
-    state: Annotated[bool, Option(help="Show states instead of offsets.")] = False,
-    members: Annotated[bool, Option(excludes="--state", help="Show members instead of offsets.")] = False,
-    verbose: Annotated[bool, Option(needs="--members", help="Show assigned partitions with --members.")] = False,
+    state: Annotated[bool, Option(help="Describe the state of each group.")] = False,
+    members: Annotated[bool, Option(excludes="--state", help="Describe the members of each group.")] = False,
+    verbose: Annotated[
+        bool, Option(needs="--members", help="With --members: also show the partitions assigned to each member.")
+    ] = False,
     max_lag: Annotated[
         int | None,
         opt.whole_number(
-            text="Maximum lag of a partition in records; if a group exceeds it, the exit code is 1.",
+            text="Exit with code 1 if the lag of a partition exceeds this many records.",
             excludes="--state --members",
             why="lag is shown with the offsets",
         ),
@@ -164,20 +172,27 @@ def _note_empty(described: Sequence[GroupDescription]) -> None:
 class ResetTo:
     """The new offsets of a group: exactly one of these options."""
 
-    to_earliest: Annotated[bool, Option(help="Set offsets to the log start.")] = False
-    to_latest: Annotated[bool, Option(help="Set offsets to the log end.")] = False
-    to_current: Annotated[bool, Option(help="Keep offsets, and use the log end for partitions without one.")] = False
-    to_offset: Annotated[int | None, opt.whole_number(text="Offset to set.")] = None
+    to_earliest: Annotated[bool, Option(help="Reset offsets to the log start.")] = False
+    to_latest: Annotated[bool, Option(help="Reset offsets to the log end.")] = False
+    to_current: Annotated[
+        bool, Option(help="Reset offsets to the committed offsets, or to the log end in partitions without one.")
+    ] = False
+    to_offset: Annotated[int | None, opt.whole_number(text="Reset offsets to this offset.")] = None
     shift_by: Annotated[
-        int | None, opt.whole_number(low=-INT64_MAX, text="Number of offsets to move forward, or with -N backward.")
+        int | None, opt.whole_number(low=-INT64_MAX, text="Move offsets forward by N, or backward if N is negative.")
     ] = None
     to_datetime: Annotated[
         str | None,
-        Option(metavar="TIME", help="Time (ISO 8601 or ms): offsets are set to the first record at or after it."),
+        Option(
+            metavar="TIME", help="Reset offsets to the first record at or after this time, in milliseconds or ISO 8601."
+        ),
     ] = None
     by_duration: Annotated[
         str | None,
-        Option(metavar="PnDTnHnMnS", help="Age, such as PT2H: offsets are set to the first record that is not older."),
+        Option(
+            metavar="PnDTnHnMnS",
+            help="Reset offsets to the first record that is not older than this duration, such as PT2H.",
+        ),
     ] = None
     from_file: Annotated[
         Path | None,
@@ -185,7 +200,7 @@ class ResetTo:
             metavar="CSV",
             excludes="--topic --all-topics",
             why="the file names the partitions",
-            help="File with lines topic,partition,offset.",
+            help="Reset offsets to those in this CSV file, with one topic,partition,offset per line.",
         ),
     ] = None
 
@@ -217,8 +232,10 @@ def reset(
     ] = False,
     to: ResetTo,
     execute: opt.ExecuteOption = False,
-    dry_run: Annotated[bool, Option(help="Only show the new offsets (default).")] = False,
-    force: Annotated[bool, Option(help="Reset even an active group, whose consumers are fenced.")] = False,
+    dry_run: Annotated[bool, Option(help="Only print the new offsets. This is the default.")] = False,
+    force: Annotated[
+        bool, Option(help="Reset the offsets even if the group is active. Its consumers are fenced.")
+    ] = False,
     export: Annotated[bool, Option(help="Print the new offsets as CSV for --from-file.")] = False,
 ) -> Output:
     """Reset the offsets of a group in some or all partitions.
@@ -264,7 +281,7 @@ def _fenced(active: GroupDescription, execute: bool) -> str:
 
 HISTORY = ("ENTRY", "TIME", "OPERATION", "GENERATION", "#MEMBERS", "OFFSETS")
 SHOWN_OFFSETS = 3
-LimitOption = Annotated[int, opt.whole_number("--limit", low=1, text="Maximum number of entries.")]
+LimitOption = Annotated[int, opt.whole_number("--limit", low=1, text="Maximum number of entries to print.")]
 
 
 @dataclass(frozen=True)

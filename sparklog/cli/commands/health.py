@@ -70,16 +70,19 @@ def verify(
 def repair_log(
     *,
     location: Annotated[
-        str | None, Argument(metavar="[LOCATION]", excludes="--root", help="Location to repair, instead of --root.")
+        str | None,
+        Argument(metavar="[LOCATION]", excludes="--root", help="Location to repair, if --root is not given."),
     ] = None,
     root: Annotated[
-        str | None, opt.root_option("Root, topic directory, Kafka log directory or Kafka partition directory.")
+        str | None,
+        opt.root_option("Location to repair: a root, topic directory, Kafka log directory or partition directory."),
     ] = None,
     topic: opt.TopicsOption = None,
     execute: opt.ExecuteOption = False,
     dry_run: opt.DryRunOption = False,
     index_interval_bytes: Annotated[
-        int | None, opt.whole_number(text="The topics' index.interval.bytes in a Kafka directory, if it was changed.")
+        int | None,
+        opt.whole_number(text="Value of index.interval.bytes in a Kafka directory, if it is not Kafka's default."),
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> Output:
@@ -111,38 +114,43 @@ def repair_log(
 class WorkloadOptions:
     """The workload whose cost is computed: the fields of `Workload` as options."""
 
-    rate: Annotated[float, Option(metavar="MB/S", needs="--cost", help="With --cost: stored MB per second.")] = 10.0
+    rate: Annotated[float, Option(metavar="MB/S", needs="--cost", help="With --cost: MB stored per second.")] = 10.0
     interval: Annotated[
-        float, Option(metavar="SECONDS", needs="--cost", help="With --cost: time between two micro-batches.")
+        float, Option(metavar="SECONDS", needs="--cost", help="With --cost: seconds between micro-batches.")
     ] = 10.0
-    partitions: Annotated[int, Option(needs="--cost", help="With --cost: partitions of the topic.")] = 16
-    tasks: Annotated[int, Option(needs="--cost", help="With --cost: tasks per micro-batch.")] = 2
-    readers: Annotated[int, Option(needs="--cost", help="With --cost: readers that follow the topic.")] = 3
+    partitions: Annotated[int, Option(needs="--cost", help="With --cost: number of partitions of the topic.")] = 16
+    tasks: Annotated[int, Option(needs="--cost", help="With --cost: number of tasks per micro-batch.")] = 2
+    readers: Annotated[int, Option(needs="--cost", help="With --cost: number of readers that follow the topic.")] = 3
     poll: Annotated[
-        float | None, Option(metavar="MS", needs="--cost", help="With --cost: poll interval of a reader.")
+        float | None,
+        Option(metavar="MS", needs="--cost", help="With --cost: poll interval of a reader in milliseconds."),
     ] = None
-    retention: Annotated[float, Option(metavar="DAYS", needs="--cost", help="With --cost: retention of records.")] = 7.0
+    retention: Annotated[
+        float,
+        Option(metavar="DAYS", needs="--cost", help="With --cost: number of days for which records are retained."),
+    ] = 7.0
     jobs: Annotated[
         float,
-        Option(metavar="HOURS", needs="--cost", help="With --cost: time between two runs of compact, and of retain."),
+        Option(metavar="HOURS", needs="--cost", help="With --cost: hours between runs of compact and retain."),
     ] = 1.0
 
 
 @app.add("doctor", "sparklog doctor --root /data/log")
 def doctor(
     *,
-    root: Annotated[str | None, opt.root_option("Root to check in addition.")] = None,
+    root: Annotated[str | None, opt.root_option("Also check this root and its store.")] = None,
     conf_file: Annotated[
-        str | None, Option(metavar="FILE", help="File to read instead of Spark's spark-defaults.conf.")
+        str | None,
+        Option(metavar="FILE", help="Spark properties file to read. By default, spark-defaults.conf is read."),
     ] = None,
-    spark: Annotated[bool, Option(help="Start a local Spark session, and check it.")] = False,
+    spark: Annotated[bool, Option(help="Also start a local Spark session and check it.")] = False,
     store: Annotated[
         str | None,
         Option(
             metavar="LOCATION",
             excludes="--root --conf-file --spark",
             why="it tests only the store",
-            help="Path or bucket to test as the location of a root; nothing else is checked.",
+            help="Only check whether this path or bucket is suitable as the location of a root.",
         ),
     ] = None,
     max_age: Annotated[
@@ -152,7 +160,7 @@ def doctor(
             needs="--root",
             excludes="--store",
             why="it checks the jobs of a root",
-            help="Maximum time since the last success of a job on a topic, such as 3h; beyond it, the check fails.",
+            help="Fail if the last success of a job on a topic is longer ago than this, such as 3h.",
         ),
     ] = None,
     cost: Annotated[
@@ -160,7 +168,7 @@ def doctor(
         Option(
             excludes="--root --conf-file --spark --store --max-age",
             why="it only computes costs",
-            help="Print only the monthly cost of a topic in a bucket, for the following options.",
+            help="Only print the monthly cost of a topic in a bucket, for the workload given by the other options.",
         ),
     ] = False,
     workload: WorkloadOptions,
@@ -206,7 +214,7 @@ def jobs(
     root: opt.RootOption,
     topic: opt.TopicsOption = None,
     properties: opt.PropertiesOption = None,
-    runs: Annotated[bool, Option(help="Show the latest runs instead of the topics.")] = False,
+    runs: Annotated[bool, Option(help="Show the latest runs of the jobs, not the topics.")] = False,
 ) -> Output:
     """Show when maintenance jobs last ran, and which are overdue.
 
@@ -277,14 +285,18 @@ def _running_line(run: Running, now_ms: int) -> str:
 @app.add("report", "sparklog report --root /data/log --html report.html")
 def report(
     root: opt.SourceOption,
-    html: Annotated[str | None, Option(metavar="FILE", help="File to write the page to; - is standard output.")] = None,
+    html: Annotated[
+        str | None, Option(metavar="FILE", help="File to write the page to (- for standard output).")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print the data as JSON.")] = False,
     topic: opt.TopicsOption = None,
     properties: opt.PropertiesOption = None,
     now: Annotated[
         str | None,
         Option(
-            metavar="TIME", help="Time of the report: milliseconds or 2026-01-31T12:00:00 (UTC).", show_default="now"
+            metavar="TIME",
+            help="Time of the report: milliseconds or ISO 8601, UTC if no time zone is given.",
+            show_default="now",
         ),
     ] = None,
     quiet: opt.QuietOption = False,
@@ -321,7 +333,7 @@ def report(
 def metrics(
     root: opt.SourceOption,
     output_file: Annotated[
-        str, Option("--output-file", "-o", metavar="FILE", help="File to write to; - is standard output.")
+        str, Option("--output-file", "-o", metavar="FILE", help="File to write the metrics to (- for standard output).")
     ] = STANDARD_OUTPUT,
     output: Annotated[str | None, Option(excludes="--output-file", hidden=True)] = None,
     topic: opt.TopicsOption = None,

@@ -56,7 +56,9 @@ for job_name, text in HELP.items():
 
 
 @app.add("conf", "sparklog conf crontab")
-def conf(name: Annotated[str | None, Argument(help="Name of the file; default: list the names.")] = None) -> None:
+def conf(
+    name: Annotated[str | None, Argument(help="Name of the file to print. If omitted, the names are listed.")] = None,
+) -> None:
     """Print an example file, such as a schedule or the man page.
 
     There are settings, and schedules for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1; save it to

@@ -37,14 +37,12 @@ class ImportSelection:
     open_transactions: Annotated[
         Literal["keep", "abort", "refuse"],
         Option(
-            help="If a transaction is open in Kafka: keep it open until an import has its end or the topic is written"
-            " to, abort it (which ends imports of the topic), or refuse the import."
+            help="What to do with transactions that are open in Kafka: keep them open until an import contains their"
+            " end or the topic is written to, abort them (which ends imports of the topic), or refuse the import."
         ),
     ] = "keep"
-    copy: Annotated[bool, Option(help="Copy closed segments, even if hard links to Kafka's files are possible.")] = (
-        False
-    )
-    groups: Annotated[bool, Option(help="Import offsets of consumer groups from __consumer_offsets.")] = True
+    copy: Annotated[bool, Option(help="Copy closed segments even if hard links to Kafka's files are possible.")] = False
+    groups: Annotated[bool, Option(help="Import the offsets of consumer groups from __consumer_offsets.")] = True
     transactions: Annotated[bool, Option(help="Import the ids of open transactions from __transaction_state.")] = True
 
     def options(self, force: bool) -> ImportOptions:
@@ -71,7 +69,10 @@ def import_(
     root: opt.RootOption,
     *,
     log_dir: Annotated[
-        str | None, Argument(metavar="[PATH]", help="Log directory, which contains topic-0, topic-1, ...")
+        str | None,
+        Argument(
+            metavar="[PATH]", help="Kafka log directory to import, with the partition directories topic-0, topic-1, ..."
+        ),
     ] = None,
     from_server_properties: Annotated[
         Path | None,
@@ -79,13 +80,15 @@ def import_(
             metavar="FILE",
             excludes="PATH --topic --config --corrupt-records --open-transactions --copy --no-groups --no-transactions",
             why="it imports the settings of a broker instead of topics",
-            help="File with settings of a broker to import as root defaults, instead of topics.",
+            help="File with broker settings (server.properties) to import as root defaults. No topics are imported.",
         ),
     ] = None,
     selection: ImportSelection,
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
-    force: Annotated[bool, Option(help="Allow a file.delete.delay.ms that may delete files in use.")] = False,
+    force: Annotated[
+        bool, Option(help="Import file.delete.delay.ms even if it is so short that files in use may be deleted.")
+    ] = False,
 ) -> Output:
     """Import topics of a Kafka log directory into a root.
 
@@ -218,22 +221,25 @@ class ExportExtent:
         str | None, Option("-p", metavar="0,2-4", help="Partitions to export.", show_default="all")
     ] = None
     start: Annotated[
-        str | None, Option(metavar="N|P:N,...", help="First offset, for all partitions or by partition.")
+        str | None, Option(metavar="N|P:N,...", help="First offset to export, for all partitions or by partition.")
     ] = None
     end: Annotated[
-        str | None, Option(metavar="N|P:N,...", help="End offset, exclusive; its batch is exported as a whole.")
+        str | None,
+        Option(
+            metavar="N|P:N,...", help="Offset to stop at, exclusive. A batch that contains it is exported as a whole."
+        ),
     ] = None
     from_timestamp: Annotated[
         str | None,
         Option(
             metavar="TIME",
             excludes="--start",
-            help="Time to start at in each partition: milliseconds, or as for --as-of.",
+            help="Export records from this time on, in milliseconds or the format of --as-of.",
         ),
     ] = None
-    to_timestamp: Annotated[str | None, Option(metavar="TIME", excludes="--end", help="Time to end at, exclusive.")] = (
-        None
-    )
+    to_timestamp: Annotated[
+        str | None, Option(metavar="TIME", excludes="--end", help="Export records until this time, exclusive.")
+    ] = None
 
     def __post_init__(self) -> None:
         self.version, self.time_ms = opt.parse_as_of(self.as_of)
@@ -266,7 +272,8 @@ class Cluster:
         list[str] | None,
         Option(
             metavar="[TOPIC=]ID",
-            help="Topic id in the Kafka cluster; default: the id from which it was imported, or its own. Repeatable.",
+            help="Topic id in the Kafka cluster. Default: the id of the imported topic, otherwise the"
+            " topic's sparklog id. May be repeated.",
         ),
     ] = None
     groups: Annotated[
@@ -278,17 +285,19 @@ class Cluster:
             "--offsets-topic-num-partitions",
             low=1,
             high=100_000,
-            text="Number of partitions of __consumer_offsets, for --groups.",
+            text="With --groups: number of partitions of __consumer_offsets.",
             needs="--groups",
         ),
     ] = 50
-    link: Annotated[bool, Option(help="Create hard links to sealed segments on the same disk instead of copies.")] = (
-        False
-    )
+    link: Annotated[
+        bool,
+        Option(help="Create hard links to sealed segments, not copies, if source and target are on the same disk."),
+    ] = False
     keep_leader_epochs: Annotated[
         bool,
         Option(
-            help="Keep leader epochs, for the cluster that assigned them and for links, instead of setting them to 0."
+            help="Keep leader epochs, which are set to 0 by default. Use this if the cluster assigned them, or with"
+            " --link, because segments whose epochs are reset are copied."
         ),
     ] = False
 
@@ -297,7 +306,10 @@ class Cluster:
 def export(
     topics: Annotated[list[str], Argument(metavar="TOPIC...", help="Topics to export.")],
     root: opt.RootOption,
-    to: Annotated[str, Option(metavar="PATH", help="Directory to create.", show_default=False)],
+    to: Annotated[
+        str,
+        Option(metavar="PATH", help="Directory to export to. It must be empty or must not exist.", show_default=False),
+    ],
     *,
     extent: ExportExtent,
     cluster: Cluster,

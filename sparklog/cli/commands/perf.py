@@ -28,7 +28,10 @@ app = Commands("perf", "Measure throughput, as Kafka's performance tools do.")
 
 TopicOption = Annotated[str, Option("--topic", "-t", metavar="NAME", help="Topic to use.", show_default=False)]
 IntervalOption = Annotated[
-    int, whole_number("--reporting-interval", low=1, metavar="MS", text="Time between two lines.")
+    int,
+    whole_number(
+        "--reporting-interval", low=1, metavar="MS", text="Interval in milliseconds at which a line is printed."
+    ),
 ]
 HEADER = (
     "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, "
@@ -42,15 +45,19 @@ INTERVALS = ("INTERVAL-MS", "RECORDS/S", "MB/S", "P50-MS", "P99-MS", "COMMITS", 
 class PayloadOptions:
     """The values of the records: exactly one of the first three options."""
 
-    record_size: Annotated[int | None, whole_number(low=1, text="Size of values of random letters, in bytes.")] = None
-    payload_file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Text file with values.")] = None
+    record_size: Annotated[
+        int | None, whole_number(low=1, text="Send values of random letters with this size in bytes.")
+    ] = None
+    payload_file: Annotated[
+        Path | None, Option(exists=True, dir_okay=False, help="Send the values in this text file.")
+    ] = None
     payload_monotonic: Annotated[bool, Option(help="Send the values 0, 1, 2 and so on.")] = False
     payload_delimiter: Annotated[
         str,
         Option(
             needs="--payload-file",
             may_be_blank=True,
-            help="Delimiter of the values in the file.",
+            help="Delimiter of the values in --payload-file.",
             show_default="a new line",
         ),
     ] = "\n"
@@ -75,14 +82,18 @@ class ProducerSettings:
 
     producer_props: Annotated[
         list[str] | None,
-        Option("--producer-props", "--producer-property", metavar="NAME=VALUE", help="Option of the producer."),
+        Option(
+            "--producer-props", "--producer-property", metavar="NAME=VALUE", help="Producer option. May be repeated."
+        ),
     ] = None
     more_props: Annotated[
-        list[str] | None, Argument(metavar="[NAME=VALUE]...", help="More options of the producer.")
+        list[str] | None, Argument(metavar="[NAME=VALUE]...", help="Additional producer options.")
     ] = None
-    transactional_id: Annotated[str | None, Option(help="Id with which to write transactions.")] = None
+    transactional_id: Annotated[
+        str | None, Option(help="Transactional id to use. Records are sent in transactions.")
+    ] = None
     transaction_duration_ms: Annotated[
-        int | None, whole_number(low=1, text="Duration of each transaction.", default="3000")
+        int | None, whole_number(low=1, text="Duration of each transaction in milliseconds.", default="3000")
     ] = None
 
     def options(self, topic: str) -> dict[str, Any]:
@@ -99,12 +110,13 @@ def produce(
     topic: TopicOption,
     num_records: Annotated[int, whole_number(low=1, text="Number of records to send.")],
     payload: PayloadOptions,
-    throughput: Annotated[float, Option(help="Maximum records per second; -1: no limit.")] = -1.0,
+    throughput: Annotated[float, Option(help="Maximum number of records to send per second (-1 for no limit).")] = -1.0,
     settings: ProducerSettings,
     commit_intervals: Annotated[
         str | None,
         Option(
-            metavar="MS,MS,...", help="Values of linger.ms to run with, one after the other; prints a table at the end."
+            metavar="MS,MS,...",
+            help="Values of linger.ms, separated by commas. Runs once with each value and prints a table.",
         ),
     ] = None,
     reporting_interval: IntervalOption = 1000,
@@ -230,12 +242,12 @@ def consume(
     messages: Annotated[int, whole_number(low=1, text="Number of records to read.")],
     group: Annotated[str | None, Option("-g", help="Consumer group to join.", show_default="none")] = None,
     from_latest: Annotated[
-        bool, Option(help="Start at the log end, instead of the log start, if the group has no offsets.")
+        bool, Option(help="Start at the log end if the group has no offsets. By default, start at the log start.")
     ] = False,
-    show_detailed_stats: Annotated[bool, Option(help="Print a line for each interval.")] = False,
-    hide_header: Annotated[bool, Option(help="Print no header line.")] = False,
+    show_detailed_stats: Annotated[bool, Option(help="Print a line for each reporting interval.")] = False,
+    hide_header: Annotated[bool, Option(help="Do not print the header line.")] = False,
     timeout: Annotated[
-        int, whole_number(metavar="MS", text="Time without a record after which the command stops.")
+        int, whole_number(metavar="MS", text="Stop if no record arrives for this many milliseconds.")
     ] = 10_000,
     reporting_interval: IntervalOption = 5000,
 ) -> None:

@@ -46,34 +46,42 @@ class Lines:
             "--json",
             excludes="--key-separator --headers --null-marker --ignore-error",
             why="JSON objects contain all parts of a record",
-            help='Read each line as {"key": ..., "value": ..., "headers": ..., ...}.',
+            help='Read each line as a JSON object: {"key": ..., "value": ..., "headers": ..., ...}.',
         ),
     ] = False
     key_separator: Annotated[
         str | None,
-        Option(may_be_blank=True, help=r"Separator of key and value in a line (\t: a tab).", show_default="no keys"),
+        Option(
+            may_be_blank=True, help=r"Separator between key and value in a line (\t for a tab).", show_default="no keys"
+        ),
     ] = None
     headers: Annotated[
-        bool, Option(help="Read headers from the start of each line: name:value,name:value and a tab.")
+        bool, Option(help="Read headers from the start of each line, such as name:value,name:value and a tab.")
     ] = False
     null_marker: Annotated[
-        str | None, Option(may_be_blank=True, help="Text that means a null key or value (a tombstone).")
+        str | None, Option(may_be_blank=True, help="Text that represents a null key or a null value (a tombstone).")
     ] = None
     headers_delimiter: Annotated[
         str,
         Option(
             needs="--headers",
             may_be_blank=True,
-            help="Separator of headers and the rest of a line.",
+            help="Separator between the headers and the rest of a line.",
             show_default="a tab",
         ),
     ] = "\t"
-    headers_separator: Annotated[str, Option(needs="--headers", may_be_blank=True, help="Separator of headers.")] = ","
+    headers_separator: Annotated[
+        str, Option(needs="--headers", may_be_blank=True, help="Separator between headers.")
+    ] = ","
     headers_key_separator: Annotated[
-        str, Option(needs="--headers", may_be_blank=True, help="Separator of a header's name and value.")
+        str, Option(needs="--headers", may_be_blank=True, help="Separator between the name and the value of a header.")
     ] = ":"
     ignore_error: Annotated[
-        bool, Option(needs="--key-separator --headers", help="Use a line without a separator as the value.")
+        bool,
+        Option(
+            needs="--key-separator --headers",
+            help="Accept lines without a separator. The missing key or headers are null.",
+        ),
     ] = False
 
     def parser(self, formats: Formats) -> Callable[[bytes, int], pa.RecordBatch]:
@@ -106,24 +114,32 @@ def produce(
     *,
     topic: OneTopic,
     file: Annotated[
-        Path | None, Option(exists=True, dir_okay=False, help="File to read instead of standard input.")
+        Path | None,
+        Option(exists=True, dir_okay=False, help="File to read the lines from (standard input if omitted)."),
     ] = None,
     lines: Lines,
     formats: Formats,
     partition: Annotated[
-        int | None, whole_number("-p", high=INT32_MAX, text="Partition for all records, regardless of their keys.")
+        int | None,
+        whole_number(
+            "-p", high=INT32_MAX, text="Partition to which all records are appended, regardless of their keys."
+        ),
     ] = None,
     linger_ms: Annotated[
         int,
-        whole_number(high=INT32_MAX, text="Maximum time in milliseconds for which lines of a pipe wait for others."),
+        whole_number(high=INT32_MAX, text="Maximum time in milliseconds that lines from a pipe wait to be batched."),
     ] = 1000,
     num_partitions: Annotated[
         int | None,
         whole_number(
-            low=1, text="Number of partitions if the topic is created.", default="num.partitions of the root, or 1"
+            low=1,
+            text="Number of partitions of the topic, if it is created.",
+            default="num.partitions of the root, or 1",
         ),
     ] = None,
-    compression: Annotated[Codec | None, Option(help="Codec, unless the topic sets one.", show_default="zstd")] = None,
+    compression: Annotated[
+        Codec | None, Option(help="Compression codec, if the topic does not set one.", show_default="zstd")
+    ] = None,
 ) -> None:
     """Append lines of standard input or a file to a topic.
 

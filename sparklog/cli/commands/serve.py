@@ -24,14 +24,14 @@ app = Commands()
 class Listening:
     """Addresses, encryption and access."""
 
-    listen: Annotated[str, Option(metavar="HOST:PORT", help="Address to listen on; port 0: a free port.")] = (
+    listen: Annotated[str, Option(metavar="HOST:PORT", help="Address to listen on (port 0 for any free port).")] = (
         "127.0.0.1:9092"
     )
     advertise: Annotated[
         list[str] | None,
         Option(
             metavar="HOST:PORT",
-            help="Addresses that clients connect to: this server's first, then those of other servers of the root.",
+            help="Addresses that clients connect to: first this server's, then those of the root's other servers.",
             show_default="--listen",
         ),
     ] = None
@@ -42,14 +42,17 @@ class Listening:
         str | None, Option(metavar="FILE", needs="--tls-cert", help="Private key of the certificate (PEM).")
     ] = None
     users: Annotated[
-        str | None, Option(metavar="FILE", help="File of users (SASL) and their permissions; see docs/guides/serve.md.")
+        str | None,
+        Option(metavar="FILE", help="File with the users (SASL) and their permissions. See docs/guides/serve.md."),
     ] = None
-    insecure: Annotated[bool, Option(help="Allow an address that other hosts can reach without encryption.")] = False
+    insecure: Annotated[
+        bool, Option(help="Allow unencrypted connections on an address that other hosts can reach.")
+    ] = False
     max_connections_per_ip: Annotated[
         int, whole_number(low=1, text="Maximum number of connections from one address.")
     ] = MAX_CONNECTIONS_PER_IP
     metrics_port: Annotated[
-        int | None, whole_number(high=65535, text="Port of metrics for Prometheus.", default="off")
+        int | None, whole_number(high=65535, text="Port on which to serve Prometheus metrics.", default="off")
     ] = None
     group_min_session_timeout_ms: Annotated[
         int,
@@ -130,7 +133,8 @@ def serve(
             metavar="LOCATION",
             envvar="SPARKLOG_ROOT",
             parser=root_of_name,
-            help="Root, topic directory, backup repository, or Kafka log or partition directory; or set SPARKLOG_ROOT.",
+            help="Root, topic directory, backup repository, or Kafka log or partition directory to serve."
+            " SPARKLOG_ROOT by default.",
         ),
     ] = None,
     *,
@@ -142,7 +146,7 @@ def serve(
             metavar="PATH",
             excludes="LOCATION",
             parser=root_of_name,
-            help="Location to serve, instead of LOCATION.",
+            help="Location to serve, if LOCATION is not given.",
         ),
     ] = None,
     writable: Annotated[bool, Option(help="Allow clients to produce, and to create, alter and delete topics.")] = False,
@@ -150,7 +154,7 @@ def serve(
         int | None,
         whole_number(
             low=1,
-            text="Number of the backup to serve (see backup --list).",
+            text="Number of the backup to serve, as printed by `sparklog backup --list`.",
             default="latest",
             excludes="--writable",
             why="a backup is read-only",

@@ -35,19 +35,24 @@ app = Commands()
 @app.add("delete-records", "sparklog delete-records --topic orders --partition 0 --offset 42 --root /data/log")
 def delete_oldest(
     root: RootOption,
-    topic_argument: Annotated[str | None, Argument(metavar="[TOPIC]", help="Topic, instead of a file.")] = None,
+    topic_argument: Annotated[
+        str | None,
+        Argument(metavar="[TOPIC]", help="Topic whose records to delete, if no --offset-json-file is given."),
+    ] = None,
     offset_json_file: Annotated[
         Path | None,
         Option(
             metavar="FILE",
             excludes="TOPIC --topic --partition --offset",
             why="the file names the partitions",
-            help="JSON file with the offsets of partitions.",
+            help="JSON file with the topics, partitions and offsets below which to delete records.",
         ),
     ] = None,
     topic_option: TopicOption = None,
-    partition: Annotated[int | None, whole_number("-p", text="Partition of the topic.")] = None,
-    offset: Annotated[int | None, whole_number("-o", low=-1, text="First offset to keep; -1: the log end.")] = None,
+    partition: Annotated[int | None, whole_number("-p", text="Partition whose records to delete.")] = None,
+    offset: Annotated[
+        int | None, whole_number("-o", low=-1, text="Delete records below this offset (-1 for the log end).")
+    ] = None,
     dry_run: DryRunOption = False,
 ) -> Output:
     """Delete the records below an offset.
@@ -132,7 +137,14 @@ class TopicList(Topics):
     """Topics, with the option name of Kafka's tool."""
 
     topic_option: Annotated[
-        list[str] | None, Option("--topic-list", "--topic", "-t", metavar="TOPIC,...", help="Topics, instead of TOPIC.")
+        list[str] | None,
+        Option(
+            "--topic-list",
+            "--topic",
+            "-t",
+            metavar="TOPIC,...",
+            help="Topics whose partition sizes to show, if TOPIC is not given.",
+        ),
     ] = None
 
 
@@ -237,9 +249,9 @@ def writer_of(commit: Commit) -> str | None:
 
 @app.add("history", "sparklog history orders --limit 10 --root /data/log")
 def history(
-    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic, which may be deleted.")],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic whose commits to show. It may be a deleted topic.")],
     root: RootOption,
-    limit: Annotated[int, whole_number(low=1, text="Maximum number of commits.")] = 100,
+    limit: Annotated[int, whole_number(low=1, text="Maximum number of commits to show.")] = 100,
 ) -> Output:
     """Show the commits of a topic, latest first.
 
@@ -279,9 +291,13 @@ CHUNK_LINES = 512
 
 @dataclass
 class Files:
-    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or directories.")] = None
-    files: Annotated[str | None, Option(metavar="A,B", help="Files or directories, separated by commas.")] = None
-    root: Annotated[str | None, Option("-r", metavar="PATH", help="Root whose topics or objects the paths are.")] = None
+    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or directories to dump.")] = None
+    files: Annotated[str | None, Option(metavar="A,B", help="Files or directories to dump, separated by commas.")] = (
+        None
+    )
+    root: Annotated[
+        str | None, Option("-r", metavar="PATH", help="Root that contains the paths, which are topics or objects.")
+    ] = None
 
     def names(self) -> list[str]:
         names = [*(self.paths or []), *(part for part in (self.files or "").split(",") if part)]
@@ -292,16 +308,20 @@ class Files:
 
 @dataclass
 class DumpExtent:
-    deep_iteration: Annotated[bool, Option(help="Print a line for each record, too.")] = False
-    print_data_log: Annotated[bool, Option(help="Print records with keys and values; decoders imply it.")] = False
-    verify_index_only: Annotated[bool, Option(help="Print only mismatches of indexes.")] = False
-    index_sanity_check: Annotated[
-        bool, Option(excludes="--verify-index-only", help="Check indexes only as a broker does at startup.")
+    deep_iteration: Annotated[bool, Option(help="Also print a line for each record.")] = False
+    print_data_log: Annotated[
+        bool, Option(help="Print records with keys and values. Implied by the decoder options.")
     ] = False
-    max_message_size: Annotated[int, whole_number(text="Bytes to read at the position of an index entry.")] = (
-        5 * 1024 * 1024
-    )
-    max_bytes: Annotated[int, whole_number(text="Bytes to read of each segment.", default="all")] = INT32_MAX
+    verify_index_only: Annotated[bool, Option(help="Print only index mismatches.")] = False
+    index_sanity_check: Annotated[
+        bool, Option(excludes="--verify-index-only", help="Only perform the index sanity check of a broker's startup.")
+    ] = False
+    max_message_size: Annotated[
+        int, whole_number(text="Maximum number of bytes to read at the position of an index entry.")
+    ] = 5 * 1024 * 1024
+    max_bytes: Annotated[
+        int, whole_number(text="Maximum number of bytes to read from each segment.", default="all")
+    ] = INT32_MAX
 
 
 PLAIN = "--key-decoder-class --value-decoder-class"
@@ -315,21 +335,27 @@ class DecoderOptions:
             "--key-decoder-class",
             "--key-decoder",
             metavar="NAME",
-            help="Decoder of keys: string, int, long, bytes-hex, bytes-base64, json, or a Kafka decoder class.",
+            help="Decoder for keys: string, int, long, bytes-hex, bytes-base64, json, or a Kafka decoder class.",
         ),
     ] = None
     value_decoder: Annotated[
-        str | None, Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="Decoder of values.")
+        str | None,
+        Option(
+            "--value-decoder-class",
+            "--value-decoder",
+            metavar="NAME",
+            help="Decoder for values, with the same names as for --key-decoder-class.",
+        ),
     ] = None
-    offsets_decoder: Annotated[bool, Option(excludes=PLAIN, help="Decode records of __consumer_offsets.")] = False
+    offsets_decoder: Annotated[bool, Option(excludes=PLAIN, help="Decode the records of __consumer_offsets.")] = False
     transaction_log_decoder: Annotated[
-        bool, Option(excludes=f"{PLAIN} --offsets-decoder", help="Decode records of __transaction_state.")
+        bool, Option(excludes=f"{PLAIN} --offsets-decoder", help="Decode the records of __transaction_state.")
     ] = False
     share_group_state_decoder: Annotated[
         bool,
         Option(
             excludes=f"{PLAIN} --offsets-decoder --transaction-log-decoder",
-            help="Decode records of __share_group_state.",
+            help="Decode the records of __share_group_state.",
         ),
     ] = False
     metadata_decoder: Annotated[
@@ -365,7 +391,7 @@ def dump_log(
     named: Files,
     extent: DumpExtent,
     decoding: DecoderOptions,
-    skip_record_metadata: Annotated[bool, Option(help="Print only keys and values of records.")] = False,
+    skip_record_metadata: Annotated[bool, Option(help="Print only the keys and values of records.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the contents of files, as kafka-dump-log does.

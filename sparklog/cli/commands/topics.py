@@ -58,7 +58,9 @@ def create(
     topic: opt.OneTopic,
     partitions: Annotated[
         int | None,
-        opt.whole_number("-p", low=1, text="Number of partitions.", default="num.partitions of the root, or 1"),
+        opt.whole_number(
+            "-p", low=1, text="Number of partitions of the topic.", default="num.partitions of the root, or 1"
+        ),
     ] = None,
     replication_factor: ReplicationOption = None,
     config: opt.ConfigOption = None,
@@ -104,7 +106,7 @@ def describe(
     *,
     topics: opt.TopicChoice,
     topics_with_overrides: Annotated[
-        bool, Option(help="Show only topics with configs that were set, and those configs.")
+        bool, Option(help="Show only topics with configs that were set, and only those configs.")
     ] = False,
     if_exists: Annotated[bool, Option(help="Skip topics that do not exist.")] = False,
 ) -> Output:
@@ -175,7 +177,7 @@ def _show(rows: list[TopicRow]) -> None:
 @app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
 def alter(
     root: opt.RootOption,
-    partitions: Annotated[int, opt.whole_number("-p", low=1, text="New number of partitions.")],
+    partitions: Annotated[int, opt.whole_number("-p", low=1, text="Number of partitions after the change.")],
     *,
     topic: opt.OneTopic,
     replication_factor: ReplicationOption = None,

@@ -34,7 +34,9 @@ IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 @app.add("list", "sparklog transactions list --root /data/log")
 def list_(
     root: SourceOption,
-    open_only: Annotated[bool, Option("--open", help="List only ids that hold back readers of a topic.")] = False,
+    open_only: Annotated[
+        bool, Option("--open", help="List only ids whose transactions hold back readers of a topic.")
+    ] = False,
 ) -> Output:
     """List transactional ids.
 
@@ -78,7 +80,7 @@ def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
 def history(
     transactional_id: IdArgument,
     root: RootOption,
-    limit: Annotated[int, whole_number(low=1, text="Maximum number of entries.")] = 100,
+    limit: Annotated[int, whole_number(low=1, text="Maximum number of entries to print.")] = 100,
 ) -> Output:
     """Show the decisions of a transactional id, latest first.
 
@@ -118,7 +120,9 @@ def _decision(entry: Decisions) -> dict[str, Any]:
 def abort(
     transactional_id: IdArgument,
     root: RootOption,
-    number: Annotated[int | None, whole_number("--n", text="Number that the open transaction must have.")] = None,
+    number: Annotated[
+        int | None, whole_number("--n", text="Abort the open transaction only if it has this number.")
+    ] = None,
 ) -> Output:
     """Abort the open transaction of a transactional id.
 

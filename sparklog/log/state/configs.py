@@ -120,7 +120,7 @@ _CODEC = one_of(
 _GZIP_LEVEL = ValueType(
     "1 to 9, or -1", parse=lambda text: -1 if text == "-1" else whole_number(text, 1, 9), name="int"
 )
-_BROKERS = "No effect without brokers: validated, stored and exported."
+_BROKERS = "Has no effect, because sparklog has no brokers. The value is validated, stored and exported."
 _DURABLE = "No effect, because every commit is durable before it is acknowledged: validated, stored and exported."
 _GONE = "Not in Kafka 4; accepted for topics of older brokers."
 _ALL = (
