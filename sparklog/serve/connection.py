@@ -75,9 +75,11 @@ class Connection:
         )
 
     def close(self) -> None:
-        with suppress(OSError):
-            # This also ends a response that is being sent.
-            self._writer.get_extra_info("socket").shutdown(SHUT_RDWR)
+        # A TLS connection that has just ended no longer has a socket.
+        if (connected := self._writer.get_extra_info("socket")) is not None:
+            with suppress(OSError):
+                # This also ends a response that is being sent.
+                connected.shutdown(SHUT_RDWR)
         self._writer.transport.abort()
 
     async def run(self) -> None:

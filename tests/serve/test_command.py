@@ -157,6 +157,17 @@ def test_under_tls_a_large_answer_is_not_held_twice() -> None:
     assert set(sent[:-1]) == {WRITE_BYTES}, "the header goes with the first records"
 
 
+def test_a_connection_that_has_just_ended_can_be_closed() -> None:
+    """A server that stops closes all connections, also those whose transport has given up its socket."""
+    writer = Mock(get_extra_info=Mock(return_value=None))
+
+    async def close() -> None:
+        Connection(Mock(), Mock(), writer).close()
+
+    asyncio.run(close())
+    writer.transport.abort.assert_called_once_with()
+
+
 def test_a_port_that_is_taken_is_named(tmp_path: Path, serve: Callable[..., Address]) -> None:
     sparklog.open(tmp_path, create=True)
     with socket.socket() as taken:
