@@ -212,7 +212,7 @@ class StreamPlanner:
         end = self._limited(begin, available) if limited else available
         self._is_idle = end == begin
         answer = StreamOffset(end, self._topics.ids(end), start=begin if checkpoint.initial else None)
-        # Spark compares texts, so an answer that adds nothing to `start` must be `start` itself.
+        # Spark compares offsets as JSON strings, so return `start` itself if there are no new records.
         if _adds_to(checkpoint, answer, begin):
             return answer.to_json()
         self._last_idle = idle if available == begin else None

@@ -18,7 +18,7 @@ from sparklog.tools.report.job_states import Running, has_jobs, read_job_status
 def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
     """Check each job on all topics; return nothing for a backup or without topics.
 
-    With `max_age_ms`, a topic on which a job has not succeeded for longer is a failure instead of a warning.
+    If `max_age_ms` is given and the last success of a job on a topic is older, the check fails instead of warning.
     """
     if not has_jobs(root):
         return []

@@ -179,7 +179,9 @@ def _in_order(item: Fields, name: str) -> tuple[GroupMember, ...]:
     if ids != sorted(set(ids)):
         raise item.bad(name, "in the order of ids, each once")
     if not are_consistent(members):
-        raise item.bad(name, "of members that own each partition once, or of one exclusive owner and others that wait")
+        raise item.bad(
+            name, "with members that own each partition exactly once, or with one exclusive owner and waiting members"
+        )
     return members
 
 

@@ -50,8 +50,8 @@ def silent(records: int, nbytes: int) -> None:
 class Settings:
     """Settings of a maintenance run, without topic configs. See `sparklog.maintenance.properties`."""
 
-    now_ms: int  # decides ages and delete horizons; commits have their own times
-    defaults: Mapping[str, str] = field(default_factory=dict)  # topic configs, for topics that do not set them
+    now_ms: int  # the time from which ages and delete horizons are computed
+    defaults: Mapping[str, str] = field(default_factory=dict)  # configs of topics that do not set them
     dedupe_buffer_bytes: int = 128 << 20
     dedupe_load_factor: float = 0.9
     producer_expiration_ms: int = 86_400_000

@@ -279,7 +279,7 @@ class GroupMembers:
             raise CodeError(Code.MEMBER_ID_REQUIRED, memberId=new_id)
         member = self._new(replace(details, member=new_id))
         if holder is not None:
-            # The instance came back as another process: the one before it is told so.
+            # Another process has joined with the same instance id: fence the previous member.
             holder.fail(Code.FENCED_INSTANCE_ID)
             self._drop(holder)
             member.assignment = holder.assignment

@@ -197,7 +197,7 @@ class HdfsStore(FolderStore):
         folder = self._file(key).rpartition("/")[0]
         for _ in range(_ATTEMPTS):
             path = f"{folder}/{temporary_name()}"
-            # After a lost response, the client retries, although its file already exists.
+            # If the response to a create is lost, the client's retry fails because the file exists: try another name.
             with suppress(FileExistsError):
                 return self._ask_new(path, key, policy), path
         raise Unavailable(

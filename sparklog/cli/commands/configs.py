@@ -36,7 +36,7 @@ RootDefaultsOption = Annotated[
     ),
 ]
 
-# As in Kafka, commas inside brackets do not separate.
+# As in Kafka, commas inside brackets do not separate configs.
 _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 
 

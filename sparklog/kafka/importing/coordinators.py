@@ -136,7 +136,7 @@ class _LatestValues(LogReading):
         for row, end in enumerate(ends):
             producer = int(headers.producer_id[row])
             if markers[row]:
-                # If the cleaner has emptied a marker, it has also removed the records of the transaction.
+                # If the cleaner has removed the record of a marker, it has also removed the records of the transaction.
                 if headers.count[row]:
                     self._end(producer, int(control.control_types(window.data, headers[row : row + 1])[0]))
                 continue

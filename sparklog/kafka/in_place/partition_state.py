@@ -87,7 +87,7 @@ class SegmentState:
         if file.inode != self.name.inode or file.size < self.end:
             return False
         if not file.location.is_local and (file.size, file.modified) == (self.size, self.modified):
-            return True  # In a bucket, a changed file has another time. This saves a request.
+            return True  # In a bucket, a rewrite changes the time, so the file is unchanged. This saves a request.
         header = self.last_header
         return not header or file.read(self.last_position, len(header)) == header
 

@@ -120,7 +120,8 @@ class TopicReader:
             A `TopicTable`; no record is read yet.
 
         Raises:
-            NotFound: If the topic or an offset does not exist, or records before it were removed.
+            NotFound: If the topic or an offset does not exist, or if records below the requested
+                offset or time have been removed by compaction or retention.
             BadRequest: If an argument is invalid.
         """
         from sparklog.log.read.topic_table import open_table

@@ -1,8 +1,8 @@
 """The batches of a partition as a table with one row each: the fields of the header, and figures about the records.
 
-A partition is a list of batch ranges in offset order, each of which is entire adjacent batches in one file. In a Kafka
-log directory a range is a segment up to the end of the log. In a root it is a slice of an append file or of a sealed
-segment. A range also has facts that its batches lack: the shift of their offsets, their append time, and the
+A partition is a list of batch ranges in offset order. Each range covers contiguous, complete batches of one file. In
+a Kafka log directory a range is a segment up to the end of the log. In a root it is a slice of an append file or of a
+sealed segment. A range also has facts that its batches lack: the shift of their offsets, their append time, and the
 transaction that they belong to.
 
 Checksums are verified. Batches are shown as their producer wrote them, whatever the isolation level. Records are

@@ -250,7 +250,7 @@ def _distinct_intervals(positions: np.ndarray) -> Iterator[int]:
     interval = 0
     while True:
         yield interval
-        # Find the next larger interval whose index omits a batch that is in this one.
+        # Find the smallest larger interval whose index omits a batch that the current index contains.
         last, following = 0, 2**62
         while (row := int(np.searchsorted(positions, last + interval, side="right"))) < len(positions):
             following = min(following, int(positions[row]) - last)

@@ -1,4 +1,4 @@
-"""Repair of a root: verify it, apply the fixes, and verify it again, until no fix remains.
+"""Repair a root: verify it, apply fixes, and repeat until verification finds nothing that can be fixed.
 
 A fix can uncover the next problem, so this takes up to `MAX_ROUNDS` rounds: for example, a checkpoint can be rebuilt
 only after a commit can be read again. Readers, writers and jobs can run at the same time, because a fixed object has

@@ -91,7 +91,7 @@ def _located(finding: Finding, data: bytes) -> Finding:
         one_digit = len(left) == len(right) and sum(a != b for a, b in zip(left, right, strict=True)) == 1
         return flipped or replace(finding, position=crc_field + len(_CRC_FIELD) if one_digit else 0)
     unprintable = (position for position, byte in enumerate(document[:-1]) if not 0x20 <= byte < 0x7F)
-    # If all bytes are printable, the field of the checksum, which is the last one, must be damaged.
+    # If all bytes are printable, the checksum field, which is last, must be damaged.
     return replace(finding, position=next(unprintable, max(document.rfind(b","), 0)))
 
 
