@@ -180,7 +180,7 @@ def _in_order(item: Fields, name: str) -> tuple[GroupMember, ...]:
         raise item.bad(name, "in the order of ids, each once")
     if not are_consistent(members):
         raise item.bad(
-            name, "with members that own each partition exactly once, or with one exclusive owner and waiting members"
+            name, "members that own each partition once, or one exclusive owner and members that wait"
         )
     return members
 
