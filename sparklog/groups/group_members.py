@@ -179,9 +179,7 @@ def _in_order(item: Fields, name: str) -> tuple[GroupMember, ...]:
     if ids != sorted(set(ids)):
         raise item.bad(name, "in the order of ids, each once")
     if not are_consistent(members):
-        raise item.bad(
-            name, "members that own each partition once, or one exclusive owner and members that wait"
-        )
+        raise item.bad(name, "members that own each partition once, or one exclusive owner and members that wait")
     return members
 
 
