@@ -147,6 +147,55 @@ def test_the_outcome_is_unknown_if_requests_still_fail_long_after_the_wait() -> 
     assert SETTLE_MS < case.world.now_ms - START_MS < 2 * SETTLE_MS + 5_000
 
 
+MOMENTS = ("before the last read", "between the last read and the listing", "after the listing", "before the deletion")
+
+
+@pytest.mark.parametrize("other", [ONE, LOST], ids=["the entry that A has read", "another entry"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_entry_is_created_before_the_new_one_when_the_wait_ends(moment: str, other: bytes) -> None:
+    """Writer B creates the missing predecessor at each step of the decision that Writer A makes after its wait.
+
+    1. A has read entry 1. An operator restores the root, with the same id, from a copy that ends at entry 0.
+    2. A creates 2, and reads 1 again for 90 s.
+    3. Writer B, which has opened the restored root, creates 1. (Or 1 was hidden from A until now.)
+    4. A keeps 2 only if it follows the entry 1 that the log has now.
+    """
+    case = Case(ZERO)
+    created: list[bool] = []
+
+    def create() -> None:
+        if not created:
+            created.append(case.other(1, other))
+
+    def before(verb: str, key: str) -> None:
+        is_over = case.world.now_ms - START_MS > SETTLE_MS
+        read = (verb, key) == ("get", numbered.key(1))
+        if is_over and moment == MOMENTS[0] and read:
+            create()
+        elif is_over and moment == MOMENTS[1] and verb == "list":
+            create()
+        elif moment == MOMENTS[3] and verb == "delete":
+            create()
+
+    def after(verb: str, key: str, result: Any) -> Any:
+        if case.world.now_ms - START_MS > SETTLE_MS and moment == MOMENTS[2] and verb == "list":
+            result = list(result)
+            create()
+        return result
+
+    numbered = case.numbered(HookedStore(case.store, before=before, after=after))
+    expected = Expected(numbered.env.now(), crc32c.crc32c(ONE))
+    if other is ONE and moment in MOMENTS[:2]:
+        assert numbered.create(2, TWO, "two", expected)[0] is CreateResult.CREATED
+        assert case.there(2) == TWO
+    else:
+        with pytest.raises(Fenced, match=r"02\.json was taken back"):
+            numbered.create(2, TWO, "two", expected)
+        assert case.there(2) is None
+    assert created == [True]
+    assert case.there(1) == other
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_an_entry_that_another_one_follows_stays(is_late: bool) -> None:
     """Writer B sees entry 1, which is hidden from A for very long, and creates 3 after A's 2.
