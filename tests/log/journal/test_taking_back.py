@@ -12,12 +12,14 @@ from sparklog.format import crc32c
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.documents import encode
+from sparklog.log.journal.names import ROOT_KEY, commit_key
 from sparklog.log.journal.numbered_objects import CreateResult, Expected, NumberedObjects
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.testing.world import START_MS, World
-from sparklog.testing.wrapper_stores import HookedStore, WrapperStore
+from sparklog.testing.wrapper_stores import CountingStore, HookedStore, WrapperStore
 from tests.support.name_caching_store import NameCachingStore
+from tests.support.records import rows
 
 
 def entry(name: str, previous: bytes | None = None) -> bytes:
@@ -169,12 +171,9 @@ def test_an_entry_is_created_before_the_new_one_when_the_wait_ends(moment: str, 
 
     def before(verb: str, key: str) -> None:
         is_over = case.world.now_ms - START_MS > SETTLE_MS
-        read = (verb, key) == ("get", numbered.key(1))
-        if is_over and moment == MOMENTS[0] and read:
-            create()
-        elif is_over and moment == MOMENTS[1] and verb == "list":
-            create()
-        elif moment == MOMENTS[3] and verb == "delete":
+        is_read = verb == "get" and key == numbered.key(1)
+        step = 0 if is_over and is_read else 1 if is_over and verb == "list" else 3 if verb == "delete" else None
+        if step is not None and moment == MOMENTS[step]:
             create()
 
     def after(verb: str, key: str, result: Any) -> Any:
@@ -264,6 +263,25 @@ def test_no_process_builds_on_an_entry_of_a_process_that_has_outlived_the_root(p
     assert next(waiting, None) is None
     assert sorted(world.store.snapshot()) == sorted(copy)
     assert decisions(world).current().newest == 0
+
+
+def test_the_first_append_on_a_disk_after_a_poll_reads_one_earlier_commit() -> None:
+    """It reads the commit from before the poll, because the writer of the polled commits may have outlived the root."""
+    world = World()
+    world.root().create_topic("t")
+    topic = world.root(counting := CountingStore(world.store)).topic("t")
+    topic.append(rows("a"))
+    other = world.root().topic("t")
+    other.append(rows("b"))
+    other.append(rows("c"))
+    topic.log.snapshot()
+    reads = []
+    for value in "def":
+        counting.reset()
+        topic.append(rows(value))
+        counting.expect(get=4 if value == "d" else 3, create=1)
+        reads.append([key for verb, key in counting.keys if verb == "get"])
+    assert reads[0] == [commit_key("t", 4), ROOT_KEY, commit_key("t", 3), commit_key("t", 1)]
 
 
 def test_a_number_that_was_lost_and_is_created_anew_is_taken_back() -> None:
