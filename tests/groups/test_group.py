@@ -81,6 +81,20 @@ def test_a_newer_member_fences() -> None:
     assert (new.generation, offsets(group(world))) == (2, {("a", 0): 5})
 
 
+def test_an_owner_continues_its_generation_only_if_no_other_owner_has_joined_since() -> None:
+    """A server that was fenced unnoticed must not assign partitions as before: committed offsets would go back."""
+    world = TopicsWorld()
+    first = group(world).own("server")
+    second = group(world).own("server", previous=first.metadata)
+    assert second.generation == 2
+    group(world).join("query")
+    before = world.store.snapshot()
+    with pytest.raises(Fenced, match=r"generation 2 \(server\) of group 'g' was superseded"):
+        group(world).own("server", previous=second.metadata)
+    assert world.store.snapshot() == before
+    assert group(world).own("server").generation == 4
+
+
 def test_a_member_of_the_same_name_is_another_generation() -> None:
     world = TopicsWorld()
     old, new = group(world).join("one"), group(world).join("one")

@@ -72,6 +72,26 @@ def test_a_member_that_waits_for_a_slow_leader_stays() -> None:
     asyncio.run(run())
 
 
+def test_each_generation_continues_the_one_before() -> None:
+    """The journal refuses the generation of a server that another owner has fenced (`Group.own`)."""
+
+    async def run() -> None:
+        continued: list[GroupMetadata | None] = []
+
+        async def begin(_: object, previous: GroupMetadata | None) -> Membership:
+            continued.append(previous)
+            return cast(Membership, Entered(len(continued)))
+
+        group = group_of(begin)
+        (one,) = await joined(group, details("one", 60_000))
+        await group.sync(one.member, one.generation, None, {one.member: b"A"})
+        again = replace(details("one", 60_000), member=one.member)
+        await asyncio.gather(group.join(again, id_first=False), group.join(details("two", 60_000), id_first=False))
+        assert continued == [None, GroupMetadata("g", 1, "serve@here:1")]
+
+    asyncio.run(run())
+
+
 def test_a_member_that_asks_for_its_assignment_again_ends_its_former_request() -> None:
     """That was of a connection which the client has left: it must not be held open until the group is gone."""
 
