@@ -1,14 +1,15 @@
-"""Mutants: change one operator of a module at a time, run its tests, and list the changes that no test notices.
+"""Mutation testing: change one operator of a module at a time, run the module's tests, and report undetected changes.
 
     python -m scripts.mutants [--per-module 20] [--seed DATE] [--only sparklog/log/read] [--report FILE] [--processes 2]
 
-A mutant is a comparison turned round or made strict, `and` for `or`, `+` for `-`, a number plus one, a condition
-negated, or a `return` of nothing. The tests are those of `tests/module_map.py`, without Spark, Java and sweeps. Each
-room has a bound, the share of its mutants that must be killed; the command fails below it. Mutants are drawn by the
-seed, so nightly runs see others each night and any run can be repeated.
+A mutant inverts a comparison or a condition, makes a comparison strict, replaces `and` with `or` or `+` with `-`,
+increments a number, or makes a `return` statement return None. The tests of a module are listed by
+`tests/module_map.py`; tests that need Spark or Java and sweeps are skipped. For each package, `BOUNDS` defines the
+minimum share of mutants that the tests must kill. The command fails if a package is below its minimum. The seed selects
+the mutants, so that each nightly run tests different mutants and any run can be repeated.
 
-How: a process imports the libraries once and forks for each mutant. The child sees a copy of the checkout in which the
-one file is changed. Kernels are left out: each mutant of one would be compiled first.
+The process imports the libraries once and forks for each mutant. The child process runs in a copy of the checkout in
+which one file is changed. Kernels are excluded, because numba would compile each mutant of a kernel first.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from tests.module_map import find_tests, package_modules
 from tests.support.sources import REPOSITORY
 
 BOUNDS: Mapping[str, float] = {"": 0.6}
-"""Room -> the share of its mutants that tests must kill; the empty name is for rooms that have no line."""
-LEFT_OUT = ("sparklog/format/kernels/", "sparklog/format/legacy/legacy_kernels.py", "sparklog/testing/")
+"""Minimum share of killed mutants by package; the empty name stands for all packages that are not listed."""
+EXCLUDED = ("sparklog/format/kernels/", "sparklog/format/legacy/legacy_kernels.py", "sparklog/testing/")
 MARKS = "not slow and not sweep and not spark and not java"
 SLOWEST_SECONDS = 60
-"""A mutant whose tests run longer than this beyond three times their usual time counts as killed: it hangs."""
-PASSED, NO_TESTS, HANGS = 0, 5, -1
-"""Exit codes of pytest, and what stands for one where tests do not end."""
-KILLED, ALIVE, UNTESTED = "killed", "alive", "tests fail without a change"
+"""Tests of a mutant time out after three times the usual duration plus this many seconds. The mutant is then killed."""
+PASSED, NO_TESTS, TIMED_OUT = 0, 5, -1
+"""Exit codes of pytest, and the code that `run_tests` returns if the tests time out."""
+KILLED, SURVIVED, UNTESTED = "killed", "survived", "tests fail without a change"
 
 COMPARISONS: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -55,7 +56,7 @@ OPERATORS: Mapping[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A module with one change: where, what, and its whole new source."""
+    """A module with one change. `source` is the complete source of the changed module."""
 
     module: str
     line: int
@@ -67,13 +68,16 @@ class Mutant:
         return f"{self.module}:{self.line} {self.change}"
 
 
-def room_of(module: str) -> str:
-    """`sparklog/log/read/fetch.py` -> `log/read`; modules of `sparklog/` itself have the empty name."""
+def package_of(module: str) -> str:
+    """Return the package of a module, for example `log/read` for `sparklog/log/read/fetch.py`.
+
+    The name is empty for modules directly in `sparklog/`.
+    """
     return "/".join(Path(module).parent.parts[1:3])
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, str]]:
-    """For one node: an expression, what stands in its place, and a name of the change."""
+    """Yield the changes of a node: the expression, its replacement and the name of the change."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
         other = COMPARISONS[type(node.ops[0])]
         name = f"{type(node.ops[0]).__name__} -> {other.__name__}"
@@ -95,21 +99,21 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, str]]:
 
 
 def _code_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of functions that run: no annotations, no text of errors, nothing inside of f-strings."""
-    waiting = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    waiting = [statement for function in waiting for statement in function.body]  # type: ignore[misc]
-    seen: set[int] = set()
-    while waiting:
-        node: ast.AST = waiting.pop()
-        left_out = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Raise, ast.JoinedStr, ast.AnnAssign)
-        if id(node) not in seen and not isinstance(node, left_out):
-            seen.add(id(node))
+    """Yield the nodes in function bodies, except annotated assignments, `raise` statements and f-strings."""
+    pending = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    pending = [statement for function in pending for statement in function.body]  # type: ignore[misc]
+    visited: set[int] = set()
+    while pending:
+        node: ast.AST = pending.pop()
+        skipped_nodes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Raise, ast.JoinedStr, ast.AnnAssign)
+        if id(node) not in visited and not isinstance(node, skipped_nodes):
+            visited.add(id(node))
             yield node
-            waiting += ast.iter_child_nodes(node)  # type: ignore[arg-type]
+            pending += ast.iter_child_nodes(node)  # type: ignore[arg-type]
 
 
 def mutants_of(module: str, source: str, number: int, rng: random.Random) -> list[Mutant]:
-    """Draw mutants of a module, at most so many, in the order of their lines."""
+    """Return up to `number` randomly selected mutants of a module, ordered by line."""
     changes = [change for node in _code_nodes(ast.parse(source)) for change in _changes(node)]
     drawn = rng.sample(changes, min(number, len(changes)))
     mutants = [Mutant(module, old.lineno, name, _replaced(source, old, new)) for old, new, name in drawn]
@@ -117,19 +121,19 @@ def mutants_of(module: str, source: str, number: int, rng: random.Random) -> lis
 
 
 def _replaced(source: str, old: ast.expr, new: ast.expr) -> str:
-    """The source with the text of one expression replaced, all else as it stands."""
+    """Return the source with one expression replaced."""
     assert old.end_lineno is not None
     assert old.end_col_offset is not None
     lines = source.encode().splitlines(keepends=True)
-    begin = sum(map(len, lines[: old.lineno - 1])) + old.col_offset
+    start = sum(map(len, lines[: old.lineno - 1])) + old.col_offset
     end = sum(map(len, lines[: old.end_lineno - 1])) + old.end_col_offset
     text = f"({ast.unparse(ast.fix_missing_locations(new))})"
     whole = source.encode()
-    return (whole[:begin] + text.encode() + whole[end:]).decode()
+    return (whole[:start] + text.encode() + whole[end:]).decode()
 
 
 def copied_checkout(folder: Path) -> Path:
-    """A copy of what tests need, in which files can be changed; tests, examples and docs are links."""
+    """Copy `sparklog/` to a directory, so that its files can be changed, and link all other files of the repository."""
     shutil.copytree(REPOSITORY / "sparklog", folder / "sparklog")
     for path in REPOSITORY.iterdir():
         if path.name not in ("sparklog", "build") and not path.name.startswith("."):
@@ -138,23 +142,26 @@ def copied_checkout(folder: Path) -> Path:
 
 
 def run_tests(checkout: Path, tests: Sequence[str], seconds: float) -> tuple[int, float]:
-    """Run tests over a copy, in a fork of this process, which has the libraries: pytest's exit code, and seconds."""
-    begin = time.monotonic()
+    """Run tests on a copy of the checkout in a forked process; return pytest's exit code and the seconds it took."""
+    start = time.monotonic()
     child = os.fork()
     if child == 0:
-        _be_the_tests(checkout, tests)
-    while time.monotonic() - begin < seconds:
+        _exec_tests(checkout, tests)
+    while time.monotonic() - start < seconds:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
-            return os.waitstatus_to_exitcode(status), time.monotonic() - begin
+            return os.waitstatus_to_exitcode(status), time.monotonic() - start
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return HANGS, seconds
+    return TIMED_OUT, seconds
 
 
-def _be_the_tests(checkout: Path, tests: Sequence[str]) -> None:
-    """Run pytest over the copy, and leave with its exit code. Nothing of the checkout itself may be imported."""
+def _exec_tests(checkout: Path, tests: Sequence[str]) -> None:
+    """Run pytest on a copy of the checkout and exit the process with its exit code.
+
+    Modules that were imported from the original checkout are removed first.
+    """
     code = 3
     try:
         os.setsid()
@@ -175,80 +182,86 @@ def _be_the_tests(checkout: Path, tests: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Verdict of a module's tests on one mutant; `title` is the module's where they fail without a change."""
+class MutantResult:
+    """The test result of one mutant. If the tests fail on the unchanged module, `title` is the path of the module."""
 
     module: str
     title: str
     result: str
 
 
-def try_module(module: str, number: int, seed: str) -> list[Outcome]:
-    """Run the tests of a module on its mutants, one after the other."""
+def try_module(module: str, number: int, seed: str) -> list[MutantResult]:
+    """Run the tests of a module on up to `number` mutants, one mutant at a time."""
     source = (REPOSITORY / module).read_text()
     tests = find_tests(module)
     mutants = mutants_of(module, source, number, random.Random(f"{seed} {module}"))
     with tempfile.TemporaryDirectory(prefix="sparklog-mutants-") as folder:
         checkout = copied_checkout(Path(folder))
         code, usual = run_tests(checkout, tests, 600)
-        if code == NO_TESTS:  # all of them need Spark or Java
+        if code == NO_TESTS:  # All tests need Spark or Java.
             return []
         if code != PASSED:
-            return [Outcome(module, module, UNTESTED)]
-        outcomes = []
+            return [MutantResult(module, module, UNTESTED)]
+        results = []
         for mutant in mutants:
             (checkout / module).write_text(mutant.source)
             code, _ = run_tests(checkout, tests, 3 * usual + SLOWEST_SECONDS)
-            outcomes.append(Outcome(module, mutant.title, ALIVE if code == PASSED else KILLED))
-        return outcomes
+            results.append(MutantResult(module, mutant.title, SURVIVED if code == PASSED else KILLED))
+        return results
 
 
-def report_of(outcomes: Sequence[Outcome]) -> tuple[str, bool]:
-    """The report, and whether each room is above its bound."""
-    rooms: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        rooms[room_of(outcome.module)].append(outcome)
+def report_of(results: Sequence[MutantResult]) -> tuple[str, bool]:
+    """Return the report, and True if no package is below its bound."""
+    packages: dict[str, list[MutantResult]] = defaultdict(list)
+    for result in results:
+        packages[package_of(result.module)].append(result)
     lines, good = [], True
-    for room, of_room in sorted(rooms.items()):
-        killed = sum(outcome.result == KILLED for outcome in of_room)
-        bound = BOUNDS.get(room, BOUNDS[""])
-        above = killed >= bound * len(of_room) and not any(outcome.result == UNTESTED for outcome in of_room)
+    for package, of_package in sorted(packages.items()):
+        killed = sum(result.result == KILLED for result in of_package)
+        bound = BOUNDS.get(package, BOUNDS[""])
+        above = killed >= bound * len(of_package) and not any(result.result == UNTESTED for result in of_package)
         good &= above
-        share = f"{killed} of {len(of_room)} killed ({killed / len(of_room):.0%}, at least {bound:.0%})"
-        lines.append(f"{room or 'sparklog'}: {share}{'' if above else ': BELOW ITS BOUND'}")
-        lines += [f"  {outcome.result}: {outcome.title}" for outcome in of_room if outcome.result != KILLED]
+        share = f"{killed} of {len(of_package)} killed ({killed / len(of_package):.0%}, at least {bound:.0%})"
+        lines.append(f"{package or 'sparklog'}: {share}{'' if above else ': BELOW ITS BOUND'}")
+        lines += [f"  {result.result}: {result.title}" for result in of_package if result.result != KILLED]
     return "\n".join(lines), good
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Change modules and see whether their tests notice.")
-    parser.add_argument("--per-module", type=int, default=20)
-    parser.add_argument("--seed", default=f"{datetime.now(timezone.utc):%Y-%m-%d}", help="which mutants are drawn")
-    parser.add_argument("--only", nargs="*", default=["sparklog/"], help="modules whose path begins so")
-    parser.add_argument("--report", type=Path, default=Path("build/mutants.txt"))
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    chosen = parser.parse_args()
+    parser = argparse.ArgumentParser(
+        description="Change operators of modules and report the changes that no test detects."
+    )
+    parser.add_argument("--per-module", type=int, default=20, help="maximum number of mutants per module (default: 20)")
+    parser.add_argument(
+        "--seed",
+        default=f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        help="seed that selects the mutants (default: the date)",
+    )
+    parser.add_argument("--only", nargs="*", default=["sparklog/"], help="path prefixes of the modules to change")
+    parser.add_argument("--report", type=Path, default=Path("build/mutants.txt"), help="file to write the report to")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="number of parallel processes")
+    options = parser.parse_args()
     modules = [
         module
         for module in package_modules()
-        if module.startswith(tuple(chosen.only)) and not module.startswith(LEFT_OUT) and find_tests(module)
+        if module.startswith(tuple(options.only)) and not module.startswith(EXCLUDED) and find_tests(module)
     ]
-    with ProcessPoolExecutor(chosen.processes, initializer=import_libraries) as processes:
-        futures = [processes.submit(try_module, module, chosen.per_module, chosen.seed) for module in modules]
-        outcomes = []
+    with ProcessPoolExecutor(options.processes, initializer=import_libraries) as processes:
+        futures = [processes.submit(try_module, module, options.per_module, options.seed) for module in modules]
+        results = []
         for module, future in zip(modules, futures, strict=True):
-            outcomes += future.result()
-            alive = sum(outcome.module == module and outcome.result != KILLED for outcome in outcomes)
-            print(f"{module}: {alive} alive", flush=True)
-    report, good = report_of(outcomes)
-    chosen.report.parent.mkdir(parents=True, exist_ok=True)
-    chosen.report.write_text(f"seed {chosen.seed}\n{report}\n")
+            results += future.result()
+            survivors = sum(result.module == module and result.result != KILLED for result in results)
+            print(f"{module}: {survivors} survived", flush=True)
+    report, good = report_of(results)
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    options.report.write_text(f"seed {options.seed}\n{report}\n")
     print(report)
     return 0 if good else 1
 
 
 def import_libraries() -> None:
-    """Import what nearly all tests import, once: a child that forks has it. Nothing of sparklog, which is changed."""
+    """Import the libraries that most tests need, but no modules of sparklog, because mutants change these."""
     for library in ("pytest", "hypothesis", "numpy", "pyarrow", "pyarrow.compute", "pyarrow.dataset", "numba", "click"):
         importlib.import_module(library)
 
