@@ -30,7 +30,7 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.job_history import RunRecorder
 from sparklog.maintenance.leases import JobLease, job_lease
 from sparklog.maintenance.properties import settings_of_file
-from sparklog.maintenance.report import document, say_failures
+from sparklog.maintenance.report import document, print_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded, hide_interrupts
 from sparklog.maintenance.work_items import Settings, store_clock_ms
 from sparklog.output import interrupted, on_terminal, say
@@ -76,7 +76,7 @@ def job(
 
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
         @wraps(run)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> int:
             hide_interrupts()
             try:
                 with advice_for_shell():
@@ -92,7 +92,7 @@ def job(
                 say(f"sparklog {name}: {interrupted(error)}; {after_interrupt}")
                 return INTERRUPTED
 
-        return guarded
+        return wrapper
 
     return decorate
 
@@ -155,7 +155,7 @@ def run_maintenance(
         recorder = RunRecorder[Any](root, kind or name, settings, options.topics, enabled=not options.dry_run)
         reports = [] if lease.is_blocked else recorder.run(lambda: work(root, settings, lease))
     failures = [failure for report in reports for failure in report.failures]
-    failed = not lease.is_blocked and say_failures(f"sparklog {name}", failures, root.location, len(reports))
+    failed = not lease.is_blocked and print_failures(f"sparklog {name}", failures, root.location, len(reports))
     if options.as_json:
         print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=options.dry_run)))
     elif reports and (text := summary(reports, dry_run=options.dry_run)):

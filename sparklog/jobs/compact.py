@@ -39,10 +39,10 @@ class Compact(Maintenance):
 arguments = partial(parse, "compact", Compact, __doc__)
 
 
-guarded = job("compact", after_interrupt="committed work is kept, and the next run does the rest")
+handle_errors = job("compact", after_interrupt="committed work is kept, and the next run does the rest")
 
 
-@guarded
+@handle_errors
 def run(runner: Runner, options: Compact) -> int:
     with StatusLine("compact") as status:
 
@@ -61,7 +61,7 @@ def run(runner: Runner, options: Compact) -> int:
         return run_maintenance("compact", options, compact, summary, SEAL if options.seal_only else None)
 
 
-@guarded
+@handle_errors
 def main(words: Sequence[str]) -> int:
     options = arguments(words)
     with closing(spark_if_needed("compact", options.settings)) as spark:

@@ -21,10 +21,10 @@ from sparklog.retention.retain import RetainReport, progress, retain_root, summa
 arguments = partial(parse, "retain", Maintenance, __doc__)
 
 
-guarded = job("retain", after_interrupt="deleted files stay deleted, and the next run does the rest")
+handle_errors = job("retain", after_interrupt="deleted files stay deleted, and the next run does the rest")
 
 
-@guarded
+@handle_errors
 def run(options: Maintenance, runner: Runner | None = None) -> int:
     busy = idle = nbytes = 0
     with StatusLine("retain") as status:
@@ -52,7 +52,7 @@ def run(options: Maintenance, runner: Runner | None = None) -> int:
     return code
 
 
-@guarded
+@handle_errors
 def main(words: Sequence[str]) -> int:
     options = arguments(words)
     with closing(spark_if_needed("retain", options.settings)) as spark:

@@ -15,7 +15,7 @@ from functools import partial
 from sparklog.console.options import QuickOption, RootOption, TopicsOption, topic_names
 from sparklog.console.parameters import JsonOption
 from sparklog.jobs.common import DONE, FAILED, job, parse, spark_if_needed
-from sparklog.maintenance.report import say_failures
+from sparklog.maintenance.report import print_failures
 from sparklog.maintenance.work_items import Runner, Settings
 from sparklog.output import StatusLine, log
 from sparklog.storage import open_store
@@ -40,10 +40,10 @@ class Verify:
 arguments = partial(parse, "verify", Verify, __doc__)
 
 
-guarded = job("verify", after_interrupt="nothing was changed")
+handle_errors = job("verify", after_interrupt="nothing was changed")
 
 
-@guarded
+@handle_errors
 def run(runner: Runner, options: Verify) -> int:
     store = open_store(options.root)
     with StatusLine("verify") as status:
@@ -54,12 +54,12 @@ def run(runner: Runner, options: Verify) -> int:
                 log(line)
 
         report = verify_root(store, topics=options.topics, quick=options.quick, runner=runner, say=show)
-    say_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))
+    print_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))
     print(json.dumps(document(report)) if options.as_json else summary(report))
     return DONE if report.sound else FAILED
 
 
-@guarded
+@handle_errors
 def main(words: Sequence[str]) -> int:
     with closing(spark_if_needed("verify", Settings(0))) as spark:
         return run(spark, arguments(words))

@@ -148,7 +148,7 @@ def _latest(runs: Sequence[JobRun]) -> tuple[JobRun, ...]:
     return tuple(reversed(latest))
 
 
-AMOUNTS_JSON = Document(
+STATISTICS_JSON = Document(
     RunStatistics, *members(whole(0), "recordsIn", "recordsOut", "bytesIn", "bytesOut", "bytesDeleted")
 )
 RUN_JSON = Document(
@@ -160,7 +160,7 @@ RUN_JSON = Document(
     Member("failedTopics", whole(0)),
     Member("defaults", texts_by_text(), optional=True),
     Member("failure", TEXT),
-    inline={"amounts": AMOUNTS_JSON},
+    inline={"amounts": STATISTICS_JSON},
 )
 ROW_JSON = Document(
     TopicRun,
@@ -171,7 +171,7 @@ ROW_JSON = Document(
     Member("failure", TEXT),
     Member("dirtyPermille", whole(0, 1000), optional=True),
     *members(whole(0), "unsealedBytes", "oldestExpiredMs", optional=True),
-    inline={"amounts": AMOUNTS_JSON},
+    inline={"amounts": STATISTICS_JSON},
 )
 HISTORY_JSON = StoredDocument(
     "entry", JobHistory, *ENTRY_MEMBERS, Member("runs", objects_of(RUN_JSON)), Member("topics", objects_of(ROW_JSON))

@@ -196,7 +196,7 @@ def _unknown(name: str) -> str:
 
 
 class BrokerSetting(NamedTuple):
-    """A setting of a broker's file, and whether it can be imported: TAKEN, NOT_NEEDED, NO_EQUIVALENT or WRONG."""
+    """A setting of a broker's file, and whether it can be imported: IMPORTED, NOT_NEEDED, NO_EQUIVALENT or WRONG."""
 
     line: int
     name: str
@@ -205,7 +205,7 @@ class BrokerSetting(NamedTuple):
     text: str
 
 
-TAKEN, NOT_NEEDED, NO_EQUIVALENT, WRONG = "taken", "not needed", "no equivalent", "wrong"
+IMPORTED, NOT_NEEDED, NO_EQUIVALENT, WRONG = "taken", "not needed", "no equivalent", "wrong"
 
 
 def broker_settings(text: str, file: str, *, force: bool = False) -> list[BrokerSetting]:
@@ -226,7 +226,7 @@ def _import_result(entry: Property, force: bool) -> tuple[str, str]:
             value = RootDefaults(ID).changed({name: entry.value}, force=force).configs[name]
         except BadRequest as error:
             return WRONG, f"not valid: {error}"
-        return TAKEN, f"taken as {name}={value}"
+        return IMPORTED, f"imported as {name}={value}"
     why = _reason(name)
     if name in PROPERTIES:
         why = "it limits the jobs, which read it from the file given by --properties"

@@ -97,7 +97,7 @@ class Failure:
         return f"{self.title}: {self.message} [{self.code}]"
 
 
-def say_failures(program: str, failures: Sequence[Failure], location: str, topics: int) -> bool:
+def print_failures(program: str, failures: Sequence[Failure], location: str, topics: int) -> bool:
     """Print failures on stderr, or that the root has no topics; return True if anything failed."""
     for failure in failures:
         say(f"{program}: {failure.line()}")

@@ -56,7 +56,7 @@ def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
 
 def progress(report: RetainReport) -> str | None:
     """Return a line for the log of the job; None for a topic from which nothing was deleted."""
-    segments = sum(item.segments_gone for item in report.expired)
+    segments = sum(item.expired_segments for item in report.expired)
     vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
     if not segments and not vacuumed.objects and not report.failures:
         return None
@@ -158,11 +158,11 @@ class PartitionExpiry:
     records_gone: int = 0
 
     @property
-    def segments_gone(self) -> int:
+    def expired_segments(self) -> int:
         return sum(item.segments for item in self.gone)
 
     @property
-    def nbytes_gone(self) -> int:
+    def expired_bytes(self) -> int:
         return sum(item.nbytes for item in self.gone)
 
 
@@ -182,7 +182,7 @@ class RetainReport(RunReport):
             records,
             records - sum(item.records_gone for item in self.expired),
             nbytes,
-            nbytes - sum(item.nbytes_gone for item in self.expired),
+            nbytes - sum(item.expired_bytes for item in self.expired),
             0 if self.vacuum is None else self.vacuum.nbytes,
         )
 

@@ -232,12 +232,12 @@ def abandon_clones(topic: Topic, state: TopicState, now_ms: int) -> frozenset[st
     is skipped, because its lease is in the same log.
     """
 
-    def give_up(clone: str, topic_id: str) -> bool:
+    def abandon(clone: str, topic_id: str) -> bool:
         if clone != topic.name:
-            _give_up(topic.root.engine.log(clone), topic_id, now_ms)
+            _abandon(topic.root.engine.log(clone), topic_id, now_ms)
         return False
 
-    return _remaining_leases(topic, state, now_ms, give_up)
+    return _remaining_leases(topic, state, now_ms, abandon)
 
 
 def _remaining_leases(
@@ -256,7 +256,7 @@ def _remaining_leases(
     return frozenset(names)
 
 
-def _give_up(clone: TopicLog, topic_id: str, now_ms: int) -> None:
+def _abandon(clone: TopicLog, topic_id: str, now_ms: int) -> None:
     state = clone.refresh().topic_state
     if not is_given_up(state, topic_id):
         state = clone.commit(GiveUpIntent(topic_id, now_ms)).state

@@ -203,7 +203,7 @@ class Copying:
         ranges = self._ranges(np.maximum(self._reached, before.offsets), ends)
         if not ranges:
             return 0
-        check_alone(self, self.log.state(refresh=False).log_end, before)
+        reject_other_writers(self, self.log.state(refresh=False).log_end, before)
         target = replace(target, configs=target.configs.changed(KEEP_TIMESTAMPS))
         after = CopyPositions(before.offsets.copy(), before.records.copy())
         records = self._rows(ranges, after)
@@ -265,7 +265,7 @@ class Copying:
         return StepRecords(old, offset, new) if np.array_equal(counts, step.added) else None
 
 
-def check_alone(copying: Copying, log_ends: Int64s, copied: CopyPositions) -> None:
+def reject_other_writers(copying: Copying, log_ends: Int64s, copied: CopyPositions) -> None:
     """Raise `Conflict` if other writers have appended to the new topic."""
     others = int(log_ends.sum() - copied.records.sum())
     if others:
@@ -429,7 +429,7 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
         if before is not None:
             if not steps:
                 # Later records of other writers are unread by all groups. Before them, only the copy has appended.
-                check_alone(copying, ends, before)
+                reject_other_writers(copying, ends, before)
                 total = ends
             steps.append(CopyStep(before, after, ends, added))
             is_certain = np.all((before.records == 0) | (before.offsets <= read), axis=1)

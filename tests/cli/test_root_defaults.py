@@ -12,7 +12,7 @@ import pytest
 import sparklog as library
 from sparklog.log.topic.defaults import DefaultsLog
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.properties import NO_EQUIVALENT, NOT_NEEDED, TAKEN, WRONG, broker_settings
+from sparklog.maintenance.properties import IMPORTED, NO_EQUIVALENT, NOT_NEEDED, WRONG, broker_settings
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 ALTER = ("configs", "alter", "--root-defaults", "--add-config")
@@ -156,9 +156,9 @@ def test_each_line_of_kafkas_own_file_is_answered(sparklog: Sparklog, tmp_path: 
     file.write_text(SHIPPED)
     rows = broker_settings(SHIPPED, str(file))
     assert [f"{row.name}={row.value}" for row in rows] == SHIPPED.split()
-    taken = {row.name: row.value for row in rows if row.verdict == TAKEN}
+    taken = {row.name: row.value for row in rows if row.verdict == IMPORTED}
     assert taken == {"num.partitions": "1", "log.retention.hours": "168", "log.segment.bytes": "1073741824"}
-    assert {row.verdict for row in rows} == {TAKEN, NOT_NEEDED}
+    assert {row.verdict for row in rows} == {IMPORTED, NOT_NEEDED}
     (dry, real) = commands("docs/guides/import-from-kafka.md", "A broker's settings")
     places = {"/opt/kafka/config/server.properties": str(file), "/data/log": str(root)}
     lines = sparklog(*(places.get(word, word) for word in dry)).lines
@@ -175,7 +175,7 @@ def test_a_file_is_taken_whole_or_not_at_all(sparklog: Sparklog, tmp_path: Path,
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=3\nlog.retention.hours=week\n")
     said = sparklog("import", "--from-server-properties", str(file), code=1).lines
-    assert said[0] == "line 1: num.partitions=3: taken as num.partitions=3"
+    assert said[0] == "line 1: num.partitions=3: imported as num.partitions=3"
     assert said[1].startswith("line 2: log.retention.hours=week: not valid: log.retention.hours must be")
     assert not root.exists()
     file.write_text("log.segment.delete.delay.ms=60000\n")
@@ -197,7 +197,7 @@ def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
         NOT_NEEDED,
         NO_EQUIVALENT,
         NOT_NEEDED,
-        TAKEN,
+        IMPORTED,
     ]
     assert "hush" not in str(rows)
     texts = [row.text for row in rows]
@@ -205,7 +205,7 @@ def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
     assert "--properties" in texts[3]
     assert "did you mean 'num.partitions'" in texts[4]
     wrong, taken = broker_settings("auto.create.topics.enable=1\nnum.partitions=3", "f")
-    assert (wrong.verdict, taken.verdict) == (WRONG, TAKEN)
+    assert (wrong.verdict, taken.verdict) == (WRONG, IMPORTED)
     assert "auto.create.topics.enable must be true or false" in wrong.text
     for name in (
         "port",

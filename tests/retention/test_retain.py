@@ -67,9 +67,9 @@ def test_old_records_go_where_nobody_seals() -> None:
     assert state.log_start.tolist() == [190]
     assert state.log_end.tolist() == [240]
     (item,) = report.expired
-    assert (item.log_start_before, item.log_start, item.segments, item.segments_gone) == (0, 190, 24, 19)
+    assert (item.log_start_before, item.log_start, item.segments, item.expired_segments) == (0, 190, 24, 19)
     assert [gone.reason for gone in item.gone] == [TIME]
-    assert 0 < item.nbytes_gone < item.nbytes
+    assert 0 < item.expired_bytes < item.nbytes
     assert History(world.store, "t").commit(state.version).op == RETAIN
     assert topic.scan().to_table().num_rows == 50
 
@@ -95,8 +95,8 @@ def test_size_by_segments_of_unsealed_slices() -> None:
     topic.alter(configs={"segment.bytes": int(2 * one), "retention.bytes": int(5 * one)})
     (item,) = world.retain(topic).expired
     assert [gone.reason for gone in item.gone] == [SIZE]
-    assert (item.segments, item.segments_gone, item.log_start) == (5, 2, 40)
-    assert item.nbytes - item.nbytes_gone >= 5 * one
+    assert (item.segments, item.expired_segments, item.log_start) == (5, 2, 40)
+    assert item.nbytes - item.expired_bytes >= 5 * one
 
 
 def test_partitions_go_in_one_commit_each_by_its_own_records() -> None:

@@ -90,7 +90,7 @@ def backup(
     """
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
-    from sparklog.tools.backup.damaged_logs import shown_left_out
+    from sparklog.tools.backup.damaged_logs import errors_of_skipped
     from sparklog.tools.backup.repository import Repository, prune
 
     refuse_inside(to)
@@ -111,7 +111,7 @@ def backup(
         plan = plan_backup(opened, target, topics=topics)
         files = f"{count(plan.files, 'file')} ({size_text(plan.nbytes)})"
         text = f"Would copy {files} of {count(len(plan.topics), 'topic')}."
-        return Output.of_lines(plan, text, failures=shown_left_out(plan.left_out))
+        return Output.of_lines(plan, text, failures=errors_of_skipped(plan.left_out))
     with StatusLine("backup", quiet=quiet) as status:
         made = back_up(opened, target, topics=topics, link=link, progress=status.files)
     deletes = backups.keep is not None or backups.keep_ms is not None
@@ -122,7 +122,7 @@ def backup(
     )
     more = () if pruned is None else (_shown_pruned(pruned, False),)
     document = json_value(made) | {"pruned": json_value(pruned)}
-    return Output.of_lines(document, text, *more, failures=shown_left_out(made.left_out))
+    return Output.of_lines(document, text, *more, failures=errors_of_skipped(made.left_out))
 
 
 def _show_backups(backups: list[Manifest]) -> None:
@@ -211,7 +211,7 @@ def restore(
     options.
     """
     from sparklog.opening import refuse_inside
-    from sparklog.tools.backup.damaged_logs import shown_left_out
+    from sparklog.tools.backup.damaged_logs import errors_of_skipped
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as restore_root
 
@@ -225,7 +225,7 @@ def restore(
         with StatusLine("restore", quiet=quiet) as status:
             restored = restore_root(store, open_folder(to), point, rename=names, link=link, progress=status.files)
     document = json_value(restored) | {"dryRun": dry_run}
-    return Output(document, lambda: _show_restored(restored, to, dry_run), shown_left_out(restored.left_out))
+    return Output(document, lambda: _show_restored(restored, to, dry_run), errors_of_skipped(restored.left_out))
 
 
 def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:

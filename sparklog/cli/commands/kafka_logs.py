@@ -127,10 +127,10 @@ def import_(
 def _import_settings(root: str, file: Path, force: bool, dry_run: bool) -> Output:
     """Import a broker's settings as root defaults, atomically."""
     from sparklog.log.state.root_defaults import ID, RootDefaults
-    from sparklog.maintenance.properties import TAKEN, WRONG, broker_settings
+    from sparklog.maintenance.properties import IMPORTED, WRONG, broker_settings
 
     rows = broker_settings(read_text(file, "--from-server-properties"), str(file), force=force)
-    changes: dict[str, object | None] = {row.name: row.value for row in rows if row.verdict == TAKEN}
+    changes: dict[str, object | None] = {row.name: row.value for row in rows if row.verdict == IMPORTED}
     document = [row._asdict() for row in rows]
     lines = [f"line {row.line}: {row.name}={row.value}: {row.text}" for row in rows]
     if wrong := sum(row.verdict == WRONG for row in rows):

@@ -135,7 +135,7 @@ def _is_text(data: bytes) -> bool:
     return others <= MAX_OTHER_BYTES and (line[-1:] == b"}" or b'"crc":' in line[-20:])
 
 
-def shown_left_out(skipped: Iterable[LeftOut]) -> list[SparklogError]:
+def errors_of_skipped(skipped: Iterable[LeftOut]) -> list[SparklogError]:
     """Return a printable error for each skipped journal."""
     errors: list[SparklogError] = []
     for journal in skipped:

@@ -82,7 +82,7 @@ def claim_number(store: Store, number: int, run: str, env: Env) -> bool:
     return is_claimed and store.stat(backup_key(number)) is None
 
 
-def give_up_claims(store: Store, root_id: str, env: Env) -> None:
+def abandon_claims(store: Store, root_id: str, env: Env) -> None:
     """Give up all claimed numbers. Their runs are dead, or may no longer publish."""
     for number in naming.numbers_below(store, f"{CLAIMS_FOLDER}/"):
         create_or_read(store, backup_key(number), GIVEN_UP_JSON.encode(GivenUp(number, root_id, env.wall_ms())), env)
@@ -93,7 +93,7 @@ def is_repository(store: Store) -> bool:
     return store.stat(naming.PLACE_KEY) is not None
 
 
-def refuse_inside(store: Store) -> None:
+def reject_nested(store: Store) -> None:
     """Raise `BadRequest` if a directory is inside a root or a repository, whose cleanup might delete its files."""
     if not isinstance(store, LocalStore):
         return
@@ -131,7 +131,7 @@ class Repository:
         if not is_repository(store):
             if store.stat(naming.ROOT_KEY) is not None:
                 raise BadRequest(f"{store.location} is a root: use a separate directory for backups")
-            refuse_inside(store)
+            reject_nested(store)
             first = naming.foreign_name(store)
             # A concurrent first backup may have created the repository.
             if first is not None and not is_repository(store):
@@ -280,7 +280,7 @@ def prune(
         return _plan(repository, keep, keep_ms, env).pruned
     with Mark(repository, env, PRUNE) as mark:
         # From now on, no earlier run can publish a backup, so objects that only it copied can be deleted.
-        give_up_claims(target, repository.root_id, env)
+        abandon_claims(target, repository.root_id, env)
         plan = _plan(repository, keep, keep_ms, env)
         # Delete manifests first, so that every visible backup is complete.
         for keys in ([backup_key(manifest.number) for manifest in plan.dropped], [info.key for info in plan.deletions]):

@@ -286,7 +286,7 @@ def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:
     ]
 
 
-def stand_alone(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> Snapshot:
+def restored_snapshot(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> Snapshot:
     """Return the state of a topic in its new root; `names` has the new name of each restored topic by its old name."""
     version, rows = snapshot.version, snapshot.slices.all()
     codes, inverse = np.unique(rows.file, return_inverse=True)
@@ -302,7 +302,7 @@ def stand_alone(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> S
     return Snapshot(names[snapshot.topic], store, state, table)
 
 
-def created_alone(commit: Commit) -> Commit:
+def with_own_files(commit: Commit) -> Commit:
     """Return the first commit of a clone with its own files instead of those of the source."""
     return replace(commit, files=tuple(replace(file, path=own_path(file.path, 0)) for file in commit.files))
 

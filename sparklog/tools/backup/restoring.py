@@ -51,11 +51,10 @@ from sparklog.storage.store import Store
 from sparklog.tools.backup.backing_up import VersionLeases, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, FileCopy, Progress, copy_all, silent
-from sparklog.tools.backup.repository import Repository, is_repository, refuse_inside
+from sparklog.tools.backup.repository import Repository, is_repository, reject_nested
 from sparklog.tools.backup.restore_point import (
     MovedOffset,
     RestorePoint,
-    created_alone,
     decisions_of,
     files_of,
     first_commit,
@@ -63,7 +62,8 @@ from sparklog.tools.backup.restore_point import (
     from_root,
     group_of,
     limited_to_log_ends,
-    stand_alone,
+    restored_snapshot,
+    with_own_files,
 )
 
 
@@ -280,7 +280,7 @@ def _write_plan(
 ) -> _Plan:
     from sparklog.log.journal.probe_results import ensure_probed
 
-    refuse_inside(target)
+    reject_nested(target)
     backup, cut = _chosen(source, point, env)
     names = _names(cut, point, rename)
     ensure_probed(target, env.wall_ms)
@@ -442,33 +442,34 @@ class _RestoreRun:
     def _write_topics(self, snapshots: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
         for name, snapshot in snapshots.items():
             plan = self.plan.topics[name]
-            alone, last_of_source = self._stand_alone(name, snapshot)
-            check_state(alone.state, alone.slices)
-            commit = first_commit(alone.state, name, decisions, self.names, plan.commit, self.plan.time_ms)
+            restored, last_of_source = self._restored_snapshot(name, snapshot)
+            check_state(restored.state, restored.slices)
+            commit = first_commit(restored.state, name, decisions, self.names, plan.commit, self.plan.time_ms)
             data = encode_commit(commit)
-            after = alone.state.apply(decode_commit(data, naming.commit_key(plan.to, commit.version), commit.version))
-            check_commit(alone.state, commit, after)
-            self.copied += write_checkpoint(self.target, alone, plan.table, self.options.env)
+            decoded = decode_commit(data, naming.commit_key(plan.to, commit.version), commit.version)
+            after = restored.state.apply(decoded)
+            check_commit(restored.state, commit, after)
+            self.copied += write_checkpoint(self.target, restored, plan.table, self.options.env)
             if last_of_source is not None:
                 # The checkpoint and the next commit both contain the CRC of this commit.
-                self._put(naming.commit_key(plan.to, alone.version), last_of_source)
+                self._put(naming.commit_key(plan.to, restored.version), last_of_source)
             self._put(naming.commit_key(plan.to, commit.version), data)
-            last = Snapshot(plan.to, self.target, after, alone.slices.apply(commit, after))
+            last = Snapshot(plan.to, self.target, after, restored.slices.apply(commit, after))
             self.copied += write_checkpoint(self.target, last, plan.table, self.options.env)
 
-    def _stand_alone(self, name: str, snapshot: Snapshot) -> tuple[Snapshot, bytes | None]:
+    def _restored_snapshot(self, name: str, snapshot: Snapshot) -> tuple[Snapshot, bytes | None]:
         """Return the state of a topic in its new root, and the last commit of the source, if it still exists."""
-        alone = stand_alone(snapshot, self.target, self.names)
+        restored = restored_snapshot(snapshot, self.target, self.names)
         key = naming.commit_key(name, snapshot.version)
         data = read_if_there(self.source, key)
         if data is None or snapshot.version > 0:
-            return alone, data
+            return restored, data
         # Without earlier commits, the state follows from this commit alone. A clone's commit references files of its
         # source, so encode the commit again with the clone's own files.
-        data = encode_commit(created_alone(decode_commit(data, key, 0)))
-        commit = decode_commit(data, naming.commit_key(alone.topic, 0), 0)
+        data = encode_commit(with_own_files(decode_commit(data, key, 0)))
+        commit = decode_commit(data, naming.commit_key(restored.topic, 0), 0)
         state = EMPTY.apply(commit)
-        return Snapshot(alone.topic, self.target, state, SliceTable().apply(commit, state)), data
+        return Snapshot(restored.topic, self.target, state, SliceTable().apply(commit, state)), data
 
     def _entry(self, kind: EntryKind[E], name: str, number: int) -> E:
         entry = EntryChain(self.source, kind, name).state_at(number)

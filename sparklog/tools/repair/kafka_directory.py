@@ -133,7 +133,7 @@ def _partition_fixes(
 
 
 def _read(folder: FilePath, env: Env) -> list[SegmentRead]:
-    partition = KafkaPartition(folder, folder, None, env, passes_torn=False)
+    partition = KafkaPartition(folder, folder, None, env, reads_past_torn_end=False)
     partition.read(0)
     return partition.segments
 

@@ -49,7 +49,7 @@ from sparklog.tools.repair.log_fixes import (
     is_log_object,
     state_at,
 )
-from sparklog.tools.verification.findings import Finding, Orphan, Report
+from sparklog.tools.verification.findings import Finding, Report, UnreferencedFile
 from sparklog.tools.verification.run import Say, verify_root
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 
@@ -233,7 +233,7 @@ def unreferenced_file_fixes(report: Report, topics: Mapping[str, CheckedTopic]) 
             yield Fix(orphan.file, "set aside: no version references it", drops=(orphan.file,))
 
 
-def _can_delete(orphan: Orphan, log: CheckedTopic | None) -> bool:
+def _can_delete(orphan: UnreferencedFile, log: CheckedTopic | None) -> bool:
     """Return True if the vacuum would be right to delete an unreferenced file."""
     _, _, path = orphan.file.partition("/")
     if log is None or log.state is None:

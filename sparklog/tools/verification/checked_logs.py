@@ -66,7 +66,7 @@ _TRAILER = re.compile(rb'crc":([0-9]{1,10})\}\n\Z')
 _CRC_FIELD = b',"crc":'
 
 
-def damage_of(kind: str, stored: StoredObject[T]) -> list[Finding]:
+def findings_of(kind: str, stored: StoredObject[T]) -> list[Finding]:
     """Return the damage of an object as a finding, with the position of the damage if it can be determined."""
     if stored.damage is None:
         return []
@@ -146,7 +146,7 @@ class CheckedLog:
         stored = read_object(self.store, key, decode, number)
         self.objects |= {key} if accounted else set()
         self.counts += replace(counts, nbytes=len(stored.data))
-        self.findings += [replace(finding, remedy=remedy) for finding in damage_of(kind or self.kind, stored)]
+        self.findings += [replace(finding, remedy=remedy) for finding in findings_of(kind or self.kind, stored)]
         return stored.value, stored.data
 
     def find_obstacles(self) -> None:

@@ -64,7 +64,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan:
+class UnreferencedFile:
     """An unreferenced file.
 
     Attributes:
@@ -110,8 +110,8 @@ class Report:
 
     location: str
     findings: tuple[Finding, ...]
-    orphans: tuple[Orphan, ...]
-    foreign: tuple[Orphan, ...]
+    orphans: tuple[UnreferencedFile, ...]
+    foreign: tuple[UnreferencedFile, ...]
     counts: CheckCounts
     quick: bool = False
     seconds: float = 0.0
@@ -136,7 +136,7 @@ def summary(report: Report) -> str:
     return "\n".join([*problems, *files, *notes, _result_line(report)])
 
 
-def _listed(what: str, files: Sequence[Orphan]) -> list[str]:
+def _listed(what: str, files: Sequence[UnreferencedFile]) -> list[str]:
     if not files:
         return []
     total = sum(file.nbytes for file in files)

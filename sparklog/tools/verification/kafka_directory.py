@@ -28,7 +28,7 @@ from sparklog.kafka.in_place.directory import (
 from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, file_path, relative
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.tools.verification.findings import CHECKPOINT, CheckCounts, Finding, Orphan, Report
+from sparklog.tools.verification.findings import CHECKPOINT, CheckCounts, Finding, Report, UnreferencedFile
 from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, WRONG_FORMAT, KafkaPartition
 from sparklog.tools.verification.run import Say
 
@@ -146,17 +146,17 @@ def _ids(read: dict[TopicPartition, KafkaPartition], root: FilePath) -> list[Fin
 
 def _other_files(
     folder: FilePath, layout: str, read: dict[TopicPartition, KafkaPartition], exported: Set[str], now_ms: int
-) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
+) -> tuple[tuple[UnreferencedFile, ...], tuple[UnreferencedFile, ...]]:
     """Return the temporary files of Kafka, and the files that neither Kafka nor an export (`exported`) writes."""
-    orphans: list[Orphan] = []
-    foreign: list[Orphan] = []
+    orphans: list[UnreferencedFile] = []
+    foreign: list[UnreferencedFile] = []
 
     def note(path: FilePath, why: str | None) -> None:
         with suppress(FileNotFoundError):
             stat = path.stat()
             age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
-            orphan = Orphan(relative(path, folder), stat.st_size, age, why or "Kafka does not use such a name")
-            (orphans if why else foreign).append(orphan)
+            reason = why or "Kafka does not use file names of this form"
+            (orphans if why else foreign).append(UnreferencedFile(relative(path, folder), stat.st_size, age, reason))
 
     for partition in read.values():
         is_swapping = any(".log" + SWAP in name for name in partition.names)

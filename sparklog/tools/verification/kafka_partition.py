@@ -177,7 +177,7 @@ class KafkaPartition:
     Attributes:
         cleaner_offset: the offset in the checkpoint of the log directory; None if unknown.
         is_stopped: True after a clean shutdown of the broker, which therefore trusts the files when it starts again.
-        passes_torn: continue to search for batches after an incompletely written end.
+        reads_past_torn_end: continue to search for batches after an incompletely written end.
         notes: observations that may be damage or normal behavior of Kafka.
         names: the names of its known files.
         cleaned: the offset below which a cleaner may have been.
@@ -189,7 +189,7 @@ class KafkaPartition:
     cleaner_offset: int | None
     env: Env
     is_stopped: bool = False
-    passes_torn: bool = True
+    reads_past_torn_end: bool = True
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
     counts: CheckCounts = field(default_factory=CheckCounts)
@@ -281,7 +281,7 @@ class KafkaPartition:
                 kind, name = CHECKSUM if found.wrong_crc else CONTENT, self._relative(file.location)
                 finding = Finding(kind, name, found.reason, remedy, found.position, found.offset)
                 self.findings.append(self._at_flipped_bit(file, found, finding))
-                if segment.torn and not self.passes_torn:
+                if segment.torn and not self.reads_past_torn_end:
                     break
             return file.size, file.modified
 

@@ -31,7 +31,7 @@ from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.storage.patient_store import patient
 from sparklog.storage.retries import SETTLE_MS, Backoff, Pauses
 from sparklog.storage.store import ObjectInfo, Store
-from sparklog.tools.verification.checked_logs import BEYOND_GAP, CheckedLog, damage_of, read_entries
+from sparklog.tools.verification.checked_logs import BEYOND_GAP, CheckedLog, findings_of, read_entries
 from sparklog.tools.verification.cross_checks import (
     check_groups,
     check_participants,
@@ -211,7 +211,7 @@ class _Verification:
             self.findings.append(Finding(MISSING, naming.ROOT_KEY, "the root has topics, but no file with its id"))
             return
         self.counts += CheckCounts(files=1, nbytes=len(stored.data))
-        self.findings += damage_of(ROOT, stored)
+        self.findings += findings_of(ROOT, stored)
 
     def _has_log(self, name: str) -> bool:
         return next(iter(self.store.list(naming.log_folder(name))), None) is not None

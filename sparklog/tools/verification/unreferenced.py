@@ -9,7 +9,7 @@ from sparklog.log.journal.probe_results import is_note, is_probe_result
 from sparklog.maintenance.journals import JOURNAL_IN
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store, key_kind
-from sparklog.tools.verification.findings import Orphan
+from sparklog.tools.verification.findings import UnreferencedFile
 from sparklog.tools.verification.topic_log import CheckedTopic
 
 
@@ -19,14 +19,14 @@ def classify_unreferenced(
     referenced: Collection[str],
     topics: Mapping[str, CheckedTopic],
     now_ms: int,
-) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
+) -> tuple[tuple[UnreferencedFile, ...], tuple[UnreferencedFile, ...]]:
     """Return the unreferenced files of a listing: those of sparklog, and those of other programs.
 
     `now_ms` is the time of the store's clock. Files that were written after the listing are in neither.
     """
 
-    def orphan(info: ObjectInfo, why: str) -> Orphan:
-        return Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why)
+    def orphan(info: ObjectInfo, why: str) -> UnreferencedFile:
+        return UnreferencedFile(info.key, info.size, max(0, now_ms - info.modified_ms), why)
 
     unreferenced = (info for info in listing if info.key not in referenced and not _is_permanent(info.key))
     explained = [(info, _explain(info, topics)) for info in unreferenced]

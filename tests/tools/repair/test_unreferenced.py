@@ -8,7 +8,7 @@ import pytest
 
 from sparklog.testing.world import HOUR_MS
 from sparklog.tools.repair.run import unreferenced_file_fixes
-from sparklog.tools.verification.findings import CheckCounts, Finding, Orphan, Report
+from sparklog.tools.verification.findings import CheckCounts, Finding, Report, UnreferencedFile
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 from tests.tools.repair.small_root import small_root
 
@@ -45,7 +45,7 @@ def topic() -> CheckedTopic:
     ],
 )
 def test_as_the_vacuum_would(topic: CheckedTopic, file: str, age_ms: int, is_free: bool) -> None:
-    report = Report("", (), (Orphan(file, 1, age_ms, ""),), (), CheckCounts())
+    report = Report("", (), (UnreferencedFile(file, 1, age_ms, ""),), (), CheckCounts())
     assert [fix.drops for fix in unreferenced_file_fixes(report, {"latest": topic})] == ([(file,)] if is_free else [])
     damaged = replace(report, findings=(Finding("commit", "other/_log/1.json", ""),))
     assert not list(unreferenced_file_fixes(damaged, {"latest": topic})), "the damaged log may reference it"

@@ -142,7 +142,7 @@ def test_what_maintenance_would_do_is_what_its_dry_runs_say(world: TopicsWorld) 
     assert {item.action for item in report.doing} == {"seal", "compact", "expire"}
     assert all(item.due != item.why.startswith("not due") for item in report.doing)
     retained = retain_root(world.root(), settings, dry_run=True)
-    expired = {(each.topic, part.partition): part.nbytes_gone for each in retained for part in each.expired}
+    expired = {(each.topic, part.partition): part.expired_bytes for each in retained for part in each.expired}
     assert (
         {(item.topic, item.partition): item.bytes for item in report.doing if item.action == "expire"} == expired != {}
     )

@@ -11,7 +11,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.log.journal.documents import decode, encode
 from sparklog.log.journal.stored_object import read_object
 from sparklog.storage.memory import MemoryStore
-from sparklog.tools.verification.checked_logs import CheckedLog, damage_of, log_end, read_again
+from sparklog.tools.verification.checked_logs import CheckedLog, findings_of, log_end, read_again
 from sparklog.tools.verification.findings import LOG, MISSING
 from tests.support.small_limits import small_limits
 
@@ -85,7 +85,7 @@ def test_a_flipped_bit_is_named_by_its_place(position: int) -> None:
     store.create("k", bytes(damaged))
     stored = read_object(store, "k", _text)
     assert stored.value is None
-    (finding,) = damage_of(LOG, stored)
+    (finding,) = findings_of(LOG, stored)
     # A digit of the checksum is not told from its other digits: the place of the whole number is named.
     digits = DOCUMENT.rfind(b":") + 1
     assert finding.position == (digits if position >= digits else position)

@@ -14,8 +14,8 @@ from sparklog.tools.verification.findings import (
     RESTORE,
     CheckCounts,
     Finding,
-    Orphan,
     Report,
+    UnreferencedFile,
     document,
     summary,
 )
@@ -24,8 +24,8 @@ FINDING = Finding(CHECKSUM, "t/sealed/x.log", "the CRC is wrong", position=77, o
 EMPTY = Report("/log", (), (), (), CheckCounts())
 
 
-def orphans(count: int, age_ms: int = 1_000) -> tuple[Orphan, ...]:
-    return tuple(Orphan(f"t/append/{n}", 10, age_ms + n, "left behind") for n in range(count))
+def orphans(count: int, age_ms: int = 1_000) -> tuple[UnreferencedFile, ...]:
+    return tuple(UnreferencedFile(f"t/append/{n}", 10, age_ms + n, "left behind") for n in range(count))
 
 
 def test_advice_of_an_error_gives_way_to_the_remedy() -> None:
