@@ -22,7 +22,7 @@ from sparklog.arguments import (
     TIME,
     checked,
 )
-from sparklog.common.settings import ValueType, one_of, option, whole
+from sparklog.common.settings import ValueType, int64, one_of, option
 from sparklog.common.times import warn_of_seconds
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
@@ -176,7 +176,7 @@ def verify(
     return verify_root(open_store(location.root), topics=names, quick=quick, runner=_runner(spark))
 
 
-@checked(root=ROOT, to=PATH, topics=NAMES.or_none(), keep=whole(1).or_none(), keep_days=NUMBER.or_none())
+@checked(root=ROOT, to=PATH, topics=NAMES.or_none(), keep=int64(1).or_none(), keep_days=NUMBER.or_none())
 def backup(
     root: RootLike,
     to: PathLike,

@@ -21,13 +21,13 @@ from sparklog.common.settings import (
     TEXT,
     Setting,
     ValueType,
-    as_whole,
+    as_integer,
+    int64,
+    is_integer,
     is_real,
     is_text,
-    is_whole,
     keyword_settings,
     one_of,
-    whole,
 )
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.storage.store import Store
@@ -59,40 +59,40 @@ def _is_map(value: object, key: Callable[[Any], bool], item: Callable[[Any], boo
 
 
 def _is_position(value: object) -> bool:
-    return is_whole(getattr(value, "offset", value))
+    return is_integer(getattr(value, "offset", value))
 
 
 NAME = TEXT
 NAMES = ValueType("a list of strings", lambda value: _is_list(value, is_text))
 PATH = ValueType("a path or a URL", _is_path)
 LOCATION = ValueType("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
-WHOLE = ValueType("a whole number", is_whole)
-NUMBER = whole(0)
-NUMBERS = ValueType("a list of numbers", lambda value: _is_list(value, is_whole))
-TIME = ValueType("a time in milliseconds", lambda value: is_whole(value) and -INT64_MAX <= index(value) <= INT64_MAX)
+INTEGER = ValueType("an integer", is_integer)
+NUMBER = int64(0)
+NUMBERS = ValueType("a list of numbers", lambda value: _is_list(value, is_integer))
+TIME = ValueType("a time in milliseconds", lambda value: is_integer(value) and -INT64_MAX <= index(value) <= INT64_MAX)
 SECONDS = ValueType("a number of seconds from 0", lambda value: is_real(value) and value >= 0)
 KEYS = ValueType(
     "a list of bytes or texts", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes))
 )
 KEY = ValueType("bytes or a text", lambda value: isinstance(value, bytes) or is_text(value))
 CONFIGS = ValueType("a mapping of names to values", lambda value: _is_map(value, is_text, lambda _: True))
-OFFSETS = ValueType("a mapping of partitions to offsets", lambda value: _is_map(value, is_whole, is_whole))
+OFFSETS = ValueType("a mapping of partitions to offsets", lambda value: _is_map(value, is_integer, is_integer))
 POSITIONS = ValueType(
     "a mapping of topics to mappings of partitions to offsets",
     lambda value: _is_map(value, is_text, lambda rows: isinstance(rows, Mapping)),
 )
 """Positions are checked with their topic, so that an error can name the partition."""
 LATER_POSITIONS = ValueType(
-    POSITIONS.valid, lambda value: _is_map(value, is_text, lambda rows: _is_map(rows, is_whole, _is_position))
+    POSITIONS.valid, lambda value: _is_map(value, is_text, lambda rows: _is_map(rows, is_integer, _is_position))
 )
 """Positions whose topics a later call opens, which must not fail for their types."""
 PARTITIONS = ValueType(
     "a mapping of topics to lists of partitions",
-    lambda value: _is_map(value, is_text, lambda item: _is_list(item, is_whole)),
+    lambda value: _is_map(value, is_text, lambda item: _is_list(item, is_integer)),
 )
 FUNCTION = ValueType("a function", callable)
 LIST = instance("a list", list)
-THREADS = whole(1)
+THREADS = int64(1)
 RENAMED = ValueType("a mapping of names to names", lambda value: _is_map(value, is_text, is_text))
 
 _BY_ANNOTATION: Mapping[str, ValueType] = {
@@ -147,7 +147,7 @@ def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Cal
                     kind.check(name, arguments[name])
             for name, value in arguments.items():
                 # JSON documents cannot contain numpy numbers.
-                if not isinstance(value, _PLAIN) and (number := as_whole(value)) is not None:
+                if not isinstance(value, _PLAIN) and (number := as_integer(value)) is not None:
                     arguments[name], has_other_numbers = number, True
             return call(*bound.args, **bound.kwargs) if has_other_numbers else call(*args, **kwargs)
 

@@ -442,7 +442,7 @@ def test_right_ones_are_taken(place: Place) -> None:
          "'t.*' is not a topic name: use pattern= to subscribe with a regular expression"),
         (lambda p: sparklog.consumer(p.root, "g", topics=()), "a consumer needs at least one topic, found none"),
         (lambda p: sparklog.WriteOptions(batch_bytes="5"),
-         "batch_bytes must be a whole number of at least 1, found '5'"),
+         "batch_bytes must be an integer of at least 1, found '5'"),
     ],
 )  # fmt: skip
 def test_the_words(place: Place, call: Callable[[Place], object], says: str) -> None:

@@ -12,32 +12,32 @@ from sparklog.common.settings import (
     SHARE,
     Setting,
     ValueType,
-    integer,
+    int32,
+    int64,
+    integer_range,
     markdown_table,
     one_of,
     or_never,
-    text_of,
-    whole,
-    whole_range,
+    to_string,
 )
 from sparklog.errors import BadRequest
 
 
 def test_a_range_names_its_end_unless_it_is_that_of_64_bits() -> None:
-    assert whole_range(INT64_MIN) == "a whole number"
-    assert whole_range(INT64_MIN, 9) == "a whole number of at most 9"
-    assert whole_range(0) == "a whole number of at least 0"
-    assert whole_range(1, 9) == "a whole number from 1 to 9"
+    assert integer_range(INT64_MIN) == "an integer"
+    assert integer_range(INT64_MIN, 9) == "an integer of at most 9"
+    assert integer_range(0) == "an integer of at least 0"
+    assert integer_range(1, 9) == "an integer from 1 to 9"
 
 
 @pytest.mark.parametrize(
     ("kind", "values", "wrong"),
     [
         (BOOLEAN, {"true": True, "False": False}, ["yes", "1", ""]),
-        (integer(1), {"1": 1, str(INT32_MAX): INT32_MAX}, ["0", str(INT32_MAX + 1), "1_0", "1.0", "x"]),
-        (whole(-1, 5), {"-1": -1, "5": 5}, ["-2", "6"]),
-        (or_never(integer(1)), {"1": 1, "-1": -1}, ["0", "-2"]),
-        (or_never(whole(1), -9), {"-9": -9}, ["0", "-10", "-0"]),
+        (int32(1), {"1": 1, str(INT32_MAX): INT32_MAX}, ["0", str(INT32_MAX + 1), "1_0", "1.0", "x"]),
+        (int64(-1, 5), {"-1": -1, "5": 5}, ["-2", "6"]),
+        (or_never(int32(1)), {"1": 1, "-1": -1}, ["0", "-2"]),
+        (or_never(int64(1), -9), {"-9": -9}, ["0", "-10", "-0"]),
         (one_of("a", "b"), {"a": "a", "b": "b"}, ["A", "", "c"]),
         (SHARE, {"0": 0.0, "1": 1.0}, ["1.1", "-0.1", "nan", "half"]),
         (PROPER_FRACTION, {"0.5": 0.5}, ["0", "1"]),
@@ -69,4 +69,4 @@ def test_an_error_has_the_name_the_valid_values_the_value_and_the_nearest_choice
 
 
 def test_texts_of_values_are_those_that_a_topic_stores() -> None:
-    assert [text_of(value) for value in (True, 7, ("a", "b"), None, 0.5)] == ["true", "7", "a,b", "", "0.5"]
+    assert [to_string(value) for value in (True, 7, ("a", "b"), None, 0.5)] == ["true", "7", "a,b", "", "0.5"]

@@ -421,7 +421,7 @@ def _number(value: Any, name: str, maximum: int, line: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
-        raise BadRequest(f'line {line}: "{name}" must be a whole number from 0 to {maximum}, found {value!r}')
+        raise BadRequest(f'line {line}: "{name}" must be an integer from 0 to {maximum}, found {value!r}')
     return value
 
 

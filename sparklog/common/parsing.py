@@ -10,13 +10,13 @@ import re
 INT32_MAX, INT64_MAX, INT64_MIN = 2**31 - 1, 2**63 - 1, -(2**63)
 MAX_DIGITS = 40
 """Maximum length of a number: more than any range needs, and below the 4300 digits that Python's `int` accepts."""
-_WHOLE = re.compile(r"[+-]?0*[0-9]{1,19}")
+_INTEGER = re.compile(r"[+-]?0*[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def whole_number(text: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
-    """Convert a text to a whole number. Raises ValueError if it is not one, or out of range."""
-    if not _WHOLE.fullmatch(text) or not low <= int(text) <= high:
+def parse_integer(text: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
+    """Convert a text to an integer. Raises ValueError if it is not one, or out of range."""
+    if not _INTEGER.fullmatch(text) or not low <= int(text) <= high:
         raise ValueError(text)
     return int(text)
 

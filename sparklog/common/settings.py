@@ -16,7 +16,7 @@ from operator import index
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sparklog.common import parsing
-from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, whole_number
+from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, parse_integer
 from sparklog.errors import BadRequest, did_you_mean, shortened
 
 K = TypeVar("K")
@@ -68,13 +68,13 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and parsing.is_utf8(value)
 
 
-def is_whole(value: object) -> bool:
-    """Return True for a whole number, including numpy's."""
-    return as_whole(value) is not None
+def is_integer(value: object) -> bool:
+    """Return True for an integer, including numpy's."""
+    return as_integer(value) is not None
 
 
-def as_whole(value: object) -> int | None:
-    """Convert a whole number, including numpy's, to an int; return None for anything else."""
+def as_integer(value: object) -> int | None:
+    """Convert an integer, including numpy's, to an int; return None for anything else."""
     try:
         return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -86,21 +86,21 @@ def is_real(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real)
 
 
-def whole_range(low: int, high: int = INT64_MAX) -> str:
-    """Describe the whole numbers of a range, without limits that are those of 64 bits."""
+def integer_range(low: int, high: int = INT64_MAX) -> str:
+    """Describe the integers of a range, without limits that are those of 64 bits."""
     if low == high:
         return str(low)
     if low == INT64_MIN:
-        return "a whole number" if high == INT64_MAX else f"a whole number of at most {high}"
-    return f"a whole number of at least {low}" if high == INT64_MAX else f"a whole number from {low} to {high}"
+        return "an integer" if high == INT64_MAX else f"an integer of at most {high}"
+    return f"an integer of at least {low}" if high == INT64_MAX else f"an integer from {low} to {high}"
 
 
-def whole(low: int, high: int = INT64_MAX, name: str = "long") -> ValueType:
-    """Return the type of whole numbers from `low` to `high`."""
+def int64(low: int, high: int = INT64_MAX, name: str = "long") -> ValueType:
+    """Return the type of integers from `low` to `high`."""
     return ValueType(
-        whole_range(low, high),
-        lambda value: is_whole(value) and low <= index(value) <= high,
-        partial(whole_number, low=low, high=high),
+        integer_range(low, high),
+        lambda value: is_integer(value) and low <= index(value) <= high,
+        partial(parse_integer, low=low, high=high),
         name,
     )
 
@@ -109,14 +109,14 @@ def or_never(kind: ValueType, low: int = -1) -> ValueType:
     """Return the type that also accepts negative numbers from `low` on, which mean never."""
 
     def parse(text: str) -> Any:
-        return whole_number(text, low, -1) if text.startswith("-") else kind.parse(text)
+        return parse_integer(text, low, -1) if text.startswith("-") else kind.parse(text)
 
     return replace(kind, valid=f"{kind.valid}, or -1: never", parse=parse)
 
 
-def integer(low: int, high: int = INT32_MAX) -> ValueType:
-    """Return the type of 32-bit whole numbers from `low` to `high`."""
-    return whole(low, high, "int")
+def int32(low: int, high: int = INT32_MAX) -> ValueType:
+    """Return the type of 32-bit integers from `low` to `high`."""
+    return int64(low, high, "int")
 
 
 def one_of(*values: str, hints: Mapping[str, str] | None = None) -> ValueType:
@@ -192,18 +192,18 @@ class Setting:
     @property
     def default_text(self) -> str:
         """The default as text; empty if there is no default."""
-        return text_of(self.default)
+        return to_string(self.default)
 
     def parse(self, value: object) -> Any:
         """Return the value of a text, or of another value's text. Raises `BadRequest` if it is not valid."""
-        text = text_of(value) if isinstance(value, bool) else str(value).strip()
+        text = to_string(value) if isinstance(value, bool) else str(value).strip()
         try:
             return self.type.parse(text)
         except ValueError:
             raise self.type.invalid(self.name, text) from None
 
 
-def text_of(value: object) -> str:
+def to_string(value: object) -> str:
     """Return a value as text, in the form that a topic stores: `true`, `delete,compact`, empty for None."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -221,7 +221,7 @@ def option(default: Any, doc: str, kind: ValueType | None = None, unit: str = ""
 def keyword_settings(keywords: type) -> Mapping[str, Setting]:
     """Return the settings of a `TypedDict` by name.
 
-    The annotation of each key contains a setting, `Annotated[int, option(5_000, "How often.", whole(0))]`. The
+    The annotation of each key contains a setting, `Annotated[int, option(5_000, "How often.", int64(0))]`. The
     annotations `bool` and `Literal` determine its value type.
     """
     settings = {}

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from click import BadParameter
 
 from sparklog.common.parsing import INT32_MAX, INT64_MAX, is_digits
-from sparklog.common.settings import whole
+from sparklog.common.settings import int64
 from sparklog.common.times import parse_iso_time, warn_of_seconds
 from sparklog.console.locations import OpenFolder, root_of_name
 from sparklog.console.parameters import Argument, Option
@@ -37,11 +37,11 @@ def whole_number(
     default: bool | str = True,
     **rule: Any,
 ) -> Any:
-    """Declare an option for a whole number from `low` to `high`; other values are usage errors.
+    """Declare an option for an integer from `low` to `high`; other values are usage errors.
 
     `rule`: the arguments `excludes`, `needs` and `why` of `Option`.
     """
-    return Option(*names, parser=whole(low, high), metavar=metavar, help=text, show_default=default, **rule)
+    return Option(*names, parser=int64(low, high), metavar=metavar, help=text, show_default=default, **rule)
 
 
 RootOption = Annotated[str, root_option("Directory or URL of the root.")]

@@ -94,7 +94,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDT
 
 
 _NUMBERS = {
-    int: ValueType("a whole number", parse=parsing.whole_number, name="integer"),
+    int: ValueType("an integer", parse=parsing.parse_integer, name="integer"),
     float: ValueType("a number", parse=parsing.number, name="float"),
 }
 

@@ -95,7 +95,7 @@ def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict
         numbers: dict[int, int] = {}
         for partition, number in partitions.items():
             if isinstance(number, bool) or not isinstance(number, int) or not lowest <= number < 1 << 63:
-                raise ValueError(f"{what} of {topic}-{partition} must be a whole number >= {lowest}, found {number!r}")
+                raise ValueError(f"{what} of {topic}-{partition} must be an integer >= {lowest}, found {number!r}")
             numbers[parse_partition(topic, partition)] = number
         result[topic] = numbers
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparklog.common.settings import ValueType, whole
+from sparklog.common.settings import ValueType, int64
 from sparklog.datasource.session import check_pyspark
 from sparklog.errors import BadRequest
 
@@ -44,7 +44,7 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
     from sparklog.datasource.spark_versions import repartition_by_id, udf_of_keys
 
     _FRAME.check("df", df)
-    whole(1).check("n", n)
+    int64(1).check("n", n)
     columns = {name.lower(): name for name in df.columns}
     if "key" not in columns and "partition" not in columns:
         raise BadRequest(f"Rows are partitioned by 'key' or 'partition'; the columns are {', '.join(df.columns)}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sparklog.common.settings import ValueType, whole
+from sparklog.common.settings import ValueType, int64
 from sparklog.datasource.session import check_pyspark
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) ->
     from sparklog.datasource.spark_workers import warn
 
     _FUNCTION.check("start", start)
-    whole(0).check("max_restarts", max_restarts)
+    int64(0).check("max_restarts", max_restarts)
     restarts = 0
     while True:
         query: StreamingQuery | None = None

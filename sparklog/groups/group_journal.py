@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from sparklog.common.settings import as_whole
+from sparklog.common.settings import as_integer
 from sparklog.errors import BadRequest, Conflict, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
@@ -216,15 +216,15 @@ class GroupJournal:
 
 
 def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:
-    """Return a partition and its row; whole numbers may be numpy's. `BadRequest` as `Group.checked`."""
-    number, offset = as_whole(partition), as_whole(getattr(position, "offset", position))
+    """Return a partition and its row; integers may be numpy's. `BadRequest` as `Group.checked`."""
+    number, offset = as_integer(partition), as_integer(getattr(position, "offset", position))
     epoch, metadata = getattr(position, "leader_epoch", None), getattr(position, "metadata", None) or ""
     if number is None or not 0 <= number < partitions or offset is None or not 0 <= offset <= INT64_MAX:
         raise BadRequest(
             f"expected offsets of partitions 0 to {partitions - 1} of topic '{topic}', found "
             f"{getattr(position, 'offset', position)!r} of partition {partition!r}"
         )
-    leader_epoch = NO_EPOCH if epoch is None else as_whole(epoch)
+    leader_epoch = NO_EPOCH if epoch is None else as_integer(epoch)
     if leader_epoch is None or not NO_EPOCH <= leader_epoch <= MAX_INT:
         raise BadRequest(f"the leader epoch of {topic}-{number} is 0 to {MAX_INT}, or None; found {epoch!r}")
     try:

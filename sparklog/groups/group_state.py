@@ -149,7 +149,7 @@ def _unpacked(item: Fields, name: str, values: tuple[T, ...], what: str) -> tupl
 
 def _packed_wholes(low: int, high: int) -> MemberKind:
     return MemberKind(
-        lambda item, name: _unpacked(item, name, item.integers(name, None, low, high), "whole numbers"), _packed
+        lambda item, name: _unpacked(item, name, item.integers(name, None, low, high), "integers"), _packed
     )
 
 

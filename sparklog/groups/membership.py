@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from sparklog.common.reached import reached
-from sparklog.common.settings import as_whole
+from sparklog.common.settings import as_integer
 from sparklog.errors import BadRequest, shortened
 from sparklog.groups import group_steps as steps
 from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
@@ -35,7 +35,7 @@ HEARTBEATS = 3
 
 
 def checked_session_timeout(session_timeout_ms: object) -> int:
-    timeout_ms = as_whole(session_timeout_ms)
+    timeout_ms = as_integer(session_timeout_ms)
     if timeout_ms is None or not 1 <= timeout_ms <= MAX_SESSION_TIMEOUT_MS:
         found = shortened(session_timeout_ms)
         raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {found}")

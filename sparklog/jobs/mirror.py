@@ -395,7 +395,7 @@ def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:
     options = {name.removeprefix("kafka."): value for name, value in options.items()}
     age = options.get(MAX_AGE, "1")
     if not is_digits(age) or int(age) < 1:
-        raise BadRequest(f"{MAX_AGE} must be a whole number of milliseconds of at least 1, found '{age}'")
+        raise BadRequest(f"{MAX_AGE} must be an integer of at least 1 (milliseconds), found '{age}'")
     for name, instead in REPLACED_BY.items():
         if name in options:
             raise BadRequest(f"{name} cannot be set as a Kafka option: use {instead} instead")

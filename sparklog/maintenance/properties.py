@@ -21,10 +21,10 @@ from sparklog.common.settings import (
     Setting,
     ValueType,
     by_name,
-    integer,
+    int32,
+    int64,
+    integer_range,
     markdown_table,
-    whole,
-    whole_range,
 )
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.state.broker_names import BROKER_NAMES, BY_NAME, UNITS_MS, topic_value
@@ -58,8 +58,8 @@ class Property:
 TOPIC = "topic"
 MAINTENANCE = "maintenance"
 _MIN_DELETE_DELAY = replace(
-    whole(LEAST_DELETE_DELAY_MS),
-    valid=f"{whole_range(LEAST_DELETE_DELAY_MS)} (one hour), so that running jobs find their files",
+    int64(LEAST_DELETE_DELAY_MS),
+    valid=f"{integer_range(LEAST_DELETE_DELAY_MS)} (one hour), so that running jobs find their files",
 )
 
 
@@ -86,19 +86,19 @@ def _limit(name: str, field: str, kind: ValueType, unit: str, job: str, doc: str
 
 
 _LIMITS = (
-    _limit("log.cleaner.dedupe.buffer.size", "dedupe_buffer_bytes", whole(MIN_BUFFER_BYTES), "bytes", COMPACT,
+    _limit("log.cleaner.dedupe.buffer.size", "dedupe_buffer_bytes", int64(MIN_BUFFER_BYTES), "bytes", COMPACT,
            "Size of each task's map from key to latest offset, 24 bytes per key (a broker divides it by its threads)."),
     _limit("log.cleaner.io.buffer.load.factor", "dedupe_load_factor", PROPER_FRACTION, "", COMPACT,
            "Fill ratio of that map at which a pass ends and another pass follows."),
     _limit("log.cleaner.io.max.bytes.per.second", "io_bytes_per_second", POSITIVE, "bytes/s", COMPACT,
            "Bytes that each task may read and write per second (a broker divides its rate by its threads)."),
-    _limit("producer.id.expiration.ms", "producer_expiration_ms", integer(1), "ms", COMPACT,
+    _limit("producer.id.expiration.ms", "producer_expiration_ms", int32(1), "ms", COMPACT,
            "How long imported topics keep the last batch of an idle producer, even if it has no records left."),
-    _limit("offsets.retention.minutes", "offsets_retention_ms", integer(1), "minutes", RETAIN,
+    _limit("offsets.retention.minutes", "offsets_retention_ms", int32(1), "minutes", RETAIN,
            "How long the offsets of a consumer group are kept after it becomes empty."),
-    _limit("spark.min.bytes", "spark_min_bytes", whole(0), "bytes", COMPACT,
+    _limit("spark.min.bytes", "spark_min_bytes", int64(0), "bytes", COMPACT,
            "Start Spark for at least this many bytes of input; smaller runs use the process of the job. 0: always."),
-    _limit("spark.min.files", "spark_min_files", whole(0), "files", COMPACT,
+    _limit("spark.min.files", "spark_min_files", int64(0), "files", COMPACT,
            "Start Spark for at least this many input files, regardless of their size. 0: always."),
 )  # fmt: skip
 PROPERTIES = by_name([*_DEFAULTS, *_LIMITS])

@@ -45,7 +45,7 @@ import numpy.typing as npt
 
 from sparklog.arguments import FUNCTION, NAME, NUMBER, checked
 from sparklog.common import units
-from sparklog.common.settings import whole
+from sparklog.common.settings import int64
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
@@ -488,7 +488,7 @@ class Repartitioned:
     groups: tuple[MovedGroup, ...]
 
 
-@checked(root=ROOT, topic=NAME, name=NAME, partitions=NUMBER, step_bytes=whole(1), progress=FUNCTION)
+@checked(root=ROOT, topic=NAME, name=NAME, partitions=NUMBER, step_bytes=int64(1), progress=FUNCTION)
 def repartition(
     root: Root | Store | str | os.PathLike[str],
     topic: str,

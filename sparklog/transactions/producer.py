@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.arguments import NAME, POSITIONS, checked, instance
 from sparklog.common.reached import reached
-from sparklog.common.settings import as_whole
+from sparklog.common.settings import as_integer
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable, shortened
 from sparklog.groups.group import Group
 from sparklog.groups.group_journal import Offsets
@@ -122,10 +122,10 @@ class TransactionalProducer:
         self.root = root
         self.id = check_id(transactional_id, "transactional id")
         highest = MAX_TRANSACTION_TIMEOUT_MS
-        whole_ms = as_whole(timeout_ms)
+        whole_ms = as_integer(timeout_ms)
         if whole_ms is None or not 1 <= whole_ms <= highest:
             found = shortened(timeout_ms)
-            raise BadRequest(f"timeout_ms must be a whole number from 1 to {highest} (a day), found {found}")
+            raise BadRequest(f"timeout_ms must be an integer from 1 to {highest} (a day), found {found}")
         self.timeout_ms = whole_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
@@ -193,7 +193,7 @@ class TransactionalProducer:
             Fenced: a newer instance has taken over.
             BadRequest: `n` is not a number.
         """
-        number = as_whole(n)
+        number = as_integer(n)
         if number is None:
             raise BadRequest(
                 f"expected the number of a transaction, the `n` of the one that `begin` returned; found {shortened(n)}"

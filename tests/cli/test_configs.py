@@ -81,7 +81,7 @@ def test_alter_from_a_file(sparklog: Sparklog, orders: library.log.topic.Topic, 
         (("--add-config", "retention.ms=5", "--delete-config", "retention.ms"), 2, "both set and deleted"),
         (("--add-config", "retention.msec=5"), 1, "did you mean 'retention.ms'"),
         (("--delete-config", "retention.msec"), 1, "did you mean 'retention.ms'"),
-        (("--add-config", "segment.ms=7,retention.ms=-2"), 1, "retention.ms must be a whole number of at least -1"),
+        (("--add-config", "segment.ms=7,retention.ms=-2"), 1, "retention.ms must be an integer of at least -1"),
         (("--add-config", "file.delete.delay.ms=5"), 1, "one hour"),
     ],
 )

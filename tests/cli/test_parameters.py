@@ -57,7 +57,7 @@ def test_a_function_gets_what_its_types_say(line: str, printed: str) -> None:
     [
         ("", "Missing option '--root'"),
         ("--root r --kind z", "'z' is not one of 'x', 'y'"),
-        ("--root r -s two", "expected a whole number, found 'two'"),
+        ("--root r -s two", "expected an integer, found 'two'"),
         ("--root r --file /none", "'/none' does not exist"),
     ],
 )

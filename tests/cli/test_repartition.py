@@ -103,7 +103,7 @@ def test_it_follows_until_it_is_interrupted(sparklog: Sparklog, root: Path, monk
     [
         (("ordres", "--to", "new", "--partitions", 2), 1, "did you mean 'orders'"),
         (("orders", "--to", "orders", "--partitions", 2), 1, "topic 'orders' cannot be copied to itself"),
-        (("orders", "--to", "new", "--partitions", 0), 2, "expected a whole number of at least 1, found '0'"),
+        (("orders", "--to", "new", "--partitions", 0), 2, "expected an integer of at least 1, found '0'"),
         (("orders", "--to", "new", "--partitions", 999_999_999), 1, "a topic must have 1 to "),
         (("orders", "--to", "a/b", "--partitions", 2), 1, "a/b"),
         (("orders", "--to", "new"), 2, "--partitions"),

@@ -114,7 +114,7 @@ def test_a_dry_run_changes_nothing_and_json_tells_the_same(sparklog: Sparklog, l
     [
         ((*ALTER, "retention.ms=1"), 1, "use log.retention.ms"),
         ((*ALTER, "log.rentention.ms=1"), 1, "did you mean 'log.retention.ms'"),
-        ((*ALTER, "num.partitions=0"), 1, "num.partitions must be a whole number from 1 to 100000"),
+        ((*ALTER, "num.partitions=0"), 1, "num.partitions must be an integer from 1 to 100000"),
         ((*ALTER, "retention.ms=1", "--pattern", "a("), 1, "'a(' is not a regular expression"),
         ((*ALTER, "log.segment.delete.delay.ms=1"), 1, "or force it"),
         ((*ALTER, "num.partitions=1", "--topic", "t"), 2, "give --root-defaults or --topic, not both"),

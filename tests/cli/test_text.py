@@ -151,9 +151,9 @@ def test_json_input_needs_only_a_value() -> None:
         (b'{"value": "\\ud800"}', 'line 5: "value" has half a surrogate pair'),
         (
             b'{"value": "", "partition": -1}',
-            'line 5: "partition" must be a whole number from 0 to 2147483647, found -1',
+            'line 5: "partition" must be an integer from 0 to 2147483647, found -1',
         ),
-        (b'{"value": "", "timestamp": 1.5}', 'line 5: "timestamp" must be a whole number'),
+        (b'{"value": "", "timestamp": 1.5}', 'line 5: "timestamp" must be an integer'),
         (b'{"value": "", "headers": [["\\ud800", "v"]]}', 'line 5: "headers" has half a surrogate pair'),
         (b'{"value": "", "headers": "x"}', 'line 5: "headers" must be'),
         (b'{"value": "", "headers": [["x"]]}', 'line 5: each of "headers" must be'),

@@ -82,7 +82,7 @@ def test_what_a_command_line_means(tmp_path: Path) -> None:
         (["--topics", "a", "--kafka-option", "bootstrap.servers=b:1"], "kafka:// address"),
         (["--topics", "a", "--kafka-option", "kafka.isolation.level=x"], "--isolation-level"),
         (["--topics", "a", "--kafka-config", "nowhere.properties"], "'nowhere.properties' cannot be read"),
-        (["--topics", "a", "--kafka-option", "metadata.max.age.ms=soon"], "a whole number of milliseconds"),
+        (["--topics", "a", "--kafka-option", "metadata.max.age.ms=soon"], "an integer of at least 1 (milliseconds)"),
         (["--topics", "a", "--max-offsets-per-trigger", "0"], "--max-offsets-per-trigger"),
     ],
 )

@@ -136,9 +136,9 @@ def test_how_long_a_transaction_may_stay_open() -> None:
         assert "for writing" in message({name: "5000"}, "check_read")
     assert parse_options({"transaction.timeout.ms": "86400000"}).write.transaction_timeout_ms == 86_400_000
     assert message({"transaction.timeout.ms": "86400001"}) == (
-        "Option 'transaction.timeout.ms' must be a whole number from 1 to 86400000, found '86400001'"
+        "Option 'transaction.timeout.ms' must be an integer from 1 to 86400000, found '86400001'"
     )
-    assert message({"transaction.timeout.ms": "0"}).endswith("must be a whole number from 1 to 86400000, found '0'")
+    assert message({"transaction.timeout.ms": "0"}).endswith("must be an integer from 1 to 86400000, found '0'")
     assert message({"transaction.timeout": "1"}).endswith("did you mean 'transaction.timeout.ms'?")
 
 
@@ -177,14 +177,14 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"assign": "[" * 100_000}, "it is nested too deeply"),
         ({"assign": '{"a":[0],"a":[1]}'}, "'a' is given twice"),
         ({"startingoffsets": "erliest"}, "found 'erliest'; did you mean 'earliest'?"),
-        ({"startingoffsets": '{"a":{"0":1.5}}'}, "must be a whole number >= -2, found 1.5"),
-        ({"startingoffsets": '{"a":{"0":-3}}'}, "must be a whole number >= -2, found -3"),
+        ({"startingoffsets": '{"a":{"0":1.5}}'}, "must be an integer >= -2, found 1.5"),
+        ({"startingoffsets": '{"a":{"0":-3}}'}, "must be an integer >= -2, found -3"),
         ({"startingoffsets": '{"a":{"0":true}}'}, "found True"),
         ({"startingoffsets": '{"a":{"x":1}}'}, "partition 'x' of topic 'a' is not a number"),
         ({"startingoffsets": '{"a":'}, "not JSON"),
         ({"startingoffsets": "{}"}, "lists no partition"),
         ({"startingoffsets": '{"a":1}'}, "must map partitions to offsets"),
-        ({"startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "must be a whole number >= 0"),
+        ({"startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "must be an integer >= 0"),
         (
             {"startingtimestamp": "yesterday"},
             "must be milliseconds or a time like '2026-01-31T12:00:00' (UTC), found 'yesterday'",
@@ -192,7 +192,7 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"endingtimestamp": "-5"}, "must be milliseconds or a time like '2026-01-31T12:00:00' (UTC), found '-5'"),
         ({"endingtimestamp": str(1 << 63)}, "must be milliseconds or a time like"),
         ({"startingoffsetsbytimestamp": '{"a":{"0":"soon"}}'}, "expected milliseconds or a time like"),
-        ({"startingoffsets": '{"a":{"0":"2026-01-31T12:00:00"}}'}, "must be a whole number >= -2"),
+        ({"startingoffsets": '{"a":{"0":"2026-01-31T12:00:00"}}'}, "must be an integer >= -2"),
         (
             {"versionasof": "3"},
             "Option 'versionAsOf' is not supported: a log is read by offsets or times: set starting",
@@ -213,7 +213,7 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"asyncProgressTrackingCheckpointIntervalMs": "9"}, "Option 'asyncProgressTrackingEnabled' is not supported"),
         ({"paths": '["/a","/b"]'}, "load accepts one path: load the root with subscribe='a,b', or load each path and"),
         ({"topic.retention.mss": "1"}, "unknown topic config 'retention.mss'; did you mean 'retention.ms'?"),
-        ({"topic.retention.ms": "soon"}, "retention.ms must be a whole number of at least -1, found 'soon'"),
+        ({"topic.retention.ms": "soon"}, "retention.ms must be an integer of at least -1, found 'soon'"),
         (
             {"retention.ms": "1"},
             "a write that creates a topic accepts configs as 'topic.retention.ms'; `sparklog conf",
@@ -221,17 +221,17 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"kafka.retention.ms": "1"}, "a write that creates a topic accepts configs as 'topic.retention.ms'"),
         ({"startingoffsetsbytimestampstrategy": "last"}, "did you mean 'latest'?"),
         ({"failondataloss": "yes"}, "must be true or false, found 'yes'"),
-        ({"minpartitions": "0"}, "'minPartitions' must be a whole number of at least 1, found '0'"),
-        ({"maxoffsetspertrigger": "1e3"}, "must be a whole number"),
+        ({"minpartitions": "0"}, "'minPartitions' must be an integer of at least 1, found '0'"),
+        ({"maxoffsetspertrigger": "1e3"}, "must be an integer"),
         ({"maxtriggerdelay": "5 parsecs"}, "must be a time like '15m'"),
         ({"minoffsetspertrigger": "5", "maxoffsetspertrigger": "4"}, "must not be greater"),
         ({"corruptrecords": "skp"}, "'corruptRecords' must be fail, skip or truncate, found 'skp'"),
         ({"kafka.isolation.level": "read_comitted"}, "did you mean 'read_committed'?"),
         ({"compression.type": "zst"}, "did you mean 'zstd'?"),
-        ({"num.partitions": "0"}, "'num.partitions' must be a whole number of at least 1"),
+        ({"num.partitions": "0"}, "'num.partitions' must be an integer of at least 1"),
         (
             {"write.buffer.bytes": str(MAX_BUFFER_BYTES + 1)},
-            "must be a whole number from 1 to 1073741824, found '1073741825'",
+            "must be an integer from 1 to 1073741824, found '1073741825'",
         ),
         ({"txnversion": "3"}, "txnVersion is set without txnAppId"),
         ({"replaymismatch": "acept"}, "did you mean 'accept'?"),

@@ -60,5 +60,5 @@ def test_every_other_error_is_raised(first: Query | str) -> None:
 
 
 def test_a_negative_number_of_restarts_is_refused() -> None:
-    with pytest.raises(sparklog.BadRequest, match="max_restarts must be a whole number of at least 0, found -1"):
+    with pytest.raises(sparklog.BadRequest, match="max_restarts must be an integer of at least 0, found -1"):
         run(Query(None), max_restarts=-1)

@@ -529,7 +529,7 @@ def test_a_kafka_directory_is_all_its_topics_but_kafkas_own() -> None:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ({"t": {"0": -5}}, "invalid: offset of t-0 must be a whole number >= 0"),
+        ({"t": {"0": -5}}, "invalid: offset of t-0 must be an integer >= 0"),
         ({"t": 5}, "invalid: topic 't' must map partitions"),
         ({"t": {"0": 1}, "$future": 1}, "which this version of sparklog does not support"),
         ({"t": {"0": 1}, "$ids": []}, "must be an object of topic ids"),

@@ -159,7 +159,7 @@ def test_schemas_of_reads(root: str, schema: StructType, expected: str) -> None:
         (
             TOPIC_AND_VALUE,
             {"kafka.transaction.timeout.ms": "86400001"},
-            "Option 'transaction.timeout.ms' must be a whole number from 1 to 86400000, found '86400001'",
+            "Option 'transaction.timeout.ms' must be an integer from 1 to 86400000, found '86400001'",
         ),
         (VALUE, {"subscribe": "orders"}, "name the topic to write with 'topic'"),
     ],

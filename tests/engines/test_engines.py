@@ -127,13 +127,13 @@ def test_threads_keep_the_order(topic: Topic, threads: int, batch_bytes: int) ->
 @pytest.mark.parametrize(
     ("call", "kind", "line"),
     [
-        (lambda topic: topic.scan(threads=0), BadRequest, "threads must be a whole number of at least 1, found 0"),
+        (lambda topic: topic.scan(threads=0), BadRequest, "threads must be an integer of at least 1, found 0"),
         (
             lambda topic: topic.scan(threads=True),
             BadRequest,
-            "threads must be a whole number .*, found True",
+            "threads must be an integer .*, found True",
         ),
-        (lambda topic: sparklog.datasets(topic.root, threads=0), BadRequest, "threads must be a whole number"),
+        (lambda topic: sparklog.datasets(topic.root, threads=0), BadRequest, "threads must be an integer"),
         (lambda topic: sparklog.duckdb(object(), topic.root), BadRequest, "con must be a DuckDB connection"),
         (lambda topic: sparklog.datasets(topic.root, topics=["none"]), NotFound, "none"),
         (lambda topic: sparklog.datasets(topic.root, isolation_level="x"), BadRequest, "isolation_level must be"),

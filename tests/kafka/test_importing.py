@@ -546,7 +546,7 @@ def test_a_deleted_topic_may_be_imported_again(fixtures: Path, root: Root) -> No
 def test_configs_that_are_not_valid_are_refused_first(fixtures: Path, root: Root) -> None:
     for configs, message in (
         ({"retention.mss": 1}, "unknown topic config 'retention.mss'"),
-        ({"internal.segment.bytes": "few"}, "segment.bytes must be a whole number"),
+        ({"internal.segment.bytes": "few"}, "segment.bytes must be an integer"),
         ({"file.delete.delay.ms": 0}, "one hour"),
     ):
         with pytest.raises(BadRequest, match=message):

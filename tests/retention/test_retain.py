@@ -160,7 +160,7 @@ def test_wrong_properties(text: str) -> None:
 def test_a_negative_retention_is_refused_where_it_is_set() -> None:
     world = RecordsWorld()
     topic = world.topic()
-    with pytest.raises(BadRequest, match=r"retention\.ms must be a whole number of at least -1, found '-2'"):
+    with pytest.raises(BadRequest, match=r"retention\.ms must be an integer of at least -1, found '-2'"):
         topic.alter(configs={"retention.ms": -2})
     with pytest.raises(BadRequest, match="unknown topic config"):
         topic.alter(configs={"retention.msec": 5})

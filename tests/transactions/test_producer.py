@@ -198,7 +198,7 @@ def test_what_was_only_begun_is_listed_as_its_last_transaction_left_it() -> None
 
 @pytest.mark.parametrize("timeout_ms", [0, 86_400_001, True, "5"])
 def test_a_timeout_has_bounds(timeout_ms: object) -> None:
-    with pytest.raises(BadRequest, match=r"timeout_ms must be a whole number from 1 to 86400000"):
+    with pytest.raises(BadRequest, match=r"timeout_ms must be an integer from 1 to 86400000"):
         TopicsWorld().producer(timeout_ms=timeout_ms)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, TypedDict
 
 from sparklog.arguments import NAME, NAMES, NUMBER
-from sparklog.common.settings import ValueType, option, whole, with_defaults
+from sparklog.common.settings import ValueType, int64, option, with_defaults
 from sparklog.errors import BadRequest
 from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
 from sparklog.limits import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
@@ -33,12 +33,12 @@ class ConsumerOptions(TypedDict, total=False):
     isolation_level: Annotated[IsolationLevel, option("read_committed",
         "`read_committed` skips aborted records, and stops at the first open transaction.")]
     session_timeout_ms: Annotated[int, option(SESSION_TIMEOUT_MS,
-        "Time without a heartbeat after which a member is removed from its group.", whole(1, MAX_SESSION_TIMEOUT_MS))]
-    heartbeat_interval_ms: Annotated[int, option(3_000, "Time between two heartbeats.", whole(1))]
+        "Time without a heartbeat after which a member is removed from its group.", int64(1, MAX_SESSION_TIMEOUT_MS))]
+    heartbeat_interval_ms: Annotated[int, option(3_000, "Time between two heartbeats.", int64(1))]
     max_poll_interval_ms: Annotated[int, option(300_000,
-        "Time without a `poll` after which the consumer leaves its group.", whole(1))]
+        "Time without a `poll` after which the consumer leaves its group.", int64(1))]
     max_poll_records: Annotated[int | None, option(None,
-        "Maximum number of records that one `poll` returns; None: as many as one read returns.", whole(1))]
+        "Maximum number of records that one `poll` returns; None: as many as one read returns.", int64(1))]
     metadata_max_age_ms: Annotated[int, option(300_000,
         "Time between two searches for topics that match the pattern.", NUMBER)]
     consumer_timeout_ms: Annotated[int | None, option(None,

@@ -21,7 +21,7 @@ from sparklog.clients.producer.sender import Sender
 from sparklog.clients.producer.sequences import checked_sequence
 from sparklog.clients.producer.serializers import serializer
 from sparklog.clients.producer.transactions import ProducerTransactions
-from sparklog.common.settings import as_whole
+from sparklog.common.settings import as_integer
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, shortened
 from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_state import GroupMetadata
@@ -124,7 +124,7 @@ class Producer:
             headers: a mapping, or pairs of text and bytes.
             partition: partition number; None: determined by the key.
             timestamp: ms since 1970; None: now.
-            sequence: with `producer_id`, a whole number from 1 that increases with each record of the topic. A record
+            sequence: with `producer_id`, an integer from 1 that increases with each record of the topic. A record
                 whose sequence is not higher than the last one was published before, and is dropped.
 
         Returns:
@@ -189,7 +189,7 @@ class Producer:
         if partition is None and self._partitioner is not None:
             partitions = list(range(self._partition_count(topic)))
             partition = int(self._partitioner(key, partitions, partitions))
-        number = _whole("partition", f"a whole number from 0 to {INT32_MAX}", partition, INT32_MAX)
+        number = _whole("partition", f"an integer from 0 to {INT32_MAX}", partition, INT32_MAX)
         count = self._partition_count(topic, number + 1)
         if number >= count:
             raise BadRequest(f"topic '{topic}' has partitions 0 to {count - 1}, found partition {number}")
@@ -332,8 +332,8 @@ class Producer:
 
 
 def _whole(name: str, valid: str, value: object, high: int) -> int:
-    """Convert a whole number from 0 to `high`, including numpy's, to an int. Raises `BadRequest` for anything else."""
-    number = as_whole(value)
+    """Convert an integer from 0 to `high`, including numpy's, to an int. Raises `BadRequest` for anything else."""
+    number = as_integer(value)
     if number is None or not 0 <= number <= high:
         raise BadRequest(f"{name} must be {valid}, found {shortened(value)}")
     return number

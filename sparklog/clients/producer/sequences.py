@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparklog.common.settings import as_whole
+from sparklog.common.settings import as_integer
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, shortened
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.state.commit import TAKEOVER, Writer
@@ -114,10 +114,10 @@ def checked_sequence(sequence: object, producer_id: str | None) -> int | None:
                 f"sequence={shortened(sequence)} needs a producer_id, under which the topic stores the last sequence"
             )
         return None
-    number = as_whole(sequence)
+    number = as_integer(sequence)
     if number is None or not 1 <= number <= INT64_MAX:
         raise BadRequest(
-            f"producer '{producer_id}' sends with sequence=, a whole number from 1 that increases with each record; "
+            f"producer '{producer_id}' sends with sequence=, an integer from 1 that increases with each record; "
             f"found {shortened(sequence)}"
         )
     return number

@@ -122,7 +122,7 @@ class Fields:
     def integer(self, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
         value = self.document.get(name)
         if type(value) is not int or not low <= value <= high:
-            raise self.bad(name, f"a whole number from {low} to {high}")
+            raise self.bad(name, f"an integer from {low} to {high}")
         return value
 
     def boolean(self, name: str) -> bool:
@@ -146,9 +146,9 @@ class Fields:
     def integers(self, name: str, length: int | None, low: int, high: int = INT64_MAX) -> tuple[int, ...]:
         values = self.document.get(name)
         if not isinstance(values, list) or (length is not None and len(values) != length):
-            raise self.bad(name, "a list of whole numbers" if length is None else f"a list of {length} whole numbers")
+            raise self.bad(name, "a list of integers" if length is None else f"a list of {length} integers")
         if values and (set(map(type, values)) != {int} or min(values) < low or max(values) > high):
-            raise self.bad(name, f"a list of whole numbers from {low} to {high}")
+            raise self.bad(name, f"a list of integers from {low} to {high}")
         return tuple(values)
 
     def objects(self, name: str) -> list[Fields]:
@@ -175,7 +175,7 @@ class Fields:
         """Return `{"text": number}`; empty if the field is absent."""
         values = self.mapping(name)
         if any(type(value) is not int or not low <= value <= INT64_MAX for value in values.values()):
-            raise self.bad(name, f"an object of whole numbers of at least {low}")
+            raise self.bad(name, f"an object of integers of at least {low}")
         return values
 
 
@@ -183,7 +183,7 @@ class Fields:
 class MemberKind:
     """The type of a field. `read(item, name)` checks and returns it; `write` converts it to JSON (None: unchanged).
 
-    Most fields are valid, and `_read` reads them without a call: whole numbers from `low` to `high` if `plain` is
+    Most fields are valid, and `_read` reads them without a call: integers from `low` to `high` if `plain` is
     `int`, strings with such a length (`str`), and lists with one such number (`list`). Others are passed to `read`.
     """
 
@@ -204,7 +204,7 @@ def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> MemberKind:
 
 
 def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None = None) -> MemberKind:
-    """Return the type of a list of whole numbers, as long as the list `like`. `check` replaces a `high` of None."""
+    """Return the type of a list of integers, as long as the list `like`. `check` replaces a `high` of None."""
     max_value = INT64_MAX if high is None else high
 
     def read(item: Fields, name: str) -> tuple[int, ...]:

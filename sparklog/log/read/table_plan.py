@@ -19,7 +19,7 @@ import numpy as np
 
 from sparklog.arguments import INT64_MAX
 from sparklog.common.parsing import is_digits
-from sparklog.common.settings import as_whole
+from sparklog.common.settings import as_integer
 from sparklog.common.times import iso_time, parse_iso_time
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.read.read_plan import NativeReadPart, check_partition
@@ -103,7 +103,7 @@ def table_ranges(
 
 def _checked_offset(topic: str, partition: int, value: object, bounds: Bounds) -> int:
     start, end = bounds.log_start, bounds.end(READ_COMMITTED)
-    offset = as_whole(value)
+    offset = as_integer(value)
     if offset is not None and start <= offset <= end:
         return offset
     if offset is not None and end < offset <= bounds.log_end:
@@ -132,7 +132,7 @@ def _milliseconds(time: int | str) -> int:
     with suppress(ValueError):
         if isinstance(time, str):
             return int(time) if is_digits(time) else max(0, parse_iso_time(time.strip()))
-    if (time_ms := as_whole(time)) is not None and 0 <= time_ms <= INT64_MAX:
+    if (time_ms := as_integer(time)) is not None and 0 <= time_ms <= INT64_MAX:
         return time_ms
     raise BadRequest(
         f"as_of is milliseconds, a time like '2026-01-31T12:00:00' (UTC), or offsets by partition, found {time!r}"

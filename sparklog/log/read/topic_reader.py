@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparklog.arguments import KEY, NUMBER, NUMBERS, TIME, checked
-from sparklog.common.settings import whole
+from sparklog.common.settings import int64
 from sparklog.common.times import warn_of_seconds
 from sparklog.log.read.read_plan import check_isolation
 from sparklog.log.state.view import (
@@ -56,7 +56,7 @@ class TopicReader:
         """
         return self._look().bounds(self.name)
 
-    @checked(partitions=NUMBERS.or_none(), batch_bytes=whole(1))
+    @checked(partitions=NUMBERS.or_none(), batch_bytes=int64(1))
     def scan(
         self,
         *,

@@ -20,7 +20,7 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from sparklog.arguments import THREADS
-from sparklog.common.settings import as_whole
+from sparklog.common.settings import as_integer
 from sparklog.errors import BadRequest, Conflict, NotFound, shortened
 from sparklog.log.read.key_lookup import KeySet
 from sparklog.log.read.read_plan import check_partition, read_parts
@@ -111,7 +111,7 @@ def _offset(name: str, position: Position, partition: int, bounds: Bounds, isola
         return bounds.log_start
     if position == LATEST:
         return bounds.end(isolation)
-    offset = as_whole(position)
+    offset = as_integer(position)
     if offset is None or offset < 0:
         raise BadRequest(f"{name} must be {EARLIEST}, {LATEST} or an offset from 0, found {shortened(position)}")
     return offset

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sparklog.common.parsing import INT64_MIN
-from sparklog.common.settings import Setting, by_name, integer, or_never, text_of, whole
+from sparklog.common.settings import Setting, by_name, int32, int64, or_never, to_string
 from sparklog.log.state.configs import CONFIGS
 
 UNITS_MS = {"ms": 1, "minutes": 60_000, "hours": 3_600_000}
@@ -35,7 +35,7 @@ _NAMES = {
 def topic_value(setting: Setting, value: object) -> str:
     """Return the topic config's value for a value of the broker config; `BadRequest` if it is invalid."""
     parsed = setting.parse(value)
-    return text_of(max(parsed * UNITS_MS[setting.unit], -1) if setting.field in _PERIODS else parsed)
+    return to_string(max(parsed * UNITS_MS[setting.unit], -1) if setting.field in _PERIODS else parsed)
 
 
 def _named(config: Setting) -> tuple[Setting, ...]:
@@ -52,7 +52,7 @@ def _named(config: Setting) -> tuple[Setting, ...]:
 
 def _of_unit(config: Setting, unit: str) -> Setting:
     prefix, low, units = _PERIODS[config.name]
-    kind = whole(low) if unit == "ms" else integer(low)
+    kind = int64(low) if unit == "ms" else int32(low)
     default = config.default // UNITS_MS[unit] if unit == units[-1] else None
     kind = or_never(kind, INT64_MIN) if config.name == "retention.ms" else kind
     return replace(config, name=f"{prefix}.{unit}", type=kind, default=default, unit=unit, field=config.name)

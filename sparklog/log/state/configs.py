@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sparklog.common.parsing import INT64_MAX, INT64_MIN, whole_number
+from sparklog.common.parsing import INT64_MAX, INT64_MIN, parse_integer
 from sparklog.common.settings import (
     BOOLEAN,
     LIST,
@@ -20,10 +20,10 @@ from sparklog.common.settings import (
     Setting,
     ValueType,
     by_name,
-    integer,
+    int32,
+    int64,
     one_of,
-    text_of,
-    whole,
+    to_string,
 )
 from sparklog.errors import BadRequest, did_you_mean
 
@@ -118,7 +118,7 @@ _CODEC = one_of(
     hints={"none": "a topic without compression is uncompressed"},
 )
 _GZIP_LEVEL = ValueType(
-    "1 to 9, or -1", parse=lambda text: -1 if text == "-1" else whole_number(text, 1, 9), name="int"
+    "1 to 9, or -1", parse=lambda text: -1 if text == "-1" else parse_integer(text, 1, 9), name="int"
 )
 _BROKERS = "Has no effect, because sparklog has no brokers. The value is validated, stored and exported."
 _DURABLE = "No effect, because every commit is durable before it is acknowledged: validated, stored and exported."
@@ -130,13 +130,13 @@ _ALL = (
     Setting("compression.type", _CODEC, "producer",
             "Codec of appended batches. `producer` uses the writer's option `compression.type`, which defaults to "
             "zstd; any other value overrides the writer's option.", "", (WRITERS,)),
-    Setting("inline.records.bytes", integer(0, 1 << 20), 128 << 10,
+    Setting("inline.records.bytes", int32(0, 1 << 20), 128 << 10,
             "A commit with up to this size of encoded records stores them inline, in the commit object itself; 0: "
             "never. Each Spark task may contribute up to an eighth of it, but at least 16384 bytes. Releases before "
             "0.4 reject topics that were created with a value above 0, or on which one was set. Topics that were "
             "created by older releases do not use inline records until this config is set.", "bytes", (WRITERS,),
             "Not in Kafka, whose log has no commits."),
-    Setting("carried.commits", integer(0, 127), 127,
+    Setting("carried.commits", int32(0, 127), 127,
             "Maximum number of earlier commits that a commit contains copies of, so that opening a topic in a bucket "
             "takes few reads; 0: none. Releases before 0.9 reject topics that were created with a value above 0, or "
             "on which one was set. Topics that were created by older releases use no copies until this config is "
@@ -145,73 +145,73 @@ _ALL = (
     Setting("compression.gzip.level", _GZIP_LEVEL, -1,
             "Level for the codec gzip; -1 is the default of zlib (6), or of isal if it is installed.",
             "", (WRITERS,)),
-    Setting("compression.lz4.level", integer(1, 17), 9, "Level for the codec lz4.", "", (WRITERS,)),
-    Setting("compression.zstd.level", integer(-131072, 22), 1,
+    Setting("compression.lz4.level", int32(1, 17), 9, "Level for the codec lz4.", "", (WRITERS,)),
+    Setting("compression.zstd.level", int32(-131072, 22), 1,
             "Level for the codec zstd.", "", (WRITERS,), "Default 3; 1 is much faster and compresses almost as well."),
-    Setting("segment.bytes", integer(14), 1 << 30,
+    Setting("segment.bytes", int32(14), 1 << 30,
             "Size at which a segment is full and is sealed. Retention and compaction process entire segments.",
             "bytes", (COMPACT, RETAIN, EXPORTS),
             "At least 1048576, because a broker keeps the files of each segment open."),
-    Setting("segment.ms", whole(1), 604_800_000,
+    Setting("segment.ms", int64(1), 604_800_000,
             "Age of a segment's first record at which the segment is closed even if it is not full, so that it can "
             "expire or be compacted.", "ms", (COMPACT, RETAIN)),
-    Setting("segment.jitter.ms", whole(0), 0,
+    Setting("segment.jitter.ms", int64(0), 0,
             "Maximum random reduction of segment.ms, chosen for each segment, so that not all segments close at the "
             "same time.", "ms", (COMPACT, RETAIN)),
-    Setting("segment.index.bytes", integer(4), 10 << 20,
+    Setting("segment.index.bytes", int32(4), 10 << 20,
             "Size of a segment's offset index, with 8 bytes per entry, at which the segment is full.",
             "bytes", (COMPACT, EXPORTS)),
-    Setting("index.interval.bytes", integer(0), 4096,
+    Setting("index.interval.bytes", int32(0), 4096,
             "Bytes of the log between two index entries of a sealed segment.", "bytes", (COMPACT, IMPORTS, EXPORTS)),
-    Setting("retention.ms", whole(-1), 604_800_000,
+    Setting("retention.ms", int64(-1), 604_800_000,
             "Age of a segment, by its largest record timestamp, above which it expires; -1: never. Only with `delete`.",
             "ms", (RETAIN,)),
-    Setting("retention.bytes", whole(INT64_MIN), -1,
+    Setting("retention.bytes", int64(INT64_MIN), -1,
             "Size of one partition above which its oldest segments expire; negative: no limit. Only with `delete`.",
             "bytes", (RETAIN,)),
-    Setting("file.delete.delay.ms", whole(0), 86_400_000,
+    Setting("file.delete.delay.ms", int64(0), 86_400_000,
             "Time for which a file is kept after it is no longer referenced. Less than one hour (3600000) requires "
             "force, because running jobs could fail to find their files.", "ms", (RETAIN,),
             "Default 60000; a Spark job may read a file long after it planned to."),
-    Setting("delete.retention.ms", whole(0), 86_400_000,
+    Setting("delete.retention.ms", int64(0), 86_400_000,
             "Time for which compaction keeps a tombstone (a key with a null value) after the first pass that reads it.",
             "ms", (COMPACT,)),
-    Setting("min.compaction.lag.ms", whole(0), 0,
+    Setting("min.compaction.lag.ms", int64(0), 0,
             "Minimum age of a record before it can be compacted.", "ms", (COMPACT,)),
-    Setting("max.compaction.lag.ms", whole(1), INT64_MAX,
+    Setting("max.compaction.lag.ms", int64(1), INT64_MAX,
             "Age of a partition's oldest dirty record above which the partition is compacted regardless of its dirty "
             "ratio; at least min.compaction.lag.ms.", "ms", (COMPACT, RETAIN)),
     Setting("min.cleanable.dirty.ratio", SHARE, 0.5,
             "Share of dirty bytes above which a partition is compacted.", "", (COMPACT,)),
-    Setting("max.message.bytes", integer(0), 1_048_588,
+    Setting("max.message.bytes", int32(0), 1_048_588,
             "Maximum size of a batch after compression, including its header. Writers split batches to fit; a single "
             "record that does not fit is an error.", "bytes", (WRITERS,)),
     Setting("message.timestamp.type", one_of("CreateTime", "LogAppendTime"), "CreateTime",
             "Timestamp of a record: `CreateTime` is the time of the writer (or its `timestamp` column), "
             "`LogAppendTime` is the time of the commit.", "", (WRITERS,)),
-    Setting("message.timestamp.before.max.ms", whole(0), INT64_MAX,
+    Setting("message.timestamp.before.max.ms", int64(0), INT64_MAX,
             "Maximum time by which a record timestamp may be before the clock of the task that writes the record. "
             "Only with `CreateTime`.", "ms", (WRITERS,)),
-    Setting("message.timestamp.after.max.ms", whole(0), INT64_MAX,
+    Setting("message.timestamp.after.max.ms", int64(0), INT64_MAX,
             "Maximum time by which a record timestamp may be after the clock of the task that writes the record. "
             "Only with `CreateTime`.", "ms", (WRITERS,),
             "Default 3600000 (one hour); in sparklog, timestamps often come with the data, and the clock is that of a "
             "task, not of a broker."),
-    Setting("message.timestamp.difference.max.ms", whole(0), INT64_MAX,
+    Setting("message.timestamp.difference.max.ms", int64(0), INT64_MAX,
             "Old name of the two limits above, used for each of them that is not set.", "ms", (WRITERS,), _GONE),
     Setting("message.format.version", LIST, "",
             "Ignored, because record batches are always written with magic 2.", "", (), _GONE),
     Setting("message.downconversion.enable", BOOLEAN, True, _BROKERS, "", (), _GONE),
     Setting("preallocate", BOOLEAN, False, _BROKERS),
-    Setting("flush.messages", whole(1), INT64_MAX, _DURABLE, "records"),
-    Setting("flush.ms", whole(0), INT64_MAX, _DURABLE, "ms"),
-    Setting("min.insync.replicas", integer(1), 1, _BROKERS),
+    Setting("flush.messages", int64(1), INT64_MAX, _DURABLE, "records"),
+    Setting("flush.ms", int64(0), INT64_MAX, _DURABLE, "ms"),
+    Setting("min.insync.replicas", int32(1), 1, _BROKERS),
     Setting("unclean.leader.election.enable", BOOLEAN, False, _BROKERS),
     Setting("remote.storage.enable", BOOLEAN, False, _BROKERS),
     Setting("remote.log.copy.disable", BOOLEAN, False, _BROKERS),
     Setting("remote.log.delete.on.disable", BOOLEAN, False, _BROKERS),
-    Setting("local.retention.ms", whole(-2), -2, _BROKERS, "ms"),
-    Setting("local.retention.bytes", whole(-2), -2, _BROKERS, "bytes"),
+    Setting("local.retention.ms", int64(-2), -2, _BROKERS, "ms"),
+    Setting("local.retention.bytes", int64(-2), -2, _BROKERS, "bytes"),
     Setting("leader.replication.throttled.replicas", LIST, "", _BROKERS),
     Setting("follower.replication.throttled.replicas", LIST, "", _BROKERS),
 )  # fmt: skip
@@ -231,7 +231,7 @@ def definition(name: str) -> Setting:
 
 def canonical(name: str, value: object) -> str:
     """Return the text under which a topic stores this value; `BadRequest` if name or value is not valid."""
-    return text_of(definition(name).parse(value))
+    return to_string(definition(name).parse(value))
 
 
 TOPIC_CONFIG = "DYNAMIC_TOPIC_CONFIG"

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from sparklog.common.settings import BOOLEAN, Setting, by_name, integer, or_never, text_of
+from sparklog.common.settings import BOOLEAN, Setting, by_name, int32, or_never, to_string
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.journal.documents import TEXT, Document, Member, StoredDocument, objects_of, texts_by_text
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
@@ -36,7 +36,7 @@ NUM_PARTITIONS = "num.partitions"
 AUTO_CREATE = "auto.create.topics.enable"
 EXPIRATION = "transactional.id.expiration.ms"
 _PARTITIONS = Setting(
-    NUM_PARTITIONS, integer(1, MAX_PARTITIONS), 1, "Partitions of a topic that is created without a number."
+    NUM_PARTITIONS, int32(1, MAX_PARTITIONS), 1, "Partitions of a topic that is created without a number."
 )
 CREATION: Mapping[str, Setting] = by_name(
     [_PARTITIONS, Setting(AUTO_CREATE, BOOLEAN, None, "Whether writers create topics that do not exist.")]
@@ -44,7 +44,7 @@ CREATION: Mapping[str, Setting] = by_name(
 """Defaults that are not topic configs and apply when a topic is created."""
 # Ids only expire if this is set, because releases before 0.7 would start an expired id again from the beginning.
 _EXPIRATION = Setting(
-    EXPIRATION, or_never(integer(1)), -1, "Time without use after which a transactional id expires.", "ms",
+    EXPIRATION, or_never(int32(1)), -1, "Time without use after which a transactional id expires.", "ms",
     kafka="Default 604800000.",
 )  # fmt: skip
 ROOT_SETTINGS: Mapping[str, Setting] = {**BY_NAME, **CREATION, EXPIRATION: _EXPIRATION}
@@ -183,7 +183,7 @@ def _merged(
             after.pop(name, None)
         else:
             check_delete_delay({setting.field or name: topic_value(setting, value)}, force)
-            after[name] = text_of(setting.parse(value))
+            after[name] = to_string(setting.parse(value))
     return dict(sorted(after.items()))
 
 

@@ -220,7 +220,7 @@ def _check_partitions(item: Fields, state: TopicState) -> None:
         raise item.bad("logEnd", f"at most {MAX_PARTITIONS} partitions")
     for name, offsets in (("logStart", state.log_start), ("cleanedThrough", state.first_dirty_offset)):
         if len(offsets) != n:
-            raise item.bad(name, f"a list of {n} whole numbers")
+            raise item.bad(name, f"a list of {n} integers")
     named = [partition for prepare in state.open for partition in (*prepare.first, *prepare.end)]
     named += [transaction.partition for transaction in state.kafka_open]
     named += state.kafka_source.ends if state.kafka_source else ()

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from sparklog.arguments import NAME, WHOLE
+from sparklog.arguments import INTEGER, NAME
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, members, whole
@@ -67,7 +67,7 @@ class WriterKey:
         NAME.check("the id of a writer", self.id)
         NAME.or_none().check("the run of a writer", self.run)
         for name, number in (("batch id (txnVersion)", self.batch), ("epoch", self.epoch or 0)):
-            WHOLE.check(f"the {name} of writer '{self.id}'", number)
+            INTEGER.check(f"the {name} of writer '{self.id}'", number)
         if not self.id or len(self.id) > 1024:
             raise BadRequest(f"a writer id must have 1 to 1024 characters, found {len(self.id)}")
         if self.run is not None and len(self.run) > 1024:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparklog.arguments import CONFIGS, LOCATION, NAME, checked, instance
-from sparklog.common.settings import ValueType, as_whole
+from sparklog.common.settings import ValueType, as_integer
 from sparklog.common.units import count
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest, shortened
 from sparklog.limits import Limits
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _checked_partition_count(partitions: object) -> int:
-    number = as_whole(partitions)
+    number = as_integer(partitions)
     if number is None or not 1 <= number <= MAX_PARTITIONS:
         raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {shortened(partitions)}")
     return number

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 
-from sparklog.arguments import WHOLE
-from sparklog.common.settings import one_of, whole
+from sparklog.arguments import INTEGER
+from sparklog.common.settings import int64, one_of
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.clocks import ClockReading
@@ -138,7 +138,7 @@ def appended_each(commit: Commit | None, appends: Sequence[Sequence[FileSlices]]
 FILE_BYTES = 1 << 30
 MAX_BUFFER_BYTES = 1 << 30
 """Arrow's 32-bit offsets reach 2 GiB, so a buffer must stay well below."""
-_CODEC, _BUFFER_BYTES, _POSITIVE = one_of(*CODECS), whole(1, MAX_BUFFER_BYTES), whole(1)
+_CODEC, _BUFFER_BYTES, _POSITIVE = one_of(*CODECS), int64(1, MAX_BUFFER_BYTES), int64(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class WriteOptions:
 
     def __post_init__(self) -> None:
         _CODEC.check("codec", self.codec)
-        WHOLE.or_none().check("level", self.level)
+        INTEGER.or_none().check("level", self.level)
         _BUFFER_BYTES.check("buffer_bytes", self.buffer_bytes)
         _POSITIVE.check("batch_bytes", self.batch_bytes)
         _POSITIVE.check("file_bytes", self.file_bytes)

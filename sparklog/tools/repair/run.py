@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sparklog.arguments import FUNCTION, NAMES, checked
-from sparklog.common.settings import whole
+from sparklog.common.settings import int64
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.checksums import SUFFIXES
 from sparklog.log.journal import names as naming
@@ -57,7 +57,7 @@ MAX_ROUNDS = 6
 BLOCKED = "a directory, a link or a special file has the name of this object: move it away, then run repair again"
 
 
-@checked(path=ROOT, topics=NAMES, index_interval_bytes=whole(1).or_none(), say=FUNCTION)
+@checked(path=ROOT, topics=NAMES, index_interval_bytes=int64(1).or_none(), say=FUNCTION)
 def repair(
     path: Root | Store | str | os.PathLike[str],
     *,

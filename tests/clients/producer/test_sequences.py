@@ -137,7 +137,7 @@ def test_sequences_are_for_producers_with_an_id() -> None:
     with open_producer(root_with()) as producer:
         assert producer.last_sequence("t") == 0
         for sequence in (None, 0, "1", True, 2**63):
-            with pytest.raises(BadRequest, match="whole number from 1 that increases"):
+            with pytest.raises(BadRequest, match="integer from 1 that increases"):
                 producer.send("t", "x", sequence=sequence)  # type: ignore[arg-type]
 
 

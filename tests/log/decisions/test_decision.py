@@ -55,7 +55,7 @@ def test_an_entry_survives_its_bytes() -> None:
     [
         ({"op": "odd"}, "op should be one of init, prepare, commit, abort, forget"),
         ({"reason": "odd"}, "reason should be null or one of"),
-        ({"newest": -2}, "newest should be a whole number from -1"),
+        ({"newest": -2}, "newest should be an integer from -1"),
         ({"commits": (CommitDecision(3, 1, (A1,)),)}, "commits should be in the order of their numbers, none above 0"),
     ],
 )

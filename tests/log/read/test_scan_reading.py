@@ -143,7 +143,7 @@ BOUNDS = "is out of range: it has 3 to 10; use one of these offsets, earliest or
         ({"partitions": ["0"]}, BadRequest, "partitions must be a list of numbers or None, found ['0']"),
         ({"start": {9: 0}}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
         ({"end": {9: 0}}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
-        ({"batch_bytes": 0}, BadRequest, "batch_bytes must be a whole number of at least 1, found 0"),
+        ({"batch_bytes": 0}, BadRequest, "batch_bytes must be an integer of at least 1, found 0"),
     ],
 )
 def test_a_scan_out_of_bounds_is_an_error(

@@ -81,7 +81,7 @@ def test_invalid_values(name: str, value: object) -> None:
 def test_the_message_says_what_is_valid() -> None:
     with pytest.raises(BadRequest) as error:
         TopicConfigs.of({"retention.ms": "abc"})
-    assert str(error.value) == "retention.ms must be a whole number of at least -1, found 'abc'"
+    assert str(error.value) == "retention.ms must be an integer of at least -1, found 'abc'"
 
 
 def test_unknown_names_come_with_the_nearest() -> None:

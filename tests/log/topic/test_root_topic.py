@@ -195,7 +195,7 @@ def test_partition_counts_that_are_none(world: World, partitions: int) -> None:
 
 def test_wrong_configs_create_nothing(world: World) -> None:
     root = world.root()
-    with pytest.raises(BadRequest, match=r"retention.ms must be a whole number of at least -1, found 'abc'"):
+    with pytest.raises(BadRequest, match=r"retention.ms must be an integer of at least -1, found 'abc'"):
         root.create_topic("t", configs={"retention.ms": "abc"})
     with pytest.raises(BadRequest, match=r"file.delete.delay.ms below 3600000"):
         root.create_topic("t", configs={"file.delete.delay.ms": 60000})

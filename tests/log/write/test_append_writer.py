@@ -317,9 +317,9 @@ def test_the_default_codec_is_zstd(memory: CountedRoot) -> None:
     ("changes", "message"),
     [
         ({"codec": "zsdt"}, "did you mean 'zstd'"),
-        ({"buffer_bytes": 0}, "buffer_bytes must be a whole number from 1 to"),
+        ({"buffer_bytes": 0}, "buffer_bytes must be an integer from 1 to"),
         ({"buffer_bytes": 1 << 40}, "buffer_bytes must be"),
-        ({"batch_bytes": 0}, "batch_bytes must be a whole number of at least 1"),
+        ({"batch_bytes": 0}, "batch_bytes must be an integer of at least 1"),
     ],
 )
 def test_options_are_checked(changes: dict[str, object], message: str) -> None:
