@@ -48,7 +48,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
                     "rebalances",
                     "shared_member",
                 ),
-                "topics_read",
+                "subscribed_topics",
             )
         ),
         (

@@ -29,7 +29,7 @@ from sparklog.console.terminal import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     LIBRARY,
-    leave_for_usage,
+    exit_with_usage_error,
     log_from,
     trace,
     warn,
@@ -66,7 +66,7 @@ READ_ONLY = (
     *("configs describe", "transactions list", "transactions describe"),
     *("groups history", "transactions history"),
 )
-AFTER_INTERRUPT = {
+INTERRUPT_NOTES = {
     **dict.fromkeys(READ_ONLY, "nothing was changed"),
     "consume": "nothing was changed except the offsets of a --group",
     "backup": "no backup was created; run it again, and it skips files that are already copied",
@@ -82,7 +82,7 @@ COMMITTED = "committed changes remain"
 class SparklogGroup(Commands):
     """The top-level group: runs a command, and converts its errors to one line and an exit code."""
 
-    after_interrupt = COMMITTED
+    interrupt_note = COMMITTED
 
     def list_commands(self, ctx: Context) -> list[str]:
         return [name for names in SECTIONS.values() for name in names.split()]
@@ -108,14 +108,14 @@ class SparklogGroup(Commands):
             words = [*words[1:], "--help"]
         first, second, *_ = (*words, "", "")
         if not first.startswith("--") and (first not in MODULE_OF or first == "transactions" or second.startswith("-")):
-            from sparklog.console.kafka_words import command_words
+            from sparklog.console.kafka_equivalents import translate_command
 
             try:
-                words = command_words(words)
+                words = translate_command(words)
             except UsageError as error:
-                leave_for_usage(error)
+                exit_with_usage_error(error)
         name = " ".join(words[:2])
-        self.after_interrupt = AFTER_INTERRUPT.get(first) or AFTER_INTERRUPT.get(name) or COMMITTED
+        self.interrupt_note = INTERRUPT_NOTES.get(first) or INTERRUPT_NOTES.get(name) or COMMITTED
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Names may contain characters that the terminal's encoding cannot represent.
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -142,7 +142,7 @@ class SparklogGroup(Commands):
             if "_SPARKLOG_COMPLETE" in os.environ:
                 # The shell requests completions, and would show the line between its prompts.
                 sys.exit(EXIT_OK)
-            leave_for_usage(error)
+            exit_with_usage_error(error)
         except Exit as error:
             sys.exit(error.exit_code)
         except (KeyboardInterrupt, Abort):
@@ -163,7 +163,7 @@ class SparklogGroup(Commands):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise Exit(EXIT_OK) from None
         except KeyboardInterrupt as error:
-            warn(f"{interrupted(error)}; {self.after_interrupt}")
+            warn(f"{interrupted(error)}; {self.interrupt_note}")
             raise Exit(EXIT_INTERRUPTED) from None
         return result
 

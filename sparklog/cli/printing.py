@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from click import BadParameter
 
 from sparklog.common.parsing import INT32_MAX, is_digits
-from sparklog.console.options import unescaped, whole_number
+from sparklog.console.options import integer_option, unescaped
 from sparklog.console.parameters import Option
 from sparklog.output import write
 
@@ -93,7 +93,7 @@ COLUMN_OPTIONS = (
     "--key-separator --line-separator --headers-separator"
 )
 COLUMN_REASON = "a format defines the entire output"
-LimitOption = Annotated[int | None, whole_number("--max-messages", "-n", text="Stop after this many messages.")]
+LimitOption = Annotated[int | None, integer_option("--max-messages", "-n", text="Stop after this many messages.")]
 
 
 @dataclass

@@ -225,11 +225,11 @@ class LineFormat:
         if self.key_separator is not None:
             expected = None if self.ignore_error else f"key separator {_shown(self.key_separator)}"
             keys, rest = _split(rest, self.key_separator, first_line, expected)
-            columns["key"] = self._nulled(keys)
-        columns["value"] = self._nulled(rest)
+            columns["key"] = self._replace_null_markers(keys)
+        columns["value"] = self._replace_null_markers(rest)
         return pa.RecordBatch.from_pydict(columns)
 
-    def _nulled(self, texts: pa.Array) -> pa.Array:
+    def _replace_null_markers(self, texts: pa.Array) -> pa.Array:
         if self.null_marker is None:
             return texts
         marked = pc.equal(texts, bytes_scalar(self.null_marker))

@@ -72,7 +72,7 @@ def user_settings() -> UserSettings:
     return _checked(path, _parsed(path, text)) if text.strip() else UserSettings()
 
 
-def root_of_name(text: str) -> str:
+def resolve_root_name(text: str) -> str:
     """Return the location of a root's name in the settings of the current command, or the text itself."""
     settings = get_current_context().obj
     return settings.roots.get(text, text) if isinstance(settings, UserSettings) else text
@@ -108,7 +108,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class OpenFolder:
+class OpenLocation:
     """A location that is open for reading.
 
     Attributes:
@@ -205,13 +205,13 @@ def open_source(
     follow: bool = False,
     corrupt_records: str = "fail",
     on_skipped: Callable[[object], None] | None = None,
-) -> OpenFolder:
+) -> OpenLocation:
     """Open a location of `SourceOption` for reading; `on_skipped` is called with skipped corruption."""
     from sparklog.opening import ROOT, TOPIC, open_log, open_view, resolve
 
     location = resolve(root)
     view = open_view(location, tailing=follow, corrupt_records=corrupt_records, on_skipped=on_skipped)
-    return OpenFolder(view, location.topic, open_log(location) if location.kind in (ROOT, TOPIC) else None)
+    return OpenLocation(view, location.topic, open_log(location) if location.kind in (ROOT, TOPIC) else None)
 
 
 def open_root(root: str, *, create: bool = False) -> Root:
@@ -221,7 +221,7 @@ def open_root(root: str, *, create: bool = False) -> Root:
     return open_log(resolve(root), create=create)
 
 
-def open_folder(path: str) -> Store:
+def open_directory_store(path: str) -> Store:
     """Open the store of a directory that need not exist; `~` is the home directory, as in `--root`."""
     from sparklog.opening import absolute
     from sparklog.storage import open_store
@@ -229,7 +229,7 @@ def open_folder(path: str) -> Store:
     return open_store(path if not path or path.startswith("file:") else absolute(path))
 
 
-def root_to_copy(path: str) -> Root:
+def open_root_to_copy(path: str) -> Root:
     """Open a sparklog root. Raises `BadRequest` for topic directories and Kafka directories."""
     from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
 

@@ -54,7 +54,7 @@ def names_of(parameter: click.Parameter) -> list[str]:
     return sorted([*parameter.opts, *parameter.secondary_opts], key=lambda name: not name.startswith("--"))
 
 
-def check_words(
+def check_arguments(
     rules: Mapping[str, Rule], words: Sequence[str], context: click.Context, *, may_repeat: bool = False
 ) -> None:
     """Raise a usage error for a value that must not be blank, or an option that must not be repeated.

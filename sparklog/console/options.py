@@ -14,7 +14,7 @@ from click import BadParameter
 from sparklog.common.parsing import INT32_MAX, INT64_MAX, is_digits
 from sparklog.common.settings import int64
 from sparklog.common.times import parse_iso_time, warn_of_seconds
-from sparklog.console.locations import OpenFolder, root_of_name
+from sparklog.console.locations import OpenLocation, resolve_root_name
 from sparklog.console.parameters import Argument, Option
 from sparklog.errors import NotFound
 
@@ -24,11 +24,11 @@ CorruptRecords = Literal["fail", "skip", "truncate"]
 
 def root_option(text: str) -> Any:
     return Option(
-        "--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help=text, show_default=False, parser=root_of_name
+        "--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help=text, show_default=False, parser=resolve_root_name
     )
 
 
-def whole_number(
+def integer_option(
     *names: str,
     text: str,
     low: int = 0,
@@ -191,7 +191,7 @@ class TopicOrPattern(OneTopic):
 
 
 @dataclass
-class TopicOfFolder(OneTopic):
+class SourceTopic(OneTopic):
     """The topic of a command that reads a location, optional if that has only one topic."""
 
     topic: Annotated[
@@ -356,7 +356,7 @@ class TopicChoice(Topics):
         """Return the topics given by name, or None for all that `of` selects."""
         return super().names if self.pattern is None else None
 
-    def of(self, source: OpenFolder, may_be_none: bool = False) -> OpenFolder:
+    def of(self, source: OpenLocation, may_be_none: bool = False) -> OpenLocation:
         """Return the location with only the selected topics. Raises `NotFound` if a pattern matches none."""
         pattern = None if self.pattern is None else _topics_regex(self.pattern)
 

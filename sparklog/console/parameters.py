@@ -30,7 +30,7 @@ import click
 from sparklog.common import parsing
 from sparklog.common.settings import ValueType
 from sparklog.console.locations import user_settings
-from sparklog.console.option_rules import Rule, check, check_words
+from sparklog.console.option_rules import Rule, check, check_arguments
 from sparklog.console.terminal import Output, log_from
 
 SECONDS = 1.0
@@ -153,9 +153,9 @@ class Option:
             settings["callback"] = lambda context, parameter, value: list(value) or (None if default is None else [])
         elif not is_required:
             settings["default"] = default
-        return self._made(name, kind, settings | {"required": is_required})
+        return self._create(name, kind, settings | {"required": is_required})
 
-    def _made(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
+    def _create(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
         names = self.names
         if not any(name.startswith("--") for name in names):
             word = name.replace("_", "-")
@@ -180,7 +180,7 @@ def _parser_of(kind: ValueType) -> Callable[[Any], Any]:
 class Argument(Option):
     """Declares that a parameter is a positional argument; `settings`: arguments of `click.Argument`."""
 
-    def _made(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
+    def _create(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
         nargs = -1 if get_origin(_one(kind)) is list else 1
         return click.Argument([name], nargs=nargs, **settings)
 
@@ -244,13 +244,13 @@ class FunctionCommand(click.Command):
             others = [word for word in args if word.startswith("--") and word.partition("=")[0] not in options]
             typed = args
             if others and not ctx.resilient_parsing:
-                from sparklog.console.kafka_words import option_words, without_brokers
+                from sparklog.console.kafka_equivalents import remove_broker_options, translate_options
 
-                if self._knows_root(ctx, args):
-                    args = without_brokers(args, options)
-                args = option_words(ctx.command_path.partition(" ")[2], args, options)
+                if self._is_root_set(ctx, args):
+                    args = remove_broker_options(args, options)
+                args = translate_options(ctx.command_path.partition(" ")[2], args, options)
             if not ctx.resilient_parsing:
-                check_words(self.rules, args, ctx, may_repeat=args != typed)
+                check_arguments(self.rules, args, ctx, may_repeat=args != typed)
             rest = super().parse_args(ctx, args)
             if not ctx.resilient_parsing:
                 check(self.rules, ctx)
@@ -260,7 +260,7 @@ class FunctionCommand(click.Command):
             error.ctx = error.ctx or ctx
             raise
 
-    def _knows_root(self, ctx: click.Context, args: list[str]) -> bool:
+    def _is_root_set(self, ctx: click.Context, args: list[str]) -> bool:
         """Return True if the root is set by an option, the environment or the settings file."""
         names = {"--root", "-r"} & {word.partition("=")[0] for word in args}
         takes_root = any(parameter.name == "root" for parameter in self.params)
@@ -273,7 +273,7 @@ class FunctionCommand(click.Command):
         return {name: not (option.is_flag or option._flag_needs_value) for name, option in names.items()}
 
     def _call(self, **values: Any) -> Any:
-        result = _called(self._run, self._declared, values)
+        result = _call_with(self._run, self._declared, values)
         if not isinstance(result, Output):
             return result
         return result.show("json" if values["as_json"] else values["output"])
@@ -302,11 +302,11 @@ def _declarations(declared: Signature) -> Iterator[tuple[str, Any, Any]]:
             yield parameter.name, parameter.annotation, parameter.default
 
 
-def _called(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
+def _call_with(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
     """Call a function with the values of its parameters, creating data classes from the values of their fields."""
     kinds = {parameter.name: parameter.annotation for parameter in declared.parameters.values()}
     arguments = {
-        name: _called(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
+        name: _call_with(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
         for name, kind in kinds.items()
     }
     return run(**arguments)

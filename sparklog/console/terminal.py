@@ -59,7 +59,7 @@ def usage_line(error: Any) -> str:
 
 
 def _hint(error: Any, context: Context, message: str) -> str:
-    from sparklog.console.foreign_words import ARGUMENTS, command_hint, option_hint
+    from sparklog.console.command_hints import ARGUMENTS, command_hint, option_hint
 
     command = context.command_path.partition(" ")[2]
     if isinstance(error, NoSuchCommand):
@@ -73,7 +73,7 @@ def _hint(error: Any, context: Context, message: str) -> str:
     return f": {ARGUMENTS[command]}" if "unexpected extra argument" in message and command in ARGUMENTS else ""
 
 
-def leave_for_usage(error: Any) -> NoReturn:
+def exit_with_usage_error(error: Any) -> NoReturn:
     """Print a usage error on one line, and exit with its code."""
     context = error.ctx
     if context is not None and error.format_message() == context.get_help():
@@ -85,7 +85,7 @@ def leave_for_usage(error: Any) -> NoReturn:
     sys.exit(EXIT_USAGE)
 
 
-def warn_and_leave(failures: Sequence[SparklogError]) -> None:
+def warn_and_exit(failures: Sequence[SparklogError]) -> None:
     """Print a line for each topic, group or id that could not be read, and exit with code 1 if there are any."""
     for message in dict.fromkeys(f"{error} [{error.code}]" for error in failures):
         warn(message)
@@ -177,7 +177,7 @@ class Output:
     rows: object = None
 
     @classmethod
-    def of_lines(
+    def from_lines(
         cls, document: object, *lines: str, failures: Sequence[SparklogError] = (), code: int = EXIT_OK
     ) -> Output:
         return cls(document, lambda: sys.stdout.write("".join(f"{line}\n" for line in lines)), failures, code)
@@ -191,7 +191,7 @@ class Output:
             self.text()
         if self.after is not None:
             self.after()
-        warn_and_leave(self.failures)
+        warn_and_exit(self.failures)
         if self.code != EXIT_OK:
             raise Exit(self.code)
 

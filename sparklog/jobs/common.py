@@ -22,9 +22,16 @@ from click import BadParameter, UsageError
 
 import sparklog
 from sparklog.common.times import warn_of_seconds
-from sparklog.console.options import DryRunOption, PropertiesOption, RootOption, TopicsOption, topic_names, whole_number
+from sparklog.console.options import (
+    DryRunOption,
+    PropertiesOption,
+    RootOption,
+    TopicsOption,
+    integer_option,
+    topic_names,
+)
 from sparklog.console.parameters import FunctionCommand, JsonOption, Option
-from sparklog.console.terminal import leave_for_usage, trace
+from sparklog.console.terminal import exit_with_usage_error, trace
 from sparklog.errors import BadRequest, SparklogError, advice_for_shell
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.job_history import RunRecorder
@@ -53,9 +60,9 @@ def parse(name: str, options: Callable[..., T], about: str | None, words: Sequen
     try:
         parsed: T | int = command.main(list(words), prog_name=f"sparklog {name}", standalone_mode=False)
     except UsageError as error:
-        leave_for_usage(error)
+        exit_with_usage_error(error)
     except BadRequest as error:
-        leave_for_usage(BadParameter(str(error)))
+        exit_with_usage_error(BadParameter(str(error)))
     if isinstance(parsed, int):
         # --help was printed.
         sys.exit(parsed)
@@ -116,7 +123,7 @@ class Maintenance:
     topic: TopicsOption = None
     properties: PropertiesOption = None
     now_ms: Annotated[
-        int | None, whole_number(metavar="MS", text="Time in milliseconds to use as the current time.")
+        int | None, integer_option(metavar="MS", text="Time in milliseconds to use as the current time.")
     ] = None
     dry_run: DryRunOption = False
     lease: Annotated[bool, Option(help="Skip topics that another run of this job is processing.")] = True

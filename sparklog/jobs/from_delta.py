@@ -28,7 +28,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 import sparklog
 from sparklog.common.parsing import is_digits
-from sparklog.console.options import RootOption, whole_number
+from sparklog.console.options import RootOption, integer_option
 from sparklog.console.parameters import Option
 from sparklog.errors import BadRequest, NotFound
 from sparklog.jobs import delta
@@ -77,7 +77,7 @@ class FromDelta(delta.DeltaQuery):
     ] = None
     num_partitions: Annotated[
         int | None,
-        whole_number(low=1, text="Number of partitions of the topic, if it is created.", default="the root's"),
+        integer_option(low=1, text="Number of partitions of the topic, if it is created.", default="the root's"),
     ] = None
     follow: FollowOption = False
     interval: IntervalOption = None

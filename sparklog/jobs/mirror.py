@@ -30,7 +30,7 @@ from pyspark.sql.streaming import StreamingQuery
 import sparklog
 from sparklog.common.parsing import is_digits
 from sparklog.common.units import count
-from sparklog.console.options import IsolationOption, comma_separated, whole_number
+from sparklog.console.options import IsolationOption, comma_separated, integer_option
 from sparklog.console.parameters import Option
 from sparklog.console.terminal import read_text
 from sparklog.datasource.spark_versions import READ_LIMITS
@@ -98,7 +98,7 @@ class Mirror:
     ] = None
     isolation: IsolationOption = "read_committed"
     max_offsets_per_trigger: Annotated[
-        int, whole_number(low=1, text="Approximate maximum number of records per micro-batch.")
+        int, integer_option(low=1, text="Approximate maximum number of records per micro-batch.")
     ] = 1_000_000
     no_fail_on_data_loss: Annotated[bool, Option(help="Continue if records were deleted before they were copied.")] = (
         False

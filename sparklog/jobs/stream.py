@@ -27,7 +27,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import sparklog
 from sparklog.common.units import count
-from sparklog.console.options import RootOption, whole_number
+from sparklog.console.options import RootOption, integer_option
 from sparklog.console.parameters import Option
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.spark_versions import READ_LIMITS
@@ -233,10 +233,10 @@ class Copy:
         str | None, Option(help="Write all records to this topic. By default, records keep their topics.")
     ] = None
     num_partitions: Annotated[
-        int | None, whole_number(low=1, text="Number of partitions of topics that are created.", default="the root's")
+        int | None, integer_option(low=1, text="Number of partitions of topics that are created.", default="the root's")
     ] = None
     max_offsets_per_trigger: Annotated[
-        int | None, whole_number(low=1, text="Approximate maximum number of records per micro-batch.")
+        int | None, integer_option(low=1, text="Approximate maximum number of records per micro-batch.")
     ] = None
     group: Annotated[
         str | None, Option(help="Consumer group to which the query commits its offsets. The source must be a root.")

@@ -36,7 +36,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 
 import sparklog
 from sparklog.common.parsing import INT32_MAX, is_digits
-from sparklog.console.options import SourceOption, whole_number
+from sparklog.console.options import SourceOption, integer_option
 from sparklog.console.parameters import Option
 from sparklog.console.terminal import read_text
 from sparklog.errors import BadRequest
@@ -263,7 +263,7 @@ class ToDelta(delta.DeltaQuery):
         ),
     ] = "earliest"
     max_offsets_per_trigger: Annotated[
-        int, whole_number(low=1, text="Approximate maximum number of records per micro-batch.")
+        int, integer_option(low=1, text="Approximate maximum number of records per micro-batch.")
     ] = 1_000_000
     no_fail_on_data_loss: Annotated[bool, Option(help="Continue if records were deleted before they were written.")] = (
         False

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from tests.cli.conftest import REPOSITORY, Sparklog
-from tests.cli.kafka_words_page import in_our_words
+from tests.cli.kafka_equivalents_page import in_sparklog_terms
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 COMMAND_LINES = (REPOSITORY / "docs" / "reference" / "command-line.md").read_text()
@@ -32,7 +32,7 @@ COMMANDS = sorted(set().union(*(commands_of(page.read_text()) for page in PAGES)
 
 def help_of(sparklog: Sparklog, command: str) -> tuple[list[str], list[str], str]:
     """The words of a command's name, the options that are given, and the command's help."""
-    words = in_our_words(shlex.split(command.partition(" | ")[0], comments=True)[1:])
+    words = in_sparklog_terms(shlex.split(command.partition(" | ")[0], comments=True)[1:])
     # Of a group of commands the second word is one, too.
     grouped = len(words) > 1 and "COMMAND [ARGS]" in sparklog(words[0], "--help").out
     path = words[:2] if grouped else words[:1]

@@ -12,7 +12,7 @@ import pytest
 import sparklog as library
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from tests.cli.conftest import Sparklog
-from tests.cli.test_kafka_words import PRODUCED
+from tests.cli.test_kafka_equivalents import PRODUCED
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
 

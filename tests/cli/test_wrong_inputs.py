@@ -10,7 +10,7 @@ import pytest
 from click import Context, Group
 
 import sparklog as library
-from sparklog.console.foreign_words import COMMANDS, OPTIONS
+from sparklog.console.command_hints import COMMANDS, OPTIONS
 from sparklog.errors import BadRequest, NotFound
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import written_topic

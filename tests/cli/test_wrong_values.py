@@ -22,7 +22,7 @@ from click.types import FuncParamType
 from click.types import Path as PathType
 
 import sparklog as library
-from sparklog.console.locations import root_of_name
+from sparklog.console.locations import resolve_root_name
 from sparklog.console.option_rules import names_of
 from sparklog.console.parameters import FunctionCommand
 from tests.cli.test_every_command import commands
@@ -205,7 +205,7 @@ def kind_of(parameter: Parameter) -> str:
         return "free"
     if isinstance(of, Choice):
         return "choice"
-    if isinstance(of, FuncParamType) and of.func is not root_of_name:
+    if isinstance(of, FuncParamType) and of.func is not resolve_root_name:
         return "number"
     if isinstance(of, FuncParamType) or name == "--root":
         return "root"

@@ -10,8 +10,8 @@ from click import BadParameter
 from sparklog.common.times import iso_time
 from sparklog.common.units import count, size_text
 from sparklog.console import options as opt
-from sparklog.console.locations import open_folder, open_root, root_to_copy
-from sparklog.console.options import QuietOption, RootOption, whole_number
+from sparklog.console.locations import open_directory_store, open_root, open_root_to_copy
+from sparklog.console.options import QuietOption, RootOption, integer_option
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import Output, print_table, printable
 from sparklog.errors import Conflict
@@ -51,11 +51,11 @@ class Backups:
         ),
     ] = False
     keep: Annotated[
-        int | None, opt.whole_number(low=1, text="Number of latest backups to keep when older backups are deleted.")
+        int | None, opt.integer_option(low=1, text="Number of latest backups to keep when older backups are deleted.")
     ] = None
     keep_days: Annotated[
         int | None,
-        opt.whole_number(
+        opt.integer_option(
             metavar="DAYS", text="Number of days for which backups are kept when older backups are deleted."
         ),
     ] = None
@@ -94,7 +94,7 @@ def backup(
     from sparklog.tools.backup.repository import Repository, prune
 
     refuse_inside(to)
-    target = open_folder(to)
+    target = open_directory_store(to)
     if backups.list_:
         manifests = Repository.open(target).manifests()
         totals = [{"fromMs": item.from_ms, "totalBytes": item.total_bytes} for item in manifests]
@@ -102,16 +102,16 @@ def backup(
         return Output(documents, lambda: _show_backups(manifests))
     if backups.prune:
         dropped = prune(target, keep=backups.keep, keep_ms=backups.keep_ms, dry_run=dry_run)
-        return Output.of_lines(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
+        return Output.from_lines(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
     if root is None:
         raise BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
     topics = opt.topic_names(topic) or None
-    opened = root_to_copy(root)
+    opened = open_root_to_copy(root)
     if dry_run:
         plan = plan_backup(opened, target, topics=topics)
         files = f"{count(plan.files, 'file')} ({size_text(plan.nbytes)})"
         text = f"Would copy {files} of {count(len(plan.topics), 'topic')}."
-        return Output.of_lines(plan, text, failures=errors_of_skipped(plan.left_out))
+        return Output.from_lines(plan, text, failures=errors_of_skipped(plan.left_out))
     with StatusLine("backup", quiet=quiet) as status:
         made = back_up(opened, target, topics=topics, link=link, progress=status.files)
     deletes = backups.keep is not None or backups.keep_ms is not None
@@ -122,7 +122,7 @@ def backup(
     )
     more = () if pruned is None else (_shown_pruned(pruned, False),)
     document = json_value(made) | {"pruned": json_value(pruned)}
-    return Output.of_lines(document, text, *more, failures=errors_of_skipped(made.left_out))
+    return Output.from_lines(document, text, *more, failures=errors_of_skipped(made.left_out))
 
 
 def _show_backups(backups: list[Manifest]) -> None:
@@ -145,7 +145,7 @@ def _shown_pruned(pruned: Pruned, dry_run: bool) -> str:
 
 
 @dataclass
-class Past:
+class RestoreSelection:
     """Topics to restore, their point in time, and their new names."""
 
     as_of: Annotated[
@@ -158,7 +158,7 @@ class Past:
     ] = "latest"
     number: Annotated[
         int | None,
-        opt.whole_number(
+        opt.integer_option(
             "--backup", low=1, text="Number of the backup to restore, as printed by `sparklog backup --list`."
         ),
     ] = None
@@ -199,7 +199,7 @@ def restore(
         ),
     ] = None,
     *,
-    past: Past,
+    past: RestoreSelection,
     link: opt.LinkOption = False,
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
@@ -218,12 +218,14 @@ def restore(
     point = past.wanted()
     names = dict(opt.name_and_value(text, "--rename", "OLD=NEW") for text in past.rename or ())
     refuse_inside(to)
-    store = open_folder(opt.required(source, from_, "PATH --from"))
+    store = open_directory_store(opt.required(source, from_, "PATH --from"))
     if dry_run:
         restored = plan_restore(store, point, rename=names)
     else:
         with StatusLine("restore", quiet=quiet) as status:
-            restored = restore_root(store, open_folder(to), point, rename=names, link=link, progress=status.files)
+            restored = restore_root(
+                store, open_directory_store(to), point, rename=names, link=link, progress=status.files
+            )
     document = json_value(restored) | {"dryRun": dry_run}
     return Output(document, lambda: _show_restored(restored, to, dry_run), errors_of_skipped(restored.left_out))
 
@@ -277,7 +279,7 @@ def clone(
         f"{count(made.partitions, 'partition')}, {count(offsets, 'offset')}, {count(made.files, 'file')} "
         f"({size_text(made.nbytes)}) shared."
     )
-    return Output.of_lines(json_value(made) | {"dryRun": dry_run}, text)
+    return Output.from_lines(json_value(made) | {"dryRun": dry_run}, text)
 
 
 PAUSE_SECONDS = 1.0
@@ -290,7 +292,9 @@ def repartition(
     to: Annotated[
         str, Option(metavar="NEW-NAME", help="Topic to create, or whose copy to continue.", show_default=False)
     ],
-    partitions: Annotated[int, whole_number("-p", low=1, text="Number of partitions of the new topic.", default=False)],
+    partitions: Annotated[
+        int, integer_option("-p", low=1, text="Number of partitions of the new topic.", default=False)
+    ],
     root: RootOption,
     follow: Annotated[bool, Option("-f", help="Keep copying new records until interrupted.")] = False,
     move_groups: Annotated[
@@ -328,7 +332,7 @@ def repartition(
             if not made.records:
                 opened.env.sleep(PAUSE_SECONDS)
     failures = [Conflict(f"group '{item.group}' was not moved: {item.problem}") for item in made.groups if item.problem]
-    return Output.of_lines(made, *_lines(made, move_groups), failures=failures)
+    return Output.from_lines(made, *_lines(made, move_groups), failures=failures)
 
 
 def _lines(made: Repartitioned, move_groups: bool) -> list[str]:

@@ -65,7 +65,7 @@ def describe(
     log = source.root
     defaults = log.defaults()
     if root_defaults:
-        return _of_root(defaults, everything)
+        return _root_configs(defaults, everything)
     configs_of = source.each(topics.names, lambda name: (name, describe_configs(name, _head(log, name), defaults)))
     columns = ("name", "value", "source", "default")
     rows = [
@@ -109,7 +109,7 @@ def _change(row: dict[str, str]) -> str:
     return f"  {row['name']}: {before} -> {after}"
 
 
-def _of_root(defaults: RootDefaults, everything: bool) -> Output:
+def _root_configs(defaults: RootDefaults, everything: bool) -> Output:
     rows = [asdict(row) for row in defaults.rows() if everything or row.source != "DEFAULT_CONFIG"]
     patterns = dict.fromkeys(row["pattern"] for row in rows)
 
@@ -182,9 +182,9 @@ def alter(
         lines.append(done if executes else would)
         documents.append({"topic": name, "dryRun": not executes, "changes": rows})
     if topic.pattern is None:
-        return Output.of_lines(documents[0], *lines)
+        return Output.from_lines(documents[0], *lines)
     lines += [] if executes else ["Nothing was changed; add --execute to make the changes."]
-    return Output.of_lines(documents, *lines, failures=failures)
+    return Output.from_lines(documents, *lines, failures=failures)
 
 
 def _altered_defaults(log: Root, topic: opt.TopicOrPattern, changes: dict[str, str | None], force: bool) -> Output:
@@ -200,7 +200,7 @@ def _altered_defaults(log: Root, topic: opt.TopicOrPattern, changes: dict[str, s
     whose = "the root" if pattern is None else f"topics {pattern}"
     done = "Would update" if topic.dry_run else "Completed updating"
     document = {"pattern": pattern, "dryRun": topic.dry_run, "changes": rows}
-    return Output.of_lines(document, *lines, f"{done} default configs for {whose}.")
+    return Output.from_lines(document, *lines, f"{done} default configs for {whose}.")
 
 
 @dataclass

@@ -15,7 +15,7 @@ from click.exceptions import Exit
 from sparklog.cli.printing import Columns, Format, Formats, LimitOption, Printer, Printing
 from sparklog.common.parsing import is_digits
 from sparklog.console import options as opt
-from sparklog.console.locations import OpenFolder, open_source
+from sparklog.console.locations import OpenLocation, open_source
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import Output, print_lines, warn
 from sparklog.errors import BadRequest, Fenced, NotFound
@@ -51,14 +51,14 @@ OFFSETS_HELP = (
 
 
 @dataclass
-class ChosenRecords(opt.TopicChoice):
+class SelectedRecords(opt.TopicChoice):
     """The topics to read, and the filters of their records."""
 
     topics: Annotated[
         list[str] | None,
         Argument(metavar="[TOPIC]...", help="Topics to consume from. Optional if the directory has only one topic."),
     ] = None
-    partition: Annotated[int | None, opt.whole_number("-p", text="Partition to consume from.", default="all")] = None
+    partition: Annotated[int | None, opt.integer_option("-p", text="Partition to consume from.", default="all")] = None
     key: Annotated[
         list[str] | None, Option("-k", may_be_blank=True, help="Print only records with this key. May be repeated.")
     ] = None
@@ -76,7 +76,7 @@ class ChosenRecords(opt.TopicChoice):
         bool, Option(needs="--key", excludes="--partition", help="Search all partitions for the keys.")
     ] = False
 
-    def topics_of(self, source: OpenFolder) -> list[str]:
+    def topics_of(self, source: OpenLocation) -> list[str]:
         """Return the topics to read: the given ones, the matching ones, or the only one."""
         names, folder = self.names, self.of(source)
         for name in names or ():
@@ -100,7 +100,7 @@ class ChosenRecords(opt.TopicChoice):
 
 
 @dataclass
-class ReadExtent:
+class ReadRange:
     """Start and end of the records to read from each topic."""
 
     group: Annotated[
@@ -128,7 +128,7 @@ class ReadExtent:
     timestamp: Annotated[str | None, Option("--from-timestamp", "--timestamp", metavar="TIME", help=SINCE_HELP)] = None
     to_offset: Annotated[
         int | None,
-        opt.whole_number(
+        opt.integer_option(
             text="Offset to stop at, exclusive. Requires --partition.",
             needs="--partition",
             excludes="--to-timestamp --follow",
@@ -147,7 +147,7 @@ class ReadExtent:
     follow: Annotated[bool, Option("-f", help="At the log end, wait for new records and print them.")] = False
     timeout_ms: Annotated[
         int | None,
-        opt.whole_number(
+        opt.integer_option(
             metavar="MS", text=TIMEOUT_HELP, needs="--follow --group", why="otherwise the command stops at the log end"
         ),
     ] = None
@@ -216,7 +216,7 @@ def _batches(
         last_seen = time.monotonic()
 
 
-def _member(source: OpenFolder, extent: ReadExtent, **options: Any) -> Consumer:
+def _member(source: OpenLocation, extent: ReadRange, **options: Any) -> Consumer:
     from sparklog.clients.consumer.consumer import consumer
 
     if source.root is None:
@@ -269,8 +269,8 @@ def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s:
 def consume(
     root: opt.SourceOption,
     *,
-    records: ChosenRecords,
-    extent: ReadExtent,
+    records: SelectedRecords,
+    extent: ReadRange,
     max_messages: LimitOption = None,
     isolation: opt.IsolationOption = "read_committed",
     corrupt_records: opt.CorruptOption = "fail",
@@ -325,9 +325,9 @@ def get(
     root: opt.SourceOption,
     key: Annotated[str, Option("-k", may_be_blank=True, help="Key to look up.")],
     *,
-    topic: opt.TopicOfFolder,
+    topic: opt.SourceTopic,
     formats: KeyFormats,
-    partition: Annotated[int | None, opt.whole_number("-p", text="Partition to search.", default="by key")] = None,
+    partition: Annotated[int | None, opt.integer_option("-p", text="Partition to search.", default="by key")] = None,
     all_partitions: Annotated[bool, Option(excludes="--partition", help="Search all partitions for the key.")] = False,
     isolation: opt.IsolationOption = "read_committed",
     corrupt_records: opt.CorruptOption = "fail",
@@ -373,7 +373,7 @@ class TablePrinting(Printing):
 def table(
     root: opt.SourceOption,
     *,
-    topic: opt.TopicOfFolder,
+    topic: opt.SourceTopic,
     as_of: Annotated[str | None, Option(metavar="TIME", help=AS_OF_HELP, show_default="now")] = None,
     as_of_offsets: Annotated[str | None, Option(metavar="JSON", excludes="--as-of", help=OFFSETS_HELP)] = None,
     max_messages: LimitOption = None,

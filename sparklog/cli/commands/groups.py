@@ -123,7 +123,7 @@ def describe(
     ] = False,
     max_lag: Annotated[
         int | None,
-        opt.whole_number(
+        opt.integer_option(
             text="Exit with code 1 if the lag of a partition exceeds this many records.",
             excludes="--state --members",
             why="lag is shown with the offsets",
@@ -149,7 +149,7 @@ def describe(
     rows = opened.lag([item.id for item in described])
 
     def show() -> None:
-        _note_empty(described)
+        _note_empty_groups(described)
         print_table(OFFSETS, [_cells(row) for row in rows])
 
     late = [row for row in rows if max_lag is not None and (row.lag or 0) > max_lag]
@@ -162,7 +162,7 @@ def describe(
     return Output(rows, show, opened.failures, EXIT_ERROR if late else EXIT_OK, warn_of_lag)
 
 
-def _note_empty(described: Sequence[GroupDescription]) -> None:
+def _note_empty_groups(described: Sequence[GroupDescription]) -> None:
     for item in described:
         if item.state == "Empty":
             print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
@@ -177,9 +177,9 @@ class ResetTo:
     to_current: Annotated[
         bool, Option(help="Reset offsets to the committed offsets, or to the log end in partitions without one.")
     ] = False
-    to_offset: Annotated[int | None, opt.whole_number(text="Reset offsets to this offset.")] = None
+    to_offset: Annotated[int | None, opt.integer_option(text="Reset offsets to this offset.")] = None
     shift_by: Annotated[
-        int | None, opt.whole_number(low=-INT64_MAX, text="Move offsets forward by N, or backward if N is negative.")
+        int | None, opt.integer_option(low=-INT64_MAX, text="Move offsets forward by N, or backward if N is negative.")
     ] = None
     to_datetime: Annotated[
         str | None,
@@ -281,7 +281,7 @@ def _fenced(active: GroupDescription, execute: bool) -> str:
 
 HISTORY = ("ENTRY", "TIME", "OPERATION", "GENERATION", "#MEMBERS", "OFFSETS")
 SHOWN_OFFSETS = 3
-LimitOption = Annotated[int, opt.whole_number("--limit", low=1, text="Maximum number of entries to print.")]
+LimitOption = Annotated[int, opt.integer_option("--limit", low=1, text="Maximum number of entries to print.")]
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ def delete(root: opt.RootOption, *, group: OneGroup, dry_run: opt.DryRunOption =
     name = group.name
     _groups_of_root(root).group(name).delete(dry_run=dry_run)
     text = f"{'Would delete' if dry_run else 'Deleted'} group {printable(name)}."
-    return Output.of_lines({"deleted": name, "dryRun": dry_run}, text)
+    return Output.from_lines({"deleted": name, "dryRun": dry_run}, text)
 
 
 @app.add("delete-offsets", "sparklog groups delete-offsets billing --topic old:0 --root /data/log")
@@ -478,7 +478,7 @@ def _members(described: Sequence[GroupDescription], failures: Sequence[SparklogE
         rows.append(row)
 
     def show() -> None:
-        _note_empty(described)
+        _note_empty_groups(described)
         print_table(headings, rows)
 
     document = [{"group": group.id, **_member_document(member)} for group, member in members]

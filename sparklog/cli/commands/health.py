@@ -10,7 +10,7 @@ from click import BadParameter
 from sparklog.common.times import iso_time
 from sparklog.common.units import ago, duration, number_text, size_text
 from sparklog.console import options as opt
-from sparklog.console.locations import OpenFolder, open_source
+from sparklog.console.locations import OpenLocation, open_source
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, print_lines, print_table, printable, warn
 from sparklog.errors import BadRequest, NotFound
@@ -63,7 +63,7 @@ def verify(
         with StatusLine("verify", quiet=quiet) as status:
             report = verify_root(open_store(location.root), topics=topics, quick=quick, say=status)
     lines = map(printable, summary(report).split("\n"))
-    return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
+    return Output.from_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
 
 
 @app.add("repair", "sparklog repair /data/log", "sparklog repair /data/log --execute")
@@ -82,7 +82,7 @@ def repair_log(
     dry_run: opt.DryRunOption = False,
     index_interval_bytes: Annotated[
         int | None,
-        opt.whole_number(text="Value of index.interval.bytes in a Kafka directory, if it is not Kafka's default."),
+        opt.integer_option(text="Value of index.interval.bytes in a Kafka directory, if it is not Kafka's default."),
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> Output:
@@ -107,7 +107,7 @@ def repair_log(
             say=status,
         )
     lines = map(printable, summary(report).split("\n"))
-    return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
+    return Output.from_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
 
 
 @dataclass
@@ -185,7 +185,7 @@ def doctor(
         from sparklog.doctor.costs import Workload, document, lines
 
         work = Workload(*vars(workload).values())
-        return Output.of_lines(document(work), *lines(work))
+        return Output.from_lines(document(work), *lines(work))
     from sparklog.doctor.examine import examine, examine_store, failed
 
     max_age_ms = None if max_age is None else opt.parse_age(max_age, "--max-age")
@@ -199,7 +199,7 @@ def doctor(
         rows.append(f"{finding.status:4}  {finding.check:{width}}  {finding.found}")
         if finding.fix:
             rows.append(f"{'':{width + 6}}  fix: {finding.fix}")
-    return Output.of_lines(findings, *rows, code=EXIT_ERROR if failed(findings) else EXIT_OK)
+    return Output.from_lines(findings, *rows, code=EXIT_ERROR if failed(findings) else EXIT_OK)
 
 
 JOB_STATES = ("TOPIC", "JOB", "STATE", "LAST-SUCCESS", "SECONDS", "EVERY", "OVERDUE", "WHY")
@@ -367,7 +367,7 @@ def _file_of_output(output: str) -> str:
     return output
 
 
-def _report_settings(source: OpenFolder, properties: str | None = None, now: str | None = None) -> Settings:
+def _report_settings(source: OpenLocation, properties: str | None = None, now: str | None = None) -> Settings:
     """Return the settings of a properties file for a report at a time, which defaults to the store's clock."""
     from sparklog.log.journal.clocks import SYSTEM
     from sparklog.maintenance.properties import settings_of_file

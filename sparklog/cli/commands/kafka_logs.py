@@ -135,12 +135,12 @@ def _import_settings(root: str, file: Path, force: bool, dry_run: bool) -> Outpu
     lines = [f"line {row.line}: {row.name}={row.value}: {row.text}" for row in rows]
     if wrong := sum(row.verdict == WRONG for row in rows):
         invalid = f"{count(wrong, 'setting')} of {len(rows)} {'is' if wrong == 1 else 'are'} not valid"
-        return Output.of_lines(document, *lines, f"Nothing was changed: {invalid}.", code=EXIT_ERROR)
+        return Output.from_lines(document, *lines, f"Nothing was changed: {invalid}.", code=EXIT_ERROR)
     RootDefaults(ID).changed(changes, force=force)
     if not dry_run:
         open_root(root, create=True).alter_defaults(changes, force=force)
     verb = "would become" if dry_run else "are"
-    return Output.of_lines(document, *lines, f"{len(changes)} of {len(rows)} settings {verb} defaults of the root.")
+    return Output.from_lines(document, *lines, f"{len(changes)} of {len(rows)} settings {verb} defaults of the root.")
 
 
 def _document(report: ImportReport) -> object:
@@ -213,7 +213,7 @@ class _Copied:
 
 
 @dataclass
-class ExportExtent:
+class ExportRange:
     """The partitions and offsets to export, and their point in time."""
 
     as_of: opt.AsOfOption = None
@@ -281,7 +281,7 @@ class Cluster:
     ] = None
     offsets_partitions: Annotated[
         int,
-        opt.whole_number(
+        opt.integer_option(
             "--offsets-topic-num-partitions",
             low=1,
             high=100_000,
@@ -311,7 +311,7 @@ def export(
         Option(metavar="PATH", help="Directory to export to. It must be empty or must not exist.", show_default=False),
     ],
     *,
-    extent: ExportExtent,
+    extent: ExportRange,
     cluster: Cluster,
     quiet: opt.QuietOption = False,
 ) -> Output:

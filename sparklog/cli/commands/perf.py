@@ -15,7 +15,7 @@ from click import BadParameter, get_current_context
 from sparklog.common import parsing
 from sparklog.common.settings import keyword_settings
 from sparklog.console.locations import open_root
-from sparklog.console.options import RootOption, comma_separated, whole_number
+from sparklog.console.options import RootOption, comma_separated, integer_option
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import NO_BROKER, Output, print_table, warn
 from sparklog.errors import BadRequest
@@ -29,7 +29,7 @@ app = Commands("perf", "Measure throughput, as Kafka's performance tools do.")
 TopicOption = Annotated[str, Option("--topic", "-t", metavar="NAME", help="Topic to use.", show_default=False)]
 IntervalOption = Annotated[
     int,
-    whole_number(
+    integer_option(
         "--reporting-interval", low=1, metavar="MS", text="Interval in milliseconds at which a line is printed."
     ),
 ]
@@ -46,7 +46,7 @@ class PayloadOptions:
     """The values of the records: exactly one of the first three options."""
 
     record_size: Annotated[
-        int | None, whole_number(low=1, text="Send values of random letters with this size in bytes.")
+        int | None, integer_option(low=1, text="Send values of random letters with this size in bytes.")
     ] = None
     payload_file: Annotated[
         Path | None, Option(exists=True, dir_okay=False, help="Send the values in this text file.")
@@ -93,7 +93,7 @@ class ProducerSettings:
         str | None, Option(help="Transactional id to use. Records are sent in transactions.")
     ] = None
     transaction_duration_ms: Annotated[
-        int | None, whole_number(low=1, text="Duration of each transaction in milliseconds.", default="3000")
+        int | None, integer_option(low=1, text="Duration of each transaction in milliseconds.", default="3000")
     ] = None
 
     def options(self, topic: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def produce(
     root: RootOption,
     *,
     topic: TopicOption,
-    num_records: Annotated[int, whole_number(low=1, text="Number of records to send.")],
+    num_records: Annotated[int, integer_option(low=1, text="Number of records to send.")],
     payload: PayloadOptions,
     throughput: Annotated[float, Option(help="Maximum number of records to send per second (-1 for no limit).")] = -1.0,
     settings: ProducerSettings,
@@ -138,7 +138,7 @@ def produce(
     for chosen in runs or [options]:
         run = ProduceRun(topic, num_records, values(), throughput, transaction_ms)
         before = opened.topic(topic).log.state().version
-        total = _sent(opened, run, chosen, reporting_interval)
+        total = _run_produce(opened, run, chosen, reporting_interval)
         commits = opened.topic(topic).log.state().version - before
         speed, nbytes = total.records_per_second, total.mb_per_second
         times = total.percentile(0.5), total.percentile(0.99)
@@ -170,23 +170,23 @@ class Interval:
         return [form.format(value) for form, value in zip(forms, vars(self).values(), strict=True)]
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Print a line of Kafka's tool, on stderr if the output is a document."""
     chosen = get_current_context().params
     is_text = chosen["output"] == "table" and not chosen["as_json"]
     print(line, file=sys.stdout if is_text else sys.stderr, flush=True)
 
 
-def _sent(root: Root, run: ProduceRun, options: dict[str, Any], interval_ms: int) -> Throughput:
+def _run_produce(root: Root, run: ProduceRun, options: dict[str, Any], interval_ms: int) -> Throughput:
     import sparklog
     from sparklog.log.journal.clocks import SYSTEM
     from sparklog.tools.perf import produce
 
     with sparklog.producer(root, **options) as producer:
-        total = produce(producer, run, SYSTEM, lambda window: _say(_window(window)), interval_ms)
+        total = produce(producer, run, SYSTEM, lambda window: _print_line(_window(window)), interval_ms)
     shares = {"50th": 0.5, "95th": 0.95, "99th": 0.99, "99.9th": 0.999}
     percentiles = ", ".join(f"{total.percentile(share):.0f} ms {name}" for name, share in shares.items())
-    _say(
+    _print_line(
         f"{total.records} records sent, {total.records_per_second:.1f} records/sec ({total.mb_per_second:.2f} MB/sec), "
         f"{total.average:.2f} ms avg latency, {total.maximum:.2f} ms max latency, {percentiles}."
     )
@@ -239,7 +239,7 @@ def consume(
     root: RootOption,
     *,
     topic: TopicOption,
-    messages: Annotated[int, whole_number(low=1, text="Number of records to read.")],
+    messages: Annotated[int, integer_option(low=1, text="Number of records to read.")],
     group: Annotated[str | None, Option("-g", help="Consumer group to join.", show_default="none")] = None,
     from_latest: Annotated[
         bool, Option(help="Start at the log end if the group has no offsets. By default, start at the log start.")
@@ -247,7 +247,7 @@ def consume(
     show_detailed_stats: Annotated[bool, Option(help="Print a line for each reporting interval.")] = False,
     hide_header: Annotated[bool, Option(help="Do not print the header line.")] = False,
     timeout: Annotated[
-        int, whole_number(metavar="MS", text="Stop if no record arrives for this many milliseconds.")
+        int, integer_option(metavar="MS", text="Stop if no record arrives for this many milliseconds.")
     ] = 10_000,
     reporting_interval: IntervalOption = 5000,
 ) -> None:

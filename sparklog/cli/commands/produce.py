@@ -18,7 +18,7 @@ from sparklog.cli.printing import Formats
 from sparklog.common.parsing import INT32_MAX
 from sparklog.common.units import count
 from sparklog.console.locations import open_root
-from sparklog.console.options import OneTopic, RootOption, unescaped, whole_number
+from sparklog.console.options import OneTopic, RootOption, integer_option, unescaped
 from sparklog.console.parameters import Commands, Option
 from sparklog.console.terminal import printable
 from sparklog.errors import BadRequest, NotFound, SparklogError, nearest
@@ -121,17 +121,17 @@ def produce(
     formats: Formats,
     partition: Annotated[
         int | None,
-        whole_number(
+        integer_option(
             "-p", high=INT32_MAX, text="Partition to which all records are appended, regardless of their keys."
         ),
     ] = None,
     linger_ms: Annotated[
         int,
-        whole_number(high=INT32_MAX, text="Maximum time in milliseconds that lines from a pipe wait to be batched."),
+        integer_option(high=INT32_MAX, text="Maximum time in milliseconds that lines from a pipe wait to be batched."),
     ] = 1000,
     num_partitions: Annotated[
         int | None,
-        whole_number(
+        integer_option(
             low=1,
             text="Number of partitions of the topic, if it is created.",
             default="num.partitions of the root, or 1",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
-from sparklog.console.locations import root_of_name
-from sparklog.console.options import CorruptOption, comma_separated, whole_number
+from sparklog.console.locations import resolve_root_name
+from sparklog.console.options import CorruptOption, comma_separated, integer_option
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import warn
 from sparklog.limits import GROUP_SESSION_TIMEOUTS_MS, MAX_CONNECTIONS_PER_IP, MAX_SESSION_TIMEOUT_MS
@@ -49,20 +49,20 @@ class Listening:
         bool, Option(help="Allow unencrypted connections on an address that other hosts can reach.")
     ] = False
     max_connections_per_ip: Annotated[
-        int, whole_number(low=1, text="Maximum number of connections from one address.")
+        int, integer_option(low=1, text="Maximum number of connections from one address.")
     ] = MAX_CONNECTIONS_PER_IP
     metrics_port: Annotated[
-        int | None, whole_number(high=65535, text="Port on which to serve Prometheus metrics.", default="off")
+        int | None, integer_option(high=65535, text="Port on which to serve Prometheus metrics.", default="off")
     ] = None
     group_min_session_timeout_ms: Annotated[
         int,
-        whole_number(
+        integer_option(
             low=1, high=MAX_SESSION_TIMEOUT_MS, text="Minimum session timeout of a group member in milliseconds."
         ),
     ] = GROUP_SESSION_TIMEOUTS_MS[0]
     group_max_session_timeout_ms: Annotated[
         int,
-        whole_number(
+        integer_option(
             low=1, high=MAX_SESSION_TIMEOUT_MS, text="Maximum session timeout of a group member in milliseconds."
         ),
     ] = GROUP_SESSION_TIMEOUTS_MS[1]
@@ -132,7 +132,7 @@ def serve(
         Argument(
             metavar="LOCATION",
             envvar="SPARKLOG_ROOT",
-            parser=root_of_name,
+            parser=resolve_root_name,
             help="Root, topic directory, backup repository, or Kafka log or partition directory to serve."
             " SPARKLOG_ROOT by default.",
         ),
@@ -145,14 +145,14 @@ def serve(
             "-r",
             metavar="PATH",
             excludes="LOCATION",
-            parser=root_of_name,
+            parser=resolve_root_name,
             help="Location to serve, if LOCATION is not given.",
         ),
     ] = None,
     writable: Annotated[bool, Option(help="Allow clients to produce, and to create, alter and delete topics.")] = False,
     backup: Annotated[
         int | None,
-        whole_number(
+        integer_option(
             low=1,
             text="Number of the backup to serve, as printed by `sparklog backup --list`.",
             default="latest",

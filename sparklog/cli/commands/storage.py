@@ -15,7 +15,7 @@ from sparklog.common.parsing import INT32_MAX
 from sparklog.common.times import iso_time
 from sparklog.common.units import count, size_text
 from sparklog.console.locations import open_root, open_source
-from sparklog.console.options import DryRunOption, RootOption, SourceOption, TopicOption, Topics, one_of, whole_number
+from sparklog.console.options import DryRunOption, RootOption, SourceOption, TopicOption, Topics, integer_option, one_of
 from sparklog.console.parameters import Argument, Commands, JsonOption, Option
 from sparklog.console.terminal import Output, print_table, printable, read_text
 from sparklog.errors import BadRequest
@@ -49,9 +49,9 @@ def delete_oldest(
         ),
     ] = None,
     topic_option: TopicOption = None,
-    partition: Annotated[int | None, whole_number("-p", text="Partition whose records to delete.")] = None,
+    partition: Annotated[int | None, integer_option("-p", text="Partition whose records to delete.")] = None,
     offset: Annotated[
-        int | None, whole_number("-o", low=-1, text="Delete records below this offset (-1 for the log end).")
+        int | None, integer_option("-o", low=-1, text="Delete records below this offset (-1 for the log end).")
     ] = None,
     dry_run: DryRunOption = False,
 ) -> Output:
@@ -74,7 +74,7 @@ def delete_oldest(
     lows = delete_records(open_root(root), offsets, dry_run=dry_run)
     title = "Dry run, nothing was deleted:" if dry_run else "Records delete operation completed:"
     lines = [f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}" for low in lows]
-    return Output.of_lines({"dryRun": dry_run, "partitions": lows}, title, *lines)
+    return Output.from_lines({"dryRun": dry_run, "partitions": lows}, title, *lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ def writer_of(commit: Commit) -> str | None:
 def history(
     topic: Annotated[str, Argument(metavar="TOPIC", help="Topic whose commits to show. It may be a deleted topic.")],
     root: RootOption,
-    limit: Annotated[int, whole_number(low=1, text="Maximum number of commits to show.")] = 100,
+    limit: Annotated[int, integer_option(low=1, text="Maximum number of commits to show.")] = 100,
 ) -> Output:
     """Show the commits of a topic, latest first.
 
@@ -307,7 +307,7 @@ class Files:
 
 
 @dataclass
-class DumpExtent:
+class DumpOptions:
     deep_iteration: Annotated[bool, Option(help="Also print a line for each record.")] = False
     print_data_log: Annotated[
         bool, Option(help="Print records with keys and values. Implied by the decoder options.")
@@ -317,10 +317,10 @@ class DumpExtent:
         bool, Option(excludes="--verify-index-only", help="Only perform the index sanity check of a broker's startup.")
     ] = False
     max_message_size: Annotated[
-        int, whole_number(text="Maximum number of bytes to read at the position of an index entry.")
+        int, integer_option(text="Maximum number of bytes to read at the position of an index entry.")
     ] = 5 * 1024 * 1024
     max_bytes: Annotated[
-        int, whole_number(text="Maximum number of bytes to read from each segment.", default="all")
+        int, integer_option(text="Maximum number of bytes to read from each segment.", default="all")
     ] = INT32_MAX
 
 
@@ -389,7 +389,7 @@ class DecoderOptions:
 def dump_log(
     *,
     named: Files,
-    extent: DumpExtent,
+    extent: DumpOptions,
     decoding: DecoderOptions,
     skip_record_metadata: Annotated[bool, Option(help="Print only the keys and values of records.")] = False,
     as_json: JsonOption = False,

@@ -19,7 +19,7 @@ app = Commands("topics", "Create, list, describe, alter and delete topics.")
 
 ReplicationOption = Annotated[
     int | None,
-    opt.whole_number(
+    opt.integer_option(
         "--replication-factor", low=-1, text="Has no effect, because the disk or bucket stores the replicas."
     ),
 ]
@@ -58,7 +58,7 @@ def create(
     topic: opt.OneTopic,
     partitions: Annotated[
         int | None,
-        opt.whole_number(
+        opt.integer_option(
             "-p", low=1, text="Number of partitions of the topic.", default="num.partitions of the root, or 1"
         ),
     ] = None,
@@ -177,7 +177,7 @@ def _show(rows: list[TopicRow]) -> None:
 @app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
 def alter(
     root: opt.RootOption,
-    partitions: Annotated[int, opt.whole_number("-p", low=1, text="Number of partitions after the change.")],
+    partitions: Annotated[int, opt.integer_option("-p", low=1, text="Number of partitions after the change.")],
     *,
     topic: opt.OneTopic,
     replication_factor: ReplicationOption = None,
@@ -188,10 +188,10 @@ def alter(
     log, name = open_root(root), topic.name
     shown = printable(name)
     if if_exists and not _exists(log, name):
-        return Output.of_lines({"topic": name, "partitions": None}, f"Topic {shown} does not exist.")
+        return Output.from_lines({"topic": name, "partitions": None}, f"Topic {shown} does not exist.")
     log.topic(name).alter(partitions=partitions)
     warn(f"topic {shown}: keys map to other partitions now, so the order of a key's records ends with this change")
-    return Output.of_lines({"topic": name, "partitions": partitions}, f"Altered topic {name}.")
+    return Output.from_lines({"topic": name, "partitions": partitions}, f"Altered topic {name}.")
 
 
 @app.add("delete", "sparklog topics delete orders --root /data/log")
@@ -226,7 +226,7 @@ def delete(
         existing = [name for name in deleted if deleted[name]]
         document = {"pattern": topic.pattern, "executed": executes, "topics": existing}
         lines += [] if executes else ["Nothing was changed; add --execute to make the changes."]
-    return Output.of_lines(document, *lines, failures=failures)
+    return Output.from_lines(document, *lines, failures=failures)
 
 
 def _deleted(log: Root, name: str, executes: bool, if_exists: bool, failures: list[SparklogError] | None) -> bool:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sparklog.common.times import iso_time
 from sparklog.console.locations import open_root, open_source
-from sparklog.console.options import RootOption, SourceOption, whole_number
+from sparklog.console.options import RootOption, SourceOption, integer_option
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import Output, print_table, printable
 from sparklog.errors import NotFound
 from sparklog.output import json_value
 
 if TYPE_CHECKING:
-    from sparklog.console.locations import OpenFolder
+    from sparklog.console.locations import OpenLocation
     from sparklog.errors import SparklogError
     from sparklog.kafka.importing.kafka_transactions import KafkaProducerState, KafkaTransactionalId
     from sparklog.log.decisions.decision import Decisions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = Commands("transactions", "List, describe and abort transactions.")
 
-OUTCOMES = {None: "pending", True: "committed", False: "aborted"}
+OUTCOME_NAMES = {None: "pending", True: "committed", False: "aborted"}
 OFFSET = ("topic", "partition", "offset")
 PRODUCER_HEADINGS = (
     *("PARTITION", "PRODUCER-EPOCH", "COORDINATOR-EPOCH", "LAST-SEQUENCE", "LAST-TIMESTAMP"),
@@ -54,7 +54,7 @@ def list_(
     rows = []
     for item in shown:
         topics = dict.fromkeys([*(part.topic for part in item.held), *(part.topic for part in item.kafka)])
-        rows.append((item.id, _newest(item), item.state, ",".join(topics) or None))
+        rows.append((item.id, _latest_decision(item), item.state, ",".join(topics) or None))
     headings = ("TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK")
     return Output([_document(item) for item in shown], lambda: print_table(headings, rows), failures)
 
@@ -80,7 +80,7 @@ def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
 def history(
     transactional_id: IdArgument,
     root: RootOption,
-    limit: Annotated[int, whole_number(low=1, text="Maximum number of entries to print.")] = 100,
+    limit: Annotated[int, integer_option(low=1, text="Maximum number of entries to print.")] = 100,
 ) -> Output:
     """Show the decisions of a transactional id, latest first.
 
@@ -121,7 +121,7 @@ def abort(
     transactional_id: IdArgument,
     root: RootOption,
     number: Annotated[
-        int | None, whole_number("--n", text="Abort the open transaction only if it has this number.")
+        int | None, integer_option("--n", text="Abort the open transaction only if it has this number.")
     ] = None,
 ) -> Output:
     """Abort the open transaction of a transactional id.
@@ -141,10 +141,10 @@ def abort(
         partition = f"{part.topic}-{part.open.partition}"
         lines.append(f"{verb} Kafka's transaction of {printable(transactional_id)} in {partition}.")
     document = {"id": transactional_id, "n": aborted.n, "topics": aborted.topics, "kafka": _kafka(aborted.kafka)}
-    return Output.of_lines(document, *lines)
+    return Output.from_lines(document, *lines)
 
 
-def _list_kafka(source: OpenFolder, open_only: bool) -> Output:
+def _list_kafka(source: OpenLocation, open_only: bool) -> Output:
     from sparklog.kafka.importing.kafka_transactions import kafka_transactional_ids
     from sparklog.kafka.in_place.view import KafkaView
 
@@ -155,7 +155,7 @@ def _list_kafka(source: OpenFolder, open_only: bool) -> Output:
     return Output(json_value(shown), lambda: print_table(headings, rows))
 
 
-def _describe_kafka(source: OpenFolder, transactional_id: str) -> Output:
+def _describe_kafka(source: OpenLocation, transactional_id: str) -> Output:
     from sparklog.kafka.importing.kafka_transactions import find_transactional_id, producer_states
     from sparklog.kafka.in_place.view import KafkaView
 
@@ -196,7 +196,7 @@ def _show(transaction: TransactionDescription) -> None:
     batch = "" if transaction.batch is None else f"\tBatch: {transaction.batch}"
     print(
         f"TransactionalId: {printable(transaction.id)}\tState: {transaction.state}\t"
-        f"Newest: {_newest(transaction)}{reason}{batch}\tInstance: {printable(transaction.instance or '-')}"
+        f"Newest: {_latest_decision(transaction)}{reason}{batch}\tInstance: {printable(transaction.instance or '-')}"
     )
     if transaction.held:
         rows = [
@@ -216,7 +216,7 @@ def _show(transaction: TransactionDescription) -> None:
         print(f"{waiting.topic}: {waiting.n} is decided; the next commit or `sparklog retain` records it")
     if transaction.pending:
         pending = [
-            (item.group, topic, partition, offset, item.n, OUTCOMES[item.committed], _seconds(item.age_ms))
+            (item.group, topic, partition, offset, item.n, OUTCOME_NAMES[item.committed], _seconds(item.age_ms))
             for item in transaction.pending
             for topic, partition, offset in item.offsets
         ]
@@ -238,7 +238,7 @@ def _kafka(parts: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
     return [{"topic": part.topic, **KAFKA_OPEN_JSON.to_json(part.open)} for part in parts]
 
 
-def _newest(transaction: TransactionDescription) -> str:
+def _latest_decision(transaction: TransactionDescription) -> str:
     return "-" if transaction.outcome is None else f"{transaction.newest} {transaction.outcome}"
 
 

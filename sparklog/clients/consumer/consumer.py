@@ -21,7 +21,7 @@ from sparklog.clients.consumer.partition_reader import PartitionReader
 from sparklog.clients.consumer.positions import PARTITIONS_OR_PAIRS, Partitions, partition_pairs
 from sparklog.clients.consumer.rebalances import RebalanceListener, Rebalances
 from sparklog.clients.consumer.shared_member import SharedMember
-from sparklog.clients.consumer.topics_read import TopicSubscription, subscription_to
+from sparklog.clients.consumer.subscribed_topics import TopicSubscription, subscription_to
 from sparklog.common.settings import ValueType
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable, Wakeup
 from sparklog.format.checkpoint_files import TopicPartition
@@ -175,7 +175,7 @@ class Consumer(PartitionReader, GroupConsumer):
             self._rebalances.follow(self._member)
         except SparklogError:
             self._member.leave()
-            self._forget()
+            self._clear_subscription()
             raise
 
     def _join(self) -> ConsumerMember:
@@ -321,14 +321,14 @@ class Consumer(PartitionReader, GroupConsumer):
         try:
             return self._fetcher.plan() or (self._member is not None and self._rebalances.follow(self._member))
         except NotFound:
-            if not self._match_again():
+            if not self._refresh_matches():
                 raise
             return True
         except Fenced as error:
             self._lose(error)
             return False
 
-    def _keep_up(self) -> None:
+    def _run_due_work(self) -> None:
         """Run what is due: commits, a heartbeat, a search for matching topics, and rebalances."""
         if self._woken:
             self._woken = False
@@ -340,7 +340,7 @@ class Consumer(PartitionReader, GroupConsumer):
                 self._lose(error)
                 self._do_due()
         except NotFound:
-            if not self._match_again():
+            if not self._refresh_matches():
                 raise
         except Unavailable as error:
             _LOG.warning("%r could not commit or follow its group, and retries at the next poll: %s", self, error)
@@ -351,9 +351,9 @@ class Consumer(PartitionReader, GroupConsumer):
         member.polled()
         self._commits.run_due(member)
         if self._env.elapsed_ms(self._matched) >= self._options["metadata_max_age_ms"]:
-            self._match_again()
+            self._refresh_matches()
         if self._rebalances.follow(member):
-            self._match_again()
+            self._refresh_matches()
 
     def _lose(self, error: Fenced) -> None:
         """Drop all partitions, because the consumer was removed from its group. The next `poll` rejoins it."""
@@ -364,7 +364,7 @@ class Consumer(PartitionReader, GroupConsumer):
         self._rebalances.lose()
         if isinstance(member, SharedMember) and member.is_replaced():
             # Two processes with one instance id would replace each other forever.
-            self._forget()
+            self._clear_subscription()
             raise error
 
     def _reader(self) -> ConsumerMember:
@@ -375,7 +375,7 @@ class Consumer(PartitionReader, GroupConsumer):
             raise BadRequest(f"{self!r} has nothing to read: subscribe to topics, or assign partitions")
         return self._member
 
-    def _match_again(self) -> bool:
+    def _refresh_matches(self) -> bool:
         """Match the pattern against the topics again; return True if the matching topics have changed."""
         self._matched = self._env.now()
         if self._subscription is None or self._subscription.pattern is None or self._member is None:
@@ -384,7 +384,7 @@ class Consumer(PartitionReader, GroupConsumer):
         if names == self._names:
             return False
         self._topics.refresh(names, new=True)
-        self._topics.forget(set(self._names) - set(names))
+        self._topics.remove(set(self._names) - set(names))
         self._names = names
         self._member.subscribe(names)
         return True
@@ -411,13 +411,13 @@ class Consumer(PartitionReader, GroupConsumer):
         except (Conflict, NotFound, Unavailable) as error:
             _LOG.warning("%r could not leave its group: %s", self, error)
         finally:
-            self._forget()
+            self._clear_subscription()
         self._rebalances.notify()
 
-    def _forget(self) -> None:
+    def _clear_subscription(self) -> None:
         self._member = self._subscription = None
         self._rebalances.listener = RebalanceListener()
-        self._topics.forget(self._names)
+        self._topics.remove(self._names)
         self._names = ()
 
     @checked()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
-from sparklog.clients.consumer.topics_read import TopicsRead
+from sparklog.clients.consumer.subscribed_topics import SubscribedTopics
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
@@ -67,7 +67,7 @@ class ConsumerMember(ABC):
 class StandaloneMember(ConsumerMember):
     """Owns all partitions of its topics, without a group."""
 
-    def __init__(self, topics: TopicsRead) -> None:
+    def __init__(self, topics: SubscribedTopics) -> None:
         self._topics = topics
         self._names: tuple[str, ...] = ()
         self._assigned = NO_PARTITIONS

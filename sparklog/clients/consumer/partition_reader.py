@@ -25,7 +25,7 @@ from sparklog.clients.consumer.positions import (
     StartingPositions,
     partition_pairs,
 )
-from sparklog.clients.consumer.topics_read import TopicsRead
+from sparklog.clients.consumer.subscribed_topics import SubscribedTopics
 from sparklog.common.settings import ValueType
 from sparklog.common.times import warn_of_seconds
 from sparklog.errors import BadRequest
@@ -96,7 +96,7 @@ class PartitionReader(ABC):
         self._options = options
         self._group = group
         self._view = RootView(root)
-        self._topics = TopicsRead(self._view)
+        self._topics = SubscribedTopics(self._view)
         self._positions = Positions()
         self._starts = StartingPositions(self._topics, group, options["auto_offset_reset"], self.isolation)
         self._fetcher = PositionFetcher(self._positions, self._starts, options["columns"])
@@ -116,7 +116,7 @@ class PartitionReader(ABC):
             )
 
     @abstractmethod
-    def _keep_up(self) -> None:
+    def _run_due_work(self) -> None:
         """Run the work that is due before records are returned, such as heartbeats and commits."""
 
     @abstractmethod
@@ -153,7 +153,7 @@ class PartitionReader(ABC):
         started = self._env.now()
         self._return_chunk()
         while True:
-            self._keep_up()
+            self._run_due_work()
             batches = self._fetcher.next_batches(max_records)
             if batches:
                 return batches

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sparklog.arguments import NAME, NUMBER, PARTITIONS
 from sparklog.clients.consumer.consumer_options import EARLIEST, NONE, OffsetReset
-from sparklog.clients.consumer.topics_read import TopicsRead
+from sparklog.clients.consumer.subscribed_topics import SubscribedTopics
 from sparklog.common.settings import ValueType
 from sparklog.errors import NotFound
 from sparklog.format.arrow_numpy import fixed_values
@@ -134,7 +134,7 @@ class Starts:
 class StartingPositions:
     """Chooses the starting positions of partitions. Without a `group`, no offsets are committed."""
 
-    topics: TopicsRead
+    topics: SubscribedTopics
     group: Group | None
     reset: OffsetReset
     isolation: IsolationLevel
@@ -147,7 +147,7 @@ class StartingPositions:
             Unavailable: If a transaction keeps offsets of the group pending for too long.
         """
         committed = self._committed(frozenset(partitions))
-        bounds = self._bounds_with(partitions, committed, heartbeat)
+        bounds = self._bounds_after_commits(partitions, committed, heartbeat)
         starts = {
             partition: self.start(partition, committed.get(partition), limits) for partition, limits in bounds.items()
         }
@@ -164,7 +164,7 @@ class StartingPositions:
             if (topic, partition) in partitions
         }
 
-    def _bounds_with(
+    def _bounds_after_commits(
         self,
         partitions: Collection[TopicPartition],
         committed: Mapping[TopicPartition, int],

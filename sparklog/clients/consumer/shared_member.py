@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from sparklog.clients.consumer.consumer_options import ConsumerOptions
 from sparklog.clients.consumer.member import ConsumerMember
-from sparklog.clients.consumer.topics_read import TopicsRead
+from sparklog.clients.consumer.subscribed_topics import SubscribedTopics
 from sparklog.errors import Fenced, SparklogError
 from sparklog.groups.assignors import COOPERATIVE_STICKY
 from sparklog.groups.group import Group
@@ -36,7 +36,7 @@ Rebalance = tuple[object, ...]
 class SharedMember(ConsumerMember):
     """A member of a group. Its methods raise `Fenced` after it was removed from the group."""
 
-    def __init__(self, topics: TopicsRead, group: Group, names: Sequence[str], options: ConsumerOptions) -> None:
+    def __init__(self, topics: SubscribedTopics, group: Group, names: Sequence[str], options: ConsumerOptions) -> None:
         request = JoinRequest(
             topics=tuple(names),
             assignors=tuple(options["partition_assignment_strategy"]),

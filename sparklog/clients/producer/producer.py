@@ -146,7 +146,7 @@ class Producer:
         if timestamp is None:
             timestamp = self._wall_ms()
         elif type(timestamp) is not int or not 0 <= timestamp <= INT64_MAX:
-            timestamp = _whole("timestamp", "milliseconds since 1970", timestamp, INT64_MAX)
+            timestamp = _checked_integer("timestamp", "milliseconds since 1970", timestamp, INT64_MAX)
         if partition is not None or self._partitioner is not None:
             partition = self._partition(topic, key, partition)
         if sequence is not None or self._producer_id is not None:
@@ -189,7 +189,7 @@ class Producer:
         if partition is None and self._partitioner is not None:
             partitions = list(range(self._partition_count(topic)))
             partition = int(self._partitioner(key, partitions, partitions))
-        number = _whole("partition", f"an integer from 0 to {INT32_MAX}", partition, INT32_MAX)
+        number = _checked_integer("partition", f"an integer from 0 to {INT32_MAX}", partition, INT32_MAX)
         count = self._partition_count(topic, number + 1)
         if number >= count:
             raise BadRequest(f"topic '{topic}' has partitions 0 to {count - 1}, found partition {number}")
@@ -295,7 +295,7 @@ class Producer:
         Raises:
             Unavailable: it takes longer; the commits continue.
         """
-        self._refuse_in_callback("flush")
+        self._reject_in_callback("flush")
         if not self._accumulator.flush(timeout):
             raise Unavailable(f"records were not committed within {timeout} s; commits continue: call flush again")
 
@@ -309,7 +309,7 @@ class Producer:
         Raises:
             BadRequest: called from a callback, which runs in the thread that it would wait for.
         """
-        self._refuse_in_callback("close")
+        self._reject_in_callback("close")
         _OPEN.discard(self)
         if self._transactions is not None and self._transactions.is_open and self._thread.is_alive():
             try:
@@ -326,12 +326,12 @@ class Producer:
                 )
             )
 
-    def _refuse_in_callback(self, call: str) -> None:
+    def _reject_in_callback(self, call: str) -> None:
         if threading.current_thread() is self._thread:
             raise BadRequest(f"{call} would wait for itself in a callback: call it in another thread")
 
 
-def _whole(name: str, valid: str, value: object, high: int) -> int:
+def _checked_integer(name: str, valid: str, value: object, high: int) -> int:
     """Convert an integer from 0 to `high`, including numpy's, to an int. Raises `BadRequest` for anything else."""
     number = as_integer(value)
     if number is None or not 0 <= number <= high:

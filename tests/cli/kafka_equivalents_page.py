@@ -1,7 +1,7 @@
-"""The page of Kafka's options: `python -m tests.cli.kafka_words_page` writes `docs/reference/kafka-words.md`.
+"""The page of Kafka's options: `python -m tests.cli.kafka_equivalents_page` writes `docs/reference/kafka-words.md`.
 
 Its rows are the options of Kafka's tools, from `kafka_options.json`, and the equivalents in
-`sparklog.console.kafka_words`.
+`sparklog.console.kafka_equivalents`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from click import Context, Option
 
-from sparklog.console.kafka_words import (
+from sparklog.console.kafka_equivalents import (
     ACTIONS,
     COMMON,
     KCAT,
@@ -22,8 +22,8 @@ from sparklog.console.kafka_words import (
     TOOLS,
     WORDS,
     Equivalent,
-    command_words,
-    option_words,
+    translate_command,
+    translate_options,
 )
 from sparklog.console.terminal import BROKER_OPTIONS, NO_BROKER
 from tests.cli.kafka_options import stored
@@ -70,13 +70,13 @@ def options_of(command: str) -> Mapping[str, bool]:
     return {name: not option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)}
 
 
-def in_our_words(words: Sequence[str]) -> list[str]:
+def in_sparklog_terms(words: Sequence[str]) -> list[str]:
     """The words of a command line, without Kafka's."""
-    line = command_words(words)
+    line = translate_command(words)
     for path in (" ".join(line[:2]), line[0]):
         if path in (*WORDS, *(f"{name} {item.arguments}" for name in ACTIONS for item in ACTIONS[name].values())):
             number = len(path.split())
-            return [*line[:number], *option_words(path, line[number:], options_of(path))]
+            return [*line[:number], *translate_options(path, line[number:], options_of(path))]
     return line
 
 

@@ -57,7 +57,7 @@ def subscription_to(topics: str | Sequence[str] | None, pattern: str | re.Patter
 
 
 @dataclass
-class TopicsRead:
+class SubscribedTopics:
     """The topics that a consumer reads. `ids` contains the id of each topic at its first refresh."""
 
     view: RootView
@@ -86,7 +86,7 @@ class TopicsRead:
             if topic not in self._counts:
                 self._counts[topic] = 0 if new else len(self.view.bounds(topic))
 
-    def forget(self, topics: Iterable[str]) -> None:
+    def remove(self, topics: Iterable[str]) -> None:
         for topic in topics:
             self.ids.pop(topic, None)
             self._counts.pop(topic, None)

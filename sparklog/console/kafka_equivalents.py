@@ -267,17 +267,20 @@ KCAT: Mapping[str, Mapping[str, str]] = {
     "topics describe": _KCAT | {"-J": "--json"},
     "offsets": _KCAT | {"-t:": "--topic-partitions VALUE"},
 }  # fmt: skip
-"""Command -> kcat option (with a colon if it takes a value) -> arguments; `_of_kcat` handles -o, -e, -s and times."""
+"""Command -> kcat option (with a colon if it takes a value) -> arguments.
+
+`_kcat_equivalent` handles the options -o, -e and -s, and the timestamps of -t.
+"""
 KCAT_NUMBERS = {"h": "short", "i": "integer", "q": "long"}
 
 
-def command_words(words: Sequence[str]) -> list[str]:
+def translate_command(words: Sequence[str]) -> list[str]:
     """Replace the name of a Kafka tool, and an option for its action such as `--list`, by a sparklog command."""
     if not words:
         return []
     first, *rest = words
     if first in ("kcat", "kafkacat") or first[:2] in KCAT_MODES:
-        raise UsageError(f"kcat's options differ: use {_of_kcat(rest if first[0] == 'k' else words)}")
+        raise UsageError(f"kcat's options differ: use {_kcat_equivalent(rest if first[0] == 'k' else words)}")
     line = [*TOOLS.get(first.removesuffix(".sh"), first).split(), *rest]
     actions = ACTIONS.get(line[0])
     if actions is None or not (line[1:2] and (line[1] in actions or line[1].startswith("-"))):
@@ -290,7 +293,7 @@ def command_words(words: Sequence[str]) -> list[str]:
     return [line[0], *_replacement(word, equivalents[word], ""), *line[1:]]
 
 
-def without_brokers(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+def remove_broker_options(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     """Remove broker options from the arguments of a command whose root is set, and print a note for each."""
     result: list[str] = []
     rest = deque(words)
@@ -307,7 +310,7 @@ def without_brokers(words: Sequence[str], options: Mapping[str, bool]) -> list[s
     return result
 
 
-def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+def translate_options(command: str, words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     """Replace Kafka's options among the arguments of a command.
 
     `options`: the command's options, and whether each takes the next word as its value.
@@ -340,7 +343,9 @@ def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]
         else:
             value = text if equals else _value_of(name, equivalents[name], rest)
             result += _replacement(f"{name} {value}".strip(), equivalents[name], value)
-    front = [word for option, pairs in properties.items() for word in _of_properties(option, tables[option], pairs)]
+    front = [
+        word for option, pairs in properties.items() for word in _property_arguments(option, tables[option], pairs)
+    ]
     return [*front, *result, *rest]
 
 
@@ -376,7 +381,7 @@ def _with_value(arguments: str, value: str) -> list[str]:
     return [values.get(word, word) for word in arguments.split()]
 
 
-def _of_properties(option: str, table: Mapping[str, Equivalent], pairs: dict[str, str]) -> list[str]:
+def _property_arguments(option: str, table: Mapping[str, Equivalent], pairs: dict[str, str]) -> list[str]:
     if table is READER:
         parsed = [pairs.get(f"parse.{part}", "").strip().lower() == "true" for part in ("key", "headers")]
         has_keys, has_headers = parsed
@@ -395,7 +400,7 @@ def _of_properties(option: str, table: Mapping[str, Equivalent], pairs: dict[str
     return result
 
 
-def _of_kcat(words: Sequence[str]) -> str:
+def _kcat_equivalent(words: Sequence[str]) -> str:
     """Return the equivalent of a kcat command line."""
     try:
         pairs, arguments = gnu_getopt(
@@ -420,13 +425,13 @@ def _of_kcat(words: Sequence[str]) -> str:
             raise UsageError(f"kcat {letter}: `sparklog {mode}` has no equivalent; see its --help")
         result += _with_value(here or "", value)
     if mode == "consume":
-        result += [*_extent(pairs), *arguments]
+        result += [*_kcat_range_options(pairs), *arguments]
     elif mode == "produce" and arguments:
         result += ["--file", arguments[0]]
     return shlex.join(["sparklog", *mode.split(), *result])
 
 
-def _extent(pairs: Sequence[tuple[str, str]]) -> list[str]:
+def _kcat_range_options(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Return the options for the range that kcat reads: from the log start, and without -e it waits at the end."""
     letters = {letter for letter, _ in pairs}
     positions = {"beginning": "--from-beginning", "end": "--offset latest", "stored": ""}

@@ -14,22 +14,22 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.console.kafka_words import (
+from sparklog.console.kafka_equivalents import (
     ACTIONS,
     KCAT,
     PROPERTIES,
     TOOLS,
     WORDS,
     Equivalent,
-    command_words,
-    option_words,
+    translate_command,
+    translate_options,
 )
 from sparklog.groups.lag import Groups
 from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import serving
 from tests.cli.conftest import Sparklog
+from tests.cli.kafka_equivalents_page import PAGE, equivalent_of, options_of, page
 from tests.cli.kafka_options import of_the_jars, stored
-from tests.cli.kafka_words_page import PAGE, equivalent_of, options_of, page
 from tests.kafka_tools import Missing
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -125,7 +125,7 @@ def test_answers_are_words_that_the_command_has() -> None:
 
 
 def test_the_page_has_the_answers() -> None:
-    assert PAGE.read_text() == page(), "run python -m tests.cli.kafka_words_page"
+    assert PAGE.read_text() == page(), "run python -m tests.cli.kafka_equivalents_page"
 
 
 def test_the_lines_of_the_page_run(sparklog: Sparklog, root: Path, lines_file: Callable[[str], Path]) -> None:
@@ -245,7 +245,7 @@ def test_codecs(place: Path) -> None:
         ("--root --sync -- --sync", "--root --sync -- --sync"),
         ("--property parse.headers=true -- t", "--headers -- t"),
     ):
-        assert option_words("produce", line.split(), options) == words.split()
+        assert translate_options("produce", line.split(), options) == words.split()
 
 
 def test_changes(sparklog: Sparklog, place: Path) -> None:
@@ -389,7 +389,7 @@ def test_other_lines_are_left_as_they_are() -> None:
         "groups describe --reset-offsets",
         "x --list",
     ):
-        assert command_words(line.split()) == line.split()
+        assert translate_command(line.split()) == line.split()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
-NEARLY_THE_SAME = 0.8
+MIN_SIMILARITY = 0.8
 """Similarity ratio of difflib, at which one or two letters are missing, added or swapped."""
 
 FOLLOW, WRITE = "consume TOPIC --follow", "produce TOPIC"
@@ -121,7 +121,7 @@ def command_hint(group: str, word: str, commands: Collection[str]) -> str:
         return f"Use sparklog {COMMANDS[word]}."
     if group and SUBCOMMANDS.get(word, "") in commands:
         return f"Use sparklog {group} {SUBCOMMANDS[word]}."
-    return _misspelt(word, commands)
+    return _similar_name_hint(word, commands)
 
 
 def option_hint(command: str, option: str, options: Iterable[str]) -> str:
@@ -130,9 +130,9 @@ def option_hint(command: str, option: str, options: Iterable[str]) -> str:
         if option in OPTIONS.get(name, {}):
             text = OPTIONS[name][option]
             return f"Use {text}." if text.startswith("-") else f"{text[0].upper()}{text[1:]}."
-    return _misspelt(option, options) if len(option) > len("-x") else ""
+    return _similar_name_hint(option, options) if len(option) > len("-x") else ""
 
 
-def _misspelt(word: str, names: Iterable[str]) -> str:
-    near = get_close_matches(word, list(names), n=1, cutoff=NEARLY_THE_SAME)
+def _similar_name_hint(word: str, names: Iterable[str]) -> str:
+    near = get_close_matches(word, list(names), n=1, cutoff=MIN_SIMILARITY)
     return f"Did you mean '{near[0]}'?" if near else ""
