@@ -175,10 +175,10 @@ def _planned_cleaning(snapshot: Snapshot, settings: Settings, partition: int, se
     segments = as_sealed(segments, slices, sealed_bases, log_end)
     state = cleanable(segments, CleanerOffsets.of(topic_state, partition), configs, settings.now_ms, first_batch_ts)
     nbytes = state.cleanable_bytes if state.is_due else 0
-    return Planned(snapshot.topic, partition, COMPACT, nbytes, _why(state, configs))
+    return Planned(snapshot.topic, partition, COMPACT, nbytes, _reason(state, configs))
 
 
-def _why(state: Cleanable, configs: TopicConfigs) -> str:
+def _reason(state: Cleanable, configs: TopicConfigs) -> str:
     min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
     if not state.clean_bytes + state.cleanable_bytes:
         return "not due: no sealed segment may be compacted"

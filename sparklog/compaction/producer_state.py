@@ -131,7 +131,7 @@ def replay(
     )
 
 
-def turns(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def run_boundaries(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return the batches (bool[n]) that start or end a run of one kind among those of their producer."""
     order = np.argsort(producer_ids, kind="stable")
     ids, sorted_kinds = producer_ids[order], kinds[order]
@@ -156,7 +156,7 @@ class _State:
             return
         control = headers.is_control[rows]
         kinds = np.where(control, 2, headers.is_transactional[rows].astype(np.int64))
-        kept = turns(headers.producer_id[rows], kinds) | control
+        kept = run_boundaries(headers.producer_id[rows], kinds) | control
         selection = headers[rows[kept]]
         columns = (
             selection.producer_id,
@@ -324,7 +324,7 @@ class BatchFilter:
         unneeded = np.zeros(len(headers), np.bool_)
         rows = np.flatnonzero(headers.is_transactional | control)
         kinds = np.where(control[rows], _CONTROL, aborted[rows].astype(np.int64))
-        mask = turns(headers.producer_id[rows], kinds) | control[rows]
+        mask = run_boundaries(headers.producer_id[rows], kinds) | control[rows]
         rows, kinds = rows[mask], kinds[mask]
         types = control_types(window.data, headers[rows], file=window.file, file_position=window.start)
         kept_aborts: list[int] = []

@@ -36,7 +36,7 @@ def plan_sealing(
     table = snapshot.slices.all()
     # Slices that are hidden by an open transaction keep the id of their own transaction until they become visible.
     stable = own_consistent_ends(state, table).tolist()
-    packed = _Packed(store.limits)
+    packed = _WorkPacker(store.limits)
     for partition in np.unique(table.partition[~table.sealed()]).tolist():
         slices = table[table.partition_rows(partition)]
         log_end = int(state.log_end[partition])
@@ -63,7 +63,7 @@ def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int,
     return segment.rows if closed and segment.end <= stable else 0
 
 
-class _Packed:
+class _WorkPacker:
     """Packs segments into work items in the given order, those of one partition together."""
 
     def __init__(self, limits: Limits) -> None:

@@ -42,7 +42,7 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 """Kafka's limit, because positions in an index are int32."""
 BACKGROUND_BYTES = 4 << 20
 """Segments of at least this size are synced in the background while the next one is written."""
-_CARRIED = int(SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME | SliceFlag.KAFKA_PRODUCERS)
+_INHERITED_FLAGS = int(SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME | SliceFlag.KAFKA_PRODUCERS)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -175,7 +175,7 @@ class SegmentWriter:
         current.size += len(body)
         current.next_offset = int(headers.next_offset[-1])
         current.records += records
-        current.flags |= flags & _CARRIED
+        current.flags |= flags & _INHERITED_FLAGS
         current.modified_ms = max(current.modified_ms, modified_ms)
         if min_ts != NO_TIMESTAMP:
             current.min_ts = min_ts if current.min_ts == NO_TIMESTAMP else min(current.min_ts, min_ts)
@@ -223,7 +223,7 @@ class SegmentWriter:
         """Finish the current segment; return all segments in order, durable and with base offsets, for a commit."""
         self.finish()
         self._wait_for_finishing()
-        self._shut()
+        self._stop_background()
         return tuple(self._finished)
 
     def discard(self) -> None:
@@ -233,11 +233,11 @@ class SegmentWriter:
             current.writer.discard()
         with suppress(Exception):
             self._wait_for_finishing()
-        self._shut()
+        self._stop_background()
         self._finished.clear()
         self._written.discard()
 
-    def _shut(self) -> None:
+    def _stop_background(self) -> None:
         if self._background is not None:
             self._background.shutdown()
             self._background = None

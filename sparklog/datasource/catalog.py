@@ -61,7 +61,7 @@ def of_columns(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
     return {} if stored is None else {**json.loads(stored), **{name.lower(): value for name, value in given.items()}}
 
 
-def with_both_sides(options: Mapping[str, str]) -> dict[str, str]:
+def complete_topic_options(options: Mapping[str, str]) -> dict[str, str]:
     """Return options in which the topic to read is also the topic to write, and the other way round."""
     both = dict(options)
     if "topic" in both and not both.keys() & {"subscribe", "subscribepattern", "assign"}:

@@ -167,4 +167,4 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
 
 def _of_table(options: Mapping[str, str]) -> Options:
-    return parse_options(catalog.with_both_sides(options), table=True)
+    return parse_options(catalog.complete_topic_options(options), table=True)

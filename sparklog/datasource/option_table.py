@@ -26,7 +26,7 @@ BATCH: Uses = ("batch",)
 STREAM: Uses = ("stream",)
 WRITE: Uses = ("write",)
 READ: Uses = ("batch", "stream")
-EVERYWHERE: Uses = ("batch", "stream", "write")
+ALL_USES: Uses = ("batch", "stream", "write")
 
 DEFAULT_SESSION_TIMEOUT_MS = 300_000
 """As long as Kafka's `max.poll.interval.ms`: a query sends a heartbeat when Spark plans, between micro-batches."""
@@ -69,16 +69,16 @@ def _of_bucket(setting: Setting) -> Setting:
     """Return a setting of an object store as an option, which becomes part of the URL of the path."""
     opposite = "".join(f"; the opposite of `{name}`" for name, other in OPPOSITES.items() if other == setting.name)
     doc = f"For a bucket{', ' if setting.doc.startswith('true') else ': '}{setting.doc}{opposite}."
-    return replace(setting, doc=doc, used_by=EVERYWHERE, kafka="own")
+    return replace(setting, doc=doc, used_by=ALL_USES, kafka="own")
 
 
 OPTIONS = (
     Setting("path", TEXT, None,
             "Path or URL of a root, topic, Kafka log directory or partition directory; for `load`, `save` and `start`.",
-            "", EVERYWHERE, "own, replaces `kafka.bootstrap.servers`"),
+            "", ALL_USES, "own, replaces `kafka.bootstrap.servers`"),
     *map(_of_bucket, SETTINGS),
     Setting("includeHeaders", BOOLEAN, False,
-            "Add the column `headers` to a read.", "", EVERYWHERE, "yes", field="include_headers"),
+            "Add the column `headers` to a read.", "", ALL_USES, "yes", field="include_headers"),
     Setting("columns", TEXT, None,
             "Columns to read, separated by commas, in this order; others are not decoded.",
             "", READ, "own", field="columns"),

@@ -188,7 +188,7 @@ def register(spark: SparkSession) -> None:
         spark.conf.set(TASKS_PYTHON, context.pythonExec)
     check_workers(spark)
     is_known = bool(session.sessionState().dataSourceManager().dataSourceExists("sparklog"))
-    if not (is_known and (planning == context.pythonExec or _is_here(planning))):
+    if not (is_known and (planning == context.pythonExec or _is_beside_this_python(planning))):
         with _registering_for(context, workers_python()):
             spark.dataSource.register(SparklogDataSource)
 
@@ -200,7 +200,7 @@ def _default_python(context: SparkContext) -> str:
     return next((str(name) for name in named if name is not None), "python3")
 
 
-def _is_here(program: str) -> bool:
+def _is_beside_this_python(program: str) -> bool:
     """Return True for this Python, and for programs in the same directory."""
     path = shutil.which(program)
     return path is not None and os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable)

@@ -147,7 +147,7 @@ class _Created(logging.Handler):
 
 
 @contextmanager
-def shown_created() -> Iterator[None]:
+def log_created_objects() -> Iterator[None]:
     """Log the roots and topics that are created in this block as warnings."""
     created, handler = logging.getLogger("sparklog.created"), _Created()
     before = created.level
@@ -179,7 +179,7 @@ def root_at(location: Location, *, create: bool = False) -> Root:
             f"There is no sparklog root at {location.root}: run `sparklog topics create TOPIC --root "
             f"{shlex.quote(location.root)}`, or {AUTO_CREATE_HINT}"
         )
-    with shown_created():
+    with log_created_objects():
         _roots[location.root] = open_log(location, create=create)
     return _roots[location.root]
 
@@ -189,7 +189,7 @@ def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
     from sparklog.log.topic.root import written_topic
 
     if options.auto_create:
-        with shown_created():
+        with log_created_objects():
             given = options.partitions if options.partitions_given else None
             topic = written_topic(root, name, partitions=given, configs=options.configs)
     else:

@@ -70,7 +70,7 @@ class _Topics:
         self._listed_at: float | None = None
         self._bounds: Partitions | None = None
 
-    def take_first(self) -> None:
+    def take_first_snapshot(self) -> None:
         """Take the first snapshot of a new query."""
         self.names = self._subscriber.take()
         self._listed_at = self._clock.now()
@@ -163,7 +163,7 @@ class StreamPlanner:
         """Return the start of a new query. Spark asks twice, so the answer stays the same for this planner."""
         if self._initial is None:
             committed = group_offsets(self._view, self._options)
-            self._topics.take_first()
+            self._topics.take_first_snapshot()
             self._wait_for(offsets_now(self._view, self._topics.existing, committed), self._topics.names)
             bounds = self._topics.bounds()
             positions = start_positions(self._view, bounds, self._options, "latest", self._loss, committed)
@@ -237,7 +237,7 @@ class StreamPlanner:
     def _limited(self, begin: Offsets, available: Offsets) -> Offsets:
         """Return the end of a micro-batch by the rate options; `begin` while `minOffsetsPerTrigger` holds it back."""
         stored = self._stored(begin, available) if self._options.has_rate_limits else {}
-        if self._is_held_back(stored):
+        if self._is_waiting_for_records(stored):
             return begin
         self._last_trigger = self._clock.now()
         return self._cut_by_rate(begin, available, stored)
@@ -359,7 +359,7 @@ class StreamPlanner:
         )
         return False
 
-    def _is_held_back(self, stored: Mapping[TopicPartition, Stored]) -> bool:
+    def _is_waiting_for_records(self, stored: Mapping[TopicPartition, Stored]) -> bool:
         """Return True while `minOffsetsPerTrigger` waits for records, for at most `maxTriggerDelay`."""
         min_offsets = self._options.min_offsets_per_trigger
         if min_offsets is None or self._target is not None or self._last_trigger is None:

@@ -205,7 +205,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
         # Use the store's clock, because the next run may be on another host with another clock.
         epoch = None if key.epoch is None else max(0, root.engine.by_store_clock(key.epoch))
         key = replace(key, epoch=epoch, replay_mismatch=plan.options.replay_mismatch)
-        if _published_otherwise(root, plan, topics, key):
+        if _published_with_other_option(root, plan, topics, key):
             return
     if plan.topic is None:
         _commit_together(root, topics, key, plan.options.transaction_timeout_ms)
@@ -231,7 +231,7 @@ def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, Topi
     return joined
 
 
-def _published_otherwise(root: Root, plan: SinkPlan, topics: dict[str, TopicFiles], writer: WriterKey) -> bool:
+def _published_with_other_option(root: Root, plan: SinkPlan, topics: dict[str, TopicFiles], writer: WriterKey) -> bool:
     """Return True if an earlier run committed this micro-batch with the other way to set topics (option or column)."""
     from sparklog.log.state.slices import content_of
     from sparklog.transactions.publishing import in_decisions, in_topics
@@ -296,7 +296,7 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
     @user_errors()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        publish(self._plan, _ours(messages), self._key)
+        publish(self._plan, _sparklog_messages(messages), self._key)
 
 
 class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
@@ -312,7 +312,7 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     @user_errors()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        ours = _ours(messages)
+        ours = _sparklog_messages(messages)
         query = next((message.query_id for message in ours if message.query_id), None)
         run = next((message.run_id for message in ours if message.run_id), None)
         writer = self._plan.options.txn_app_id or query
@@ -322,5 +322,5 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         freeze_gc("commit")
 
 
-def _ours(messages: Sequence[WriterCommitMessage | None]) -> list[SparklogCommitMessage]:
+def _sparklog_messages(messages: Sequence[WriterCommitMessage | None]) -> list[SparklogCommitMessage]:
     return [message for message in messages if isinstance(message, SparklogCommitMessage)]

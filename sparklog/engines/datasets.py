@@ -166,12 +166,12 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         (stored,) = self._view.stored([offsets])
         return Spans(stored.runs.base, stored.runs.end)
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+    def _reject_method(self, *_: Any, **__: Any) -> NoReturn:
         raise BadRequest(
             "a dataset of a topic does not support this method: pass columns and a filter to to_table or to an engine"
         )
 
-    filter = replace_schema = join = join_asof = sort_by = _refuse
+    filter = replace_schema = join = join_asof = sort_by = _reject_method
 
 
 class ByTopic(dict[str, T]):
@@ -399,7 +399,7 @@ def translated(predicate: Any) -> ds.Expression | None:
             either = translated(left), translated(right)
             return None if either[0] is None or either[1] is None else either[0] | either[1]
         if _equals(predicate, lambda: left.is_in(right)):
-            return _compared(left, right, lambda column, values: column.isin(_flat(values)))
+            return _compared(left, right, lambda column, values: column.isin(_list_values(values)))
         for compare in COMPARISONS:
             if _equals(predicate, partial(compare, left, right)):
                 return (
@@ -437,7 +437,7 @@ def _compared(column: Any, literal: Any, compare: Callable[[Any, Any], Any]) -> 
         return None
 
 
-def _flat(values: Any) -> pa.Array:
+def _list_values(values: Any) -> pa.Array:
     if not isinstance(values, pa.ListScalar):
         raise TypeError(f"expected a list, found {values.type}")
     return values.values

@@ -35,7 +35,7 @@ MIN_SPLIT = 8
 """The minimum number of chunks into which an edge is split."""
 MAX_CHUNKS = 2048
 """The maximum number of chunks to evaluate for a filter."""
-KNOWN = {"topic", "partition", "offset", "timestamp"}
+METADATA_COLUMNS = {"topic", "partition", "offset", "timestamp"}
 """Columns that the metadata describes."""
 
 
@@ -85,7 +85,7 @@ def narrowed(topic: str, spans: Mapping[int, Spans], expression: ds.Expression, 
         for partition, rows in spans.items()
         if len(rows.base)
     ]
-    if needed & KNOWN:
+    if needed & METADATA_COLUMNS:
         matcher = _Matcher(topic, spans, expression, times="timestamp" in needed)
         chunks = [chunk for chunk, possible in zip(chunks, matcher.can_match(chunks), strict=True) if possible]
         while True:
@@ -115,7 +115,7 @@ class _Matcher:
         fragments = [
             files.make_fragment(str(number), filesystem=system, partition_expression=fact)
             for number, chunk in enumerate(chunks)
-            for fact in self._facts(chunk)
+            for fact in self._chunk_expressions(chunk)
         ]
         dataset = ds.FileSystemDataset(fragments, RECORD_SCHEMA, files, system)
         try:
@@ -124,7 +124,7 @@ class _Matcher:
             return [True] * len(chunks)
         return [number in matching for number in range(len(chunks))]
 
-    def _facts(self, chunk: _Chunk) -> Iterator[ds.Expression]:
+    def _chunk_expressions(self, chunk: _Chunk) -> Iterator[ds.Expression]:
         """Yield expressions such that each record of a chunk meets at least one of them.
 
         If timestamps matter, there is one for records with a timestamp, and one for records without one.

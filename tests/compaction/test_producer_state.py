@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparklog.compaction.producer_state import PartitionProducers, ReplayedProducer, active, replay, turns
+from sparklog.compaction.producer_state import PartitionProducers, ReplayedProducer, active, replay, run_boundaries
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.control import end_txn_marker
 from sparklog.format.producer_snapshot import parse_snapshot
@@ -332,4 +332,4 @@ def test_turns_are_the_ends_of_runs_of_each_producer() -> None:
             for _, run in groupby(mine, key=lambda i: kinds[i]):
                 members = list(run)
                 expected[members[0]] = expected[members[-1]] = True
-        assert turns(np.array(ids, np.int64), np.array(kinds, np.int64)).tolist() == expected
+        assert run_boundaries(np.array(ids, np.int64), np.array(kinds, np.int64)).tolist() == expected

@@ -55,7 +55,7 @@ def test_the_catalogs_own_properties_are_left_out(given: dict[str, str], expecte
     ],
 )
 def test_one_topic_is_read_and_written(given: dict[str, str], added: dict[str, str]) -> None:
-    assert catalog.with_both_sides(given) == {**given, **added}
+    assert catalog.complete_topic_options(given) == {**given, **added}
 
 
 def test_the_columns_bring_the_options(root: str, caplog: pytest.LogCaptureFixture) -> None:
