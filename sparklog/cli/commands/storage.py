@@ -307,7 +307,7 @@ class Files:
 
 
 @dataclass
-class DumpOptions:
+class DumpSelection:
     deep_iteration: Annotated[bool, Option(help="Also print a line for each record.")] = False
     print_data_log: Annotated[
         bool, Option(help="Print records with keys and values. Implied by the decoder options.")
@@ -389,7 +389,7 @@ class DecoderOptions:
 def dump_log(
     *,
     named: Files,
-    extent: DumpOptions,
+    selection: DumpSelection,
     decoding: DecoderOptions,
     skip_record_metadata: Annotated[bool, Option(help="Print only the keys and values of records.")] = False,
     as_json: JsonOption = False,
@@ -407,10 +407,10 @@ def dump_log(
     from sparklog.tools.inspection.dump_source import find
 
     paths = named.names()
-    contents = extent.print_data_log or decoding.any
-    deep = extent.deep_iteration or contents
-    log = LogOptions(deep, contents, not skip_record_metadata, extent.max_bytes, decoding.decoders(), as_json)
-    index = IndexOptions(extent.index_sanity_check, extent.verify_index_only, extent.max_message_size)
+    contents = selection.print_data_log or decoding.any
+    deep = selection.deep_iteration or contents
+    log = LogOptions(deep, contents, not skip_record_metadata, selection.max_bytes, decoding.decoders(), as_json)
+    index = IndexOptions(selection.index_sanity_check, selection.verify_index_only, selection.max_message_size)
     _print(dump(find(paths, named.root), DumpOptions(log, index)))
 
 
