@@ -43,7 +43,7 @@ def test_a_world_has_limits() -> None:
     topic = world.root().create_topic("t")
     for _ in range(3):
         append(topic, (0, 1))
-    assert world.root().topic("t").log.checkpoints() == [2]
+    assert world.topic("t").log.checkpoints() == [2]
 
 
 def store_of(kind: str, folder: Path) -> Store:

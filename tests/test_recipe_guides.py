@@ -63,7 +63,7 @@ def test_an_outage_at_any_step_of_the_endpoint_pays_once(tmp_path: Path, kind: F
             failed += 1
         outage.end()
         assert payments.pay(str(step), payment) == {"receipt": f"anna paid {step}"}
-    paid = world.root().topic("payments").scan().to_table()["value"].to_pylist()
+    paid = world.topic("payments").scan().to_table()["value"].to_pylist()
     assert paid == [str(step).encode() for step in range(20)]
     assert 3 <= failed < 20
 

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from sparklog.errors import BadRequest
 from sparklog.limits import Limits
 from sparklog.log.journal.clocks import Env
+from sparklog.log.state.view import READ_COMMITTED, IsolationLevel
 from sparklog.log.topic.root import Root, open_root
+from sparklog.log.topic.topic import Topic
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 
@@ -73,7 +75,7 @@ class World(ManualClock):
     Example:
         world = testing.World()
         world.root().create_topic("t").append(pa.table({"value": ["a"]}))
-        assert world.root().topic("t").scan().to_table().num_rows == 1
+        assert world.values("t") == ["a"]
     """
 
     def __init__(
@@ -104,3 +106,15 @@ class World(ManualClock):
     def root(self, store: Store | None = None, env: Env | None = None, *, skew_ms: int = 0) -> Root:
         """Open the root as another process, and create it if it does not exist."""
         return open_root(self.store if store is None else store, create=True, env=env or self.env(skew_ms=skew_ms))
+
+    def topic(self, name: str) -> Topic:
+        """Open a topic as another process."""
+        return self.root().topic(name)
+
+    def values(self, name: str, isolation_level: IsolationLevel = READ_COMMITTED) -> list[str]:
+        """Return the values of a topic's records as another process reads them, in order of partition and offset.
+
+        The values must be UTF-8.
+        """
+        table = self.topic(name).scan(columns=["value"], isolation_level=isolation_level).to_table()
+        return [value.decode() for value in table["value"].to_pylist()]

@@ -97,7 +97,7 @@ def test_a_failure_keeps_the_last_success(world: World) -> None:
     compacted(world.root())
     good_ms = read_job_history(world.root()).runs[0].start_ms
     world.now_ms += HOUR_MS
-    world.root().topic("b").append(ROWS)
+    world.topic("b").append(ROWS)
     compacted(world.root(FaultyStore(world.store, broken_files, lambda seconds: None)), roll=True)
     outcomes = read_job_history(world.root())
     failed, fine = outcomes.rows()[COMPACT, "b"], outcomes.rows()[COMPACT, "a"]

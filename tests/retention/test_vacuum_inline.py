@@ -58,11 +58,11 @@ def filled(world: World, days: int = 20, *, each: int = 2, name: str = "t") -> T
             topic.append(pa.table({"value": [b"%d.%d" % (day, number)]}))
         world.advance(DAY_MS)
         vacuumed(world, name)
-    return world.root().topic(name)
+    return world.topic(name)
 
 
 def vacuumed(world: World, name: str = "t") -> VacuumReport:
-    return vacuum(world.root().topic(name), Settings(world.now_ms))
+    return vacuum(world.topic(name), Settings(world.now_ms))
 
 
 def values(topic: Topic) -> list[bytes]:
@@ -112,10 +112,10 @@ def test_commits_stay_as_long_as_slices_name_them(world: World) -> None:
     for _ in range(3):
         topic.append(pa.table({"value": [b"more"]}))
         world.advance(3 * DAY_MS)
-        world.root().topic("t").log.write_checkpoint()
+        world.topic("t").log.write_checkpoint()
         vacuumed(world)
     assert len(kept(world)) < before / 2
-    assert len(values(world.root().topic("t"))) == 43
+    assert len(values(world.topic("t"))) == 43
     assert verify_root(world.store).findings == ()
 
 
@@ -216,5 +216,5 @@ def test_an_export_leaves_the_config_out() -> None:
 
 
 def _versions(world: World) -> list[int]:
-    paths = world.root().topic("t").log.snapshot().slices.paths()
+    paths = world.topic("t").log.snapshot().slices.paths()
     return sorted(int(path[5:25]) for path in paths)

@@ -22,7 +22,7 @@ def test_a_commit_lands_only_after_the_entry_that_was_looked_at() -> None:
     topic = world.root().create_topic("t")
     one, two = writer_id(7, 0), writer_id(8, 3)
     append(topic, KafkaWriterKey(one, 4, None, 5), KafkaWriterKey(two, 0, None, 1))
-    other = world.root().topic("t")
+    other = world.topic("t")
     append(other, KafkaWriterKey(one, 9, 4, 5))
     for follows in (None, 4, 10):
         with pytest.raises(SequenceConflict):
@@ -32,7 +32,7 @@ def test_a_commit_lands_only_after_the_entry_that_was_looked_at() -> None:
     numbers = [registry[writer].batch if writer in registry else None for writer in (one, two, writer_id(7, 1))]
     assert numbers == [9, 0, None]
     # Opened from a checkpoint, and from the commits alone.
-    assert world.root().topic("t").log.state().registry == registry
+    assert world.topic("t").log.state().registry == registry
 
 
 def test_a_topic_says_that_software_must_know_its_writers() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparklog.limits import Limits
-from sparklog.log.state.view import READ_COMMITTED
-from sparklog.log.topic.topic import Topic
+from sparklog.log.state.view import READ_COMMITTED, IsolationLevel
 from sparklog.storage.store import Store
 from sparklog.testing.world import World
 from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
@@ -31,18 +30,10 @@ class TopicsWorld(World):
         for name in TOPICS:
             root.create_topic(name, partitions=partitions)
 
-    def topic(self, name: str) -> Topic:
-        return self.root().topic(name)
-
     def producer(self, name: str = "job", **how: object) -> TransactionalProducer:
         return transactional(self.root(), name, **how)  # type: ignore[arg-type]
 
-    def values(self, name: str, isolation: str = READ_COMMITTED) -> list[str]:
-        """The records of a topic, in the order of partitions and offsets, as one more process reads them."""
-        table = self.topic(name).scan(isolation_level=isolation, columns=("value",)).to_table()
-        return [value.decode() for value in table["value"].to_pylist()]
-
-    def values_by_topic(self, isolation: str = READ_COMMITTED) -> dict[str, list[str]]:
+    def values_by_topic(self, isolation: IsolationLevel = READ_COMMITTED) -> dict[str, list[str]]:
         return {name: self.values(name, isolation) for name in TOPICS}
 
     def undecided(self, name: str) -> list[int]:

@@ -223,7 +223,7 @@ def test_a_number_before_that_is_damaged_is_there() -> None:
     old.store.replace(newest, data[:at] + b"2" + data[at + 1 :])
     old.writer()
     with pytest.raises(Corrupt, match="CRC-32C"):
-        old.world.root().topic("a")
+        old.world.topic("a")
 
 
 @pytest.mark.parametrize("log", ["topic", "group", "decisions"])

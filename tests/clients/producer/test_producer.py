@@ -174,12 +174,12 @@ def test_partitions_that_were_added_are_used() -> None:
     with sparklog.producer(root, linger_ms=5) as producer:
         producer.send("t", "a")
         producer.flush()
-        world.root().topic("t").alter(partitions=8)
+        world.topic("t").alter(partitions=8)
         futures = [producer.send("t", "b", key=f"k{number}") for number in range(50)]
         producer.flush()
         assert len({future.result().partition for future in futures}) > 4
         assert producer.partitions_for("t") == set(range(8))
-        world.root().topic("t").alter(partitions=9)
+        world.topic("t").alter(partitions=9)
         assert producer.send("t", "c", partition=8).get(10).partition == 8
     there = records(root)
     assert all(there[future.result()[1:3]]["value"] == b"b" for future in futures)

@@ -271,7 +271,7 @@ def test_the_first_append_on_a_disk_after_a_poll_reads_one_earlier_commit() -> N
     world.root().create_topic("t")
     topic = world.root(counting := CountingStore(world.store)).topic("t")
     topic.append(rows("a"))
-    other = world.root().topic("t")
+    other = world.topic("t")
     other.append(rows("b"))
     other.append(rows("c"))
     topic.log.snapshot()

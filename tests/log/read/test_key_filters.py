@@ -178,7 +178,7 @@ def test_pieces_whose_offsets_do_not_rise_count_for_nothing(world: FilteredWorld
 
 
 def test_what_is_not_merged_yet_is_searched(world: FilteredWorld) -> None:
-    world.root().topic("t").append(pa.table({"key": [b"new", b"key-3"], "value": [b"v", b"w"]}))
+    world.topic("t").append(pa.table({"key": [b"new", b"key-3"], "value": [b"v", b"w"]}))
     for key in (b"new", b"key-3"):
         record, _ = world.get(key)
         assert record is not None
@@ -275,13 +275,13 @@ def test_records_without_keys_and_small_slices_have_no_filter() -> None:
     sparklog.compact(world.root(), roll=True)
     assert not [info.key for info in world.store.list("") if info.key.endswith(".bloom")]
     for name in ("a", "b"):
-        flags = world.root().topic(name).log.read_snapshot().slices.all().flags
+        flags = world.topic(name).log.read_snapshot().slices.all().flags
         assert not (flags & int(SliceFlag.KEY_FILTER)).any()
 
 
 def test_filters_that_were_merged_again_are_made_again() -> None:
     world = FilteredWorld(roll=False)
-    topic = world.root().topic("t")
+    topic = world.topic("t")
     for i in range(8):
         topic.append(pa.table({"key": _keys(i % 4), "value": _keys(i)}))
         sparklog.compact(world.root())

@@ -45,7 +45,7 @@ def history(seed: int, steps: int) -> Iterator[tuple[World, random.Random, bool]
     configs = rng.choice([{}, {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}])
     world.root().create_topic("t", partitions=rng.randrange(1, 4), configs=configs)
     for _ in range(steps):
-        topic = world.root().topic("t")
+        topic = world.topic("t")
         step = rng.randrange(10)
         if step < 4:
             topic.append(some_rows(rng, None))
@@ -70,7 +70,7 @@ def expected(whole: pa.Table, keys: list[bytes]) -> dict[int, list[object]]:
 
 
 def check(world: World, rng: random.Random, placed: bool) -> None:
-    topic = world.root().topic("t")
+    topic = world.topic("t")
     keys = [*rng.sample(ALL_KEYS, rng.randrange(1, 4)), b"nobody"]
     for isolation in ("read_committed", "read_uncommitted"):
         whole = topic.scan(isolation_level=isolation).to_table()

@@ -37,7 +37,7 @@ def test_readers_and_writers_go_on_and_the_lost_offsets_are_one_error(world: Wor
     key = damage(world, version, cut)
     assert decode_commit(world.store.get(key), key, version, whole=False).crc == written.crc
 
-    fresh = world.root().topic("t")
+    fresh = world.topic("t")
     assert fresh.log.state().version == 3
     low = (version - 1) * 4
     lost = [f"value {number}".encode() for number in range(low, low + 4)]
@@ -45,7 +45,7 @@ def test_readers_and_writers_go_on_and_the_lost_offsets_are_one_error(world: Wor
         fresh.scan(columns=["value"]).to_table()
     assert error.value.file == key
     assert fresh.append(rows(2, 12)).version == 4
-    again = world.root().topic("t")
+    again = world.topic("t")
     offsets = {0: (version - 1) * 2, 1: (version - 1) * 2}
     before = again.scan(start="earliest", end=offsets, columns=["value"]).to_table()["value"].to_pylist()
     after = again.scan(start={part: offset + 2 for part, offset in offsets.items()}, columns=["value"])

@@ -70,7 +70,7 @@ def test_retention_goes_by_them() -> None:
     root.alter_defaults({"retention.ms": -1}, pattern=r"audit\..*")
     world.advance(days=10)
     retain_root(root, Settings(world.now_ms, {"segment.bytes": "14"}))
-    records = {name: world.root().topic(name).scan().to_table().num_rows for name in ("audit.a", "b", "c")}
+    records = {name: world.topic(name).scan().to_table().num_rows for name in ("audit.a", "b", "c")}
     assert records == {"audit.a": 2, "b": 0, "c": 2}
 
 

@@ -90,7 +90,7 @@ def test_acknowledged_appends_are_there_once(
                 acknowledged.append(sent[-1])
     monkeypatch.undo()
     assert calls.failed.total() > 5, calls.failed
-    values = world.root().topic("t").scan().to_table()["value"].to_pylist()
+    values = world.topic("t").scan().to_table()["value"].to_pylist()
     assert len(values) == len(set(values)), "a record was stored twice"
     assert {len(each & set(values)) for each in sent} <= {0, 3}, "a part of an append is there"
     assert set().union(*acknowledged) <= set(values), "an acknowledged append is lost"

@@ -139,7 +139,7 @@ def test_verify_names_the_damaged_bit_of_a_tail(world: World) -> None:
 
 def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     inline_topic(world).append(rows(4))
-    world.root().topic("t").log.write_checkpoint()
+    world.topic("t").log.write_checkpoint()
     monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", frozenset())
     with pytest.raises(BadRequest, match="needs the sparklog features inlineRecords to be read") as raised:
         World(world.store).root().topic("t").scan().to_table()

@@ -55,13 +55,13 @@ def test_jobs_refuse_to_run_and_repair_brings_the_defaults_back(name: str, chang
         world.store.delete(commit_key(ENTRY, number))
     with pytest.raises(Corrupt, match=r"(defaults of .* are lost|numbers? .* of the log .* missing).*sparklog repair"):
         job(name, world)
-    assert world.root().topic("archive").count().records == 2
+    assert world.topic("archive").count().records == 2
     named = {finding.file for finding in verify_root(world.store, env=world.env()).findings}
     assert named & {commit_key(ENTRY, number) for number in lost}
     report = repair_root(world.store, execute=True, env=world.env())
     assert report.repaired
     job(name, world)
-    assert world.root().topic("archive").count().records == 2
+    assert world.topic("archive").count().records == 2
     if changes in lost:
         assert world.store.get(commit_key(ENTRY, changes)) == entries[changes], "byte for byte"
     assert world.root().defaults().configs == {"log.retention.ms": "-1"}
@@ -79,7 +79,7 @@ def test_a_writer_meets_lost_defaults_once() -> None:
     world = kept_for_good(0)
     world.store.delete(commit_key(ENTRY, 0))
     with pytest.raises(Corrupt, match="are lost"):
-        world.root().topic("archive").append([{"value": "x"}])
+        world.topic("archive").append([{"value": "x"}])
 
 
 def deny_listings_of_copies(verb: str, prefix: str) -> None:

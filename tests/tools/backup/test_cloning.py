@@ -84,8 +84,8 @@ class TestWhatItShows:
         world.compact("a")
         clone_topic(world.root(), "a", "by-version", version=version)
         clone_topic(world.root(), "a", "by-time", time_ms=time_ms)
-        assert rows_of(world.root().topic("by-version")) == rows_of(world.root().topic("by-time")) == two
-        assert rows_of(world.root().topic("a")) != two
+        assert rows_of(world.topic("by-version")) == rows_of(world.topic("by-time")) == two
+        assert rows_of(world.topic("a")) != two
         for wrong in ({"version": 999}, {"time_ms": 5}):
             with pytest.raises(NotFound):
                 clone_topic(world.root(), "a", "c", **wrong)
@@ -102,13 +102,13 @@ class TestWhatItShows:
         clone_topic(world.root(), "a", "b", version=version)
         world.now_ms += 30 * DAY_MS
         world.retain()
-        assert rows_of(world.root().topic("b")) == rows
+        assert rows_of(world.topic("b")) == rows
         # Under its own name, too: a new topic whose files lie where the old one's do.
         clone_topic(world.root(), "b", "a")
         for _ in range(3):
             world.now_ms += 30 * DAY_MS
             world.retain()
-            assert rows_of(world.root().topic("a")) == rows_of(world.root().topic("b")) == rows
+            assert rows_of(world.topic("a")) == rows_of(world.topic("b")) == rows
 
     def test_log_starts_and_gaps_stay_where_they_are(self) -> None:
         world = BackupWorld()
@@ -132,16 +132,14 @@ class TestWhatItShows:
             getattr(writing, outcome)()
         root.topic("a").append(batch([b"behind"]))
         found = clone_topic(world.root(), "a", "b")
-        values = [value for _, value, _ in rows_of(world.root().topic("b")).values()]
+        values = [value for _, value, _ in rows_of(world.topic("b")).values()]
         assert found.left_out == 2
         assert b"x" in values
         assert b"behind" in values
         assert b"y" not in values
         assert b"z" not in values
-        assert (
-            world.root().topic("b").log.state().log_end.tolist() == world.root().topic("a").log.state().log_end.tolist()
-        )
-        assert not world.root().topic("b").log.state().open
+        assert world.topic("b").log.state().log_end.tolist() == world.topic("a").log.state().log_end.tolist()
+        assert not world.topic("b").log.state().open
 
     def test_a_transaction_that_went_on_after_the_version_is_not_in_the_clone_in_part(self) -> None:
         world = BackupWorld()
@@ -155,7 +153,7 @@ class TestWhatItShows:
         version = root.topic("a").append(batch([b"behind"])).version
         for older, (name, seen) in enumerate([("all", {b"one", b"two"}), ("both", {b"one", b"two"}), ("half", set())]):
             clone_topic(world.root(), "a", name, version=version - older)
-            values = {value for _, value, _ in rows_of(world.root().topic(name)).values()}
+            values = {value for _, value, _ in rows_of(world.topic(name)).values()}
             assert values & {b"one", b"two"} == seen
 
     def test_a_writer_of_the_source_is_unknown_to_the_clone(self) -> None:
@@ -178,7 +176,7 @@ class TestWhatItShows:
         assert world.store.snapshot() == before
         with pytest.raises(Conflict, match="differs only in case"):
             clone_topic(world.root(), "a", "A")
-        assert not world.root().topic("a").log.state().holds
+        assert not world.topic("a").log.state().holds
 
 
 @pytest.mark.parametrize("cloned", [False, True])
@@ -207,7 +205,7 @@ class TestVacuums:
         for _ in range(6):
             world.now_ms += 2 * DAY_MS
             for name in names:
-                topic = world.root().topic(name)
+                topic = world.topic(name)
                 topic.append(batch([b"more"], keys=[b"k0"]))
                 world.compact(name)
             world.retain()
@@ -218,7 +216,7 @@ class TestVacuums:
         clone_topic(root, "a", "b")
         rows = rows_of(root.topic("b"))
         self.years(world, "a")
-        assert rows_of(world.root().topic("b")) == rows
+        assert rows_of(world.topic("b")) == rows
         assert {f"a/{path.split('/', 2)[2]}" for path in shared(world.root(), "b")} <= {
             i.key for i in world.store.list("a/")
         }
@@ -233,13 +231,13 @@ class TestVacuums:
         if end == "deleted":
             world.now_ms += 3 * DAY_MS
             world.retain()
-            assert world.root().topic("a").log.state().holds
+            assert world.topic("a").log.state().holds
             world.root().delete_topic("b")
             self.years(world, "a")
         else:
             self.years(world, "a", "b")
             assert not shared(world.root(), "b")
-        assert not world.root().topic("a").log.state().holds
+        assert not world.topic("a").log.state().holds
         left = {info.key for info in world.store.list("a/")}
         assert not {path[1:] for path in files} & left
 
@@ -249,7 +247,7 @@ class TestVacuums:
         clone_topic(root, "a", "b")
         world.compact("a")
         world.now_ms += 3 * DAY_MS
-        plan = world.root().topic("b").log.snapshot()
+        plan = world.topic("b").log.snapshot()
         world.compact("b")
         world.now_ms += 12 * HOUR_MS
         world.retain()
@@ -264,7 +262,7 @@ class TestVacuums:
         world.root().delete_topic("b")
         world.now_ms += 9 * DAY_MS
         world.retain()
-        assert rows_of(world.root().topic("a")) == rows
+        assert rows_of(world.topic("a")) == rows
 
     @pytest.mark.usefixtures("records_in_files")
     def test_a_deleted_source_keeps_what_the_clone_names_and_loses_the_rest(self) -> None:
@@ -277,7 +275,7 @@ class TestVacuums:
         for _ in range(4):
             world.now_ms += 10 * DAY_MS
             world.retain()
-        assert rows_of(world.root().topic("b")) == rows
+        assert rows_of(world.topic("b")) == rows
         data = {f"/{info.key}" for info in world.store.list("a/") if "/_log/" not in info.key}
         assert data == shared(world.root(), "b")
 
@@ -290,18 +288,18 @@ class TestVacuums:
         clone_topic(world.root(), "b", "c")
         world.root().delete_topic("b")
         self.years(world, "a")
-        assert rows_of(world.root().topic("c")) == rows
+        assert rows_of(world.topic("c")) == rows
         assert not [info for info in world.store.list("b/") if "/_log/" not in info.key]
         world.root().delete_topic("c")
         self.years(world, "a")
-        assert not world.root().topic("a").log.state().holds
+        assert not world.topic("a").log.state().holds
 
     def test_versions_below_the_floor_are_refused(self) -> None:
         world = BackupWorld()
         root = filled(world)
         version = root.topic("a").log.state().version
         self.years(world, "a")
-        floor = world.root().topic("a").log.state().floor
+        floor = world.topic("a").log.state().floor
         with pytest.raises(Conflict, match=f"you can clone versions from {floor} on"):
             clone_topic(world.root(), "a", "b", version=floor - 1)
         assert version < floor
@@ -316,13 +314,13 @@ class TestVacuums:
         dying = FaultyStore(world.store, decide)
         with pytest.raises(Crash):
             clone_topic(world.root(dying), "a", "b")
-        assert list(world.root().topic("a").log.state().holds) != []
+        assert list(world.topic("a").log.state().holds) != []
         world.now_ms += 23 * HOUR_MS
         world.retain()
-        assert list(world.root().topic("a").log.state().holds) != []
+        assert list(world.topic("a").log.state().holds) != []
         world.now_ms += 2 * HOUR_MS
         world.retain()
-        assert list(world.root().topic("a").log.state().holds) == []
+        assert list(world.topic("a").log.state().holds) == []
 
 
 def requests_of_a_clone() -> list[str]:
@@ -345,10 +343,10 @@ def test_killed_at_any_request_there_is_a_whole_clone_or_none(point: int, kind: 
     TestVacuums().years(world, "a")
     there = "b" in world.root().topics()
     if not there:
-        assert not world.root().topic("a").log.state().holds
+        assert not world.topic("a").log.state().holds
         clone_topic(world.root(), "a", "b")
     else:
-        assert rows_of(world.root().topic("b")) == rows
+        assert rows_of(world.topic("b")) == rows
 
 
 @pytest.mark.sweep
@@ -357,13 +355,13 @@ def test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment: 
     """Also where the source was rewritten long ago and its vacuum is due."""
     world = BackupWorld()
     filled(world)
-    version = world.root().topic("a").log.state().version
-    rows = rows_of(world.root().topic("a"))
+    version = world.topic("a").log.state().version
+    rows = rows_of(world.topic("a"))
     world.compact("a")
     world.now_ms += DAY_MS + HOUR_MS
-    world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+    world.topic("a").append(batch([b"x"], keys=[b"x"]))
     world.now_ms += DAY_MS + HOUR_MS
-    world.root().topic("a").append(batch([b"y"], keys=[b"y"]))
+    world.topic("a").append(batch([b"y"], keys=[b"y"]))
 
     def decide(call: Call) -> None:
         if call.number == moment:
@@ -375,14 +373,14 @@ def test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment: 
         assert "b" not in world.root().topics()
     else:
         world.retain()
-        assert rows_of(world.root().topic("b")) == rows
+        assert rows_of(world.topic("b")) == rows
 
 
 def test_the_intent_of_another_process_is_judged_anew() -> None:
     world = BackupWorld()
     root = filled(world)
     found: Cloned = clone_topic(root, "a", "b")
-    world.root().topic("b").delete()
+    world.topic("b").delete()
     with pytest.raises(NotFound):
         root.topic("b").log.commit(DeleteIntent(found.topic_id))
 
@@ -445,7 +443,7 @@ class TestAProcessThatSleeps:
             if call.verb == "create" and call.key.startswith("b/_log/0") and nights:
                 for _ in range(nights.pop()):
                     world.now_ms += DAY_MS + HOUR_MS
-                    world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+                    world.topic("a").append(batch([b"x"], keys=[b"x"]))
                     world.compact("a")
                     world.retain()
 
@@ -462,12 +460,12 @@ class TestAProcessThatSleeps:
         assert world.root().topics() == ["a"]
         commits = [world.store.get(info.key) for info in world.store.list("b/_log/0")]
         assert not any(b'"files":[{' in commit for commit in commits)
-        assert not any(name.startswith("clone:") for name in world.root().topic("a").log.state().holds)
+        assert not any(name.startswith("clone:") for name in world.topic("a").log.state().holds)
         assert verify_root(world.store, env=world.env()).sound
-        rows = rows_of(world.root().topic("a"))
+        rows = rows_of(world.topic("a"))
         clone_topic(world.root(), "a", "b")
         TestVacuums().years(world, "a")
-        assert rows_of(world.root().topic("b")) == rows
+        assert rows_of(world.topic("b")) == rows
 
     def test_a_name_that_was_given_up_is_as_free_as_any(self) -> None:
         world = BackupWorld()
@@ -480,6 +478,6 @@ class TestAProcessThatSleeps:
             root.topic("b")
         assert list(contents(root)) == ["a"]
         root.create_topic("b").append(batch([b"1"], keys=[b"1"]))
-        assert len(rows_of(world.root().topic("b"))) == 1
+        assert len(rows_of(world.topic("b"))) == 1
         world.retain()
         assert verify_root(world.store, env=world.env()).sound

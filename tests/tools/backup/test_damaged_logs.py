@@ -69,7 +69,7 @@ def damaged(world: RestoringWorld) -> list[str]:
 
 def check_restored(world: RestoringWorld, restored: Root) -> None:
     """Topic a with its id and group, sound, and nothing of what was left out."""
-    assert contents(restored) == {"a": rows_of(world.root().topic("a"))}
+    assert contents(restored) == {"a": rows_of(world.topic("a"))}
     assert Groups(restored).names() == ["readers of a"]
     assert Groups(restored).group("readers of a").committed()["a", 0].offset == 1
     assert [item.id for item in list_transactions(restored)] == ["writer of a"]
@@ -213,7 +213,7 @@ def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(world: Res
     manifest = world.back_up(topics=["a"])
     assert [item.id for item in manifest.left_out] == [GROUP]
     world.now_ms += 1
-    world.root().topic("a").append(batch([b"later"]))
+    world.topic("a").append(batch([b"later"]))
     world.now_ms += 1
     world.back_up(topics=["a"])
     as_of = RestorePoint(time_ms=world.now_ms - 2)
@@ -234,7 +234,7 @@ def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(world: Res
 
 
 def test_from_a_root_itself(world: RestoringWorld) -> None:
-    version, time_ms = world.root().topic("a").log.state().version, world.now_ms
+    version, time_ms = world.topic("a").log.state().version, world.now_ms
     world.now_ms += HOUR_MS
     damaged(world)
     for wanted in (
@@ -261,12 +261,12 @@ class TestBackupsOfSomeTopicsAmongOthers:
             world.fill(name, 2, {})
         world.back_up()
         world.now_ms += HOUR_MS
-        world.root().topic("a").append(batch([b"x"]))
+        world.topic("a").append(batch([b"x"]))
         time_ms = world.now_ms
         world.now_ms += 1
         world.back_up(topics=["a"])
         world.now_ms += HOUR_MS
-        world.root().topic("b").append(batch([b"y"]))
+        world.topic("b").append(batch([b"y"]))
         assert list(contents(world.restore())) == ["a", "b"]
         world.now_ms += 1
         world.back_up()

@@ -94,8 +94,8 @@ class Story:
             self.world.compact(name)
         for _ in range(2):
             self.world.now_ms += 2 * HOUR_MS
-            self.world.root().topic("a").append(batch([b"plain"]))
-            self.world.root().topic("b").append(batch([b"plain"]))
+            self.world.topic("a").append(batch([b"plain"]))
+            self.world.topic("b").append(batch([b"plain"]))
             self.world.retain()
 
     def at(self, moments: Callable[[int], bool], *acts: Callable[[], None]) -> Callable[[Call], None]:
@@ -245,7 +245,7 @@ def killed(step: int, start: int = 0) -> int:
         assert contents(root) == contents(story.world.root())
         story.world.now_ms += DAY_MS + HOUR_MS
         story.world.retain()
-        assert not story.world.root().topic("a").log.state().holds
+        assert not story.world.topic("a").log.state().holds
     return len(range(start, total, step))
 
 
@@ -381,7 +381,7 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
     assert len(taken) == 2
     assert contents(root) == contents(story.world.root())
     with pytest.raises(Conflict):
-        maintain(story.world.root().topic("a"), holds={"late": backing_up.VersionLease(0)})
+        maintain(story.world.topic("a"), holds={"late": backing_up.VersionLease(0)})
 
 
 @pytest.mark.parametrize("kind", ["name_ms", "folder_ms"])

@@ -31,7 +31,7 @@ def busy(world: RestoringWorld) -> list[tuple[int, int]]:
     member = Groups(world.root()).group("g").join("one")
     found = []
     for offset in range(1, 17):
-        world.root().topic("a").append(batch([b"v"], keys=[b"k"]))
+        world.topic("a").append(batch([b"v"], keys=[b"k"]))
         member.commit({"a": {0: offset}})
         found.append((world.now_ms, offset))
         world.now_ms += 3 * HOUR_MS

@@ -44,7 +44,7 @@ def test_the_number_of_a_backup_follows_its_cut_not_its_end() -> None:
     newer: list[int] = []
 
     def begin_and_end_another() -> None:
-        world.root().topic("a").append(batch([b"newer"], keys=[b"n"]))
+        world.topic("a").append(batch([b"newer"], keys=[b"n"]))
         newer.append(world.back_up().number)
 
     older = back_up(world.root(), before(world.place, "create", backup_key(1), begin_and_end_another), at_once=1)
@@ -63,10 +63,10 @@ def test_a_cut_that_another_has_overtaken_is_taken_anew() -> None:
     world.fill(appends=1)
 
     def another() -> None:
-        world.root().topic("a").append(batch([b"newer"], keys=[b"n"]))
+        world.topic("a").append(batch([b"newer"], keys=[b"n"]))
         world.now_ms += HOUR_MS
         world.back_up()
-        world.root().topic("a").append(batch([b"newest"], keys=[b"n"]))
+        world.topic("a").append(batch([b"newest"], keys=[b"n"]))
 
     later = back_up(world.root(), before(world.place, "create", claim_key(1), another), at_once=1)
     assert later.number == 2
@@ -74,7 +74,7 @@ def test_a_cut_that_another_has_overtaken_is_taken_anew() -> None:
     assert found[1] < found[2]
     first, second = Repository.open(world.place).manifests()
     assert first.started_ms <= second.started_ms
-    assert not any(world.root().topic("a").log.state().holds)
+    assert not any(world.topic("a").log.state().holds)
 
 
 def test_begun_all_the_time_it_gives_up() -> None:
@@ -97,7 +97,7 @@ def test_a_backup_that_stood_still_until_a_prune_took_its_files_is_not_published
     world.fill(appends=1)
     world.back_up()
     before_it = contents(world.root())["a"]
-    world.root().topic("a").append(batch([b"x", b"y"], keys=[b"x", b"y"]))
+    world.topic("a").append(batch([b"x", b"y"], keys=[b"x", b"y"]))
 
     def stand_still() -> None:
         world.now_ms += 7 * HOUR_MS
@@ -121,7 +121,7 @@ def test_a_manifest_that_lands_after_its_run_and_a_prune_does_not_count() -> Non
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
-    world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+    world.topic("a").append(batch([b"x"], keys=[b"x"]))
     held: list[tuple[str, bytes]] = []
 
     class Late(FaultyStore):
@@ -145,7 +145,7 @@ def test_killed_at_any_request_its_number_is_never_another_ones() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
-    world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+    world.topic("a").append(batch([b"x"], keys=[b"x"]))
     source, place = world.store.snapshot(), world.place.snapshot()
     counted = FaultyStore(world.place, lambda call: None)
     back_up(world.root(), counted, at_once=1)

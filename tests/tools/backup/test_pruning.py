@@ -23,7 +23,7 @@ def five_days(world: RestoringWorld) -> list[Rows]:
     found = []
     for day in range(5):
         world.now_ms += DAY_MS
-        world.root().topic("a").append(batch([b"%d" % day], keys=[b"k0"]))
+        world.topic("a").append(batch([b"%d" % day], keys=[b"k0"]))
         world.compact("a")
         world.retain()
         world.now_ms += 1
@@ -84,7 +84,7 @@ def test_what_a_dead_run_has_copied_goes() -> None:
     world = RestoringWorld()
     world.fill()
     world.back_up()
-    world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+    world.topic("a").append(batch([b"x"], keys=[b"x"]))
     dead = Dying(lambda call: call.verb == "create" and call.key.startswith("_backups/0"))
     with pytest.raises(Crash):
         back_up(world.root(), FaultyStore(world.place, dead), at_once=1)

@@ -65,9 +65,9 @@ def test_a_restore_from_a_read_only_root(world: RestoringWorld, caplog: pytest.L
 
 
 def test_a_root_that_can_be_written_is_held(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
-    versions = world.root().topic("a").log.state().version
+    versions = world.topic("a").log.state().version
     back_up(world.root(), world.another("target"))
-    assert world.root().topic("a").log.state().version > versions
+    assert world.topic("a").log.state().version > versions
     assert WITHOUT_LEASES not in caplog.text
 
 

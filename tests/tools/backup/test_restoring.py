@@ -34,18 +34,18 @@ class TestTheCut:
         world.compact("a")
         before = contents(world.root())
         manifest = world.back_up()
-        world.root().topic("a").append(batch([b"later"], keys=[b"k"]))
+        world.topic("a").append(batch([b"later"], keys=[b"k"]))
         root = world.restore()
         assert contents(root) == before
         assert manifest.number == 1
         for name in ("a", "b"):
-            ours, theirs = root.topic(name).log.state(), world.root().topic(name).log.state()
+            ours, theirs = root.topic(name).log.state(), world.topic(name).log.state()
             assert ours.topic_id == theirs.topic_id
             assert ours.configs.explicit == theirs.configs.explicit
             assert ours.first_dirty_offset.tolist() == theirs.first_dirty_offset.tolist()
             assert ours.leader_epoch == theirs.leader_epoch + 1
             assert not ours.holds
-            assert not world.root().topic(name).log.state().holds
+            assert not world.topic(name).log.state().holds
         assert root.id != world.root().id
 
     def test_filters_of_keys_are_copied_unless_they_are_damaged(self) -> None:
@@ -72,7 +72,7 @@ class TestTheCut:
         world = RestoringWorld()
         world.fill()
         key = WriterKey("query", 7, run="one")
-        world.root().topic("a").append(batch([b"x"], keys=[b"x"]), writer=key)
+        world.topic("a").append(batch([b"x"], keys=[b"x"]), writer=key)
         world.back_up()
         root = world.restore()
         topic = root.topic("a")
@@ -113,7 +113,7 @@ class TestTheCut:
         first = world.back_up()
         before = {info.key: info.modified_ms for info in world.place.list("")}
         world.now_ms += HOUR_MS
-        world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+        world.topic("a").append(batch([b"x"], keys=[b"x"]))
         assert plan_backup(world.root(), world.place).files == 1
         second = world.back_up()
         assert (first.number, second.number) == (1, 2)
@@ -126,7 +126,7 @@ class TestTheCut:
         world = RestoringWorld()
         world.fill()
         clone_topic(world.root(), "a", "b")
-        world.root().topic("b").append(batch([b"mine"], keys=[b"x"]))
+        world.topic("b").append(batch([b"mine"], keys=[b"x"]))
         clone_topic(world.root(), "b", "c")
         for _ in range(3):
             world.now_ms += 2 * DAY_MS
@@ -150,15 +150,15 @@ class TestTheCut:
         world = RestoringWorld()
         world.fill()
         clone_topic(world.root(), "a", "b")
-        world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+        world.topic("a").append(batch([b"x"], keys=[b"x"]))
         clone_topic(world.root(), "a", "c", version=1)
         restored = world.restore(world.store)
         again = world.restore(world.store, rename={"b": "other"})
         for root, name in ((restored, "b"), (again, "other")):
             report = verify_root(root.store, env=world.env())
             assert not report.findings
-            assert rows_of(root.topic(name)) == rows_of(world.root().topic("b"))
-            assert rows_of(root.topic("c")) == rows_of(world.root().topic("c"))
+            assert rows_of(root.topic(name)) == rows_of(world.topic("b"))
+            assert rows_of(root.topic("c")) == rows_of(world.topic("c"))
 
     def test_topics_of_it_under_other_names(self) -> None:
         world = RestoringWorld()
@@ -181,7 +181,7 @@ class TestTheCut:
         world = RestoringWorld()
         world.fill("a")
         world.fill("b")
-        rows, alive_ms = rows_of(world.root().topic("b")), world.now_ms
+        rows, alive_ms = rows_of(world.topic("b")), world.now_ms
         world.now_ms += HOUR_MS
         world.root().delete_topic("b")
         world.back_up()
@@ -230,7 +230,7 @@ class TestPointsInTime:
         for day in range(4):
             for i in range(6):
                 world.now_ms += HOUR_MS
-                topic = world.root().topic("a")
+                topic = world.topic("a")
                 topic.append(batch([b"%d.%d" % (day, i)] * 2, keys=[b"k%d" % (i % 3), b"d%d" % day], partition=i % 2))
                 found.append((world.now_ms, topic.log.state().version, rows_of(topic)))
                 world.now_ms += 1
@@ -273,7 +273,7 @@ class TestPointsInTime:
         world.fill()
         world.back_up()
         world.now_ms += 1
-        topic = world.root().topic("a")
+        topic = world.topic("a")
         topic.append(batch([b"x"], keys=[b"k0"]))
         lost_ms, version = world.now_ms, topic.log.state().version
         world.now_ms += HOUR_MS
@@ -297,10 +297,10 @@ class TestPointsInTime:
         world = RestoringWorld()
         world.fill("a", 2, {})
         world.fill("b", 2, {})
-        version = world.root().topic("a").log.state().version
-        ends = world.root().topic("a").log.state().log_end.tolist()
+        version = world.topic("a").log.state().version
+        ends = world.topic("a").log.state().log_end.tolist()
         world.now_ms -= HOUR_MS
-        world.root().topic("a").append(batch([b"later"] * 4))
+        world.topic("a").append(batch([b"later"] * 4))
         read = {"a": {0: ends[0] + 3, 1: 1}, "b": {0: 2}}
         Groups(world.root()).group("g").join("one").commit(read)
         wanted = RestorePoint(topics=("a",), version=version)
@@ -323,9 +323,9 @@ class TestPointsInTime:
     def test_killed_at_any_request_it_says_the_same_of_groups(self) -> None:
         world = RestoringWorld()
         world.fill("a", 2, {})
-        version = world.root().topic("a").log.state().version
+        version = world.topic("a").log.state().version
         world.now_ms -= HOUR_MS
-        world.root().topic("a").append(batch([b"later"] * 4))
+        world.topic("a").append(batch([b"later"] * 4))
         Groups(world.root()).group("g").join("one").commit({"a": {0: 5}})
         world.back_up()
         wanted = RestorePoint(topics=("a",), version=version)
@@ -349,19 +349,19 @@ class TestPointsInTime:
     def test_from_the_root_itself(self) -> None:
         world = RestoringWorld()
         world.fill()
-        rows, time_ms = rows_of(world.root().topic("a")), world.now_ms
-        version = world.root().topic("a").log.state().version
+        rows, time_ms = rows_of(world.topic("a")), world.now_ms
+        version = world.topic("a").log.state().version
         world.now_ms += HOUR_MS
-        world.root().topic("a").append(batch([b"x"], keys=[b"k0"]))
+        world.topic("a").append(batch([b"x"], keys=[b"k0"]))
         world.compact("a")
-        now = rows_of(world.root().topic("a"))
+        now = rows_of(world.topic("a"))
         source = world.store
         assert contents(world.restore(source))["a"] == now
         assert contents(world.restore(source, RestorePoint(time_ms=time_ms)))["a"] == rows
         assert contents(world.restore(source, RestorePoint(topics=("a",), version=version)))["a"] == rows
-        assert not world.root().topic("a").log.state().holds
+        assert not world.topic("a").log.state().holds
         world.now_ms += 3 * DAY_MS
-        world.root().topic("a").append(batch([b"y"], keys=[b"y"]))
+        world.topic("a").append(batch([b"y"], keys=[b"y"]))
         world.retain()
         with pytest.raises(NotFound, match="the vacuum has deleted files of version"):
             world.restore(source, RestorePoint(time_ms=time_ms))
@@ -464,7 +464,7 @@ class TestRefusals:
         world.fill()
         if suffix != ".slices":
             world.compact("a")
-        named = sorted(world.root().topic("a").log.snapshot().slices.paths())
+        named = sorted(world.topic("a").log.snapshot().slices.paths())
         key = f"a/{named[0].rsplit('.', 1)[0]}{suffix}"
         data = world.store.get(key)
         for position in (0, len(data) // 2, len(data) - 1):
@@ -485,13 +485,13 @@ class TestRefusals:
         world = RestoringWorld()
         world.fill()
         before = world.store.snapshot()
-        world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
+        world.topic("a").append(batch([b"x"], keys=[b"x"]))
         world.back_up()
         world.store.restore(before)
         with pytest.raises(Corrupt, match="not the root that was backed up"):
             world.back_up()
         for _ in range(3):
-            world.root().topic("a").append(batch([b"y"], keys=[b"y"]))
+            world.topic("a").append(batch([b"y"], keys=[b"y"]))
         with pytest.raises(Corrupt):
             world.back_up()
 

@@ -41,7 +41,7 @@ def test_lost_commits_are_built_again_byte_for_byte(lost: tuple[int, ...]) -> No
     assert done.sound, done.left
     assert all(item.how.startswith("rebuilt") for item in done.repaired)
     assert {key: world.store.get(key) for key in saved} == saved
-    assert world.root().topic("t").count().records == 290
+    assert world.topic("t").count().records == 290
 
 
 def test_without_its_records_the_log_goes_on_and_the_lost_offsets_are_named() -> None:
@@ -56,7 +56,7 @@ def test_without_its_records_the_log_goes_on_and_the_lost_offsets_are_named() ->
         stored = world.store.get(key)
         assert stored.startswith(document)
         assert len(stored) == len(data)
-    topic = world.root().topic("t")
+    topic = world.topic("t")
     topic.append([{"value": "next"}])
     with pytest.raises(Corrupt, match=rf"{8:020d}.json.*offset 7"):
         topic.scan().to_table()
@@ -86,7 +86,7 @@ def test_a_copy_that_does_not_fit_the_chain_is_not_used() -> None:
     world.store.delete(commit_key("t", 9))
     repair_root(world.store, execute=True, env=world.env())
     with pytest.raises(Corrupt):
-        world.root().topic("t")
+        world.topic("t")
 
 
 def test_replaced_keys_of_a_compacted_topic_do_not_come_back() -> None:
@@ -97,7 +97,7 @@ def test_replaced_keys_of_a_compacted_topic_do_not_come_back() -> None:
     assert sum(batch.num_rows for batch in topic.table()) == 3
     lose(world, (8,))
     with pytest.raises(Corrupt, match="number 8 of the log is missing"):
-        world.root().topic("t")
+        world.topic("t")
     assert repair_root(world.store, execute=True, env=world.env()).repaired
     with pytest.raises(Corrupt, match="offset 7"):
-        list(world.root().topic("t").table())
+        list(world.topic("t").table())

@@ -264,7 +264,7 @@ def test_what_no_version_names_is_set_aside_as_the_vacuum_would_delete_it() -> N
     assert [info.key for info in world.store.list("t/append/") if info.key.endswith("young.slices")]
     after = verify_root(world.store, env=world.env())
     assert after.sound
-    assert world.root().topic("t").scan().to_table().num_rows == 35
+    assert world.topic("t").scan().to_table().num_rows == 35
 
 
 def _named(world: World) -> list[object]:

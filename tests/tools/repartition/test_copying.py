@@ -145,8 +145,8 @@ class TestWhatIsCopied:
         def expire(records: int, nbytes: int, of_nbytes: int) -> None:
             # Files of what is not copied yet go as well.
             if nbytes and not done:
-                world.root().topic("old").delete_records({0: 320})
-                paths = world.root().topic("old").log.snapshot().slices.paths()
+                world.topic("old").delete_records({0: 320})
+                paths = world.topic("old").log.snapshot().slices.paths()
                 for info in list(world.store.list("old/append/")):
                     if info.key.removeprefix("old/") not in paths:
                         world.store.delete(info.key)
@@ -165,7 +165,7 @@ class TestWhatIsCopied:
         world.copy()
         assert not caplog.records
         # It grows meanwhile: the new partitions are copied as well.
-        world.root().topic("old").alter(partitions=7)
+        world.topic("old").alter(partitions=7)
         world.append(100)
         assert world.copy().total == 140
         check_copy(world.root(), 5)
@@ -290,7 +290,7 @@ def created_again(world: RepartitionWorld) -> None:
 def forgotten(world: RepartitionWorld) -> None:
     world.copy()
     world.now_ms += 91 * DAY_MS
-    log = world.root().topic("new").log
+    log = world.topic("new").log
     log.commit(UpkeepIntent(world.now_ms))
 
 
@@ -344,7 +344,7 @@ class TestRefused:
             world.append()
 
         def again(records: int, nbytes: int, of_nbytes: int) -> None:
-            if nbytes and world.root().topic("old").bounds()[0].log_end == 240:
+            if nbytes and world.topic("old").bounds()[0].log_end == 240:
                 world.root().delete_topic("old")
                 world.root().create_topic("old")
                 for info in list(world.store.list("old/append/")):
@@ -352,7 +352,7 @@ class TestRefused:
 
         with pytest.raises(NotFound, match="deleted and created again while it was read"):
             begun(world).run(500, again)
-        assert 0 < world.root().topic("new").scan().to_table().num_rows < 240
+        assert 0 < world.topic("new").scan().to_table().num_rows < 240
 
 
 def begun(world: RepartitionWorld) -> Copying:

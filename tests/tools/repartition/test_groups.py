@@ -20,7 +20,7 @@ def committed(world: RepartitionWorld, group: str, topic: str) -> dict[int, int]
 
 
 def log_ends(world: RepartitionWorld, topic: str) -> dict[int, int]:
-    return {partition: bounds.log_end for partition, bounds in world.root().topic(topic).bounds().items()}
+    return {partition: bounds.log_end for partition, bounds in world.topic(topic).bounds().items()}
 
 
 def filled(partitions: int = 3) -> RepartitionWorld:

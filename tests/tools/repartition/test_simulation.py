@@ -66,9 +66,9 @@ class Story:
 
     def append(self) -> None:
         keys = self.random.choices(KEYS, k=self.random.randint(1, 60))
-        partitions = self.world.root().topic("old").log.state().partitions
+        partitions = self.world.topic("old").log.state().partitions
         by_hand = self.random.randrange(partitions) if self.random.random() < 0.3 else None
-        self.world.root().topic("old").append(self.world.rows(keys, by_hand))
+        self.world.topic("old").append(self.world.rows(keys, by_hand))
 
     def transaction(self) -> None:
         if self.open is not None:
@@ -83,7 +83,7 @@ class Story:
 
     def grow(self) -> None:
         if self.random.random() < 0.2:
-            topic = self.world.root().topic("old")
+            topic = self.world.topic("old")
             topic.alter(partitions=topic.log.state().partitions + 1)
             self.counters["grown"] += 1
 
@@ -93,7 +93,7 @@ class Story:
         before = {partition: item.offset for (topic, partition), item in group.committed().items() if topic == "old"}
         offsets = {
             partition: self.random.randint(before.get(partition, 0), limits.last_stable)
-            for partition, limits in self.world.root().topic("old").bounds().items()
+            for partition, limits in self.world.topic("old").bounds().items()
             if self.random.random() < 0.8
         }
         if offsets:
