@@ -308,7 +308,7 @@ def many_commits(folder: Path, commits: int, inline: bool) -> Path:
         )  # fmt: skip
         if version:
             end = int(state.log_end[version % PARTITIONS])
-            file = file.based((end,))
+            file = file.with_base((end,))
         commit = Commit(
             version=version,
             topic_id="AAAAAAAAAAAAAAAAAAAAAA",

@@ -26,7 +26,7 @@ from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.segments import RollRule, Segment, due, segments_of
+from sparklog.log.state.segments import RollRule, Segment, is_roll_due, segments_of
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot
 from sparklog.maintenance.report import Backlog, Due, Planned, allowed_wait_ms
 from sparklog.maintenance.work_items import Settings
@@ -48,7 +48,7 @@ def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
             segment
             for segment in segments
             if segment.rows and not segment.sealed and segment.end <= stable[partition]
-            if not segment.active or due(segment, rule, settings.now_ms)
+            if not segment.active or is_roll_due(segment, rule, settings.now_ms)
         ]
         closed += to_seal
         if configs.is_compacted and partition not in skipped:

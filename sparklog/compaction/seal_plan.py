@@ -15,7 +15,7 @@ from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import own_consistent_ends
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
-from sparklog.log.state.segments import RollRule, Segment, due, segments_of
+from sparklog.log.state.segments import RollRule, Segment, is_roll_due, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Settings
@@ -59,7 +59,7 @@ def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int,
         return 0
     if segment.active and roll:
         return int(np.searchsorted(slices.end[segment.span], stable, "right"))
-    closed = not segment.active or due(segment, rule, now_ms)
+    closed = not segment.active or is_roll_due(segment, rule, now_ms)
     return segment.rows if closed and segment.end <= stable else 0
 
 

@@ -17,7 +17,7 @@ from sparklog.common.settings import BOOLEAN, TEXT, Setting, ValueType, int64, o
 from sparklog.common.times import parse_iso_time
 from sparklog.errors import BadRequest, nearest
 from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
-from sparklog.log.state.configs import CONFIGS, kafka_name
+from sparklog.log.state.configs import CONFIGS, no_effect_reason
 from sparklog.storage.cloud_settings import OPPOSITES, SETTINGS
 
 Use = Literal["batch", "stream", "write"]
@@ -281,7 +281,7 @@ def find_option(given: str) -> Setting | None:
         raise BadRequest(f"Option '{_SPELLED.get(key, key)}' is not supported: {_REJECTED[key]}.")
     if key in _IGNORED or key.startswith(_KAFKA_IGNORED_PREFIXES):
         return None
-    why = kafka_name(key)
+    why = no_effect_reason(key)
     if why:
         raise BadRequest(f"Unknown option '{given}': {why}; remove it")
     if key.removeprefix("kafka.") in CONFIGS:

@@ -186,12 +186,12 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
     """Return the topic of a write, creating it if allowed; warn about options that differ from an existing topic."""
-    from sparklog.log.topic.root import written_topic
+    from sparklog.log.topic.root import topic_for_writer
 
     if options.auto_create:
         with log_created_objects():
             given = options.partitions if options.partitions_given else None
-            topic = written_topic(root, name, partitions=given, configs=options.configs)
+            topic = topic_for_writer(root, name, partitions=given, configs=options.configs)
     else:
         try:
             topic = root.topic(name)

@@ -96,7 +96,9 @@ class Subscriber:
 
     def take(self) -> list[str]:
         """Take a snapshot of the topics to read and return their names. Raises NotFound like `existing`."""
-        return self._matching(self._view.take(self._filter())) if self.open_ended else self.existing(self.topics())
+        return (
+            self._matching(self._view.refresh_all(self._filter())) if self.open_ended else self.existing(self.topics())
+        )
 
     def _matching(self, names: list[str]) -> list[str]:
         """Return these topics; warn if a pattern matches none."""

@@ -203,7 +203,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     topics = _files_by_topic(messages)
     if key is not None and key.mode == "stream":
         # Use the store's clock, because the next run may be on another host with another clock.
-        epoch = None if key.epoch is None else max(0, root.engine.by_store_clock(key.epoch))
+        epoch = None if key.epoch is None else max(0, root.engine.to_store_clock(key.epoch))
         key = replace(key, epoch=epoch, replay_mismatch=plan.options.replay_mismatch)
         if _published_with_other_option(root, plan, topics, key):
             return

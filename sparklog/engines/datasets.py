@@ -215,7 +215,7 @@ def datasets(
     check_threads(threads)
     view = _view(root)
     if topics is None:
-        names = view.take()
+        names = view.refresh_all()
     else:
         names = list(dict.fromkeys(topics))
         view.refresh(names)

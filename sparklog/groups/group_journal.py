@@ -69,7 +69,7 @@ class GroupJournal:
             # Either the transaction was aborted, or a cache hides the entry that records its commit. The offsets stay
             # pending until no cache can hide the entry.
             decisions = self.root.engine.decisions
-            aborted = {item.number: False for item in unclear if decisions.log(item.txn).is_over(item.n)}
+            aborted = {item.number: False for item in unclear if decisions.log(item.txn).has_expired(item.n)}
             newer = self.log.refresh()
             if newer.number == state.number:
                 return resolved(state, {**outcomes, **aborted})
@@ -95,20 +95,20 @@ class GroupJournal:
             try:
                 log = self.root.engine.decisions.log(item.txn)
                 decisions = log.deciding(item.n)
-                if decide and not decisions.decided(item.n):
+                if decide and not decisions.is_decided(item.n):
                     if state.is_superseded(item):
                         decisions = log.abort(item.n, BY_NEWER_GENERATION)
                     elif self._pending_since_ms(item) + item.timeout_ms < self.root.store.now_ms():
                         decisions = log.abort(item.n, BY_TIMEOUT)
                 outcome = log.outcome(item.n)
-                if decide and decisions.decided(item.n):
+                if decide and decisions.is_decided(item.n):
                     log.make_durable()
             except (SparklogError, OSError) as error:
                 _LOG.warning("transaction %s of '%s' stays open in group %s: %s", item.n, item.txn, self.id, error)
                 continue
             if outcome is None:
                 unclear.append(item)
-            elif outcome.decided(item.n):
+            elif outcome.is_decided(item.n):
                 outcomes[item.number] = outcome.commits_group(item.n, self.id, item.number)
         return outcomes, unclear
 

@@ -236,7 +236,7 @@ class RunRecorder(Generic[R]):
                 root.env.new_id(),
                 platform.node(),
                 os.getpid(),
-                root.engine.by_store_clock(root.env.wall_ms()) - took_ms,
+                root.engine.to_store_clock(root.env.wall_ms()) - took_ms,
                 took_ms,
                 tuple(self.topics),
                 sum(report.failed for report in self.reports),

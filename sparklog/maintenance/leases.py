@@ -178,7 +178,7 @@ class JobLease:
         return {topic for other in self.other_claims for topic in other.topics}
 
     def _now_ms(self) -> int:
-        return self._root.engine.by_store_clock(self._root.env.wall_ms())
+        return self._root.engine.to_store_clock(self._root.env.wall_ms())
 
 
 @contextmanager

@@ -31,11 +31,11 @@ from sparklog.log.state.broker_names import BROKER_NAMES, BY_NAME, UNITS_MS, top
 from sparklog.log.state.configs import (
     COMPACT,
     CONFIGS,
-    LEAST_DELETE_DELAY_MS,
+    MIN_DELETE_DELAY_MS,
     RETAIN,
     TopicConfigs,
     is_security,
-    kafka_name,
+    no_effect_reason,
 )
 from sparklog.log.state.root_defaults import ID, ROOT_SETTINGS, RootDefaults
 from sparklog.maintenance.work_items import Settings
@@ -58,8 +58,8 @@ class Property:
 TOPIC = "topic"
 MAINTENANCE = "maintenance"
 _MIN_DELETE_DELAY = replace(
-    int64(LEAST_DELETE_DELAY_MS),
-    valid=f"{integer_range(LEAST_DELETE_DELAY_MS)} (one hour), so that running jobs find their files",
+    int64(MIN_DELETE_DELAY_MS),
+    valid=f"{integer_range(MIN_DELETE_DELAY_MS)} (one hour), so that running jobs find their files",
 )
 
 
@@ -179,7 +179,7 @@ def _is_root_default(name: str) -> bool:
 
 def _reason(name: str) -> str | None:
     """Return why a broker setting has no effect; None for an unknown name."""
-    return kafka_name(name) or ("it has no effect without brokers" if name in BY_NAME else None)
+    return no_effect_reason(name) or ("it has no effect without brokers" if name in BY_NAME else None)
 
 
 def _unknown(name: str) -> str:
@@ -304,7 +304,7 @@ def one_config_doc(name: str) -> ConfigDoc:
     """Return the config of this name; `BadRequest` with similar names if there is none."""
     docs = {doc.setting.name: doc for doc in config_docs()}
     if name not in docs:
-        why = kafka_name(name)
+        why = no_effect_reason(name)
         raise BadRequest(f"unknown config '{name}'{f': {why}' if why else did_you_mean(name, docs)}")
     return docs[name]
 

@@ -27,7 +27,7 @@ from sparklog.log.journal.names import file_key, topic_names
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.commit_intents import LogStartIntent
-from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
+from sparklog.log.state.configs import MIN_DELETE_DELAY_MS
 from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root, topic_of
@@ -418,7 +418,7 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
     """Delete objects that belong to no topic: temporary files, expired group offsets, old journal entries."""
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
-        limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
+        limit_ms = store_ms - 24 * MIN_DELETE_DELAY_MS
         temporary = remove_temporaries(root.store, ROOT_FILES, limit_ms, dry_run=dry_run)
         removed, failures = [*temporary.removed], [*temporary.failures]
         expired_groups: tuple[str, ...] = ()

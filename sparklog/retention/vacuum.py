@@ -30,7 +30,7 @@ from sparklog.log.journal.documents import INLINE_RECORDS
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key, commit_path, topic_folder
 from sparklog.log.state.commit import CREATE, MAINTAIN
 from sparklog.log.state.commit_intents import Draft, Nothing
-from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
+from sparklog.log.state.configs import MIN_DELETE_DELAY_MS
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import TopicState
@@ -239,7 +239,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
         floor = after.floor
         if after.version != state.version:
             phases = _plan_again(run, after)
-    limit_ms, folder = run.store_ms - max(run.delay_ms, LEAST_DELETE_DELAY_MS), f"{topic_folder(topic.name)}/"
+    limit_ms, folder = run.store_ms - max(run.delay_ms, MIN_DELETE_DELAY_MS), f"{topic_folder(topic.name)}/"
     temporary = remove_temporaries(topic.store, topic.name, limit_ms, folder=folder, dry_run=dry_run)
     deleted, failures = [candidate for candidates in phases for candidate in candidates], list[SparklogError]()
     if not dry_run:

@@ -31,9 +31,9 @@ from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import commit_key, topic_folder
 from sparklog.log.state.commit import DELETE
 from sparklog.log.state.commit_intents import DeleteIntent
-from sparklog.log.state.history import CommitFiles, History, first_of_run
+from sparklog.log.state.history import CommitFiles, History, start_after_last_gap
 from sparklog.log.state.topic_state import TopicState
-from sparklog.log.topic.cloning import GiveUpIntent, clone_of_hold, is_given_up, still_names
+from sparklog.log.topic.cloning import AbandonCloneIntent, clone_of_lease_name, is_clone_abandoned, references_files_of
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.topic import RootContext, Topic
 from sparklog.maintenance.work_items import Settings
@@ -111,7 +111,7 @@ def first_young_version(commits: CommitFiles, head_version: int, now_ms: int, ke
     version = commits.version[: int(np.searchsorted(commits.version, head_version, "right"))]
     if not len(version):
         return 0
-    first = first_of_run(version)
+    first = start_after_last_gap(version)
     young = np.flatnonzero(commits.modified_ms[first : len(version)] > now_ms - kept_ms)
     if not len(young):
         return int(version[-1]) + 1
@@ -246,7 +246,7 @@ def _remaining_leases(
     """Return the expired leases of clones for which `stays` (name, topic id) returns True or fails."""
     names = set()
     for name in expired_leases(state, now_ms):
-        clone = clone_of_hold(name)
+        clone = clone_of_lease_name(name)
         try:
             if clone is not None and stays(*clone):
                 names.add(name)
@@ -258,9 +258,9 @@ def _remaining_leases(
 
 def _abandon(clone: TopicLog, topic_id: str, now_ms: int) -> None:
     state = clone.refresh().topic_state
-    if not is_given_up(state, topic_id):
-        state = clone.commit(GiveUpIntent(topic_id, now_ms)).state
-    if is_given_up(state, topic_id) and state.exists and state.topic_id == topic_id:
+    if not is_clone_abandoned(state, topic_id):
+        state = clone.commit(AbandonCloneIntent(topic_id, now_ms)).state
+    if is_clone_abandoned(state, topic_id) and state.exists and state.topic_id == topic_id:
         clone.commit(DeleteIntent(topic_id, state.version))
 
 
@@ -274,11 +274,11 @@ def needed_by_clones(topic: Topic, state: TopicState, settings: Settings, now_ms
 def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
     history = History(root.store, clone, root.env)
     state = root.engine.log(clone).refresh().topic_state
-    if state.version < 0 or (is_given_up(state, topic_id) and clone != owner):
+    if state.version < 0 or (is_clone_abandoned(state, topic_id) and clone != owner):
         return False
     since = floor_version(history.commits, state.version, now_ms, delete_delay_ms(history, state, settings))
     versions = leased_versions(state, now_ms)
     if since < 0:
         # The clone is so young that all of its versions may still be read.
         return True
-    return still_names(history, topic_id, owner, since, versions, state.version)
+    return references_files_of(history, topic_id, owner, since, versions, state.version)

@@ -60,30 +60,31 @@ class PendingBatch(ReceivedBatch):
 class TopicQueue:
     """The pending batches of a topic, and when their commit starts. Times are loop times; see the module."""
 
-    linger: float
+    linger_seconds: float
     pending: deque[PendingBatch] = field(default_factory=deque)
-    not_before: float = -math.inf
-    not_after: float = -math.inf
+    earliest_start: float = -math.inf
+    latest_start: float = -math.inf
     expected_batches: int = 1
     worker: asyncio.Task[None] | None = None
-    _full: asyncio.Future[None] | None = None
-    """Completes when `expected_batches` are pending, if `wait` is waiting for them."""
+    _enough_pending: asyncio.Future[None] | None = None
+    """Completes when `expected_batches` are pending, if `wait_for_start` is waiting for them."""
 
     def add(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
-        if self._full is not None and not self._full.done() and len(self.pending) >= self.expected_batches:
-            self._full.set_result(None)
+        waiting = self._enough_pending
+        if waiting is not None and not waiting.done() and len(self.pending) >= self.expected_batches:
+            waiting.set_result(None)
 
-    async def wait(self) -> None:
+    async def wait_for_start(self) -> None:
         """Wait until the next commit may start."""
         loop = asyncio.get_running_loop()
-        if self.not_before > loop.time():
-            await asyncio.sleep(self.not_before - loop.time())
-        if len(self.pending) < self.expected_batches and self.not_after > loop.time():
-            self._full = loop.create_future()
+        if self.earliest_start > loop.time():
+            await asyncio.sleep(self.earliest_start - loop.time())
+        if len(self.pending) < self.expected_batches and self.latest_start > loop.time():
+            self._enough_pending = loop.create_future()
             # Unlike `wait_for`, this creates no task.
-            await asyncio.wait([self._full], timeout=self.not_after - loop.time())
-            self._full = None
+            await asyncio.wait([self._enough_pending], timeout=self.latest_start - loop.time())
+            self._enough_pending = None
 
     def drain(self) -> list[PendingBatch]:
         """Remove and return the batches of the next commit: at least one, up to about `COMMIT_BYTES`."""
@@ -96,8 +97,8 @@ class TopicQueue:
 
     def schedule_next(self, batches: int, started: float, ended: float) -> None:
         """Set when the next commit starts, after a commit of this many batches."""
-        self.not_before = started + self.linger
-        self.not_after = ended + max(self.linger, min(ended - started, MAX_WAIT_SECONDS))
+        self.earliest_start = started + self.linger_seconds
+        self.latest_start = ended + max(self.linger_seconds, min(ended - started, MAX_WAIT_SECONDS))
         self.expected_batches = max(batches + len(self.pending), self.expected_batches * 3 // 4)
 
 
@@ -129,7 +130,7 @@ class Appends:
         """Commit the pending batches of a topic until there are none."""
         loop = asyncio.get_running_loop()
         while queue.pending:
-            await queue.wait()
+            await queue.wait_for_start()
             started, batches = loop.time(), queue.drain()
             responses = await self._commit(topic, batches)
             queue.schedule_next(len(batches), started, loop.time())

@@ -66,20 +66,20 @@ class Coordinator:
         owner = f"{INSTANCE}{self._peers.own}"
         return self.group(name).own(owner, session_timeout_ms=SESSION_MS, assignors=assignors, previous=previous)
 
-    def held(self, name: str) -> GroupMembers | None:
+    def local_members(self, name: str) -> GroupMembers | None:
         """Return the members of a group that has clients of this server; None: it has none."""
         members = self._groups.get(name)
         return members if members is not None and members.members else None
 
-    def classic(self, name: str) -> GroupMembers | None:
+    def exclusive_members(self, name: str) -> GroupMembers | None:
         """Return the members of a group whose only members are clients of this server; None: it has others."""
-        members = self.held(name)
+        members = self.local_members(name)
         return None if members is None or members.is_shared else members
 
     async def owner(self, name: str) -> Address:
         """Return the server that coordinates a group."""
         peers = self._peers
-        if self.held(name) is not None or len(peers.nodes) == 1:
+        if self.local_members(name) is not None or len(peers.nodes) == 1:
             return peers.own
         description = await self.run(self.group(name).description)
         holder = description.instance if description.state == STABLE else None
@@ -119,7 +119,7 @@ class Coordinator:
             if members.membership is not membership:
                 # The next generation of this server has fenced the commit.
                 raise CodeError(Code.ILLEGAL_GENERATION) from None
-            self._give_up(name)
+            self._drop_group(name)
             raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
 
     async def _write(self, members: GroupMembers, membership: Membership) -> None:
@@ -127,7 +127,7 @@ class Coordinator:
             offsets, _ = self._next.pop((members.id, membership.generation))
             await self.run(membership.commit, offsets)
 
-    def _give_up(self, name: str) -> None:
+    def _drop_group(self, name: str) -> None:
         """Drop the members of a group that another owner has taken over: they join again, here or elsewhere."""
         members = self._groups.pop(name, None)
         if members is not None:
@@ -147,13 +147,13 @@ class Coordinator:
             if members.is_shared:
                 await members.refresh_shared(self.group(name))
             elif membership is not None:
-                if turn % OWNER_POLLS == 0 and await self.run(_is_wanted, membership):
+                if turn % OWNER_POLLS == 0 and await self.run(_has_waiting_members, membership):
                     await members.share_group()
             elif not members.members and not members.lock.locked():
                 self._groups.pop(name, None)
         except Fenced:
             if members.membership is membership:
-                self._give_up(name)
+                self._drop_group(name)
         except Exception as error:  # noqa: BLE001 - the heartbeats of other groups must go on
             _LOG.warning("group %s: no heartbeat could be written: %s", name, error)
 
@@ -164,7 +164,7 @@ class Coordinator:
             members.close(Code.NOT_COORDINATOR)
 
 
-def _is_wanted(membership: Membership) -> bool:
+def _has_waiting_members(membership: Membership) -> bool:
     """Send the heartbeat of an exclusive owner if one is due. Return True if other members wait for its partitions."""
     membership.heartbeat_if_due()
     if membership.member.assignors == (ALL,):

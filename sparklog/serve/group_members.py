@@ -128,7 +128,7 @@ class GroupMembers:
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pending: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     _deadline: asyncio.TimerHandle | None = None
-    _settling: bool = False
+    _is_delayed: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -151,13 +151,13 @@ class GroupMembers:
         """
         async with self.lock:
             joined: Awaitable[Joined]
-            before, leader = self._holder(details.instance), self.leader
+            before, leader = self._member_of_instance(details.instance), self.leader
             member = self._entering(details, id_first)
             if self.is_shared:
                 joined = self._join_shared(member, replace(details, member=member.id))
-            elif self.state in (STABLE, COMPLETING) and self._goes_on(member, details):
+            elif self.state in (STABLE, COMPLETING) and self._repeats_request(member, details):
                 return self._joined(member)
-            elif before is not None and self._comes_back(member, before):
+            elif before is not None and self._skips_rebalance(member, before):
                 self.touch(member)
                 if may_skip:
                     return replace(self._joined(member), skips_assignment=member.id == self.leader)
@@ -174,7 +174,7 @@ class GroupMembers:
         self.touch(member)
         if member.classic is not None:
             async with member.turn:
-                return assignment_bytes(self._of_journal(member, member.classic.sync, generation))
+                return assignment_bytes(self._call_classic(member, member.classic.sync, generation))
         if self.state == STABLE:
             return member.assignment
         if member_id != self.leader:
@@ -199,17 +199,17 @@ class GroupMembers:
         if member.classic is None:
             must_rejoin = self.state == PREPARING
         else:
-            must_rejoin = not member.turn.locked() and self._of_journal(member, member.classic.must_rejoin)
+            must_rejoin = not member.turn.locked() and self._call_classic(member, member.classic.must_rejoin)
         return Code.REBALANCE_IN_PROGRESS if must_rejoin else Code.NONE
 
     async def leave(self, member_id: str, instance: str | None) -> Code:
         """Remove a member. If it was the last one, return only after the journal has an entry for the empty group."""
         async with self.lock:
-            if self._was_pending(member_id):
+            if self._remove_pending(member_id):
                 return Code.NONE
-            holder = self._holder(instance)
+            current = self._member_of_instance(instance)
             try:
-                member = self._member(holder.id if holder is not None and not member_id else member_id, instance)
+                member = self._member(current.id if current is not None and not member_id else member_id, instance)
             except CodeError as error:
                 return error.code
             completing = self._remove(member)
@@ -227,8 +227,8 @@ class GroupMembers:
         return member
 
     def _member(self, member_id: str, instance: str | None) -> MemberState:
-        member, holder = self.members.get(member_id), self._holder(instance)
-        if holder is not None and holder is not member:
+        member, current = self.members.get(member_id), self._member_of_instance(instance)
+        if current is not None and current is not member:
             raise CodeError(Code.FENCED_INSTANCE_ID)
         if member is None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
@@ -265,12 +265,12 @@ class GroupMembers:
     def _entering(self, details: JoinDetails, id_first: bool) -> MemberState:
         """Return the member that joins, a new one where it is new."""
         self._check_protocols(details)
-        holder = self._holder(details.instance)
+        current = self._member_of_instance(details.instance)
         if details.member:
-            if self._was_pending(details.member):
+            if self._remove_pending(details.member):
                 return self._new(details)
             return self._member(details.member, details.instance)
-        if holder is None and len(self.members) + len(self._pending) >= MAX_MEMBERS:
+        if current is None and len(self.members) + len(self._pending) >= MAX_MEMBERS:
             raise CodeError(Code.GROUP_MAX_SIZE_REACHED)
         new_id = f"{details.instance or details.client or 'member'}-{self.new_id()}"
         if details.instance is None and id_first:
@@ -278,15 +278,15 @@ class GroupMembers:
             self._pending[new_id] = loop.call_later(details.session_ms / 1000, self._pending.pop, new_id, None)
             raise CodeError(Code.MEMBER_ID_REQUIRED, memberId=new_id)
         member = self._new(replace(details, member=new_id))
-        if holder is not None:
+        if current is not None:
             # Another process has joined with the same instance id: fence the previous member.
-            holder.fail(Code.FENCED_INSTANCE_ID)
-            self._drop(holder)
-            member.assignment = holder.assignment
-            self.leader = member.id if self.leader == holder.id else self.leader
+            current.fail(Code.FENCED_INSTANCE_ID)
+            self._drop(current)
+            member.assignment = current.assignment
+            self.leader = member.id if self.leader == current.id else self.leader
         return member
 
-    def _was_pending(self, member_id: str) -> bool:
+    def _remove_pending(self, member_id: str) -> bool:
         """Return True for an id that was given, and that its member comes back with for the first time."""
         timer = self._pending.pop(member_id, None)
         _stop(timer)
@@ -296,12 +296,12 @@ class GroupMembers:
         member = self.members[details.member] = MemberState(details)
         return member
 
-    def _holder(self, instance: str | None) -> MemberState | None:
+    def _member_of_instance(self, instance: str | None) -> MemberState | None:
         """Return the member of this instance."""
         members = self.members.values() if instance is not None else ()
         return next((member for member in members if member.details.instance == instance), None)
 
-    def _comes_back(self, member: MemberState, before: MemberState) -> bool:
+    def _skips_rebalance(self, member: MemberState, before: MemberState) -> bool:
         """Return True if a static member needs no rebalance: it is joined as it was, under a new id."""
         return (
             self.state == STABLE
@@ -316,7 +316,7 @@ class GroupMembers:
         if not one_kind or not common_assignors(all_details) or (self.is_shared and details.group_member() is None):
             raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
 
-    def _goes_on(self, member: MemberState, details: JoinDetails) -> bool:
+    def _repeats_request(self, member: MemberState, details: JoinDetails) -> bool:
         """Return True if a member, not a new one, asks again for what it has: its answer may have been lost."""
         is_same = member.expiry is not None and member.details.protocols == details.protocols
         return is_same and (self.state == COMPLETING or member.id != self.leader)
@@ -329,7 +329,7 @@ class GroupMembers:
 
     def _prepare(self, *, first: bool = False) -> None:
         """Begin a rebalance. `first`: of an empty group, whose first member waits for others."""
-        self.state, self._settling = PREPARING, first
+        self.state, self._is_delayed = PREPARING, first
         for member in self.members.values():
             member.fail(Code.REBALANCE_IN_PROGRESS)
         longest_ms = max((member.details.rebalance_ms for member in self.members.values()), default=0)
@@ -339,7 +339,7 @@ class GroupMembers:
 
     def _complete_soon(self, late: bool = False) -> asyncio.Task[None] | None:
         """Start a task that completes the rebalance; return it, or None if the rebalance is being delayed."""
-        if not late and self._settling:
+        if not late and self._is_delayed:
             return None
         return self._start(self._complete(late))
 
@@ -380,7 +380,7 @@ class GroupMembers:
                 self._prepare()
                 return
             if self.members:
-                self._answer_joins()
+                self._complete_joins()
             else:
                 # All have left, or were given up meanwhile.
                 await self._leave_journal()
@@ -401,7 +401,7 @@ class GroupMembers:
             owner = None
         if previous is None:
             # What new clients say that they read was assigned by nobody who is known here.
-            all_details = [replace(details, reads_on=False) for details in all_details]
+            all_details = [replace(details, keeps_owned=False) for details in all_details]
         joined = await self.share(all_details, owner)
         self.membership, self.is_shared, self.state, self.leader = None, True, STABLE, ""
         for member, classic in zip(list(self.members.values()), joined, strict=True):
@@ -412,7 +412,7 @@ class GroupMembers:
             self.touch(member)
         return True
 
-    def _answer_joins(self) -> None:
+    def _complete_joins(self) -> None:
         self.protocol = self._elected()
         if self.leader not in self.members:
             self.leader = next(iter(self.members))
@@ -485,7 +485,7 @@ class GroupMembers:
                 await self.run(classic.commit, generation, offsets)
             except Fenced:
                 # Raises if it is no longer a member. Otherwise one of the partitions is another member's now.
-                self._of_journal(member, classic.must_rejoin)
+                self._call_classic(member, classic.must_rejoin)
                 raise CodeError(Code.REBALANCE_IN_PROGRESS) from None
 
     async def _join_shared(self, member: MemberState, details: JoinDetails) -> Joined:
@@ -518,7 +518,7 @@ class GroupMembers:
         self.protocol = common_assignor(classic.membership.state.members)
         return Joined(classic.generation, self.protocol, "", member.id)
 
-    def _of_journal(self, member: MemberState, call: Callable[..., T], *arguments: object) -> T:
+    def _call_classic(self, member: MemberState, call: Callable[..., T], *arguments: object) -> T:
         """Call a function of a member; if the group went on without it, drop it and tell the client."""
         try:
             return call(*arguments)

@@ -35,7 +35,7 @@ class JoinDetails:
     rebalance_ms: int
     kind: str
     protocols: tuple[tuple[str, bytes], ...]
-    reads_on: bool = True
+    keeps_owned: bool = True
     """False: partitions that the subscription lists as owned do not count."""
 
     @property

@@ -102,4 +102,4 @@ def assignment_bytes(partitions: Partitions) -> bytes:
 
 def _owned(details: JoinDetails) -> Partitions:
     subscription = details.subscription()
-    return frozenset() if subscription is None or not details.reads_on else subscription.owned
+    return frozenset() if subscription is None or not details.keeps_owned else subscription.owned

@@ -31,7 +31,7 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.read.fetch import Cursor, Fetcher
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.read_plan import NativeReadPart
-from sparklog.log.state.slice_table import Newer
+from sparklog.log.state.slice_table import ReadLatest
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.serve.served_log import FetchPosition, ServedLog
 from sparklog.storage.fork_safety import ForkLock
@@ -184,7 +184,7 @@ def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHea
     Fetched data is copied while it is in the CPU cache, so that its memory can be reused. Raises `Corrupt` after
     yielding the valid batches before a corrupt one.
     """
-    opened: dict[tuple[str, str], Newer] = {}
+    opened: dict[tuple[str, str], ReadLatest] = {}
     cursor = Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
     memory = new_array(min(part.slices.nbytes, WINDOW_BYTES + WINDOW_BYTES // 4), np.uint8)
     sources, starts, end = list[tuple[PlannedSlice, int]](), list[int](), 0

@@ -120,7 +120,7 @@ class SaslExchange:
         self._mechanism = mechanism
         self._users = users
         self._random = random
-        self._claimed = self._named("")
+        self._claimed_user = self._user("")
         self._messages: list[str] = []
         self._nonce = ""
 
@@ -133,7 +133,7 @@ class SaslExchange:
             # This includes text that is not UTF-8 or base64.
             raise CodeError(Code.SASL_AUTHENTICATION_FAILED, str(error)) from None
 
-    def _named(self, name: str) -> User:
+    def _user(self, name: str) -> User:
         """Return a user; for an unknown name, one without a valid password, so that clients cannot find out names."""
         secret = b"".join(user.verifier.server_key for user in self._users.values())
         salt = _hmac(secret, name.encode())[:16]
@@ -143,7 +143,7 @@ class SaslExchange:
         if text.count("\0") != 2:
             raise ValueError("expected an identity, a name and a password")
         identity, name, password = text.split("\0")
-        user = self._named(name)
+        user = self._user(name)
         if not user.verifier.matches(password) or identity not in ("", name):
             raise ValueError(WRONG)
         self.user = user
@@ -154,16 +154,18 @@ class SaslExchange:
         fields = _fields(bare)
         if not header.startswith(("n", "y")) or not fields.get("n") or not fields.get("r") or "m" in fields:
             raise ValueError("expected a first message of SCRAM without channel binding")
-        self._claimed = self._named(fields["n"].replace("=2C", ",").replace("=3D", "="))
+        self._claimed_user = self._user(fields["n"].replace("=2C", ",").replace("=3D", "="))
         self._nonce = fields["r"] + _text(self._random.getrandbits(192).to_bytes(24, "big"))
-        response = f"r={self._nonce},s={_text(self._claimed.verifier.salt)},i={self._claimed.verifier.iterations}"
+        response = (
+            f"r={self._nonce},s={_text(self._claimed_user.verifier.salt)},i={self._claimed_user.verifier.iterations}"
+        )
         self._messages = [bare, response, header]
         return response.encode()
 
     def _final(self, text: str) -> bytes:
         bare, response, header = self._messages
         without, _, proof_text = text.rpartition(",p=")
-        fields, verifier = _fields(without), self._claimed.verifier
+        fields, verifier = _fields(without), self._claimed_user.verifier
         proof = base64.b64decode(proof_text, validate=True)
         binding = base64.b64decode(fields.get("c", ""), validate=True).decode()
         message = f"{bare},{response},{without}".encode()
@@ -174,7 +176,7 @@ class SaslExchange:
         is_fresh = fields.get("r", "").endswith(self._nonce)
         if not is_valid or not is_fresh or binding != f"{header},,":
             raise ValueError(WRONG)
-        self.user = self._claimed
+        self.user = self._claimed_user
         return b"v=" + _text(_hmac(verifier.server_key, message)).encode()
 
 

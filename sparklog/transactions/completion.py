@@ -34,10 +34,10 @@ from sparklog.log.decisions.decision import (
     Prepared,
     PreparedGroup,
     expire,
-    forget,
+    prune,
 )
 from sparklog.log.decisions.decision_log import DecisionLog, consistent_ends, consistent_snapshots, limited_to
-from sparklog.log.decisions.expired_ids import ARCHIVE, ONE_WRITE, RESERVED, archive_of, entry_in, keep_newer
+from sparklog.log.decisions.expired_ids import ARCHIVE, ONE_WRITE, RESERVED, archive_newer, archive_of, entry_in
 from sparklog.log.journal.chain import EntryChain, ids_of
 from sparklog.log.journal.entry_log import KEEP_MS, Collected, collect_entries, collect_log
 from sparklog.log.journal.journal import Journal
@@ -158,9 +158,9 @@ def _is_true_of(log: Journal[S, Any, Any], condition: Callable[[S], bool], refre
 def forget_recorded(root: Root, log: DecisionLog) -> int:
     state = log.refresh()
     recorded = recorded_everywhere(root, state, refresh=True)
-    if forget(state, recorded) is None:
+    if prune(state, recorded) is None:
         return 0
-    return len(state.commits) - len(log.write(lambda base: forget(base, recorded)).commits)
+    return len(state.commits) - len(log.write(lambda base: prune(base, recorded)).commits)
 
 
 @dataclass
@@ -266,7 +266,7 @@ class ExpiryPass:
             try:
                 log = self.root.engine.decisions.log(name)
                 before = log.refresh().number
-                if log.write(partial(keep_newer, entries=entries)).number > before:
+                if log.write(partial(archive_newer, entries=entries)).number > before:
                     # Older entries are deleted below the second latest checkpoint.
                     log.write_checkpoint()
             except SparklogError as error:

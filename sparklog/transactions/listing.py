@@ -275,7 +275,7 @@ def _held_and_waiting(
         for (owner, n), prepares in open_transactions(topic_state).items():
             if owner != state.id:
                 continue
-            if state.decided(n):
+            if state.is_decided(n):
                 committed = bool(state.resolved(topic, topic_state.topic_id, n).committed)
                 waiting.append(UnrecordedOutcome(topic, n, committed))
                 continue
@@ -295,7 +295,7 @@ def _pending(root: Root, groups: Mapping[str, GroupState], state: Decisions) -> 
         for item in group.pending:
             if item.txn != state.id:
                 continue
-            committed = state.commits_group(item.n, name, item.number) if state.decided(item.n) else None
+            committed = state.commits_group(item.n, name, item.number) if state.is_decided(item.n) else None
             age = Groups(root).group(name).pending_ms(item)
             offsets = tuple(position for offsets_of_topic in item.offsets for position in offsets_of_topic.positions())
             prepared.append(PendingOffsets(name, item.n, committed, age, item.timeout_ms, offsets))

@@ -401,7 +401,7 @@ class Transaction:
             raise unknown from None
         committed = state.commit_of(self.n)
         if committed is None:
-            if not state.surely_aborted(self.n):
+            if not state.is_known_aborted(self.n):
                 raise unknown
         elif {*self._prepared, *self._prepared_groups} <= {*committed.prepares, *committed.groups}:
             reached("transactions: a commit of unknown outcome was written")

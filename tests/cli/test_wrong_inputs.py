@@ -13,7 +13,7 @@ import sparklog as library
 from sparklog.console.command_hints import COMMANDS, OPTIONS
 from sparklog.errors import BadRequest, NotFound
 from sparklog.groups.lag import Groups
-from sparklog.log.topic.root import written_topic
+from sparklog.log.topic.root import topic_for_writer
 from tests.cli.conftest import Sparklog
 from tests.support.command_line import command_of, invoke
 
@@ -99,7 +99,7 @@ def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None
     root = library.open(tmp_path / "r", create=True)
     root.alter_defaults({"auto.create.topics.enable": "false"})
     with pytest.raises(NotFound, match=r"writers do not create topics; create it: root.create_topic\('x'\)"):
-        written_topic(root, "x")
+        topic_for_writer(root, "x")
     (tmp_path / "lines").write_text("a\n")
     command = f"create it: sparklog topics create x --root {tmp_path}/r ["
     assert command in answer(tmp_path, "produce x --file {p}/lines", 1)

@@ -21,7 +21,7 @@ from sparklog.compaction.merge_work import MergeWork
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.limits import DEFAULTS
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.segments import RollRule, due, segments_of
+from sparklog.log.state.segments import RollRule, is_roll_due, segments_of
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.slices import with_tier
 from sparklog.log.state.topic_state import TopicState
@@ -187,7 +187,7 @@ class Month:
             span = rows.partition_rows(partition)
             behind = behind_sealed(rows[span], self.sealed_ts[partition])
             for segment in segments_of(behind, partition, int(self.end[partition]), self.rule)[1:]:
-                closed = not segment.active or due(segment, self.rule, int(self.now * 1000))
+                closed = not segment.active or is_roll_due(segment, self.rule, int(self.now * 1000))
                 if closed and segment.rows:
                     first = span.start + segment.first_row - 1
                     keep[first : first + segment.rows] = False

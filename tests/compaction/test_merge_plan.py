@@ -28,7 +28,7 @@ from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.log.state.append_offsets import AppendIntent
 from sparklog.log.state.commit_intents import Draft, Nothing
-from sparklog.log.state.commit_log import CommitOutcome
+from sparklog.log.state.commit_log import CommitResult
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
@@ -62,7 +62,7 @@ def plan(place: CountedRoot, topic: Topic) -> list[MergeWork]:
     return plan_merges(place.store, topic.log.snapshot(), Settings(START_MS), env=place.world.env())
 
 
-def publish(topic: Topic, work: MergeWork, done: WorkResult) -> CommitOutcome:
+def publish(topic: Topic, work: MergeWork, done: WorkResult) -> CommitResult:
     outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     check_state(*state(topic))
     return outcome

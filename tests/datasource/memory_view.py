@@ -11,7 +11,7 @@ import pyarrow as pa
 from sparklog.errors import NotFound
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.record_schema import RECORD_SCHEMA
-from sparklog.log.state.view import COLUMNS, BatchRuns, Bounds, OffsetRange, Stored, TimestampOffset, refresh_existing
+from sparklog.log.state.view import COLUMNS, BatchRanges, Bounds, OffsetRange, Stored, TimestampOffset, refresh_existing
 
 RECORD_BYTES = 100
 
@@ -19,10 +19,10 @@ RECORD_BYTES = 100
 def dense(held: OffsetRange, nbytes: int) -> Stored:
     """A range without gaps, of one batch per record."""
     if held.end == held.start:
-        return Stored(held.start, held.end, BatchRuns(*np.zeros((5, 0), np.int64)))
+        return Stored(held.start, held.end, BatchRanges(*np.zeros((5, 0), np.int64)))
     count = held.end - held.start
     numbers = (held.start, held.end, count, nbytes, count)
-    return Stored(held.start, held.end, BatchRuns(*(np.array([number], np.int64) for number in numbers)))
+    return Stored(held.start, held.end, BatchRanges(*(np.array([number], np.int64) for number in numbers)))
 
 
 @dataclass
@@ -110,7 +110,7 @@ class MemoryView:
             self.now.pop(name, None)
         return names
 
-    def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+    def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         return refresh_existing(self, self.topics(wanted))
 
     def topic_id(self, topic: str) -> str:

@@ -43,7 +43,7 @@ def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
                 index=build_index(headers.position, headers.base_offset, headers.max_timestamp, len(data)),
             )
         )
-    file = output.close().based(tuple(found.base.tolist()))
+    file = output.close().with_base(tuple(found.base.tolist()))
     state = snapshot.state
     rewrites = []
     for partition in range(state.partitions):

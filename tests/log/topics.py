@@ -110,5 +110,5 @@ class Chain:
             bases.append(ends[partition])
             ends[partition] += records
         version = self.state.version
-        file = file_of(slices, read_version=version, name=name or f"f{version}").based(tuple(bases))
+        file = file_of(slices, read_version=version, name=name or f"f{version}").with_base(tuple(bases))
         return self.add(files=(file,), **values)

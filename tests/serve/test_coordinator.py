@@ -99,7 +99,7 @@ def test_a_commit_that_comes_late_is_refused(taken: bool) -> None:
         with pytest.raises(CodeError) as refused:
             await late
         assert refused.value.code == (Code.UNKNOWN_MEMBER_ID if taken else Code.ILLEGAL_GENERATION)
-        assert (asked.held(GROUP) is None) == taken, "members of a group that goes on here stay"
+        assert (asked.local_members(GROUP) is None) == taken, "members of a group that goes on here stay"
 
     asyncio.run(run())
 

@@ -172,7 +172,7 @@ def test_a_commit_begins_once_each_busy_producer_has_sent(tmp_path: Path) -> Non
         an_hour = 3_600.0
         appends = Appends(ServedLog(RootView(root), root, None), run, an_hour)
         queue = appends._topics["t"] = TopicQueue(
-            an_hour, not_after=asyncio.get_running_loop().time() + an_hour, expected_batches=3
+            an_hour, latest_start=asyncio.get_running_loop().time() + an_hour, expected_batches=3
         )
         answers = [appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9) for n in range(2)]
         await asyncio.sleep(0.01)
@@ -220,7 +220,7 @@ def test_busy_producers_are_waited_for_as_long_as_a_commit_takes(tmp_path: Path)
     async def produce() -> None:
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
         await appends.add("t", 0, memoryview(batch_of([b"1"])), 9)
-        assert appends._topics["t"].not_after >= ended[0] + slow
+        assert appends._topics["t"].latest_start >= ended[0] + slow
 
     asyncio.run(produce())
 
@@ -240,7 +240,7 @@ def test_producers_are_not_waited_for_as_long_as_a_store_failed(
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
         answers = [appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9) for n in range(3)]
         assert {(await answer).code for answer in answers} == {Code.KAFKA_STORAGE_ERROR}
-        return appends._topics["t"].not_after - asyncio.get_running_loop().time()
+        return appends._topics["t"].latest_start - asyncio.get_running_loop().time()
 
     assert asyncio.run(produce()) <= 0.01
 

@@ -11,7 +11,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions import decision_log, expired_ids
-from sparklog.log.decisions.decision import DECISION_JSON, Decisions, keep
+from sparklog.log.decisions.decision import DECISION_JSON, Decisions, add_expired
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root
@@ -368,16 +368,16 @@ def numbers_begin_again(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_in_the_folder_counts(patch: pytest.MonkeyPatch) -> None:
     """Where there are entries the register is not asked, however old they are."""
-    patch.setattr(decision_log, "SURE_MS", 10**15)
+    patch.setattr(decision_log, "MIN_EXPIRED_AGE_MS", 10**15)
 
 
 def registers_go_back(patch: pytest.MonkeyPatch) -> None:
     """Of two cleaners the one that comes last is right about the newest entry of an id."""
 
     def last(base: Decisions, entries: dict[str, Decisions]) -> Decisions | None:
-        return keep(base, {name: DECISION_JSON.encode(entry).decode() for name, entry in entries.items()})
+        return add_expired(base, {name: DECISION_JSON.encode(entry).decode() for name, entry in entries.items()})
 
-    patch.setattr(completion, "keep_newer", last)
+    patch.setattr(completion, "archive_newer", last)
 
 
 def the_register_confirms_nothing(patch: pytest.MonkeyPatch) -> None:

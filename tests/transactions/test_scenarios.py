@@ -107,7 +107,7 @@ class TestJepsen:
         world.now_ms += 5000
         helper = world.root()
         state = helper.engine.decisions.log("job").refresh()
-        assert not state.decided(0)
+        assert not state.is_decided(0)
         transaction.commit()
         resolve_topic(helper.topic("a"))
         assert world.values_by_topic() == {"a": ["1"], "b": ["1"], "c": []}

@@ -189,21 +189,21 @@ def _existing(root: Root, name: str, num_partitions: int | None) -> Topic | None
 
     Raises `NotFound` if the name may be misspelled.
     """
-    from sparklog.log.topic.root import written_topic
+    from sparklog.log.topic.root import topic_for_writer
 
     try:
         return root.topic(name)
     except NotFound:
         if num_partitions is None and nearest(name, root.topics()):
             raise
-    return written_topic(root, name) if root.defaults().auto_create(name) is False else None
+    return topic_for_writer(root, name) if root.defaults().auto_create(name) is False else None
 
 
 def _created(root: Root, name: str, num_partitions: int | None) -> Topic:
     """Create a topic, as Spark writes do, and report it."""
-    from sparklog.log.topic.root import written_topic
+    from sparklog.log.topic.root import topic_for_writer
 
-    created = written_topic(root, name, partitions=num_partitions)
+    created = topic_for_writer(root, name, partitions=num_partitions)
     if num_partitions is None:
         how = f"created with {count(len(created.bounds()), 'partition')}, the root's default"
         print(f"Topic {printable(name)} did not exist: {how}; --num-partitions N sets another", file=sys.stderr)

@@ -26,7 +26,7 @@ from sparklog.kafka.in_place.segment_file import SegmentFile, aborted_by_index
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionSpan, TransactionState, merged
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.skipped import Skipped
-from sparklog.log.state.view import BatchRuns, Stored
+from sparklog.log.state.view import BatchRanges, Stored
 
 BLOCK_BYTES = 64 * 1024
 UNWRITTEN = "unwritten"
@@ -447,5 +447,5 @@ class PartitionState:
             edges.extend(state.block_position[1:])
             edges.extend([state.end] if state.block_position else ())
         base, stop, records, position, batches = (np.array(column, np.int64) for column in columns)
-        runs = BatchRuns(base, stop, records, np.array(edges, np.int64) - position, batches)
+        runs = BatchRanges(base, stop, records, np.array(edges, np.int64) - position, batches)
         return Stored(start, end, runs.ordered().clipped(start, end))

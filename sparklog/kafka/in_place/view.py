@@ -167,7 +167,7 @@ class KafkaView:
         self._refresh_listing()
         return sorted(filter(wanted, {topic for topic, _ in self._folders()}))
 
-    def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+    def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         return refresh_existing(self, self.topics(wanted))
 
     def topic_id(self, topic: str) -> str:

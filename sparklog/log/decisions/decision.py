@@ -98,7 +98,7 @@ class Decisions(StateEntry):
     expired: Mapping[str, str] = field(default_factory=dict)
     """In an archive (`expired_ids`): the latest entry of each expired id, as it was written."""
 
-    def decided(self, n: int) -> bool:
+    def is_decided(self, n: int) -> bool:
         """Return True if `n` is decided; a decision never changes."""
         return n <= self.newest
 
@@ -106,7 +106,7 @@ class Decisions(StateEntry):
         """Return the COMMIT of `n`; None if `n` is undecided or aborted, or if its COMMIT was pruned."""
         return next((item for item in self.commits if item.n == n), None)
 
-    def surely_aborted(self, n: int) -> bool:
+    def is_known_aborted(self, n: int) -> bool:
         """Return True if `n` is known to be aborted. The COMMIT of an older transaction may have been pruned."""
         return n == self.newest and self.commit_of(n) is None
 
@@ -210,14 +210,14 @@ def commit(
 
 def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
     """ABORT `n` unless it is decided."""
-    return None if state.decided(n) else _aborted(replace(state, op=ABORT), n, reason)
+    return None if state.is_decided(n) else _aborted(replace(state, op=ABORT), n, reason)
 
 
 def _aborted(state: Decisions, n: int, reason: str) -> Decisions:
     return replace(state, n=n, newest=n, reason=reason, prepared=(), prepared_groups=())
 
 
-def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
+def prune(state: Decisions, resolved: Collection[int]) -> Decisions | None:
     """Prune COMMITs that all their participants have recorded, except the latest decision."""
     commits = _unresolved(state, state.newest, resolved)
     return None if commits == state.commits else replace(state, op=FORGET, n=None, commits=commits)
@@ -231,7 +231,7 @@ def expire(state: Decisions, number: int, resolved: Collection[int]) -> Decision
     return _aborted(_with_feature(replace(state, op=EXPIRE, commits=()), EXPIRED_IDS), n, BY_EXPIRY)
 
 
-def keep(state: Decisions, entries: Mapping[str, str]) -> Decisions | None:
+def add_expired(state: Decisions, entries: Mapping[str, str]) -> Decisions | None:
     """Add the latest entries of expired ids to an archive."""
     expired = dict(sorted({**state.expired, **entries}.items()))
     if expired == state.expired:
@@ -260,7 +260,7 @@ def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
         raise Conflict(
             f"transaction {n} of '{state.id}' does not exist: the next one is {state.newest + 1}; begin a new one"
         )
-    if not state.decided(n):
+    if not state.is_decided(n):
         return
     if run is not None and state.run != run:
         raise fenced(state, run)

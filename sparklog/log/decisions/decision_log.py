@@ -43,7 +43,7 @@ from sparklog.log.journal.numbered_objects import EntryRef
 from sparklog.log.journal.seen_state import Advance, RootAccess
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_log import CommitLog
-from sparklog.log.state.slice_table import COMMITTED, Newer, Slices, Snapshot
+from sparklog.log.state.slice_table import COMMITTED, ReadLatest, Slices, Snapshot
 from sparklog.log.state.topic_state import Offsets, Prepare, TopicState
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import map_requests
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from sparklog.log.decisions.decision import Decisions
 
 _LOG = logging.getLogger("sparklog.log")
-CACHED_OUTCOMES = 256
+MAX_CACHED_OUTCOMES = 256
 """How many outcomes of old transactions are cached, for topics and groups that still show them open."""
 
-SURE_MS = 86_400_000
+MIN_EXPIRED_AGE_MS = 86_400_000
 """An id whose latest entry is younger has not expired, because its objects are kept longer; no archive is read."""
 
 ReadSnapshot = Callable[[str], Snapshot]
@@ -77,12 +77,12 @@ class DecisionLog(EntryLog["Decisions"]):
     def deciding(self, n: int) -> Decisions:
         """Return the cached state if it decides `n`, else the latest one."""
         state = self.current()
-        return state if state.decided(n) else self.refresh()
+        return state if state.is_decided(n) else self.refresh()
 
     def outcome(self, n: int) -> Decisions | None:
         """Return a state that has the outcome of a decided `n`; None while the outcome is unclear: see the module."""
         state = self.current()
-        if not state.decided(n) or state.is_clear(n):
+        if not state.is_decided(n) or state.is_clear(n):
             return state
         decided = self._outcomes.get(n)
         if decided is None:
@@ -90,11 +90,11 @@ class DecisionLog(EntryLog["Decisions"]):
             decided = self._search(n)[0]
             if decided is not None:
                 self._outcomes[n] = decided
-                if len(self._outcomes) > CACHED_OUTCOMES:
+                if len(self._outcomes) > MAX_CACHED_OUTCOMES:
                     self._outcomes.popitem(last=False)
         return decided
 
-    def is_over(self, n: int) -> bool:
+    def has_expired(self, n: int) -> bool:
         """Return True if the entry that decided an unclear `n` may be deleted: the entries after it are a week old.
 
         If a later snapshot still shows `n` as open, it was aborted. False if the store's clock cannot be read.
@@ -154,7 +154,7 @@ class DecisionLog(EntryLog["Decisions"]):
             damage = error
         if opened is not None:
             state = opened.latest.state
-            if state.number >= 0 and abs(self.env.wall_ms() - state.made_ms) < SURE_MS:
+            if state.number >= 0 and abs(self.env.wall_ms() - state.made_ms) < MIN_EXPIRED_AGE_MS:
                 return opened
         archived = self._archived_entry()
         if archived is not None and (opened is None or archived.number >= opened.latest.state.number):
@@ -185,7 +185,7 @@ class DecisionLog(EntryLog["Decisions"]):
         while low < above.number:
             number = max((low + above.number) // 2, above.number - step)
             entry, step = self._entry(number), step * 2
-            if entry is not None and entry.decided(n):
+            if entry is not None and entry.is_decided(n):
                 if not entry.is_clear(n):
                     above = entry
                     continue
@@ -193,7 +193,7 @@ class DecisionLog(EntryLog["Decisions"]):
                 if after is not None and after.prev_crc == entry.crc:
                     return entry, number
             # The entry is older, or a stalled process has created a deleted number again.
-            if entry is not None and entry.decided(n):
+            if entry is not None and entry.is_decided(n):
                 reached("transactions: an entry with a reused number is skipped")
             low = number + 1
         return None, above.number
@@ -250,16 +250,16 @@ class DecisionLogs:
             try:
                 if isinstance(state, Exception):
                     raise state
-                if not state.decided(n) and self.overdue(topic, prepares):
+                if not state.is_decided(n) and self.overdue(topic, prepares):
                     reached("transactions: a transaction past its timeout is aborted by a writer of its topic")
                     state = self.log(name).abort(n, BY_TIMEOUT)
-                if state.decided(n):
+                if state.is_decided(n):
                     self.log(name).make_durable()
             except (SparklogError, OSError) as error:
                 reached("transactions: a transaction stays open because its decisions cannot be read")
                 _LOG.warning("transaction %s of '%s' stays open in topic %s: %s", n, name, topic, error)
                 continue
-            if state.decided(n):
+            if state.is_decided(n):
                 outcomes.append(state.resolved(topic, topic_state.topic_id, n))
         return outcomes
 
@@ -302,8 +302,8 @@ class _Round:
     """The decisions that one call of `consistent_snapshots` has read."""
 
     states: dict[str, Decisions | None] = field(default_factory=dict)
-    is_over: dict[tuple[str, str, int], bool] = field(default_factory=dict)
-    """Unclear (topic, id, n): the value of `DecisionLog.is_over` before the topic was read again."""
+    has_expired: dict[tuple[str, str, int], bool] = field(default_factory=dict)
+    """Unclear (topic, id, n): the value of `DecisionLog.has_expired` before the topic was read again."""
     undecided: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     """The topics in which each (id, n) counts as open."""
 
@@ -360,7 +360,7 @@ def read_snapshot(logs: DecisionLogs, log: CommitLog) -> Snapshot:
     return shown.get(log.topic) or log.snapshot()
 
 
-def reader_of(store: Store, topic: str) -> Newer:
+def reader_of(store: Store, topic: str) -> ReadLatest:
     """Return `read_snapshot` for a task that only has a store; later calls read only later commits."""
     root = RootAccess(store, SYSTEM)
     logs, log = DecisionLogs(root), CommitLog(root, topic)
@@ -445,24 +445,24 @@ def _outcomes(
     """Return the outcomes of a topic's open transactions; an undecided or unclear one counts as open.
 
     If a decision was deleted, the topic is added to `unclear`, so that it is read once more. If it still shows the
-    transaction as open then, the transaction was aborted, provided that it was over (`is_over`) before the topic was
-    read again.
+    transaction as open then, the transaction was aborted, if `has_expired` was true before the topic
+    was read again.
     """
     outcomes = []
     for transactional_id, n in open_transactions(topic_state):
         state = decisions.states.get(transactional_id)
-        if state is not None and state.decided(n):
+        if state is not None and state.is_decided(n):
             log, key = logs.log(transactional_id), (name, transactional_id, n)
             state = log.outcome(n)
-            if state is not None and state.decided(n):
+            if state is not None and state.is_decided(n):
                 outcomes.append(state.resolved(name, topic_state.topic_id, n))
                 continue
-            if state is None and decisions.is_over.get(key):
+            if state is None and decisions.has_expired.get(key):
                 outcomes.append(Resolved(transactional_id, n))
                 continue
             if state is None:
-                is_first, decisions.is_over[key] = key not in decisions.is_over, log.is_over(n)
-                if is_first or decisions.is_over[key]:
+                is_first, decisions.has_expired[key] = key not in decisions.has_expired, log.has_expired(n)
+                if is_first or decisions.has_expired[key]:
                     unclear.add(name)
         decisions.undecided.setdefault((transactional_id, n), set()).add(name)
     return outcomes

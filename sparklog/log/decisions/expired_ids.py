@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Mapping
 
 from sparklog.format import crc32c
-from sparklog.log.decisions.decision import DECISION_JSON, DECISIONS, Decisions, keep
+from sparklog.log.decisions.decision import DECISION_JSON, DECISIONS, Decisions, add_expired
 from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.seen_state import RootAccess
 
@@ -48,7 +48,7 @@ def archived_entry(root: RootAccess, transactional_id: str) -> Decisions | None:
     return entry_in(archive.refresh(), transactional_id)
 
 
-def keep_newer(archive: Decisions, entries: Mapping[str, Decisions]) -> Decisions | None:
+def archive_newer(archive: Decisions, entries: Mapping[str, Decisions]) -> Decisions | None:
     """Archive the latest entries of expired ids, unless the archive has the same or later ones."""
 
     def is_newer(entry: Decisions) -> bool:
@@ -56,4 +56,4 @@ def keep_newer(archive: Decisions, entries: Mapping[str, Decisions]) -> Decision
         return before is None or before.number < entry.number
 
     texts = {name: DECISION_JSON.encode(entry).decode() for name, entry in entries.items() if is_newer(entry)}
-    return keep(archive, texts)
+    return add_expired(archive, texts)

@@ -21,12 +21,12 @@ from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.read.planned_slices import ColumnRows, PlannedSlices, planned_ranges
-from sparklog.log.state.slice_table import ABORTED, OPEN, Columns, Newer, Slices, Snapshot
+from sparklog.log.state.slice_table import ABORTED, OPEN, Columns, ReadLatest, Slices, Snapshot
 from sparklog.log.state.view import (
     COUNTED,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    BatchRuns,
+    BatchRanges,
     Bounds,
     OffsetRange,
     PartitionSize,
@@ -99,7 +99,7 @@ class NativeReadPart:
     def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
         return read_parts([self], columns, batch_bytes=batch_bytes)
 
-    def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
+    def replan(self, opened: dict[tuple[str, str], ReadLatest], start: int) -> tuple[int, PlannedSlices]:
         """Plan the remaining offsets again. `opened`: topics that are already open for this."""
         from sparklog.log.state.range_slices import select_ranges
 
@@ -123,7 +123,7 @@ class NativeReadPart:
         remaining = select_ranges({name: snapshot}, [replace(self.range, start=start)])
         return start, _planned(remaining, self.isolation)[0]
 
-    def _newer(self, opened: dict[tuple[str, str], Newer]) -> Snapshot:
+    def _newer(self, opened: dict[tuple[str, str], ReadLatest]) -> Snapshot:
         """Return a snapshot in which all offsets of the range are readable, as in the plan's snapshot.
 
         A mount's cache of names may hide commits and decisions from this process that the planning process has seen. A
@@ -189,7 +189,7 @@ def read_parts(
         for batch in read_parts(parts, COUNTED, batch_bytes=batch_bytes, threads=threads):
             yield batch.select([])
         return
-    opened: dict[tuple[str, str], Newer] = {}
+    opened: dict[tuple[str, str], ReadLatest] = {}
     for policy, group in groupby(parts, _policy):
         if policy is not None:
             from sparklog.log.read.decode_slices import read_cursors
@@ -298,7 +298,7 @@ def stored_in(selected: RangeSlices) -> list[Stored]:
     """Return the contents of ranges, from metadata. A slice counts as one range with the maximum number of batches."""
     rows = selected.rows
     batches = np.minimum(rows.records, rows.size // HEADER_BYTES)
-    runs = BatchRuns(rows.base, rows.end, rows.records, rows.size, batches).counted()
+    runs = BatchRanges(rows.base, rows.end, rows.records, rows.size, batches).counted()
     contents = []
     spans = pairwise(selected.cuts.tolist())
     for offsets, (low, high), is_cut in zip(selected.ranges, spans, _cut(selected), strict=True):

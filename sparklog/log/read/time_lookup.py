@@ -35,7 +35,7 @@ from sparklog.log.read.slice_files import (
     sound_footer,
     whole_batches,
 )
-from sparklog.log.state.slice_table import Newer, Snapshot
+from sparklog.log.state.slice_table import ReadLatest, Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange, TimestampOffset
 from sparklog.storage.store import Store
 
@@ -52,7 +52,7 @@ def offsets_for_timestamps(
     targets: Mapping[int, int],
     isolation: str = READ_UNCOMMITTED,
     *,
-    newer: Newer,
+    newer: ReadLatest,
     on_skipped: OnSkipped | None = None,
 ) -> dict[int, TimestampOffset | None]:
     """Return the record for each partition of `targets` (timestamps in ms), or None.
@@ -64,7 +64,9 @@ def offsets_for_timestamps(
     return _looked_up(snapshot, places, isolation, newer, on_skipped)
 
 
-def first_records(snapshot: Snapshot, offsets: Mapping[int, int], *, newer: Newer) -> dict[int, TimestampOffset | None]:
+def first_records(
+    snapshot: Snapshot, offsets: Mapping[int, int], *, newer: ReadLatest
+) -> dict[int, TimestampOffset | None]:
     """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None."""
     many = offsets if len(offsets) > FEW else {}
     answers: dict[int, TimestampOffset | None] = {**_in_small_slices(snapshot, many)}
@@ -113,7 +115,7 @@ def _looked_up(
     snapshot: Snapshot,
     targets: Mapping[int, tuple[int, int]],
     isolation: str,
-    newer: Newer,
+    newer: ReadLatest,
     on_skipped: OnSkipped | None = None,
 ) -> dict[int, TimestampOffset | None]:
     """Look up records; `targets`: the minimum timestamp and the minimum offset of each partition."""

@@ -88,5 +88,5 @@ def assign_offsets(topic: str, files: Sequence[FileSlices], state: TopicState) -
                 )
             bases.append(end[partition])
             end[partition] += offsets
-        based.append(file.based(tuple(bases)))
+        based.append(file.with_base(tuple(bases)))
     return tuple(based)

@@ -73,7 +73,7 @@ OPS = CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL
     "create", "delete", "append", "import", "alter", "delete-records",
     "retain", "merge", "seal", "compact", "takeover", "maintain",
 )  # fmt: skip
-FILLING = (CREATE, IMPORT)
+COPYING_OPS = (CREATE, IMPORT)
 """Ops that add entire partitions with the offsets they have elsewhere: `create` of a clone, and `import`."""
 INLINE_CONFIG = "inline.records.bytes"
 CARRIED_CONFIG = "carried.commits"

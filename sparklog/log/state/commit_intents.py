@@ -313,7 +313,7 @@ class MaintainIntent:
     def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
         check_topic_id(topic, state, self.topic_id)
         floor = self.floor if self.floor is not None and self.floor > state.floor else None
-        holds = self._new_holds(topic, state, state.floor if floor is None else floor)
+        holds = self._new_leases(topic, state, state.floor if floor is None else floor)
         latest = {name: entry.version for name, entry in state.registry.items()}
         expired = {name: version for name, version in self.expired.items() if latest.get(name) == version}
         undecided = {(prepare.txn.id, prepare.txn.n) for prepare in state.open}
@@ -322,7 +322,7 @@ class MaintainIntent:
             return Nothing("nothing changes", state.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
 
-    def _new_holds(self, topic: str, state: TopicState, floor: int) -> dict[str, VersionLease | None]:
+    def _new_leases(self, topic: str, state: TopicState, floor: int) -> dict[str, VersionLease | None]:
         # A version below the floor can be leased if another lease protects it: the vacuum deletes nothing that the
         # latest state leases.
         leased = {lease.version for lease in state.holds.values()}

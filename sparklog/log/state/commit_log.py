@@ -37,7 +37,7 @@ from sparklog.storage.parallel_reads import map_requests
 if TYPE_CHECKING:
     from sparklog.log.state.commit_intents import Draft, Intent, Nothing
 
-LOAD_TRIES = 8
+MAX_LOAD_ATTEMPTS = 8
 OWN_OBJECTS = 2
 """The number of latest commits that are read as objects of their own when a log is opened, not as copies."""
 _LOG = logging.getLogger("sparklog.log")
@@ -92,7 +92,7 @@ _EMPTY_STATE = LogState(EMPTY, None, (), SliceTable())
 
 
 @dataclass(frozen=True, slots=True)
-class CommitOutcome:
+class CommitResult:
     """The commit that was written (None: `nothing` has the reason), the topic state after it, and dropped edits."""
 
     commit: Commit | None
@@ -123,8 +123,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def snapshot_if_exists(self) -> Snapshot | None:
         """Return the latest state with all slices; None if there is no topic."""
-        newest = self._read_on(self._latest).latest
-        return self._snapshot(newest) if newest.state.topic_state.exists else None
+        latest = self._read_on(self._latest).latest
+        return self._snapshot(latest) if latest.state.topic_state.exists else None
 
     def _snapshot(self, base: SeenState[LogState]) -> Snapshot:
         state = self._with_table(base).state
@@ -146,7 +146,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         if base.state.table is not None:
             return base
         missing: set[int] = set()
-        for _ in range(LOAD_TRIES):
+        for _ in range(MAX_LOAD_ATTEMPTS):
             version = base.checkpoint
             try:
                 return self._publish(replace(base, state=self._load_table(base.state)))
@@ -174,7 +174,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def commit(
         self, intent: Intent, origin: TopicState | None = None, *, root_checked: ClockReading | None = None
-    ) -> CommitOutcome:
+    ) -> CommitResult:
         """Commit what `intent` drafts.
 
         `origin` is the topic state that the intent is based on, and `root_checked` is the result of
@@ -191,10 +191,10 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
             return None if isinstance(draft, Nothing) else draft
 
         load = self._with_table if intent.needs_table else None
-        written, newest = self._write(step, load=load, repeatable=intent.repeatable, root_checked=root_checked)
+        written, latest = self._write(step, load=load, repeatable=intent.repeatable, root_checked=root_checked)
         last = drafts[-1]
-        return CommitOutcome(
-            written, newest.state.topic_state, last if isinstance(last, Nothing) else None, last.dropped
+        return CommitResult(
+            written, latest.state.topic_state, last if isinstance(last, Nothing) else None, last.dropped
         )
 
     def _empty(self) -> LogState:
@@ -212,17 +212,17 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         """Read the latest checkpoint and the commits after it; list them first if the store is remote."""
         if not (self._numbered.is_remote and self.store.lists_after):
             return super()._opened(checkpoints, seen)
-        newest = checkpoints[-1] if checkpoints else -1
-        looks: tuple[Callable[[], LogState | list[int] | None], ...] = (
+        latest = checkpoints[-1] if checkpoints else -1
+        requests: tuple[Callable[[], LogState | list[int] | None], ...] = (
             lambda: self._first_readable(reversed(checkpoints)),
-            lambda: self._numbered.listed(newest),
+            lambda: self._numbered.listed(latest),
         )
-        state, listed = map_requests(self.store, lambda look: look(), looks)
+        state, listed = map_requests(self.store, lambda request: request(), requests)
         state = state if isinstance(state, LogState) else self._empty()
         numbers = listed if isinstance(listed, list) else []
-        return self._read_from(state, seen, self._read_carriers(state, numbers), max(numbers, default=newest))
+        return self._read_from(state, seen, self._read_with_embedded(state, numbers), max(numbers, default=latest))
 
-    def _read_carriers(self, state: LogState, listed: Sequence[int]) -> list[Commit] | None:
+    def _read_with_embedded(self, state: LogState, listed: Sequence[int]) -> list[Commit] | None:
         """Read the commits after a state from few objects; None if they must be read one by one.
 
         A listing may be outdated, so reading continues after the last commit that it shows without a gap. That commit
@@ -233,9 +233,9 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
             return None
         first = state.number + 1
         last = first + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(listed, count(first)))) - 1
-        newest = range(max(first, last + 1 - OWN_OBJECTS), last + 1)
-        objects = self._numbered.read_some(sorted({*commits_to_read(first, last), *newest, last + 1}))
-        if any(number not in objects for number in newest):
+        latest = range(max(first, last + 1 - OWN_OBJECTS), last + 1)
+        objects = self._numbered.read_some(sorted({*commits_to_read(first, last), *latest, last + 1}))
+        if any(number not in objects for number in latest):
             return None
         newer = [objects.pop(last + 1)] if last + 1 in objects else []
         try:
@@ -257,8 +257,10 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
             draft = replace(draft, resolved=tuple(self._resolver(self.topic, state.topic_state)))
         now_ms = self.env.wall_ms()
         commit = draft.commit(state.topic_state, commit_id, now_ms, self._guard.store_ms(now_ms))
-        most, most_bytes = state.topic_state.carried_commits, self.store.limits.checkpoint_bytes
-        embedded = self._documents.copies_for(commit.version, state.crc, most, most_bytes) if most else None
+        max_commits, max_bytes = state.topic_state.carried_commits, self.store.limits.checkpoint_bytes
+        embedded = (
+            self._documents.copies_for(commit.version, state.crc, max_commits, max_bytes) if max_commits else None
+        )
         return encode_commit(commit if embedded is None else embed_commits(commit, embedded))
 
     def _check(self, state: LogState, entry: Commit) -> None:

@@ -35,7 +35,7 @@ _NO_REPLICAS = "there are no replicas"
 _BACKUPS = _NO_REPLICAS + ": keep backups (`sparklog backup`)"
 _SESSION = "a member gives its own time with kafka.session.timeout.ms"
 # Reasons, each with the names of the settings that have no effect for that reason.
-_REASONS = {
+_NO_EFFECT_REASONS = {
     SECURITY: "authorizer.class.name",
     "there are no brokers": "broker.id node.id num.io.threads num.network.threads process.roles broker.rack "
     "background.threads queued.max.requests broker.id.generation.enable reserved.broker.max.id request.timeout.ms "
@@ -76,7 +76,7 @@ _REASONS = {
     "give Spark a checkpointLocation": "state.dir",
     "give Spark more or fewer cores": "num.stream.threads",
 }
-_NAMES = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+_NAMES = {name: reason for reason, names in _NO_EFFECT_REASONS.items() for name in names.split()}
 _PREFIXES = tuple(name for name in _NAMES if name.endswith("."))
 
 
@@ -88,7 +88,7 @@ def is_security(name: str) -> bool:
     return plain.startswith(("security.", "sasl.", "ssl."))
 
 
-def kafka_name(name: str) -> str | None:
+def no_effect_reason(name: str) -> str | None:
     """Return why a Kafka setting has no effect here, or None for other names. The prefix `kafka.` is optional."""
     if is_security(name):
         return SECURITY
@@ -122,7 +122,7 @@ _GZIP_LEVEL = ValueType(
 )
 _BROKERS = "Has no effect, because sparklog has no brokers. The value is validated, stored and exported."
 _DURABLE = "No effect, because every commit is durable before it is acknowledged: validated, stored and exported."
-_GONE = "Not in Kafka 4; accepted for topics of older brokers."
+_REMOVED = "Not in Kafka 4; accepted for topics of older brokers."
 _ALL = (
     Setting("cleanup.policy", _POLICY, "delete",
             "How old records are removed: `delete` expires segments by age and size, `compact` keeps only the latest "
@@ -198,10 +198,10 @@ _ALL = (
             "Default 3600000 (one hour); in sparklog, timestamps often come with the data, and the clock is that of a "
             "task, not of a broker."),
     Setting("message.timestamp.difference.max.ms", int64(0), INT64_MAX,
-            "Old name of the two limits above, used for each of them that is not set.", "ms", (WRITERS,), _GONE),
+            "Old name of the two limits above, used for each of them that is not set.", "ms", (WRITERS,), _REMOVED),
     Setting("message.format.version", LIST, "",
-            "Ignored, because record batches are always written with magic 2.", "", (), _GONE),
-    Setting("message.downconversion.enable", BOOLEAN, True, _BROKERS, "", (), _GONE),
+            "Ignored, because record batches are always written with magic 2.", "", (), _REMOVED),
+    Setting("message.downconversion.enable", BOOLEAN, True, _BROKERS, "", (), _REMOVED),
     Setting("preallocate", BOOLEAN, False, _BROKERS),
     Setting("flush.messages", int64(1), INT64_MAX, _DURABLE, "records"),
     Setting("flush.ms", int64(0), INT64_MAX, _DURABLE, "ms"),
@@ -223,7 +223,7 @@ def definition(name: str) -> Setting:
     try:
         return CONFIGS[name]
     except KeyError:
-        why = kafka_name(name)
+        why = no_effect_reason(name)
         if why is not None:
             raise BadRequest(f"'{name}' is no topic config: {why}; leave it out") from None
         raise BadRequest(f"unknown topic config '{name}'{did_you_mean(name, CONFIGS)}") from None
@@ -238,7 +238,7 @@ TOPIC_CONFIG = "DYNAMIC_TOPIC_CONFIG"
 ROOT_DEFAULT = "DYNAMIC_DEFAULT_BROKER_CONFIG"
 DEFAULT_CONFIG = "DEFAULT_CONFIG"
 
-LEAST_DELETE_DELAY_MS = 3_600_000
+MIN_DELETE_DELAY_MS = 3_600_000
 """Below this, `file.delete.delay.ms` needs force: jobs that planned before a rewrite would miss their files."""
 
 
@@ -376,8 +376,8 @@ class TopicConfigs:
 def check_delete_delay(changes: Mapping[str, object | None], force: bool) -> None:
     """Raise BadRequest for a `file.delete.delay.ms` below one hour, unless forced."""
     value = changes.get("file.delete.delay.ms")
-    if value is not None and not force and int(canonical("file.delete.delay.ms", value)) < LEAST_DELETE_DELAY_MS:
+    if value is not None and not force and int(canonical("file.delete.delay.ms", value)) < MIN_DELETE_DELAY_MS:
         raise BadRequest(
-            f"file.delete.delay.ms below {LEAST_DELETE_DELAY_MS} (one hour) takes files away from jobs that planned to "
+            f"file.delete.delay.ms below {MIN_DELETE_DELAY_MS} (one hour) takes files away from jobs that planned to "
             f"read them, found {value}; raise it, or force it"
         )

@@ -72,7 +72,7 @@ class CommitFiles:
         return bool(is_inside) and high - low == last - first
 
 
-def first_of_run(versions: npt.NDArray[np.int64]) -> int:
+def start_after_last_gap(versions: npt.NDArray[np.int64]) -> int:
     """Return the index of the first version after the last gap: versions before a gap cannot be continued."""
     gaps = np.flatnonzero(np.diff(versions) != 1)
     return int(gaps[-1]) + 1 if len(gaps) else 0
@@ -107,7 +107,7 @@ class History:
                 self._valid[version] = None
         return self._valid[version]
 
-    def distrust(self, version: int) -> None:
+    def mark_damaged(self, version: int) -> None:
         """Treat a checkpoint as damaged from now on."""
         self._valid[version] = None
 
@@ -168,7 +168,7 @@ class History:
     def version_at(self, time_ms: int) -> int:
         """Return the latest version at or before a time (ms, by the writers' clocks), or raise `NotFound`."""
         versions = self.commits.version
-        first, last = (int(versions[first_of_run(versions)]), int(versions[-1])) if len(versions) else (0, -1)
+        first, last = (int(versions[start_after_last_gap(versions)]), int(versions[-1])) if len(versions) else (0, -1)
         version = latest_at(self.commit, first, last, time_ms)
         if version >= first:
             return version

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.log.state.commit import CREATE, FILLING, IMPORT, Commit
+from sparklog.log.state.commit import COPYING_OPS, CREATE, IMPORT, Commit
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
 from sparklog.log.state.topic_state import TopicState
 
@@ -46,10 +46,10 @@ def partitions_exist(before: TopicState, commit: Commit, after: TopicState) -> s
     count = after.partitions
     if commit.op != CREATE and commit.partitions is not None and commit.partitions < before.partitions:
         return f"the number of partitions cannot decrease from {before.partitions} to {commit.partitions}"
-    named = [*commit.log_starts, *[edit.partition for edit in commit.edits]]
+    partitions = [*commit.log_starts, *[edit.partition for edit in commit.edits]]
     for file in commit.files:
-        named += file.partition
-    wrong = [partition for partition in named if partition >= count]
+        partitions += file.partition
+    wrong = [partition for partition in partitions if partition >= count]
     return f"partition {min(wrong)} does not exist, there are {count}" if wrong else None
 
 
@@ -70,7 +70,7 @@ def log_start_in_range(before: TopicState, commit: Commit, after: TopicState) ->
 
 def slices_above_log_start(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """Appended slices end above the log start."""
-    if commit.edits and commit.op not in FILLING:
+    if commit.edits and commit.op not in COPYING_OPS:
         return None
     for file in commit.files:
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
@@ -84,7 +84,7 @@ def outputs_within_edits(before: TopicState, commit: Commit, after: TopicState) 
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None
     # Edits of imports and clones have the ranges of the imported logs, including Kafka's open transactions.
-    stable = after.log_end if commit.op in FILLING else before.last_stable()
+    stable = after.log_end if commit.op in COPYING_OPS else before.last_stable()
     spans: dict[int, list[tuple[int, int]]] = {}
     for edit in commit.edits:
         if edit.end > stable[edit.partition]:
@@ -115,7 +115,7 @@ def kafka_transactions_are_known(before: TopicState, commit: Commit, after: Topi
     """Only imports add open Kafka transactions, once each; a commit that ends one appends its marker."""
     if not (after.kafka_open or commit.kafka_open or commit.kafka_ended):
         return None
-    if commit.kafka_open and commit.op not in FILLING:
+    if commit.kafka_open and commit.op not in COPYING_OPS:
         return "only an import or a clone can add open Kafka transactions"
     ended = [transaction.ended for transaction in after.kafka_open]
     if len(set(ended)) < len(ended) or any(

@@ -72,7 +72,7 @@ def _joined(tables: Sequence[tuple[SliceTable, Sequence[OffsetRange]]]) -> Slice
     rows = _Rows()
     for number, (table, ranges) in enumerate(tables):
         if len(table) <= FEW_SLICES * len(ranges):
-            parts, pending = table.unfolded()
+            parts, pending = table.parts_and_pending()
             rows.parts += [(number, part) for part in parts]
             rows.commits += [(number, commit) for commit in pending]
         else:
@@ -93,9 +93,9 @@ def spans_of(ranges: Iterable[OffsetRange]) -> dict[tuple[str, int], tuple[int, 
     """Return the least start and the greatest end of the ranges of each partition, by topic and partition."""
     spans: dict[tuple[str, int], tuple[int, int]] = {}
     for offsets in ranges:
-        place = offsets.topic, offsets.partition
-        low, high = spans.get(place, (offsets.start, offsets.end))
-        spans[place] = min(low, offsets.start), max(high, offsets.end)
+        key = offsets.topic, offsets.partition
+        low, high = spans.get(key, (offsets.start, offsets.end))
+        spans[key] = min(low, offsets.start), max(high, offsets.end)
     return spans
 
 

@@ -58,8 +58,8 @@ class RewriteIntent:
         check_topic(topic, state, self.topic_id)
         if table is None:
             raise BadRequest("a rewrite needs the slice table")
-        named = table.paths()
-        check_floor(topic, [file for file in self.files if file.path not in named], state.floor)
+        referenced = table.paths()
+        check_floor(topic, [file for file in self.files if file.path not in referenced], state.floor)
         outputs = Outputs(self.files)
         outside = outputs.outside(rewrite.edit for rewrite in self.rewrites)
         if outside is not None:

@@ -28,7 +28,7 @@ from sparklog.log.state.configs import (
     TOPIC_CONFIG,
     TopicConfigs,
     check_delete_delay,
-    kafka_name,
+    no_effect_reason,
 )
 
 ID = "defaults"
@@ -212,7 +212,7 @@ def _pattern_setting(name: str) -> Setting:
 def _unknown(name: str, settings: Mapping[str, Setting]) -> BadRequest:
     if name == CARRIED_CONFIG:
         return BadRequest(f"'{name}' cannot be a default of a root: set it on each topic")
-    why = kafka_name(name)
+    why = no_effect_reason(name)
     if why is not None:
         return BadRequest(f"'{name}' cannot be a default of a root: {why}; remove it")
     return BadRequest(f"unknown default '{name}'{did_you_mean(name, settings)}")

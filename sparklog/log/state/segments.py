@@ -157,7 +157,7 @@ def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
     return np.where(merged, first, slices.max_ts).astype(np.int64)
 
 
-def due(segment: Segment, rule: RollRule, now_ms: int) -> bool:
+def is_roll_due(segment: Segment, rule: RollRule, now_ms: int) -> bool:
     """Return True if an append at this time would roll the segment because of `segment.ms`.
 
     Kafka checks only when it appends. Here the clock also closes the last segment of an idle partition, which would

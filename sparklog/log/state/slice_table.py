@@ -171,7 +171,7 @@ class SliceTable:
         parts, pending = self._rows
         return sum(map(len, parts)) + sum([len(file) for commit in pending for file in commit.files])
 
-    def unfolded(self) -> tuple[tuple[Slices, ...], tuple[Commit, ...]]:
+    def parts_and_pending(self) -> tuple[tuple[Slices, ...], tuple[Commit, ...]]:
         """Return the parts, and the pending commits, whose slices are not in a part yet."""
         return self._rows
 
@@ -314,7 +314,7 @@ def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts
     return SliceTable(version, (part,), part.paths, part.txn_ids)
 
 
-def added(commit: Commit) -> Slices:
+def added_slices(commit: Commit) -> Slices:
     """Return the slices that a commit adds, as a table of their own."""
     texts = Texts(), Texts()
     return in_order(columns_of((commit,), *texts), *texts)
@@ -415,5 +415,5 @@ class Snapshot:
         return self.state.version
 
 
-Newer: TypeAlias = Callable[[], Snapshot]
+ReadLatest: TypeAlias = Callable[[], Snapshot]
 """Returns the topic's latest state as readers see it; called if a file of a snapshot no longer exists."""

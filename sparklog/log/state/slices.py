@@ -24,7 +24,7 @@ from sparklog.format.slice_columns import WRITTEN, written_values
 if TYPE_CHECKING:
     from sparklog.format.append_file import WrittenSlice
 
-ANYWHERE = -1
+ANY_PARTITION = -1
 """Represents the partition of rows that have neither a key nor a partition."""
 LAYOUT_BYTES = 8
 INLINE_PATH = ""
@@ -49,7 +49,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Records and bytes in one file by partition (or `ANYWHERE`); `partitions`: the topic's count that a task used."""
+    """Records and bytes in one file by partition (or `ANY_PARTITION`), and the topic's partition count for the task."""
 
     partitions: int
     rows: Mapping[int, tuple[int, int]]
@@ -148,7 +148,7 @@ class FileSlices:
     def __len__(self) -> int:
         return len(self.partition)
 
-    def based(self, base: tuple[int, ...]) -> FileSlices:
+    def with_base(self, base: tuple[int, ...]) -> FileSlices:
         file = FileSlices(*_values(self))
         file.base = base
         return file

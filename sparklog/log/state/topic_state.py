@@ -38,9 +38,9 @@ from sparklog.log.journal.documents import (
 )
 from sparklog.log.journal.names import MAX_PARTITIONS
 from sparklog.log.state.commit import (
+    COPYING_OPS,
     CREATE,
     DELETE,
-    FILLING,
     MAINTAIN,
     TXN_JSON,
     VERSION_LEASE_JSON,
@@ -221,11 +221,13 @@ def _check_partitions(item: Fields, state: TopicState) -> None:
     for name, offsets in (("logStart", state.log_start), ("cleanedThrough", state.first_dirty_offset)):
         if len(offsets) != n:
             raise item.bad(name, f"a list of {n} integers")
-    named = [partition for prepare in state.open for partition in (*prepare.first, *prepare.end)]
-    named += [transaction.partition for transaction in state.kafka_open]
-    named += state.kafka_source.ends if state.kafka_source else ()
-    if named and max(named) >= n:
-        raise item.bad("logEnd", f"a list of more than {max(named)} log ends, as other fields refer to that partition")
+    referenced = [partition for prepare in state.open for partition in (*prepare.first, *prepare.end)]
+    referenced += [transaction.partition for transaction in state.kafka_open]
+    referenced += state.kafka_source.ends if state.kafka_source else ()
+    if referenced and max(referenced) >= n:
+        raise item.bad(
+            "logEnd", f"a list of more than {max(referenced)} log ends, as other fields refer to that partition"
+        )
 
 
 OFFSETS = MemberKind(lambda item, name: _frozen(np.array(item.integers(name, None, 0), np.int64)), np.ndarray.tolist)
@@ -305,7 +307,7 @@ def _log_offsets(state: TopicState, commit: Commit) -> tuple[Offsets, Offsets]:
                     raise Corrupt(f"commit {commit.version} appends to {which}")
                 if end[partition] < base + offsets:
                     end[partition] = base + offsets
-    if commit.op in FILLING and (commit.edits or commit.log_starts):
+    if commit.op in COPYING_OPS and (commit.edits or commit.log_starts):
         # A log that Kafka wrote, or a clone, may end after its last record.
         end = end.copy()
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
@@ -314,7 +316,7 @@ def _log_offsets(state: TopicState, commit: Commit) -> tuple[Offsets, Offsets]:
 
 
 def _has_appends(commit: Commit) -> bool:
-    return bool(commit.files) and (not commit.edits or commit.op in FILLING)
+    return bool(commit.files) and (not commit.edits or commit.op in COPYING_OPS)
 
 
 def _prepare(commit: Commit, log_end: Offsets) -> tuple[Prepare, ...]:

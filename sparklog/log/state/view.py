@@ -27,7 +27,7 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchRuns:
+class BatchRanges:
     """Ranges of batches in offset order, one int64[n] array per field: their offsets `[base, end)` and their contents.
 
     `records` is at most the number of offsets; records are assumed to be spread evenly. No record is between ranges.
@@ -42,24 +42,24 @@ class BatchRuns:
     def __len__(self) -> int:
         return len(self.base)
 
-    def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> BatchRuns:
+    def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> BatchRanges:
         # Written out, because a plan may call it ten thousand times.
         base, end, records, nbytes, batches = self._columns()
-        return BatchRuns(base[rows], end[rows], records[rows], nbytes[rows], batches[rows])
+        return BatchRanges(base[rows], end[rows], records[rows], nbytes[rows], batches[rows])
 
     def _columns(self) -> tuple[Int64s, ...]:
         return self.base, self.end, self.records, self.nbytes, self.batches
 
-    def ordered(self) -> BatchRuns:
+    def ordered(self) -> BatchRanges:
         """Return ranges that do not overlap, even if corruption has changed their offsets."""
         if not len(self):
             return self
         base = np.minimum.accumulate(self.base[::-1])[::-1]
         end = np.maximum(self.end, base)
         end[:-1] = np.minimum(end[:-1], base[1:])
-        return BatchRuns(base, end, self.records, self.nbytes, self.batches).counted()[end > base]
+        return BatchRanges(base, end, self.records, self.nbytes, self.batches).counted()[end > base]
 
-    def counted(self) -> BatchRuns:
+    def counted(self) -> BatchRanges:
         """Return ranges with at least one batch each and, if they are at least half full, as many records as offsets.
 
         Kafka counts the same way, because transaction markers have offsets, too. A split by records then never
@@ -67,9 +67,9 @@ class BatchRuns:
         """
         width = self.end - self.base
         records = np.where(self.records >= width - width // 2, width, np.maximum(self.records, 0))
-        return BatchRuns(self.base, self.end, records, self.nbytes, np.maximum(self.batches, 1))
+        return BatchRanges(self.base, self.end, records, self.nbytes, np.maximum(self.batches, 1))
 
-    def clipped(self, start: int, stop: int) -> BatchRuns:
+    def clipped(self, start: int, stop: int) -> BatchRanges:
         """Return the part in offsets `[start, stop)`, with proportional shares of the first and last ranges."""
         low = int(np.searchsorted(self.end, start, "right"))
         high = max(low, int(np.searchsorted(self.base, stop, "left")))
@@ -82,7 +82,7 @@ class BatchRuns:
                 amount, before = int(column[row]), first - int(base[row])
                 column[row] = amount * (before + last - first) // width - amount * before // width
             base[row], end[row] = first, last
-        return BatchRuns(*columns)
+        return BatchRanges(*columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +91,7 @@ class Stored:
 
     start: int
     end: int
-    runs: BatchRuns
+    runs: BatchRanges
 
     @property
     def records(self) -> int:
@@ -221,7 +221,7 @@ class ReadPart(Protocol):
 
 
 class LogView(Protocol):
-    """A set of topics that can be read and refreshed. Methods use the snapshots of the latest `refresh` or `take`."""
+    """A set of topics that can be read. Methods use the snapshots of the latest `refresh` or `refresh_all`."""
 
     @property
     def location(self) -> str: ...
@@ -237,7 +237,7 @@ class LogView(Protocol):
     def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         """Return the current names of all topics, or of those that `wanted` accepts, sorted."""
 
-    def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+    def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         """Read a snapshot of all topics, or of those that `wanted` accepts, and return their names, sorted."""
 
     def topic_id(self, topic: str) -> str:

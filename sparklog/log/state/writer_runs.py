@@ -32,7 +32,7 @@ from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, member
 from sparklog.log.state.commit import CONTENT_JSON, Writer
 from sparklog.log.state.slices import Content
 
-EARLIER_RUNS = 4
+MAX_EARLIER_RUNS = 4
 STREAM, TXN = "stream", "txn"
 
 
@@ -180,10 +180,10 @@ def next_epoch(runs: RunHistory | None, run: str, epoch: int | None) -> int:
 
 
 def earlier_runs(runs: RunHistory, run: str) -> tuple[str, ...]:
-    """Return the runs before `run`, which takes over: latest first, at most `EARLIER_RUNS`."""
+    """Return the runs before `run`, which takes over: latest first, at most `MAX_EARLIER_RUNS`."""
     if runs.run is None:
         return runs.earlier_runs
-    return (runs.run, *(old for old in runs.earlier_runs if old not in (runs.run, run)))[:EARLIER_RUNS]
+    return (runs.run, *(old for old in runs.earlier_runs if old not in (runs.run, run)))[:MAX_EARLIER_RUNS]
 
 
 def decide(entry: WriterEntry | None, key: WriterKey, count: int, target: str, now_ms: int) -> BatchDecision:

@@ -84,7 +84,7 @@ class EntriesBackup:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class DamagedJournal:
     """A damaged journal of a transactional id or group, which is not in the backup: its folder, id and error."""
 
     folder: str
@@ -107,7 +107,7 @@ class Manifest:
     decisions: tuple[EntriesBackup, ...] = ()
     groups: tuple[EntriesBackup, ...] = ()
     only: tuple[str, ...] | None = None
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[DamagedJournal, ...] = ()
     defaults: tuple[EntriesBackup, ...] = ()
     """The root defaults: all their entries, or nothing if there are none."""
 
@@ -161,7 +161,7 @@ ENTRIES_JSON = Document(
     *members(whole(0), "first", "number", "sinceMs"),
     check=lambda item, entries: item.integer("first", 0, entries.number),
 )
-LEFT_OUT_JSON = Document(LeftOut, Member("folder", TEXT), Member("id", TEXT), Member("damage", TEXT))
+LEFT_OUT_JSON = Document(DamagedJournal, Member("folder", TEXT), Member("id", TEXT), Member("damage", TEXT))
 MANIFEST_JSON = StoredDocument(
     "backup",
     Manifest,

@@ -11,8 +11,8 @@ Cloning topic `source` at version 7 as `clone`:
    `source`, the vacuum ends the lease.
 
 Until `expiresMs` of the lease, the clone may not exist yet, so the vacuum does not look for it. Before it ends the
-lease of a clone that does not exist, it commits to the log of the clone's name (`GiveUpIntent`). A cloning process that
-was stopped after step 1 then finds that log changed, and creates nothing.
+lease of a clone that does not exist, it commits to the log of the clone's name (`AbandonCloneIntent`). A
+cloning process that was stopped after step 1 then finds that log changed, and creates nothing.
 
 A clone has its own topic id, no idempotency registry (a writer of the source is unknown in it) and the next leader
 epoch. Offsets, configs, log starts and Kafka's open transactions are those of the source. Slices of transactions that
@@ -85,7 +85,7 @@ class CloneIntent:
         if state.exists:
             number = count(state.partitions, "partition")
             raise Conflict(f"topic '{topic}' already exists, with {number}; choose another name for the clone")
-        if self.version is None and clone_hold(topic, self.topic_id) not in state.holds:
+        if self.version is None and clone_lease_name(topic, self.topic_id) not in state.holds:
             raise Conflict(f"the lease of the clone '{topic}' ended before it was created; try again")
         if self.version is not None and state.version != self.version:
             raise Conflict(
@@ -131,7 +131,7 @@ def clone_topic(
         return _cloned(log, snapshot, name, "", _shared(source, snapshot))
     started_at = root.env.now()
     topic_id = root.env.new_id()
-    leased = _lease(root, log, snapshot, clone_hold(name, topic_id))
+    leased = _lease(root, log, snapshot, clone_lease_name(name, topic_id))
     try:
         shown = _decided(log, snapshot)
         files = _shared(source, shown)
@@ -139,7 +139,7 @@ def clone_topic(
         clone = root.engine.create(name, CloneIntent(topic_id, shown, files, version_before))
     except (BadRequest, Conflict, NotFound):
         # The clone was not created. After any other error it may exist.
-        _release(leased, clone_hold(name, topic_id))
+        _release(leased, clone_lease_name(name, topic_id))
         raise
     if root.env.elapsed_ms(started_at) > STALE_MS:
         # A vacuum may have ended the leases before the clone was created.
@@ -178,7 +178,7 @@ def _lease(root: Root, log: TopicLog, snapshot: Snapshot, lease_name: str) -> li
     """Lease the version of the snapshot, and those of other topics whose files it shares; return the topics' logs."""
     _check_retained(log, snapshot)
     versions = {log.topic: snapshot.version}
-    source_lease = clone_hold(log.topic, snapshot.state.topic_id)
+    source_lease = clone_lease_name(log.topic, snapshot.state.topic_id)
     owners = {owner for path in snapshot.slices.paths() if path.startswith("/") and (owner := key_topic(path[1:]))}
     for owner in sorted(owners - {log.topic}):
         lease = root.engine.log(owner).refresh().topic_state.holds.get(source_lease)
@@ -279,12 +279,12 @@ _PREFIX = "clone"
 _GIVEN_UP = "given-up"
 
 
-def clone_hold(clone: str, topic_id: str) -> str:
+def clone_lease_name(clone: str, topic_id: str) -> str:
     """Return the name of a clone's lease. Topic names contain no colon."""
     return f"{_PREFIX}:{clone}:{topic_id}"
 
 
-def clone_of_hold(lease_name: str) -> tuple[str, str] | None:
+def clone_of_lease_name(lease_name: str) -> tuple[str, str] | None:
     """Return name and topic id of the clone whose lease has this name; None for other leases."""
     prefix, _, rest = lease_name.partition(":")
     name, colon, topic_id = rest.partition(":")
@@ -292,7 +292,7 @@ def clone_of_hold(lease_name: str) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUpIntent:
+class AbandonCloneIntent:
     """Commit to the log of a clone's name, so that the clone cannot be created any more.
 
     An empty log gets a topic, which the caller deletes.
@@ -312,12 +312,14 @@ class GiveUpIntent:
         return Draft(MAINTAIN, holds=record)
 
 
-def is_given_up(state: TopicState, topic_id: str) -> bool:
+def is_clone_abandoned(state: TopicState, topic_id: str) -> bool:
     """Return True if the log of a clone's name says that the clone with this topic id was given up."""
     return f"{_GIVEN_UP}:{topic_id}" in state.holds
 
 
-def still_names(history: History, topic_id: str, owner: str, since: int, versions: set[int], latest: int) -> bool:
+def references_files_of(
+    history: History, topic_id: str, owner: str, since: int, versions: set[int], latest: int
+) -> bool:
     """Return True if a clone references a file of `owner` at `versions`, or from version `since` to `latest`.
 
     Other topics of the same name, with other ids, are ignored. Raises `NotFound` or `Corrupt` if the log is incomplete.

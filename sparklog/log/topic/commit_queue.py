@@ -49,7 +49,7 @@ from sparklog.log.journal.group_commit import GroupCommit
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.append_offsets import AppendIntent
 from sparklog.log.state.commit import Txn
-from sparklog.log.state.commit_log import CommitLog, CommitOutcome
+from sparklog.log.state.commit_log import CommitLog, CommitResult
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import TXN, KafkaWriterKey, WriterKey
@@ -225,12 +225,12 @@ class CommitQueue:
         epoch = self._epochs.get((key.id, key.run or "")) if key.epoch is None else key.epoch
         return replace(key, epoch=epoch, content=content_of({self._log.topic: [file.counts for file in append.files]}))
 
-    def _remember_commit(self, outcome: CommitOutcome, before: TopicState, root_checked: ClockReading | None) -> None:
+    def _remember_commit(self, outcome: CommitResult, before: TopicState, root_checked: ClockReading | None) -> None:
         """Remember whether this process has committed directly after the state that it knew."""
         is_next = outcome.commit is not None and outcome.commit.version == before.version + 1
         self._last = _LastCommit(before.version + 1, root_checked) if is_next and root_checked is not None else None
 
-    def _remember_epoch(self, outcome: CommitOutcome, writer: WriterKey | None) -> None:
+    def _remember_epoch(self, outcome: CommitResult, writer: WriterKey | None) -> None:
         if writer is None or writer.run is None:
             return
         entry = outcome.state.registry.get(writer.id)
@@ -238,7 +238,7 @@ class CommitQueue:
             self._epochs[writer.id, writer.run] = entry.epoch or 0
 
 
-def _skipped(outcome: CommitOutcome, writer: WriterKey | None) -> AppendOutcome:
+def _skipped(outcome: CommitResult, writer: WriterKey | None) -> AppendOutcome:
     nothing = outcome.nothing
     assert nothing is not None
     if nothing.skipped and writer is not None and writer.mode == TXN:

@@ -36,7 +36,7 @@ METADATA_MAX_AGE_MS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CachedDefaults:
     """Cached defaults, when they were read, and the configs of topics that were combined with them."""
 
     read_at: ClockReading
@@ -49,7 +49,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
 
     def __init__(self, root: RootAccess) -> None:
         super().__init__(root, DEFAULTS, ID)
-        self._last: _Known | None = None
+        self._cached: _CachedDefaults | None = None
 
     def read(self, *, latest: bool = False) -> RootDefaults:
         """Return the `latest` defaults, or those that were read in the last five minutes."""
@@ -59,7 +59,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         """Return the latest defaults, and copy them. Raises `Unavailable` if the copies cannot be listed."""
         defaults = self._read(latest=True, must_check=True).defaults
         if self.store.writable:
-            self.keep_copy()
+            self.ensure_copy()
         return defaults
 
     def of_topic(self, topic: str, configs: TopicConfigs, *, latest: bool = False) -> TopicConfigs:
@@ -74,11 +74,11 @@ class DefaultsLog(EntryLog[RootDefaults]):
         """Write the defaults that the step returns for the latest ones, if they are different."""
         self._checked(self.refresh(), self._copies())
         now = self.env.now()
-        changed = self._keep(now, self.write(step)).defaults
-        self.keep_copy()
+        changed = self._cache(now, self.write(step)).defaults
+        self.ensure_copy()
         return changed
 
-    def keep_copy(self) -> None:
+    def ensure_copy(self) -> None:
         """Create a copy of the latest known entry, if there is none, and delete older copies."""
         defaults = self.known()
         if defaults is None or defaults.number < 0:
@@ -94,8 +94,8 @@ class DefaultsLog(EntryLog[RootDefaults]):
             # The entry itself exists; the next change, or the next run of a job, creates the copy.
             _LOG.warning("could not copy the defaults of %s: %s", self.store.location, error)
 
-    def _read(self, latest: bool, must_check: bool = False) -> _Known:
-        last, now = self._last, self.env.now()
+    def _read(self, latest: bool, must_check: bool = False) -> _CachedDefaults:
+        last, now = self._cached, self.env.now()
         if last is not None and not latest and now.elapsed_ms(last.read_at) < METADATA_MAX_AGE_MS:
             return last
         # Writers check once per process. Jobs check each time, because they delete records by the defaults.
@@ -103,7 +103,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         has_entry, copies = self._entry_and_copies(must_check) if is_checked else (self._has_first_entry(), [])
         has_entries = has_entry or (latest and any(self.store.list(f"{self.prefix}/_log/")))
         defaults = self.refresh() if has_entries else RootDefaults(ID)
-        return self._keep(now, self._checked(defaults, copies) if is_checked else defaults)
+        return self._cache(now, self._checked(defaults, copies) if is_checked else defaults)
 
     def _checked(self, defaults: RootDefaults, copies: Sequence[int]) -> RootDefaults:
         """Return the latest defaults. Raises `Corrupt` if an entry with a copy is missing."""
@@ -144,8 +144,8 @@ class DefaultsLog(EntryLog[RootDefaults]):
         state = self.known()
         return (state is not None and state.number >= 0) or read_if_there(self.store, self.key(0)) is not None
 
-    def _keep(self, now: ClockReading, defaults: RootDefaults) -> _Known:
-        last = self._last
+    def _cache(self, now: ClockReading, defaults: RootDefaults) -> _CachedDefaults:
+        last = self._cached
         is_same = last is not None and last.defaults.number == defaults.number
-        self._last = _Known(now, defaults, last.of_topics if last is not None and is_same else {})
-        return self._last
+        self._cached = _CachedDefaults(now, defaults, last.of_topics if last is not None and is_same else {})
+        return self._cached

@@ -19,7 +19,7 @@ from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.names import topic_names
 from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.commit import Commit, Txn
-from sparklog.log.state.commit_log import CommitLog, CommitOutcome
+from sparklog.log.state.commit_log import CommitLog, CommitResult
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
@@ -64,7 +64,7 @@ class RootEngine:
 
         ensure_probed(self.store, self.env.wall_ms)
 
-    def by_store_clock(self, wall_ms: int) -> int:
+    def to_store_clock(self, wall_ms: int) -> int:
         """Convert a time of this machine's clock to the store's. Raises `Unavailable` if this clock is far ahead."""
         self._access.guard.check()
         return self._access.guard.store_ms(wall_ms)
@@ -103,7 +103,7 @@ class RootEngine:
         writes = self._combined.get(log.prefix)
         return self._combined.setdefault(log.prefix, CombinedWrites(log)) if writes is None else writes
 
-    def folders(self) -> Iterator[str]:
+    def all_topics(self) -> Iterator[str]:
         """Yield the names of all topics, including deleted ones."""
         return topic_names(self.store)
 
@@ -114,7 +114,7 @@ class RootEngine:
 
         The errors of topics that cannot be read are added to `failures`, or raised if that is None.
         """
-        exists = read_each(self.store, self.exists, sorted(filter(wanted, self.folders())), failures)
+        exists = read_each(self.store, self.exists, sorted(filter(wanted, self.all_topics())), failures)
         return [name for name in exists if exists[name]]
 
     def exists(self, topic: str) -> bool:
@@ -138,7 +138,7 @@ class RootEngine:
         return log
 
     def _check_differs_in_more_than_case(self, topic: str) -> None:
-        folders = list(self.folders())
+        folders = list(self.all_topics())
         for other in folders:
             if other == topic or other.lower() != topic.lower():
                 continue
@@ -167,7 +167,7 @@ class TopicLog(CommitLog):
 
     def commit(
         self, intent: Intent, origin: TopicState | None = None, *, root_checked: ClockReading | None = None
-    ) -> CommitOutcome:
+    ) -> CommitResult:
         """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
         self.engine.ensure_probed()
         return super().commit(intent, origin, root_checked=root_checked)

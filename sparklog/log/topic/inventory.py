@@ -14,7 +14,7 @@ from sparklog.errors import NotFound
 from sparklog.format.slice_columns import SliceRow
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.history import History
-from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, added
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, added_slices
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import EMPTY
 
@@ -30,7 +30,7 @@ CLAIMED = tuple(column.name for column in fields(SliceClaim))
 
 
 @dataclass(frozen=True, slots=True)
-class NamedFile:
+class ReferencedFile:
     """A data file that versions reference."""
 
     key: str
@@ -52,9 +52,9 @@ class NamedFile:
         return self.key.removesuffix("log") + suffix
 
 
-def merged(files: Iterable[NamedFile]) -> dict[str, NamedFile]:
+def merge_files(files: Iterable[ReferencedFile]) -> dict[str, ReferencedFile]:
     """Return each file once, by its key, with all its referenced slices. A clone shares files with its source."""
-    merged_files: dict[str, NamedFile] = {}
+    merged_files: dict[str, ReferencedFile] = {}
     for file in files:
         other = merged_files.setdefault(file.key, file)
         if other is not file:
@@ -63,7 +63,7 @@ def merged(files: Iterable[NamedFile]) -> dict[str, NamedFile]:
 
 
 @dataclass(slots=True)
-class NamedFiles:
+class ReferencedFiles:
     """Data files by their paths in the commits of a topic. Equal slices of two versions are stored once."""
 
     topic: str
@@ -76,73 +76,74 @@ class NamedFiles:
             *_, claims = self._files.setdefault(rows.paths[code], (size, footer_length, index_crc, {}))
             claims[SliceClaim(*claim)] = None
 
-    def by_path(self) -> Iterator[tuple[str, NamedFile]]:
+    def by_path(self) -> Iterator[tuple[str, ReferencedFile]]:
         for path, (size, footer_length, index_crc, claims) in self._files.items():
-            yield path, NamedFile(file_key(self.topic, path), size, footer_length, tuple(claims), index_crc)
+            yield path, ReferencedFile(file_key(self.topic, path), size, footer_length, tuple(claims), index_crc)
 
-    def files(self) -> list[NamedFile]:
+    def files(self) -> list[ReferencedFile]:
         """Return all files, in order of their keys."""
-        files = merged(file for _, file in self.by_path())
+        files = merge_files(file for _, file in self.by_path())
         return [files[key] for key in sorted(files)]
 
 
-def named_files(snapshot: Snapshot) -> NamedFiles:
+def referenced_files(snapshot: Snapshot) -> ReferencedFiles:
     """Return the files that one version references."""
-    named = NamedFiles(snapshot.topic)
-    named.add(snapshot.slices.all())
-    return named
+    referenced = ReferencedFiles(snapshot.topic)
+    referenced.add(snapshot.slices.all())
+    return referenced
 
 
 @dataclass
 class FilesOfVersions:
     """Files that any of the versions `base.version` to `last.version` references, by key.
 
-    `unnamed` has the first version that no longer references a file, and `times` the commit time of each version.
+    `unreferenced_since` has the first version that no longer references a file, and `times` has the commit time of
+    each version.
     """
 
     base: Snapshot
     last: Snapshot
-    files: dict[str, NamedFile] = field(default_factory=dict)
-    unnamed: dict[str, int] = field(default_factory=dict)
+    files: dict[str, ReferencedFile] = field(default_factory=dict)
+    unreferenced_since: dict[str, int] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
 
     def since(self, missing: Iterable[str]) -> int:
         """Return the first version from which on no file is missing. Raises `NotFound` if the last one lacks a file."""
         first = max(self.base.version, 0)
         for key in missing:
-            if key not in self.unnamed:
+            if key not in self.unreferenced_since:
                 raise NotFound(f"{key} is missing, and version {self.last.version} references it: run verify")
-            first = max(first, self.unnamed[key])
+            first = max(first, self.unreferenced_since[key])
         return first
 
-    def of_last(self) -> list[NamedFile]:
-        return [file for key, file in self.files.items() if key not in self.unnamed]
+    def of_last(self) -> list[ReferencedFile]:
+        return [file for key, file in self.files.items() if key not in self.unreferenced_since]
 
 
 def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOfVersions:
     """Walk the log from `base` to `version`. Raises `NotFound` for a missing commit, `Corrupt` for a broken chain."""
     topic = history.topic
     found = FilesOfVersions(base, base, times={base.version: base.state.made_ms})
-    state, table, paths, named = base.state, base.slices, base.slices.paths(), named_files(base)
+    state, table, paths, referenced = base.state, base.slices, base.slices.paths(), referenced_files(base)
     for after, commit in history.walk(base.state, version):
         state, table = after, table.apply(commit, after)
         found.times[state.version] = state.made_ms
         if commit.files:
-            named.add(added(commit))
+            referenced.add(added_slices(commit))
         for file in commit.files:
-            found.unnamed.pop(file_key(topic, file.path), None)
+            found.unreferenced_since.pop(file_key(topic, file.path), None)
         if commit.remove or commit.log_starts or commit.op in ("create", "delete"):
             now = table.paths()
             for path in paths - now:
-                found.unnamed[file_key(topic, path)] = state.version
+                found.unreferenced_since[file_key(topic, path)] = state.version
             paths = now
         else:
             paths |= {file.path for file in commit.files}
-    found.files = {file.key: file for file in named.files()}
+    found.files = {file.key: file for file in referenced.files()}
     found.last = Snapshot(topic, history.store, state, table)
     # A file that was added and removed within one commit has nothing that a version shows.
-    for key in set(found.files) - {file_key(topic, path) for path in paths} - set(found.unnamed):
-        found.unnamed[key] = state.version
+    for key in set(found.files) - {file_key(topic, path) for path in paths} - set(found.unreferenced_since):
+        found.unreferenced_since[key] = state.version
     return found
 
 

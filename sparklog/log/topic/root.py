@@ -103,7 +103,7 @@ class Root:
         raise self._not_found(name)
 
     def _not_found(self, name: str) -> NotFound:
-        similar = nearest(name, [other for other in self.engine.folders() if other != name])
+        similar = nearest(name, [other for other in self.engine.all_topics() if other != name])
         similar = [other for other in similar if self.engine.exists(other)]
         if not similar:
             return no_topic(name, self.location, self._some_topics())
@@ -114,7 +114,7 @@ class Root:
     def _some_topics(self) -> list[str]:
         """Return at most one topic more than an error message shows, to limit the number of requests."""
         names: list[str] = []
-        for name in sorted(self.engine.folders())[: 4 * SHOWN_TOPICS]:
+        for name in sorted(self.engine.all_topics())[: 4 * SHOWN_TOPICS]:
             # An unreadable topic must not hide the error to raise.
             with suppress(SparklogError):
                 names += [name] if self.engine.exists(name) else []
@@ -257,7 +257,7 @@ def topic_of(root: Root, name: str) -> Topic:
     return root._topic(name)
 
 
-def written_topic(
+def topic_for_writer(
     root: Root, name: str, *, partitions: int | None = None, configs: Mapping[str, object] | None = None
 ) -> Topic:
     """Open a topic for a writer; create it as `ensure_topic` does, unless `auto.create.topics.enable` is false."""
@@ -383,9 +383,9 @@ class RootView:
 
     # -- reading snapshots
 
-    def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+    def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         # Reading the snapshot of a listed name also shows whether the topic exists.
-        names = sorted(filter(wanted, self.root.engine.folders()))
+        names = sorted(filter(wanted, self.root.engine.all_topics()))
         missing = self._poll(names, lambda name: self.root.engine.log(name).snapshot_if_exists())
         return [name for name in names if name not in missing]
 

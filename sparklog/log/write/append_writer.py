@@ -18,7 +18,7 @@ from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlic
 from sparklog.format.arrow_numpy import valid_rows
 from sparklog.format.encode import EncodedSlice, EncodeOptions, EncoderRows, encode_rows
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.state.slices import ANYWHERE, FileSlices, RowCounts, SliceFlag
+from sparklog.log.state.slices import ANY_PARTITION, FileSlices, RowCounts, SliceFlag
 from sparklog.log.write.append_output import SliceOutput
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
 from sparklog.log.write.rows import Partitioner, Rows, checked_chunks, joinable, rows_of
@@ -63,7 +63,7 @@ class AppendWriter:
         self._pending_bytes = 0
         self._output = SliceOutput(target, env, self._options.file_bytes, root_checked=checked_root)
         self._counts: dict[int, tuple[int, int]] = {}
-        """Records and bytes by partition, or under `ANYWHERE` if any partition would do."""
+        """Records and bytes by partition, or under `ANY_PARTITION` if any partition would do."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         for chunk in checked_chunks(batch, self._options.buffer_bytes):
@@ -83,7 +83,7 @@ class AppendWriter:
         batches = [self._partitioned(batches, now_ms) for batches in joinable(pending)]
         for partition, encoded in encode_rows(batches, options=self._encode):
             self._count(partition, encoded.records - encoded.free_records, encoded.content_bytes - encoded.free_bytes)
-            self._count(ANYWHERE, encoded.free_records, encoded.free_bytes)
+            self._count(ANY_PARTITION, encoded.free_records, encoded.free_bytes)
             self._output.add(self._described(partition, encoded), encoded.buffers)
 
     def finish(self) -> list[FileSlices]:

@@ -34,7 +34,7 @@ from sparklog.log.state.topic_state import TopicState
 from sparklog.log.write.append_output import AppendOutput
 
 MAX_EPOCH = 2**15 - 1
-TRIES = 10
+MAX_ATTEMPTS = 10
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -52,7 +52,7 @@ def end_kafka_transactions(
 
     Each is ended as Kafka had decided, else as `commit` says.
     """
-    for _ in range(TRIES):
+    for _ in range(MAX_ATTEMPTS):
         state = log.existing().topic_state
         transactions = tuple(
             transaction for transaction in state.kafka_open if producers is None or transaction.producer in producers

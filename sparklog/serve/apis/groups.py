@@ -35,7 +35,7 @@ from sparklog.serve.shared_members import assignment_bytes
 from sparklog.serve.users import GROUP, READ
 
 CLASSIC = "classic"
-OF_A_GROUP, OF_A_SHARE = 0, 2
+GROUP_KEY, SHARE_KEY = 0, 2
 """Key types of FindCoordinator; 1 is a transaction."""
 GROUPS_VERSION, KEYS_VERSION = 8, 4
 """The first versions of OffsetFetch and FindCoordinator that can request several groups."""
@@ -78,13 +78,13 @@ def _with_code(handler: Callable[..., Awaitable[Fields]]) -> Callable[..., Await
     """Respond to a failed request, or a failed part of one, with the error code alone."""
 
     @wraps(handler)
-    async def answer(*arguments: Any) -> Fields:
+    async def response(*arguments: Any) -> Fields:
         try:
             return await handler(*arguments)
         except FAILURES as error:
             return {"errorCode": _code(error)}
 
-    return answer
+    return response
 
 
 # -- members
@@ -105,8 +105,8 @@ async def join_group(request: ServedRequest) -> Fields:
     )
     try:
         coordinator = _coordinator_of(request, fields["groupId"])
-        least_ms, most_ms = request.services.options.session_timeouts_ms
-        if not least_ms <= details.session_ms <= most_ms:
+        min_ms, max_ms = request.services.options.session_timeouts_ms
+        if not min_ms <= details.session_ms <= max_ms:
             raise CodeError(Code.INVALID_SESSION_TIMEOUT)
         await coordinator.check_owner(fields["groupId"])
         members, version = coordinator.members(fields["groupId"]), request.version
@@ -187,8 +187,8 @@ def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
         if len(metadata.encode()) > MAX_METADATA:
             return Code.OFFSET_METADATA_TOO_LARGE
         if row["committedOffset"] >= 0:
-            place = OffsetAndMetadata(row["committedOffset"], metadata, None if epoch < 0 else epoch)
-            positions.setdefault(topic, {})[number] = place
+            position = OffsetAndMetadata(row["committedOffset"], metadata, None if epoch < 0 else epoch)
+            positions.setdefault(topic, {})[number] = position
         return Code.NONE
 
     return partition_rows(request.fields, lambda topic, row: {"errorCode": code(topic, row)})
@@ -197,7 +197,7 @@ def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
 async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions) -> None:
     group, member, generation = fields["groupId"], fields["memberId"], fields["generationIdOrMemberEpoch"]
     if generation < 0 and not member:
-        if coordinator.held(group) is not None:
+        if coordinator.local_members(group) is not None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
         with errors_as(Conflict, Code.UNKNOWN_MEMBER_ID):
             await coordinator.run(coordinator.group(group).alter, positions)
@@ -214,40 +214,44 @@ async def offset_fetch(request: ServedRequest) -> Fields:
     if request.version < GROUPS_VERSION:
         return await _offset_fetch(request, request.fields["groupId"], request.fields["topics"])
     rows = []
-    for asked in request.fields["groups"]:
-        answer = await _offset_fetch(request, asked["groupId"], asked["topics"])
-        if answer.get("errorCode"):
+    for requested in request.fields["groups"]:
+        response = await _offset_fetch(request, requested["groupId"], requested["topics"])
+        if response.get("errorCode"):
             # Like a broker, return only the error code of the group.
-            answer["topics"] = []
-        rows.append({"groupId": asked["groupId"], **answer})
+            response["topics"] = []
+        rows.append({"groupId": requested["groupId"], **response})
     return {"groups": rows}
 
 
-async def _offset_fetch(request: ServedRequest, group: str, asked: list[Fields] | None) -> Fields:
+async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fields] | None) -> Fields:
     """Return the committed offsets of a group for the requested topics; None: all topics."""
-    numbers = None if asked is None else {topic["name"]: topic["partitionIndexes"] for topic in asked}
+    numbers = None if requested is None else {topic["name"]: topic["partitionIndexes"] for topic in requested}
     try:
         coordinator = _coordinator_of(request, group, reading=True)
         return {"topics": await coordinator.run(_offsets, request, coordinator.group(group), numbers)}
     except FAILURES as error:
         code = _code(error)
-    # Version 1 has no place for an error but the partitions.
+    # In version 1, only partitions have an error code.
     return {"errorCode": code, "topics": _offset_rows(numbers or {}, lambda _: {"errorCode": code})}
 
 
 def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]] | None) -> list[Fields]:
     """Return the committed offsets of partitions by topic (None: of all topics that the client may read)."""
-    committed = {place: item for place, item in group.committed().items() if request.may(READ, place[0])}
+    committed = {
+        topic_partition: item
+        for topic_partition, item in group.committed().items()
+        if request.may(READ, topic_partition[0])
+    }
     waiting = set[TopicPartition]()
     if request.fields["requireStable"]:
         waiting = {(topic, partition) for _, _, topic, partition, _ in group.description().pending}
 
-    def row(place: TopicPartition) -> Fields:
-        if not request.may(READ, place[0]):
+    def row(topic_partition: TopicPartition) -> Fields:
+        if not request.may(READ, topic_partition[0]):
             return {"errorCode": Code.TOPIC_AUTHORIZATION_FAILED}
-        if place in waiting:
+        if topic_partition in waiting:
             return {"errorCode": Code.UNSTABLE_OFFSET_COMMIT}
-        item = committed.get(place)
+        item = committed.get(topic_partition)
         return {} if item is None else {"committedOffset": item.offset, "metadata": item.metadata}
 
     return _offset_rows(by_topic(committed) if numbers is None else numbers, row)
@@ -264,15 +268,15 @@ def _offset_rows(numbers: dict[str, list[int]], row: Callable[[TopicPartition], 
 async def offset_delete(request: ServedRequest) -> Fields:
     group, code = request.fields["groupId"], Code.NONE
     topics = [topic for topic in request.fields["topics"] if request.may(READ, topic["name"])]
-    places = {topic["name"]: [row["partitionIndex"] for row in topic["partitions"]] for topic in topics}
+    partitions = {topic["name"]: [row["partitionIndex"] for row in topic["partitions"]] for topic in topics}
     coordinator = _coordinator_of(request, group)
     try:
         with errors_as(NotFound, Code.GROUP_ID_NOT_FOUND):
-            await coordinator.run(coordinator.group(group).delete_offsets, places)
+            await coordinator.run(coordinator.group(group).delete_offsets, partitions)
     except Conflict:
         code = Code.GROUP_SUBSCRIBED_TO_TOPIC
     denied = Code.TOPIC_AUTHORIZATION_FAILED
-    rows = partition_rows(request.fields, lambda topic, _: {"errorCode": code if topic in places else denied})
+    rows = partition_rows(request.fields, lambda topic, _: {"errorCode": code if topic in partitions else denied})
     return {"topics": rows}
 
 
@@ -283,16 +287,16 @@ async def find_coordinator(request: ServedRequest) -> Fields:
     if request.version < KEYS_VERSION:
         return await _find_coordinator(request, request.fields["key"])
     keys = request.fields["coordinatorKeys"]
-    answers = await asyncio.gather(*(_find_coordinator(request, key) for key in keys))
-    return {"coordinators": [{"key": key, **answer} for key, answer in zip(keys, answers, strict=True)]}
+    responses = await asyncio.gather(*(_find_coordinator(request, key) for key in keys))
+    return {"coordinators": [{"key": key, **response} for key, response in zip(keys, responses, strict=True)]}
 
 
 async def _find_coordinator(request: ServedRequest, group: str) -> Fields:
     services, coordinator = request.services, request.services.coordinator
     try:
-        if request.fields["keyType"] == OF_A_SHARE:
+        if request.fields["keyType"] == SHARE_KEY:
             raise CodeError(Code.INVALID_REQUEST, "share groups are not served")
-        if request.fields["keyType"] != OF_A_GROUP:
+        if request.fields["keyType"] != GROUP_KEY:
             # Clients show this message. With TRANSACTIONAL_ID_AUTHORIZATION_FAILED they would only report missing ACLs.
             text = "sparklog serve has no transactions of Kafka's protocol: use sparklog.transactional"
             raise CodeError(Code.UNSUPPORTED_VERSION, text)
@@ -312,7 +316,9 @@ async def list_groups(request: ServedRequest) -> Fields:
     groups = Groups(coordinator.root)
     # A group that cannot be read is left out. Requests for it return the error.
     descriptions = await coordinator.run(lambda: groups.descriptions(groups.names([]), []))
-    states = {name: (coordinator.classic(name) or description).state for name, description in descriptions.items()}
+    states = {
+        name: (coordinator.exclusive_members(name) or description).state for name, description in descriptions.items()
+    }
     wanted, types = ({word.lower() for word in request.fields[name]} for name in ("statesFilter", "typesFilter"))
     rows = [
         {"groupId": name, "protocolType": CONSUMER, "groupState": state, "groupType": CLASSIC}
@@ -332,9 +338,9 @@ async def describe_groups(request: ServedRequest) -> Fields:
 @_with_code
 async def _described(request: ServedRequest, name: str) -> Fields:
     coordinator = _coordinator_of(request, name, reading=True)
-    members = coordinator.classic(name)
+    members = coordinator.exclusive_members(name)
     if members is not None:
-        return _members_here(members)
+        return _local_members(members)
     await coordinator.check_owner(name)
     description = await coordinator.run(coordinator.group(name).description)
     rows: list[Fields] = [
@@ -351,7 +357,7 @@ async def _described(request: ServedRequest, name: str) -> Fields:
     return {"groupState": description.state, "protocolType": protocol_type, "members": rows}
 
 
-def _members_here(members: GroupMembers) -> Fields:
+def _local_members(members: GroupMembers) -> Fields:
     rows = [
         {
             "memberId": member.id,
@@ -375,7 +381,7 @@ async def delete_groups(request: ServedRequest) -> Fields:
 @_with_code
 async def _deleted(request: ServedRequest, name: str) -> Fields:
     coordinator = _coordinator_of(request, name)
-    if coordinator.held(name) is not None:
+    if coordinator.local_members(name) is not None:
         raise CodeError(Code.NON_EMPTY_GROUP)
     with errors_as(Conflict, Code.NON_EMPTY_GROUP), errors_as(NotFound, Code.GROUP_ID_NOT_FOUND):
         await coordinator.run(coordinator.group(name).delete)

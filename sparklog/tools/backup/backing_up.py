@@ -39,8 +39,8 @@ from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.backup_manifest import (
     MANIFEST_JSON,
     BackupStore,
+    DamagedJournal,
     EntriesBackup,
-    LeftOut,
     Manifest,
     TopicBackup,
     backup_key,
@@ -48,9 +48,9 @@ from sparklog.log.topic.backup_manifest import (
 from sparklog.log.topic.inventory import (
     FilesOfVersions,
     files_of_versions,
-    merged,
-    named_files,
+    merge_files,
     oldest_base,
+    referenced_files,
     start_at,
 )
 from sparklog.log.topic.root import Root
@@ -74,7 +74,7 @@ class Plan:
     groups: int
     files: int
     nbytes: int
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[DamagedJournal, ...] = ()
 
 
 @dataclass
@@ -131,7 +131,7 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     _reject_backup(root)
     cut = cut_now(root, topics)
     snapshots = (History(root.store, name, root.env).at(state.version) for name, state in cut.topics.items())
-    files = merged(file for snapshot in snapshots for file in named_files(snapshot).files())
+    files = merge_files(file for snapshot in snapshots for file in referenced_files(snapshot).files())
     present = copying.listed(target, files)
     missing = [file for key, file in files.items() if key not in present]
     nbytes = sum(file.size for file in missing)
@@ -295,7 +295,7 @@ class _BackupRun:
 
     def _copy_files(self, topic_files: Mapping[str, FilesOfVersions]) -> set[str]:
         """Copy the files of all versions; return the keys of missing files that only earlier versions reference."""
-        files = merged(file for each in topic_files.values() for file in each.files.values())
+        files = merge_files(file for each in topic_files.values() for file in each.files.values())
         needed = {file.key for each in topic_files.values() for file in each.of_last()}
         missing: set[str] = set()
 

@@ -40,7 +40,7 @@ from sparklog.log.journal.names import commit_key, entry_number, list_entries, t
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, TopicState
-from sparklog.log.topic.backup_manifest import LeftOut
+from sparklog.log.topic.backup_manifest import DamagedJournal
 from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
@@ -61,7 +61,7 @@ class Cut:
     topics: Mapping[str, TopicState]
     decisions: Mapping[str, Decisions]
     groups: Mapping[str, GroupState]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[DamagedJournal, ...] = ()
     exact: bool = False
     defaults: int | None = None
 
@@ -236,14 +236,16 @@ class _Cutter:
         """Read the required decisions. A prepare that a later one of its group has overtaken may be undecided."""
         for transactional_id, n in sorted(self.decided - self.undecided):
             step = partial(self.next_decisions, transactional_id)
-            while not self.decisions.get(transactional_id, Decisions(transactional_id)).decided(n):
+            while not self.decisions.get(transactional_id, Decisions(transactional_id)).is_decided(n):
                 if not (step() if self.is_damaged(DECISIONS, transactional_id) else self._awaited(step)):
                     self.undecided.add((transactional_id, n))
                     break
 
     def _is_pruned(self, transaction: Transaction) -> bool:
         state, n = self.decisions.get(transaction[0]), transaction[1]
-        return state is not None and state.decided(n) and state.commit_of(n) is None and not state.surely_aborted(n)
+        return (
+            state is not None and state.is_decided(n) and state.commit_of(n) is None and not state.is_known_aborted(n)
+        )
 
     def _reads_record(
         self, transaction: Transaction, step: Callable[[], bool], is_named: Callable[[Decisions], bool]
@@ -261,9 +263,9 @@ class _Cutter:
         log = self.live.log(transactional_id)
         log.deciding(n)
         outcome = log.outcome(n)
-        if outcome is None and log.is_over(n):
+        if outcome is None and log.has_expired(n):
             return step()
-        if outcome is not None and outcome.decided(n) and not is_named(outcome):
+        if outcome is not None and outcome.is_decided(n) and not is_named(outcome):
             return False
         if self._awaited(step):
             return True

@@ -21,7 +21,7 @@ from sparklog.format.key_filter import decode_filters
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.create_object import create_or_read, read_if_there
 from sparklog.log.journal.names import LOG_FOLDER, filter_path, is_commit
-from sparklog.log.topic.inventory import NamedFile
+from sparklog.log.topic.inventory import ReferencedFile
 from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
 
@@ -53,7 +53,7 @@ class CopyOptions:
 class FileCopy:
     """A file to copy, and its key at the target."""
 
-    file: NamedFile
+    file: ReferencedFile
     to: str
 
 
@@ -193,7 +193,7 @@ def _linked(source: Store, target: Store, copy: FileCopy) -> bool:
         return False
 
 
-def _checked(source: Store, file: NamedFile) -> Iterator[bytes]:
+def _checked(source: Store, file: ReferencedFile) -> Iterator[bytes]:
     """Yield the bytes of a file in chunks. `Corrupt` at the first slice that does not match the commit."""
     slices = sorted({(claim.position, claim.size, claim.crc, claim.base) for claim in file.claims})
     sums = [0] * len(slices)

@@ -30,7 +30,7 @@ from sparklog.log.journal.chain import EntryChain, id_in
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.topic.backup_manifest import LeftOut
+from sparklog.log.topic.backup_manifest import DamagedJournal
 from sparklog.maintenance.journals import JOURNAL_IN
 from sparklog.storage.store import Store
 
@@ -74,8 +74,10 @@ class DamagedLogs:
             self.damage[prefix] = error
             return None
 
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return tuple(LeftOut(prefix, _id_of(prefix), str(error)) for prefix, error in sorted(self.damage.items()))
+    def left_out(self) -> tuple[DamagedJournal, ...]:
+        return tuple(
+            DamagedJournal(prefix, _id_of(prefix), str(error)) for prefix, error in sorted(self.damage.items())
+        )
 
     def check(self, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]) -> None:
         """Raise the error of a damaged journal that may concern the chosen topics.
@@ -135,7 +137,7 @@ def _is_text(data: bytes) -> bool:
     return others <= MAX_OTHER_BYTES and (line[-1:] == b"}" or b'"crc":' in line[-20:])
 
 
-def errors_of_skipped(skipped: Iterable[LeftOut]) -> list[SparklogError]:
+def errors_of_skipped(skipped: Iterable[DamagedJournal]) -> list[SparklogError]:
     """Return a printable error for each skipped journal."""
     errors: list[SparklogError] = []
     for journal in skipped:

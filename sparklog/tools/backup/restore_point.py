@@ -39,7 +39,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.backup_manifest import EntriesBackup, Manifest, TopicBackup
-from sparklog.log.topic.inventory import files_of_versions, named_files, oldest_base, start_at
+from sparklog.log.topic.inventory import files_of_versions, oldest_base, referenced_files, start_at
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.consistent_cut import Cut, CutBounds, all_offsets, cut_between, cut_now
@@ -282,7 +282,7 @@ def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:
     """Return the files of a snapshot, to be copied to the topic named `topic`."""
     return [
         FileCopy(file, naming.file_key(topic, own_path(path, snapshot.version)))
-        for path, file in sorted(named_files(snapshot).by_path())
+        for path, file in sorted(referenced_files(snapshot).by_path())
     ]
 
 
@@ -323,7 +323,7 @@ def first_commit(
     resolved: list[Resolved] = []
     for transactional_id, n in open_transactions(topic_state):
         state = decisions.get(transactional_id)
-        if state is not None and state.decided(n):
+        if state is not None and state.is_decided(n):
             outcome = state.resolved(topic, topic_state.topic_id, n)
             resolved.append(replace(outcome, siblings=_siblings(outcome.siblings, names)))
     # Earlier versions do not exist in the new root, so the retention floor is the restored version.

@@ -45,7 +45,7 @@ from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.root_defaults import DEFAULTS, ID
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, TopicState
-from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, LeftOut, backup_numbers
+from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, DamagedJournal, backup_numbers
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.backing_up import VersionLeases, write_checkpoint
@@ -89,7 +89,7 @@ class _Plan:
     decisions: Mapping[str, int]
     groups: Mapping[str, int]
     exact: bool
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[DamagedJournal, ...]
     defaults: int | None = None
 
 
@@ -145,7 +145,7 @@ class Restored:
     nbytes: int
     copied: Copied
     moved: tuple[MovedOffset, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[DamagedJournal, ...] = ()
 
 
 def _neither(source: Store) -> NotFound:

@@ -33,7 +33,7 @@ from sparklog.log.journal.names import filter_path, is_commit
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.topic.inventory import NamedFile, SliceClaim
+from sparklog.log.topic.inventory import ReferencedFile, SliceClaim
 from sparklog.maintenance.work_items import silent
 from sparklog.storage.store import Store
 from sparklog.tools.repair.fixes import Fix, Patch
@@ -69,7 +69,7 @@ class FileFixes:
     """
 
     store: Store
-    file: NamedFile
+    file: ReferencedFile
     topic: Snapshot | None
 
     def fixes(self, damaged: Sequence[str]) -> list[Fix]:

@@ -176,7 +176,7 @@ def fix_checkpoint(store: Store, key: str, env: Env) -> Fix | None:
     history = History(store, topic)
     table_prefix = f"{naming.checkpoint_prefix(topic)}{version:020d}-"
     old_tables = [info.key for info in history.tables if info.key.startswith(table_prefix)]
-    history.distrust(version)
+    history.mark_damaged(version)
     snapshot = state_at(history, version)
     if snapshot is not None and _is_followed(store, topic, snapshot.state):
         table_key, table, ref = slice_table(snapshot, env.new_id())

@@ -96,14 +96,14 @@ def _check_outcomes(topic: CheckedTopic, state_of: StateOf) -> Iterator[Finding]
         key = naming.commit_key(topic.name, version)
         what = f"version {version} records the outcome of transaction {resolved.n} of '{resolved.id}'"
         decided = state.commit_of(resolved.n)
-        if not state.decided(resolved.n):
+        if not state.is_decided(resolved.n):
             yield _finding(key, f"{what}, but its decisions end at {state.newest}")
         elif decided is not None:
             here = (topic.name, topic_id)
             named = {prepare.version for prepare in decided.prepares if (prepare.topic, prepare.topic_id) == here}
             if others := sorted(set(resolved.committed) - named):
                 yield _finding(key, f"{what}, but versions {others} are not among its prepares")
-        elif resolved.committed and state.surely_aborted(resolved.n):
+        elif resolved.committed and state.is_known_aborted(resolved.n):
             yield _finding(key, f"{what} as committed, but it was aborted")
 
 

@@ -34,7 +34,7 @@ from sparklog.limits import Limits
 from sparklog.log.journal.names import filter_path, is_commit
 from sparklog.log.state.commit import MAINTAIN
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.topic.inventory import NamedFile, SliceClaim
+from sparklog.log.topic.inventory import ReferencedFile, SliceClaim
 from sparklog.maintenance.work_items import Progress, WorkResult, silent
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import FOOTER, INDEX, MISSING, SIZE, CheckCounts, Finding
@@ -54,7 +54,7 @@ DELETE_FILTER = "restore it from a backup or delete it: no record is lost, but l
 MISSING_KEYS = "the filter lacks keys of the slice, so lookups do not find them"
 
 
-def check_file(store: Store, file: NamedFile, progress: Progress) -> CheckedFile:
+def check_file(store: Store, file: ReferencedFile, progress: Progress) -> CheckedFile:
     """Read an entire file and compare it with its footer and with all versions that reference it."""
     checked = CheckedFile(store, file, progress)
     try:
@@ -70,7 +70,7 @@ def check_file(store: Store, file: NamedFile, progress: Progress) -> CheckedFile
     return checked
 
 
-def _too_long(file: NamedFile) -> Finding:
+def _too_long(file: ReferencedFile) -> Finding:
     return Finding(SIZE, file.key, f"expected {file.size} bytes, found more", position=file.size)
 
 
@@ -88,7 +88,7 @@ def _check_segment(checked: CheckedFile) -> None:
     checked.counts = counts
 
 
-def find_missing_companions(store: Store, file: NamedFile, listed: Container[str]) -> list[Finding]:
+def find_missing_companions(store: Store, file: ReferencedFile, listed: Container[str]) -> list[Finding]:
     """Return findings for the missing indexes and filters of a file; `listed` has the keys of existing objects."""
     suffixes = [suffix for suffix in SUFFIXES if file.sealed and any(_needed(suffix, claim) for claim in file.claims)]
     expected = [_no_index(file.index_key(suffix)) for suffix in suffixes]
@@ -175,7 +175,9 @@ def _check_indexes(checked: CheckedFile, claim: SliceClaim, batches: CollectedBa
     return counts
 
 
-def _mismatch(file: NamedFile, indexes: Mapping[str, bytes], batches: CollectedBatches | None) -> Iterator[Finding]:
+def _mismatch(
+    file: ReferencedFile, indexes: Mapping[str, bytes], batches: CollectedBatches | None
+) -> Iterator[Finding]:
     """Yield findings if the checksum is wrong although each entry is right by itself.
 
     Entries must then be missing or belong to another segment. The number of aborted transactions is known. Otherwise it
@@ -197,7 +199,7 @@ def _mismatch(file: NamedFile, indexes: Mapping[str, bytes], batches: CollectedB
 _NO_MATCH = "do not match their CRC-32C in the commit"
 
 
-def _flipped(file: NamedFile, indexes: list[bytes], crc: int) -> Finding | None:
+def _flipped(file: ReferencedFile, indexes: list[bytes], crc: int) -> Finding | None:
     flip = flipped_bit(sum(map(len, indexes)) + 8 * len(indexes), crc, file.index_crc)
     start = 0
     for suffix, data in zip(SUFFIXES, indexes, strict=True):
@@ -225,7 +227,7 @@ class VerifyWork:
     store: Store
     topic: str
     topic_id: str
-    files: tuple[NamedFile, ...]
+    files: tuple[ReferencedFile, ...]
     op: str = MAINTAIN
     partitions: tuple[int, ...] = ()
 
@@ -255,9 +257,9 @@ class VerifyWork:
         return Verified((), (), (), tuple(findings), counts, tuple(missing))
 
 
-def groups_of(files: Sequence[NamedFile], limits: Limits) -> Iterator[tuple[NamedFile, ...]]:
+def groups_of(files: Sequence[ReferencedFile], limits: Limits) -> Iterator[tuple[ReferencedFile, ...]]:
     """Divide files into groups of about `verify_piece_bytes`, one per work item, keeping their order."""
-    group: tuple[NamedFile, ...] = ()
+    group: tuple[ReferencedFile, ...] = ()
     nbytes = 0
     for file in files:
         if group and (nbytes + file.size > limits.verify_piece_bytes or len(group) >= limits.verify_piece_files):
@@ -308,7 +310,7 @@ def _footer(checked: CheckedFile) -> Footer | None:
     return None
 
 
-def _footer_only_claims(footer: Footer, file: NamedFile) -> list[SliceClaim]:
+def _footer_only_claims(footer: Footer, file: ReferencedFile) -> list[SliceClaim]:
     """Return claims for slices that only the footer describes. Their offsets in the log are unknown."""
     named = {claim.position for claim in file.claims}
     claims = []

@@ -25,7 +25,7 @@ from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.stored_object import read_object
-from sparklog.log.topic.inventory import NamedFile, merged
+from sparklog.log.topic.inventory import ReferencedFile, merge_files
 from sparklog.maintenance.journals import JOURNALS
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.storage.patient_store import patient
@@ -259,7 +259,7 @@ class _Verification:
     def _check_files(self, listed: dict[str, ObjectInfo]) -> None:
         """Check the sizes of all files, then their contents unless `quick`."""
         missing: list[str] = []
-        by_topic: dict[str, list[NamedFile]] = {}
+        by_topic: dict[str, list[ReferencedFile]] = {}
         for file in _files_of(self.logs.values()):
             if self._has_right_size(file, listed, missing):
                 by_topic.setdefault(naming.key_topic(file.key) or "", []).append(file)
@@ -284,7 +284,7 @@ class _Verification:
         if missing:
             self._report_missing(missing)
 
-    def _has_right_size(self, file: NamedFile, listed: dict[str, ObjectInfo], missing: list[str]) -> bool:
+    def _has_right_size(self, file: ReferencedFile, listed: dict[str, ObjectInfo], missing: list[str]) -> bool:
         """Return True if a file exists and has the right size; otherwise add it to `missing` or to the findings."""
         info = listed.get(file.key)
         if info is None or info.size != file.size:
@@ -325,6 +325,6 @@ class _Verification:
         return True
 
 
-def _files_of(logs: Iterable[CheckedTopic]) -> list[NamedFile]:
+def _files_of(logs: Iterable[CheckedTopic]) -> list[ReferencedFile]:
     """Return every file once, in the order of keys, with the claims of all topics."""
-    return [file for _, file in sorted(merged(file for log in logs for file in log.files).items())]
+    return [file for _, file in sorted(merge_files(file for log in logs for file in log.files).items())]

@@ -30,7 +30,7 @@ from sparklog.format.key_filter import FilterBuilder, KeyFilter
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, BatchHeaders, BoolArray, BytesLike, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.topic.inventory import NamedFile, SliceClaim
+from sparklog.log.topic.inventory import ReferencedFile, SliceClaim
 from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, INDEX, CheckCounts, Finding
@@ -215,7 +215,7 @@ class CheckedFile:
     """
 
     store: Store
-    file: NamedFile
+    file: ReferencedFile
     progress: Progress
     findings: list[Finding] = field(default_factory=list)
     counts: CheckCounts = field(default_factory=CheckCounts)

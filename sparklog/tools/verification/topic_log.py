@@ -26,12 +26,12 @@ from sparklog.log.journal.stored_object import read_object
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
 from sparklog.log.state.commit import Commit, Resolved, decode_commit
 from sparklog.log.state.embedded_commits import BLOCK_COMMITS, decode_embedded, embedded_in
-from sparklog.log.state.history import History, first_of_run
+from sparklog.log.state.history import History, start_after_last_gap
 from sparklog.log.state.invariants import check_commit, check_state
-from sparklog.log.state.slice_table import Slices, SliceTable, added
+from sparklog.log.state.slice_table import Slices, SliceTable, added_slices
 from sparklog.log.state.topic_state import EMPTY, TOPIC_STATE_JSON, TopicState
-from sparklog.log.topic.cloning import clone_of_hold
-from sparklog.log.topic.inventory import NamedFile, NamedFiles
+from sparklog.log.topic.cloning import clone_of_lease_name
+from sparklog.log.topic.inventory import ReferencedFile, ReferencedFiles
 from sparklog.retention.vacuum_plan import leased_versions
 from sparklog.storage.store import Store
 from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again
@@ -103,7 +103,7 @@ class CheckedTopic(CheckedLog):
 
     latest_checkpoint: int = -1
     state: TopicState | None = None
-    files: list[NamedFile] = field(default_factory=list)
+    files: list[ReferencedFile] = field(default_factory=list)
     first: int = 0
     latest: int = -1
     prepares: dict[int, TopicPrepare] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class _Replay:
             return self.log
         versions = versions[versions <= self._end_of_log(versions.tolist())]
         self.log.latest = int(versions[-1])
-        start = int(versions[first_of_run(versions)])
+        start = int(versions[start_after_last_gap(versions)])
         self.log.first = start
         if start == 0:
             self.state = EMPTY, SliceTable()
@@ -342,13 +342,13 @@ class _Replay:
 
     def _finish(self) -> None:
         """Check the latest state and list the files that must exist."""
-        named = NamedFiles(self.name)
+        named = ReferencedFiles(self.name)
         log = self.log
         if self.state is None:
             message = "no state can be rebuilt: no valid checkpoint is followed by all commits up to the latest"
             self.log.report(STATE, commit_key(self.name, log.latest), message, "restore the commits reported above")
             for commit in self.added.values():
-                named.add(added(commit))
+                named.add(added_slices(commit))
             log.files = named.files()
             return
         state, table = self.state
@@ -362,7 +362,7 @@ class _Replay:
         named.add(table.all())
         for version, commit in self.added.items():
             if version > state.floor:
-                named.add(added(commit))
+                named.add(added_slices(commit))
         versions = {version: "has a lease" for version in self._leased_versions(state) if version < state.version}
         if 0 < state.floor < state.version:
             versions[state.floor] = "is the retention floor"
@@ -380,7 +380,9 @@ class _Replay:
 
     def _leased_versions(self, state: TopicState) -> set[int]:
         # The lease of a clone lasts for as long as the clone needs it, even after it expires.
-        return leased_versions(state, self.now_ms, [name for name in state.holds if clone_of_hold(name) is not None])
+        return leased_versions(
+            state, self.now_ms, [name for name in state.holds if clone_of_lease_name(name) is not None]
+        )
 
     def _has_shrunk(self) -> bool:
         """Return True if objects of the log were deleted since it was listed."""

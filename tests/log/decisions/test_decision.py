@@ -106,10 +106,10 @@ def test_topics_record_what_the_commit_names() -> None:
     assert state.resolved("b", "id-b", 0) == Resolved("t", 0, (7,), {"a": 2})
     assert state.resolved("b", "re-created", 0).committed == ()
     assert state.resolved("c", "id-c", 0).committed == ()
-    assert not state.surely_aborted(0)
+    assert not state.is_known_aborted(0)
     aborted = decision.abort(state, 1, decision.BY_OWNER)
     assert aborted is not None
-    assert aborted.surely_aborted(1)
+    assert aborted.is_known_aborted(1)
     assert aborted.resolved("a", "id-a", 1) == Resolved("t", 1)
 
 
@@ -133,10 +133,10 @@ def test_recorded_prepares_are_committed_and_replaced_by_their_part() -> None:
 
 def test_a_commit_is_kept_until_it_is_recorded_and_the_newest_for_good() -> None:
     state = committed(started(), 0, A1)
-    assert decision.forget(state, {0}) is None
+    assert decision.prune(state, {0}) is None
     state = committed(state, 1, A2)
     assert [item.n for item in state.commits] == [0, 1]
-    less = decision.forget(state, {0, 1})
+    less = decision.prune(state, {0, 1})
     assert less is not None
     assert [item.n for item in less.commits] == [1]
     assert [item.n for item in committed(state, 2, B7, resolved={0, 1}).commits] == [2]

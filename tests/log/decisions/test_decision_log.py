@@ -61,7 +61,7 @@ def test_the_loser_finds_what_was_decided() -> None:
     commit(owner, 0)
     assert helper.abort(0, decision.BY_TIMEOUT).commit_of(0) is not None
     owner.refresh()
-    assert helper.abort(1, decision.BY_TIMEOUT).surely_aborted(1)
+    assert helper.abort(1, decision.BY_TIMEOUT).is_known_aborted(1)
     with pytest.raises(Conflict, match=r"transaction.timeout.ms passed"):
         commit(owner, 1)
     assert owner.current().newest == 1
@@ -216,9 +216,9 @@ def history(log: DecisionLog) -> set[int]:
             commit(log, n)
         else:
             log.abort(n, decision.BY_OWNER)
-        log.write(partial(decision.forget, resolved=range(n + 1)))
+        log.write(partial(decision.prune, resolved=range(n + 1)))
     commit(log, 30)
-    log.write(partial(decision.forget, resolved=range(30)))
+    log.write(partial(decision.prune, resolved=range(30)))
     assert [item.n for item in log.current().commits] == [30]
     return {n for n in range(31) if n % 3 or n == 30}
 
@@ -255,9 +255,9 @@ def test_what_no_entry_tells_is_over_once_entries_may_be_gone() -> None:
     assert log.outcome(30) is not None
     assert log.outcome(7) is None
     world.now_ms += KEEP_MS - 1_000
-    assert not log.is_over(7)
+    assert not log.has_expired(7)
     world.now_ms += 1
-    assert log.is_over(7)
+    assert log.has_expired(7)
     assert log.outcome(7) is None
 
 

@@ -36,7 +36,7 @@ def test_runs_of_a_query_are_in_order_however_soon_one_follows_another(begin_ms:
     times = []
     for _ in range(100):
         run = world.opened()
-        times.append(run.engine.by_store_clock(run.env.wall_ms()))
+        times.append(run.engine.to_store_clock(run.env.wall_ms()))
         world.now_ms += 37
     assert times == sorted(set(times))
 
@@ -46,9 +46,9 @@ def test_runs_of_a_query_are_in_order_however_soon_one_follows_another(begin_ms:
 def test_a_clock_that_is_off_is_seen(begin_ms: int, skew_ms: int) -> None:
     world = CoarseWorld(begin_ms)
     run = world.opened(skew_ms)
-    assert world.now_ms - 2_000 < run.engine.by_store_clock(run.env.wall_ms()) <= world.now_ms
+    assert world.now_ms - 2_000 < run.engine.to_store_clock(run.env.wall_ms()) <= world.now_ms
     with pytest.raises(Unavailable, match="300 s are allowed"):
-        world.opened(302_000).engine.by_store_clock(START_MS)
+        world.opened(302_000).engine.to_store_clock(START_MS)
 
 
 @pytest.mark.parametrize("begin_ms", BEGIN_MS)

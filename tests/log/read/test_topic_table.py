@@ -16,7 +16,7 @@ from sparklog.common.times import iso_time
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.read.table_plan import AsOf, cuts_of, plan_table
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, BatchRuns, OffsetRange, Stored
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, BatchRanges, OffsetRange, Stored
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import DAY_MS, START_MS
@@ -249,13 +249,13 @@ def test_runs_end_between_small_slices_and_inside_large_ones() -> None:
         ends = np.arange(1, len(sizes) + 1, dtype=np.int64) * 100
         nbytes = np.array(sizes, np.int64)
         return Stored(
-            0, int(ends[-1]), BatchRuns(ends - 100, ends, np.full(len(sizes), 100), nbytes, np.full(len(sizes), 10))
+            0, int(ends[-1]), BatchRanges(ends - 100, ends, np.full(len(sizes), 100), nbytes, np.full(len(sizes), 10))
         )
 
     assert cuts_of(held(10)) == (0, 100)
     assert cuts_of(held(5 << 20, 5 << 20, 5 << 20)) == (0, 100, 300)
     assert cuts_of(held(32 << 20)) == (0, 25, 50, 75, 100)
-    assert cuts_of(Stored(5, 5, BatchRuns(*np.zeros((5, 0), np.int64)))) == (5, 5)
+    assert cuts_of(Stored(5, 5, BatchRanges(*np.zeros((5, 0), np.int64)))) == (5, 5)
 
 
 def fixture_table(records: list[ExpectedRecord]) -> dict[bytes, tuple[int, bytes]]:

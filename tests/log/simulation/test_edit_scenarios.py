@@ -13,7 +13,7 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state import commit_intents
 from sparklog.log.state.commit import COMPACT, MERGE, Edit, Resolved, Txn
 from sparklog.log.state.commit_intents import MaintainIntent
-from sparklog.log.state.commit_log import CommitOutcome
+from sparklog.log.state.commit_log import CommitResult
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
 from sparklog.log.state.slices import FileSlices
@@ -72,7 +72,7 @@ class TestEdits:
             writer.append({0: 2, 1: 3})
         return world
 
-    def run(self, process: HookedProcess, intent: RewriteIntent) -> CommitOutcome:
+    def run(self, process: HookedProcess, intent: RewriteIntent) -> CommitResult:
         return process.root.engine.log("t").commit(intent)
 
     def test_two_rewrites_of_a_shared_file_in_different_partitions_stand(self, world: WatchedWorld) -> None:

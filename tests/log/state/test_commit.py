@@ -44,7 +44,7 @@ FULL = Commit(
     writer=Writer("stream", "query", 7, "run", 20),
     writers=(Writer("txn", "kafka-producer-7-0", 4, None, 5),),
     files=(
-        file_of([(0, 5), (2, 1)], read_version=41, name="abc", flags=1).based((10, 0)),
+        file_of([(0, 5), (2, 1)], read_version=41, name="abc", flags=1).with_base((10, 0)),
         output_of(1, 30, 40, records=4, read_version=40),
     ),
     remove=(RemovedSlices("append/00000000000000000001-x.slices", (1, 1), (30, 35), (0, 100)),),

@@ -402,7 +402,7 @@ def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
             decode_commit(store.get(commit_key("t", 3)), "k", 3),
             version=1,
             prev_crc=reader.log.state(refresh=False).crc,
-            files=(file_of([(0, 50)], read_version=target.read_version).based((0,)),),
+            files=(file_of([(0, 50)], read_version=target.read_version).with_base((0,)),),
         )
     )
     store.create(commit_key("t", 1), draft_of_zombie)

@@ -295,8 +295,8 @@ def test_a_rewrite_whose_inputs_all_expired_is_nothing() -> None:
 
 
 def test_a_rewrite_keeps_some_slices_of_an_output_file() -> None:
-    file = file_of([(0, 10), (1, 10), (0, 5)]).based((0, 0, 10))
-    other = file_of([(1, 10)], name="other").based((10,))
+    file = file_of([(0, 10), (1, 10), (0, 5)]).with_base((0, 0, 10))
+    other = file_of([(1, 10)], name="other").with_base((10,))
     outputs = Outputs([file, other])
     (kept,) = outputs.of([Edit(0, 0, 15)])
     assert (kept.partition, kept.base, kept.position, kept.shift) == ((0, 0), (0, 10), (0, 200), ())
@@ -307,7 +307,7 @@ def test_a_rewrite_keeps_some_slices_of_an_output_file() -> None:
 
 def test_the_parts_of_an_output_file_keep_what_their_slices_carry() -> None:
     file = replace(
-        file_of([(1, 10), (0, 10), (1, 5)]).based((0, 0, 10)),
+        file_of([(1, 10), (0, 10), (1, 5)]).with_base((0, 0, 10)),
         position=(500, 0, 200),
         shift=(1, 2, 3),
         append_time=(4, 5, 6),
@@ -333,7 +333,7 @@ def test_a_merge_over_many_partitions_looks_at_each_slice_a_few_times() -> None:
             looks[0] += len(self)
             return tuple.__iter__(self)
 
-    file = file_of([(partition, 1) for partition in range(count)]).based((0,) * count)
+    file = file_of([(partition, 1) for partition in range(count)]).with_base((0,) * count)
     names = ("partition", "base", "nbytes")
     outputs = Outputs([replace(file, **{name: Counted(getattr(file, name)) for name in names})])
     for partition in range(count):
@@ -343,7 +343,7 @@ def test_a_merge_over_many_partitions_looks_at_each_slice_a_few_times() -> None:
 
 def test_outputs_of_a_merge_when_one_edit_falls() -> None:
     chain, first, second = two_slices()
-    merged = file_of([(0, 10), (1, 10)], name="m").based((0, 0))
+    merged = file_of([(0, 10), (1, 10)], name="m").with_base((0, 0))
     land(chain, RewriteIntent(SEAL, "topic-one", (first,), (output_of(0, 0, 10),)))
     land(chain, RewriteIntent(MERGE, "topic-one", (first, second), (merged,)))
     rows = chain.table.all()
@@ -360,7 +360,7 @@ def test_a_rewrite_of_a_file_below_the_floor() -> None:
     with pytest.raises(Conflict, match="below the retention floor 3"):
         draft(intent, chain)
     # A part of a file that the base names is no upload.
-    part = replace(file_of([(0, 10)], name="f0"), size=240, position=(0,), nbytes=(50,)).based((0,))
+    part = replace(file_of([(0, 10)], name="f0"), size=240, position=(0,), nbytes=(50,)).with_base((0,))
     assert part.path == append_path(0, "f0")
     assert draft(RewriteIntent(SEAL, "topic-one", (first,), (part,)), chain).files == (part,)
 
@@ -493,9 +493,9 @@ def test_commit_time_never_goes_back() -> None:
     ("values", "expected"),
     [
         ({"time_ms": 1}, "time never decreases"),
-        ({"files": (file_of([(0, 1)]).based((11,)),)}, "appends are dense"),
-        ({"files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
-        ({"op": IMPORT, "files": (file_of([(0, 1)]).based((9,)),)}, "appends are dense"),
+        ({"files": (file_of([(0, 1)]).with_base((11,)),)}, "appends are dense"),
+        ({"files": (file_of([(0, 1)]).with_base((9,)),)}, "appends are dense"),
+        ({"op": IMPORT, "files": (file_of([(0, 1)]).with_base((9,)),)}, "appends are dense"),
         ({"op": DELETE_RECORDS, "log_starts": {0: 11}}, "log start in range"),
         ({"op": SEAL, "remove": (RemovedSlices(append_path(0, "f0"), (0,), (0,), (0,)),)}, "outputs within edits"),
         ({"op": SEAL, "edits": (Edit(0, 0, 5), Edit(0, 4, 8))}, "outputs within edits"),

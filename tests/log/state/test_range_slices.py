@@ -83,7 +83,7 @@ def test_topics_of_a_few_commits_become_one_table_and_none_of_their_own(monkeypa
     )
     assert selected.cuts.tolist() == sorted([*range(51), *range(50)])
     assert (columns_of.call_count, select.call_count) == (1, 0)
-    assert all(snapshot.slices.unfolded()[0] == () for snapshot in snapshots.values())
+    assert all(snapshot.slices.parts_and_pending()[0] == () for snapshot in snapshots.values())
     check(selected)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.state.configs import CONFIGS, TopicConfigs
-from sparklog.log.state.segments import MAX_RELATIVE_OFFSET, RollRule, Segment, due, segments_of
+from sparklog.log.state.segments import MAX_RELATIVE_OFFSET, RollRule, Segment, is_roll_due, segments_of
 from sparklog.log.state.slice_table import Slices, Texts
 from sparklog.log.state.slices import SliceFlag, with_tier
 
@@ -90,7 +90,7 @@ def test_a_segment_that_begins_with_a_merged_slice_counts_from_its_first_append(
     assert cuts(slices, rule) == [(0, 20, 2), (20, 40, 2)]
     assert [found.first_ts for found in segments_of(slices, 3, 40, rule)] == [1000, 1101]
     (alone,) = segments_of(merged((3, 1000, 1080)), 3, 10, rule)
-    assert (due(alone, rule, 1100), due(alone, rule, 1101)) == (False, True)
+    assert (is_roll_due(alone, rule, 1100), is_roll_due(alone, rule, 1101)) == (False, True)
 
 
 def test_an_appended_slice_counts_from_its_greatest_time() -> None:
@@ -165,11 +165,11 @@ def test_the_clock_closes_a_quiet_active_segment() -> None:
     rule = RollRule(1000, 100)
     slices = table((0, 1, 1, 1000), (1, 2, 1, 1050))
     (active,) = segments_of(slices, 3, 2, rule)
-    assert not due(active, rule, 1100)
-    assert due(active, rule, 1101)
-    assert not due(replace(active, active=False), rule, 10**9)
-    assert not due(replace(active, first_ts=-1), rule, 10**9)
-    assert not due(segments_of(table(), 3, 2, rule)[0], rule, 10**9)
+    assert not is_roll_due(active, rule, 1100)
+    assert is_roll_due(active, rule, 1101)
+    assert not is_roll_due(replace(active, active=False), rule, 10**9)
+    assert not is_roll_due(replace(active, first_ts=-1), rule, 10**9)
+    assert not is_roll_due(segments_of(table(), 3, 2, rule)[0], rule, 10**9)
 
 
 ROLLED_BY_KAFKA = [

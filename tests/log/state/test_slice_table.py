@@ -93,9 +93,9 @@ def test_append_time_is_the_commits() -> None:
     chain = Chain(1)
     flagged = int(SliceFlag.LOG_APPEND_TIME)
     patched = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
-    chain.add(files=(file_of([(0, 3)], flags=flagged, name="a").based((0,)),), time_ms=START_MS + 77)
-    chain.add(files=(file_of([(0, 3)], flags=patched, name="b").based((3,)),))
-    chain.add(files=(replace(file_of([(0, 3)], name="c"), append_time=(5,)).based((6,)),))
+    chain.add(files=(file_of([(0, 3)], flags=flagged, name="a").with_base((0,)),), time_ms=START_MS + 77)
+    chain.add(files=(file_of([(0, 3)], flags=patched, name="b").with_base((3,)),))
+    chain.add(files=(replace(file_of([(0, 3)], name="c"), append_time=(5,)).with_base((6,)),))
     whole = chain.table.all()
     assert whole.append_time.tolist() == [START_MS + 77, -1, 5]
     assert whole.min_ts.tolist() == [START_MS + 77, 1000, 5]
@@ -320,7 +320,7 @@ def random_chain(rng: random.Random, steps: int) -> Chain:
             chain.add(op=ALTER, partitions=partitions + 1)
         elif kind < 0.97:
             end = int(chain.state.log_end[0])
-            file = file_of([(0, 4)], name=f"i{step}").based((end + 3,))
+            file = file_of([(0, 4)], name=f"i{step}").with_base((end + 3,))
             chain.add(op=IMPORT, files=(file,), leader_epoch=chain.state.leader_epoch + 1)
         elif kind < 0.98:
             chain.add(op=DELETE)

@@ -9,18 +9,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sparklog.log.state.view import BatchRuns, Stored
+from sparklog.log.state.view import BatchRanges, Stored
 
 FAR = 2**63 - 1
 
 
-def runs(*rows: tuple[int, int, int, int]) -> BatchRuns:
+def runs(*rows: tuple[int, int, int, int]) -> BatchRanges:
     """(base, end, records, nbytes), one batch for each ten records."""
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(4)]
-    return BatchRuns(*columns, columns[2] // 10)
+    return BatchRanges(*columns, columns[2] // 10)
 
 
-def rows_of(found: BatchRuns) -> list[tuple[int, ...]]:
+def rows_of(found: BatchRanges) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in (found.base, found.end, found.records, found.nbytes)), strict=True))
 
 

@@ -13,7 +13,7 @@ from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.log.state.root_defaults import AUTO_CREATE, RootDefaults
 from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS
-from sparklog.log.topic.root import Root, RootView, written_topic
+from sparklog.log.topic.root import Root, RootView, topic_for_writer
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.parallel_reads import map_requests
@@ -143,13 +143,13 @@ def test_a_writer_asks_once_and_a_reader_never(kind: str, tmp_path: Path) -> Non
 def test_writers_that_create_topics_may_be_forbidden_to() -> None:
     world = World()
     root = world.root()
-    written_topic(root, "before")
+    topic_for_writer(root, "before")
     root.alter_defaults({AUTO_CREATE: False})
     root.alter_defaults({AUTO_CREATE: True, "num.partitions": 2}, pattern="tmp-.*")
-    assert written_topic(root, "before").name == "before"
+    assert topic_for_writer(root, "before").name == "before"
     with pytest.raises(NotFound, match=r"'orders' does not exist.*auto\.create\.topics\.enable=false"):
-        written_topic(root, "orders")
-    assert len(written_topic(root, "tmp-1").bounds()) == 2
+        topic_for_writer(root, "orders")
+    assert len(topic_for_writer(root, "tmp-1").bounds()) == 2
     root.create_topic("orders")
 
 

@@ -9,7 +9,14 @@ import pytest
 from sparklog.compaction.run import CompactOptions
 from sparklog.errors import NotFound
 from sparklog.log.state.history import History
-from sparklog.log.topic.inventory import FilesOfVersions, files_of_versions, merged, named_files, oldest_base, start_at
+from sparklog.log.topic.inventory import (
+    FilesOfVersions,
+    files_of_versions,
+    merge_files,
+    oldest_base,
+    referenced_files,
+    start_at,
+)
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import World
 from tests.support.compaction import compact_topic
@@ -37,17 +44,17 @@ def test_replaced_files_are_named_until_the_version_that_replaces_them() -> None
     history = history_of(3)
     newest = int(history.commits.version[-1])
     found = files_from(history, -1)
-    replaced = [file for file in found.files.values() if file.key in found.unnamed]
+    replaced = [file for file in found.files.values() if file.key in found.unreferenced_since]
     assert [file.key.partition("-")[0][-1] for file in replaced] == ["0", "1", "2"]
-    assert set(found.unnamed.values()) == {newest - 1}
-    assert {file.key for file in found.of_last()} == {file.key for file in named_files(history.at(newest)).files()}
+    assert set(found.unreferenced_since.values()) == {newest - 1}
+    assert {file.key for file in found.of_last()} == {file.key for file in referenced_files(history.at(newest)).files()}
     assert found.last.version == newest
     assert found.times.keys() == set(range(-1, newest + 1))
 
 
 def test_the_oldest_version_without_missing_files() -> None:
     found = files_from(history_of(3), -1)
-    replaced, kept = sorted(found.unnamed), next(file.key for file in found.of_last())
+    replaced, kept = sorted(found.unreferenced_since), next(file.key for file in found.of_last())
     assert found.since([]) == 0
     assert found.since(replaced[:1]) == found.last.version - 1
     with pytest.raises(NotFound, match="is missing, and version 5 references it: run verify"):
@@ -57,15 +64,15 @@ def test_the_oldest_version_without_missing_files() -> None:
 def test_a_walk_from_a_later_version_names_what_that_version_names() -> None:
     history = history_of(3)
     whole, late = files_from(history, -1), files_from(history, 4)
-    assert late.files.keys() == whole.files.keys() - whole.unnamed.keys()
-    assert (late.unnamed, late.since([])) == ({}, 4)
+    assert late.files.keys() == whole.files.keys() - whole.unreferenced_since.keys()
+    assert (late.unreferenced_since, late.since([])) == ({}, 4)
 
 
 def test_a_file_has_the_slices_of_all_that_name_it() -> None:
-    first, *_ = named_files(history_of(2).at(2)).files()
+    first, *_ = referenced_files(history_of(2).at(2)).files()
     (claim,) = first.claims
     other = replace(first, claims=(replace(claim, base=claim.base + 7),))
-    assert [file.claims for file in merged([first, other, first]).values()] == [(claim, *other.claims)]
+    assert [file.claims for file in merge_files([first, other, first]).values()] == [(claim, *other.claims)]
 
 
 def test_without_a_commit_the_log_goes_back_to_a_checkpoint_or_nowhere() -> None:

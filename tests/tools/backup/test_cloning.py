@@ -422,12 +422,12 @@ class TestMutations:
 
     @pytest.mark.usefixtures("records_in_files")
     def test_a_clone_asked_for_its_newest_version_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        still = vacuum_plan.still_names
+        still = vacuum_plan.references_files_of
 
         def newest(history: History, topic_id: str, owner: str, since: int, held: set[int], last: int) -> bool:
             return still(history, topic_id, owner, last, set(), last)
 
-        monkeypatch.setattr(vacuum_plan, "still_names", newest)
+        monkeypatch.setattr(vacuum_plan, "references_files_of", newest)
         with pytest.raises(AssertionError):
             TestVacuums().test_a_plan_on_the_clone_outlives_its_rewriting_by_the_delay()
 

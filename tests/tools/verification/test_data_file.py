@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.log.topic.inventory import NamedFile
+from sparklog.log.topic.inventory import ReferencedFile
 from sparklog.maintenance.work_items import silent
 from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, FOOTER, SIZE
@@ -22,7 +22,7 @@ def whole(fixtures: Path) -> WholeRoot:
     return WholeRoot(fixtures)
 
 
-def files(whole: WholeRoot, topic: str, *, sealed: bool = False) -> list[NamedFile]:
+def files(whole: WholeRoot, topic: str, *, sealed: bool = False) -> list[ReferencedFile]:
     found = read_topic(whole.store, topic, whole.now_ms).files
     return [file for file in found if file.sealed == sealed]
 
