@@ -35,21 +35,21 @@ def cells(requests: Requests) -> list[str]:
     ("operation", "budget"),
     [
         ("a micro-batch of 2 tasks, up to 8 MiB each, with any number of partitions", costs.micro_batch(2)),
-        ("the same with 16 tasks", costs.micro_batch(16)),
-        ("a micro-batch with inline records, of any number of tasks (`inline.records.bytes`)", costs.INLINE_BATCH),
-        ("the multipart upload of a data object above 8 MiB, here 64 MiB", costs.upload(64 << 20)),
+        ("the same micro-batch with 16 tasks", costs.micro_batch(16)),
+        ("a micro-batch with inline records (`inline.records.bytes`) and any number of tasks", costs.INLINE_BATCH),
+        ("the multipart upload of a data object of 64 MiB (for objects above 8 MiB)", costs.upload(64 << 20)),
         ("a poll of a topic that finds no new records", costs.IDLE_POLL),
         ("a poll that finds one commit", costs.NEW_COMMIT),
         ("opening a topic", costs.OPENING),
-        ("reading the commits since the latest checkpoint, at most", costs.TAIL),
+        ("reading the commits since the latest checkpoint (maximum)", costs.TAIL),
         ("a checkpoint, every 128 commits", costs.CHECKPOINT),
-        ("recording the result of a run of a job, at most", costs.RECORD_RUN),
-        ("reading the recorded results of all jobs", costs.READ_JOB_HISTORY),
-        ("a run of `compact` or `retain`, not counting its work, on average", costs.RUN),
-        ("in addition, `compact`: a file and a commit", costs.MERGE),
-        ("in addition, `retain`, not counting the commits that it reads", costs.VACUUM),
-        ("a writer's reading of the bucket's clock, every ten minutes", costs.CLOCK),
-        ("a writer's poll of the root defaults, every five minutes", costs.DEFAULTS_POLL),
+        ("recording the result of a job run (maximum)", costs.RECORD_RUN),
+        ("reading the results of all job runs", costs.READ_JOB_HISTORY),
+        ("a run of `compact` or `retain` without work to do (average)", costs.RUN),
+        ("additional requests of `compact` for each file and its commit", costs.MERGE),
+        ("additional requests of `retain`, without the commits that it reads", costs.VACUUM),
+        ("reading the bucket's clock by a writer, every ten minutes", costs.CLOCK),
+        ("a poll of the root defaults by a writer, every five minutes", costs.DEFAULTS_POLL),
     ],
 )
 def test_the_page_has_the_budgets(operation: str, budget: Requests) -> None:
@@ -166,8 +166,8 @@ def test_small_commits_have_their_records_in_them() -> None:
 @pytest.mark.parametrize(
     ("commits", "seconds", "poll_ms"),
     [
-        *(("second", 1, None), ("10 seconds", 10, None), ("minute", 60, None)),
-        *(("never", costs.DAY_S, REMOTE_POLL_MS), ("never, `poll.interval.ms` 1000", costs.DAY_S, 1000)),
+        *(("1 second", 1, None), ("10 seconds", 10, None), ("1 minute", 60, None)),
+        *(("no commits", costs.DAY_S, REMOTE_POLL_MS), ("no commits, `poll.interval.ms` 1000", costs.DAY_S, 1000)),
     ],
 )
 def test_the_page_has_what_polling_costs(commits: str, seconds: float, poll_ms: float | None) -> None:
