@@ -95,7 +95,9 @@ class GroupProgress:
         if self._member is None:
             self._member = self._group.join(self._instance, session_timeout_ms=self._session_timeout_ms)
             offsets = self._group.state().offsets
-            self._committed = {item.place: dict(zip(item.partition, item.offset, strict=True)) for item in offsets}
+            self._committed = {
+                item.topic_and_id: dict(zip(item.partition, item.offset, strict=True)) for item in offsets
+            }
             self._left = False
         return self._member
 

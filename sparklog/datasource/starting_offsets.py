@@ -261,7 +261,7 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
             "import the directory with its groups (`sparklog import`) and read the root"
         )
     offsets = Group(view.root, read.group_id or "").stable().offsets
-    return {item.place: dict(zip(item.partition, item.offset, strict=True)) for item in offsets}
+    return {item.topic_and_id: dict(zip(item.partition, item.offset, strict=True)) for item in offsets}
 
 
 def offsets_now(view: LogView, topics: Sequence[str], committed: GroupOffsets) -> StreamOffset:

@@ -66,7 +66,7 @@ def collect_groups(
     def collect(name: str) -> None:
         group = Group(root, name)
         if not dry_run:
-            group.settle()
+            group.resolve_pending()
         if _expire(group, retention_ms, now_ms, topic_states, dry_run):
             result.expired = (*result.expired, name)
         needed = group.log.current().touched
@@ -103,7 +103,7 @@ def _deleted_topics(
     group: Group, state: GroupState, topic_states: Mapping[str, TopicState], now_ms: int
 ) -> AbstractSet[tuple[str, str]]:
     """Return the deleted topics for which the group has offsets, as pairs of name and id."""
-    states = {item.place: topic_states[item.topic] for item in state.offsets}
+    states = {item.topic_and_id: topic_states[item.topic] for item in state.offsets}
     deleted = {topic for topic, current in states.items() if current.deleted and current.topic_id == topic[1]}
     replaced = {topic for topic, current in states.items() if current.version >= 0 and current.topic_id != topic[1]}
     if not replaced:
@@ -111,7 +111,7 @@ def _deleted_topics(
     chain = EntryChain(group.root.store, GROUPS, state.id, group.root.env)
     number = chain.latest_number_before(now_ms - SETTLE_MS)
     before = None if number is None else chain.state_at(number)
-    return deleted if before is None else deleted | replaced & {item.place for item in before.offsets}
+    return deleted if before is None else deleted | replaced & {item.topic_and_id for item in before.offsets}
 
 
 def _empty_since_ms(group: Group, state: GroupState) -> int:

@@ -167,7 +167,7 @@ class Group(GroupJournal):
             Conflict: If the group has another exclusive owner, or the members have no assignor in common.
         """
         state = self.log.refresh()
-        expired = {} if owner is not None else MemberLeases(self).expired(state, ask=True)
+        expired = {} if owner is not None else MemberLeases(self).expired(state, read_store=True)
         return self._join(members, partitions, expired, owner)
 
     def _join(
@@ -181,12 +181,12 @@ class Group(GroupJournal):
             removed = expired
             if owner is None and any(steps.is_excluded(base, member, expired) for member in members):
                 # As in Kafka, the members must have a common protocol.
-                self.refuse_active(base, self.root.store.now_ms)
+                self.check_inactive(base, self.root.store.now_ms)
                 removed = {item.id: item.seen for item in base.members}
             return steps.join(base, members, partitions, removed, owner)
 
         state = self.write(step)
-        self.settle()
+        self.resolve_pending()
         now = self.root.env.now()
         return [
             Membership(self, self._joined(state, member), member.session_timeout_ms, now, state) for member in members
@@ -271,15 +271,15 @@ class Group(GroupJournal):
     def _act(self, step: Step[GroupState], dry_run: bool, force: bool = False) -> None:
         def guarded(base: GroupState) -> GroupState | None:
             if not force:
-                self.refuse_active(base, self.root.store.now_ms)
+                self.check_inactive(base, self.root.store.now_ms)
             return step(base)
 
         if not dry_run:
             self.write(guarded)
         elif not force:
-            self.refuse_active(self.log.refresh(), self.reading_clock_ms)
+            self.check_inactive(self.log.refresh(), self.reading_clock_ms)
 
-    def refuse_active(self, state: GroupState, clock_ms: Callable[[], int]) -> None:
+    def check_inactive(self, state: GroupState, clock_ms: Callable[[], int]) -> None:
         """Raise `Conflict` if the group has active members."""
         remaining_ms = self._active_ms(state, clock_ms)
         if remaining_ms > 0:

@@ -78,10 +78,10 @@ class GroupJournal:
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
         names = sorted(set(topics))
-        heads = read_each(
+        topic_states = read_each(
             self.root.store, lambda name: self.root.engine.log(name).refresh().topic_state, names, failures
         )
-        return {name: head.topic_id for name, head in heads.items() if head.exists}
+        return {name: topic_state.topic_id for name, topic_state in topic_states.items() if topic_state.exists}
 
     def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
         """Return, by entry number, which decided prepares are committed, and the prepares whose outcome is unclear.
@@ -126,7 +126,7 @@ class GroupJournal:
         info = self.root.store.stat(self.log.key(number))
         return None if info is None else info.modified_ms
 
-    def settle(self) -> GroupState:
+    def resolve_pending(self) -> GroupState:
         """Record the decisions of pending transactions; abort transactions that are past their timeout or fenced."""
         if not self.log.refresh().pending:
             return self.log.current()
@@ -163,7 +163,7 @@ class GroupJournal:
                 raise Unavailable(
                     f"offsets of group '{self.id}' wait for transaction {names} to be decided; try later, or abort it"
                 )
-            self.settle()
+            self.resolve_pending()
             backoff.sleep()
 
     def prepare(
@@ -203,15 +203,15 @@ class GroupJournal:
             if not offsets[topic]:
                 continue
             log = self.root.topic(topic).log if refresh else self.root.engine.log(topic)
-            head = log.state(refresh=False)
+            topic_state = log.state(refresh=False)
             # Offsets must not be more durable than the records that they count.
             log.make_durable()
-            if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:
+            if ids is not None and ids.get(topic, topic_state.topic_id) != topic_state.topic_id:
                 raise Conflict(
                     f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"
                 )
-            rows = dict(_row(topic, head.partitions, *item, now_ms) for item in offsets[topic].items())
-            tables.append(topic_offsets(topic, head.topic_id, rows))
+            rows = dict(_row(topic, topic_state.partitions, *item, now_ms) for item in offsets[topic].items())
+            tables.append(topic_offsets(topic, topic_state.topic_id, rows))
         return tuple(tables)
 
 

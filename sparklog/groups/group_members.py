@@ -76,7 +76,9 @@ def rebalanced(members: Sequence[GroupMember], partitions: Mapping[str, int]) ->
     subscriptions = [MemberSubscription(m.id, m.instance_id, m.topics, tuple(sorted(m.owned))) for m in sharing]
     targets = assign(common_assignor(members), subscriptions, partitions)
     owners = [member for member in members if member.is_exclusive]
-    return handed_out([*owners, *(_with_target(member, frozenset(targets[member.id])) for member in sharing)])
+    return assign_free_partitions(
+        [*owners, *(_with_target(member, frozenset(targets[member.id])) for member in sharing)]
+    )
 
 
 def _with_target(member: GroupMember, target: Partitions) -> GroupMember:
@@ -86,7 +88,7 @@ def _with_target(member: GroupMember, target: Partitions) -> GroupMember:
     return replace(member, revoked=revoked, awaited=awaited)
 
 
-def given_up(member: GroupMember, partitions: Partitions, generation: int) -> GroupMember:
+def after_revocation(member: GroupMember, partitions: Partitions, generation: int) -> GroupMember:
     """Return the member without partitions. It awaits those that the assignor has given back to it meanwhile."""
     back = (member.owned - member.revoked) & partitions
     return replace(
@@ -98,7 +100,7 @@ def given_up(member: GroupMember, partitions: Partitions, generation: int) -> Gr
     )
 
 
-def handed_out(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
+def assign_free_partitions(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
     """Return the members, in the order of ids, with the awaited partitions that no member owns."""
     ordered = sorted(members, key=lambda member: member.id)
     if any(member.is_exclusive for member in members):
@@ -127,7 +129,7 @@ def common_assignor(members: Sequence[GroupMember]) -> str:
     return max((name for name in ASSIGNORS if name in common), key=lambda name: votes[name])
 
 
-def partitions_read(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> dict[str, int]:
+def subscribed_partitions(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> dict[str, int]:
     """Return the number of partitions of each topic that a member subscribes to."""
     topics = {topic for member in members for topic in member.topics}
     return {topic: n for topic, n in sorted(partitions.items()) if topic in topics}

@@ -91,7 +91,7 @@ class TopicOffsets:
     metadata: tuple[str, ...]
 
     @property
-    def place(self) -> tuple[str, str]:
+    def topic_and_id(self) -> tuple[str, str]:
         return self.topic, self.topic_id
 
     def positions(self) -> Iterator[tuple[str, int, int]]:
@@ -103,7 +103,9 @@ class TopicOffsets:
 
     def committed(self) -> list[CommittedOffset]:
         return [
-            CommittedOffset(*self.place, partition, offset, None if epoch == NO_EPOCH else epoch, metadata, time_ms)
+            CommittedOffset(
+                *self.topic_and_id, partition, offset, None if epoch == NO_EPOCH else epoch, metadata, time_ms
+            )
             for partition, (offset, time_ms, epoch, metadata) in self.rows().items()
         ]
 
@@ -116,40 +118,40 @@ def topic_offsets(topic: str, topic_id: str, rows: Mapping[int, Row]) -> TopicOf
 
 def merged(base: Sequence[TopicOffsets], newer: Sequence[TopicOffsets]) -> tuple[TopicOffsets, ...]:
     """Return `base` with the partitions of `newer` replaced, in the order of topics."""
-    tables = {item.place: item for item in base}
+    tables = {item.topic_and_id: item for item in base}
     for item in newer:
-        before = tables.get(item.place)
+        before = tables.get(item.topic_and_id)
         if before is None or before.partition == item.partition:
-            tables[item.place] = item
+            tables[item.topic_and_id] = item
         else:
-            tables[item.place] = topic_offsets(item.topic, item.topic_id, {**before.rows(), **item.rows()})
-    return tuple(tables[place] for place in sorted(tables))
+            tables[item.topic_and_id] = topic_offsets(item.topic, item.topic_id, {**before.rows(), **item.rows()})
+    return tuple(tables[topic_and_id] for topic_and_id in sorted(tables))
 
 
 def without(base: Sequence[TopicOffsets], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[TopicOffsets, ...]:
     left = []
     for item in base:
-        lost = gone.get(item.place, ())
+        lost = gone.get(item.topic_and_id, ())
         rows = {partition: row for partition, row in item.rows().items() if partition not in lost}
         if rows:
             left.append(topic_offsets(item.topic, item.topic_id, rows))
     return tuple(left)
 
 
-def _packed(values: tuple[object, ...]) -> tuple[object, ...]:
+def _collapsed(values: tuple[object, ...]) -> tuple[object, ...]:
     return values[:1] if values.count(values[0]) == len(values) else values
 
 
-def _unpacked(item: Fields, name: str, values: tuple[T, ...], what: str) -> tuple[T, ...]:
+def _expanded(item: Fields, name: str, values: tuple[T, ...], what: str) -> tuple[T, ...]:
     n = len(item.document["partition"])
     if len(values) not in (1, n):
         raise item.bad(name, f"a list of 1 or {n} {what}")
     return values if len(values) == n else values * n
 
 
-def _packed_wholes(low: int, high: int) -> MemberKind:
+def _collapsed_integers(low: int, high: int) -> MemberKind:
     return MemberKind(
-        lambda item, name: _unpacked(item, name, item.integers(name, None, low, high), "integers"), _packed
+        lambda item, name: _expanded(item, name, item.integers(name, None, low, high), "integers"), _collapsed
     )
 
 
@@ -163,17 +165,17 @@ OFFSETS_JSON = Document(
     *members(TEXT, "topic", "topicId"),
     Member("partition", wholes(0, MAX_PARTITIONS - 1)),
     Member("offset", wholes(0, like="partition")),
-    Member("timeMs", _packed_wholes(0, INT64_MAX)),
-    Member("leaderEpoch", _packed_wholes(NO_EPOCH, INT32_MAX)),
-    Member("metadata", MemberKind(lambda item, name: _unpacked(item, name, item.texts(name), "texts"), _packed)),
+    Member("timeMs", _collapsed_integers(0, INT64_MAX)),
+    Member("leaderEpoch", _collapsed_integers(NO_EPOCH, INT32_MAX)),
+    Member("metadata", MemberKind(lambda item, name: _expanded(item, name, item.texts(name), "texts"), _collapsed)),
     check=_check_partitions,
 )
 
 
 def _in_order(item: Fields, name: str) -> tuple[TopicOffsets, ...]:
     offsets = tuple(map(OFFSETS_JSON.from_json, item.objects(name)))
-    places = [item.place for item in offsets]
-    if places != sorted(set(places)):
+    topics = [item.topic_and_id for item in offsets]
+    if topics != sorted(set(topics)):
         raise item.bad(name, "in the order of topics, each once")
     return offsets
 

@@ -20,10 +20,10 @@ from sparklog.groups.assignors import ALL
 from sparklog.groups.group_members import (
     GroupMember,
     Partitions,
-    given_up,
-    handed_out,
-    partitions_read,
+    after_revocation,
+    assign_free_partitions,
     rebalanced,
+    subscribed_partitions,
     without_members,
 )
 from sparklog.groups.group_state import (
@@ -76,8 +76,8 @@ def join(
         owned = member.owned if before is None else before.owned
         members.append(replace(member, generation=generation, seen=number, owned=owned))
     # Offsets of a replaced member stay pending without a member, and are aborted.
-    left = _without_senders(state, {item.id for item in state.members} - {item.id for item in others})
-    return _with_members(replace(left, deleted=False), "join", members, partitions)
+    remaining = _without_senders(state, {item.id for item in state.members} - {item.id for item in others})
+    return _with_members(replace(remaining, deleted=False), "join", members, partitions)
 
 
 def is_excluded(state: GroupState, member: GroupMember, expired: Expired) -> bool:
@@ -110,9 +110,9 @@ def heartbeat(
 ) -> GroupState:
     """Show that a member, and others of its process, are alive, and remove expired members."""
     check_member(state, member)
-    shown = {member.member_id, *member_ids}
-    alive = _alive(state, {name: seen for name, seen in (expired or {}).items() if name not in shown})
-    members = tuple(replace(item, seen=state.number + 1) if item.id in shown else item for item in alive)
+    alive_ids = {member.member_id, *member_ids}
+    alive = _alive(state, {name: seen for name, seen in (expired or {}).items() if name not in alive_ids})
+    members = tuple(replace(item, seen=state.number + 1) if item.id in alive_ids else item for item in alive)
     if len(members) < len(state.members):
         reached("groups: a heartbeat removes members whose sessions timed out")
         removed = {item.id for item in state.members} - {item.id for item in members}
@@ -128,8 +128,8 @@ def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
         replace(item, member=None, generation=None) if item.member == member.member_id else item
         for item in state.pending
     )
-    left = replace(state, pending=tuple(pending))
-    return _with_members(left, "leave", without_members(state.members, [member.member_id]), {})
+    remaining = replace(state, pending=tuple(pending))
+    return _with_members(remaining, "leave", without_members(state.members, [member.member_id]), {})
 
 
 def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets]) -> GroupState:
@@ -164,7 +164,7 @@ def subscribe(
     changed = replace(item, topics=tuple(topics), assignors=item.assignors if assignors is None else tuple(assignors))
     seen = replace(changed, seen=state.number + 1)
     members = [seen if other is item else other for other in state.members]
-    if changed == item and partitions_read(members, {**state.partitions, **partitions}) == state.partitions:
+    if changed == item and subscribed_partitions(members, {**state.partitions, **partitions}) == state.partitions:
         return None
     return _with_members(state, "subscribe", members, partitions)
 
@@ -174,9 +174,10 @@ def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions) -> 
     check_member(state, member)
     generation = _next_generation(state)
     members = tuple(
-        given_up(item, partitions, generation) if item.id == member.member_id else item for item in state.members
+        after_revocation(item, partitions, generation) if item.id == member.member_id else item
+        for item in state.members
     )
-    after = replace(state, generation=generation, members=handed_out(members))
+    after = replace(state, generation=generation, members=assign_free_partitions(members))
     return _by_member(after, "revoke", replace(member, generation=generation))
 
 
@@ -195,7 +196,7 @@ def _with_members(
     state: GroupState, op: str, members: Sequence[GroupMember], partitions: Mapping[str, int]
 ) -> GroupState:
     """Return the state of the next generation, with these members. An empty group keeps its generation."""
-    counts = partitions_read(members, {**state.partitions, **partitions})
+    counts = subscribed_partitions(members, {**state.partitions, **partitions})
     number = state.number + 1
     after = replace(
         state,
@@ -235,16 +236,18 @@ def resolved(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
     """Resolve prepares, by entry number: True commits the offsets. Without outcomes the state stays the same."""
     if not outcomes:
         return state
-    offsets, left = state.offsets, list[Pending]()
+    offsets, remaining = state.offsets, list[Pending]()
     for item in state.pending:
         outcome = outcomes.get(item.number)
         if outcome is None:
-            left.append(item)
+            remaining.append(item)
         elif outcome:
             reached("groups: pending offsets are committed")
             offsets = merged(offsets, item.offsets)
-            left = list(_overtaken(left, {topic.place: set(topic.partition) for topic in item.offsets}))
-    return replace(state, op="resolve", offsets=offsets, pending=tuple(left))
+            remaining = list(
+                _without_resolved(remaining, {topic.topic_and_id: set(topic.partition) for topic in item.offsets})
+            )
+    return replace(state, op="resolve", offsets=offsets, pending=tuple(remaining))
 
 
 def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
@@ -254,11 +257,14 @@ def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
 def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
     """Drop partitions of topics, under any id, and fence the members. None if they have no offsets."""
     pending = (item for prepare_item in state.pending for item in prepare_item.offsets)
-    places = {item.place: gone[item.topic] for item in (*state.offsets, *pending) if item.topic in gone}
-    left, waiting = without(state.offsets, places), _overtaken(state.pending, places)
-    if left == state.offsets and waiting == state.pending:
+    partitions_by_topic = {
+        item.topic_and_id: gone[item.topic] for item in (*state.offsets, *pending) if item.topic in gone
+    }
+    remaining = without(state.offsets, partitions_by_topic)
+    unresolved = _without_resolved(state.pending, partitions_by_topic)
+    if remaining == state.offsets and unresolved == state.pending:
         return None
-    return _by_others(state, "delete-offsets", offsets=left, pending=waiting)
+    return _by_others(state, "delete-offsets", offsets=remaining, pending=unresolved)
 
 
 def delete(state: GroupState) -> GroupState | None:
@@ -267,10 +273,10 @@ def delete(state: GroupState) -> GroupState | None:
 
 def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
     """Import offsets of another root if they are newer or missing here; continue from the higher generation."""
-    rows_before = {item.place: item.rows() for item in state.offsets}
+    rows_before = {item.topic_and_id: item.rows() for item in state.offsets}
     newer = []
     for item in offsets:
-        old = rows_before.get(item.place, {})
+        old = rows_before.get(item.topic_and_id, {})
         rows = {
             partition: row
             for partition, row in item.rows().items()
@@ -299,8 +305,8 @@ def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, s
         return None
     if everything and not state.pending:
         return replace(_by_others(state, "expire", deleted=True, offsets=()), touched=state.touched)
-    left = () if everything else tuple(item for item in state.offsets if item.place not in gone)
-    return None if left == state.offsets else replace(state, op="expire", offsets=left)
+    remaining = () if everything else tuple(item for item in state.offsets if item.topic_and_id not in gone)
+    return None if remaining == state.offsets else replace(state, op="expire", offsets=remaining)
 
 
 # -- who may
@@ -322,7 +328,8 @@ def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[Top
     if not offsets:
         return
     others = {partition: item.id for item in state.members if item.id != member.member_id for partition in item.owned}
-    lost = [place for item in offsets for partition in item.partition if (place := (item.topic, partition)) in others]
+    positions = ((item.topic, partition) for item in offsets for partition in item.partition)
+    lost = [position for position in positions if position in others]
     if lost:
         topic, partition = lost[0]
         raise Fenced(
@@ -360,11 +367,13 @@ def _by_others(state: GroupState, op: str, **changes: Any) -> GroupState:
 
 
 def _with(state: GroupState, offsets: Sequence[TopicOffsets]) -> dict[str, Any]:
-    places = {item.place: set(item.partition) for item in offsets}
-    return {"offsets": merged(state.offsets, offsets), "pending": _overtaken(state.pending, places)}
+    partitions_by_topic = {item.topic_and_id: set(item.partition) for item in offsets}
+    return {"offsets": merged(state.offsets, offsets), "pending": _without_resolved(state.pending, partitions_by_topic)}
 
 
-def _overtaken(pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[Pending, ...]:
+def _without_resolved(
+    pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]
+) -> tuple[Pending, ...]:
     """Return prepares without the partitions in `gone`, which a later entry has resolved; drop empty prepares."""
-    left = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
-    return tuple(item for item in left if item.offsets)
+    remaining = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
+    return tuple(item for item in remaining if item.offsets)

@@ -90,23 +90,23 @@ class MemberLeases:
         now = self._group.root.env.now()
         self._leases = {member.id: self._lease(member, now) for member in state.members}
 
-    def expired(self, state: GroupState, *, ask: bool = False, own: str | None = None) -> steps.Expired:
-        """Return the members whose lease is over. Makes requests if a lease seems over, or with `ask`.
+    def expired(self, state: GroupState, *, read_store: bool = False, own: str | None = None) -> steps.Expired:
+        """Return the members whose lease is over. Makes requests if a lease seems over, or with `read_store`.
 
         Args:
             own: id of the caller's member, which is not judged.
         """
         self.note(state)
         now = self._group.root.env.now()
-        doubtful = []
+        members_to_check = []
         for member in state.members:
             lease = self._leases[member.id]
             # Not by the wall clock: it may be set ahead without time passing.
             if member.id == own:
                 continue
-            if ask or now.boot_ms - lease.since.boot_ms >= lease.left_ms:
-                doubtful.append(member)
-        return self._expired_by_store(doubtful) if doubtful else {}
+            if read_store or now.boot_ms - lease.since.boot_ms >= lease.left_ms:
+                members_to_check.append(member)
+        return self._expired_by_store(members_to_check) if members_to_check else {}
 
     def _lease(self, member: GroupMember, now: ClockReading) -> MemberLease:
         lease = self._leases.get(member.id)
@@ -209,8 +209,8 @@ class Membership:
 
     def revoke(self, partitions: Partitions | None = None) -> None:
         """Give up partitions whose offsets have been committed (None: those that `revoking` has returned)."""
-        given_up = self.member.revoked if partitions is None else partitions
-        state = self._write(lambda base: steps.revoke(base, self.metadata, given_up))
+        revoked = self.member.revoked if partitions is None else partitions
+        state = self._write(lambda base: steps.revoke(base, self.metadata, revoked))
         member = state.member(self.metadata.member_id)
         if member is not None:
             self.metadata = GroupMetadata(self.group.id, member.generation, member.id)
@@ -237,7 +237,7 @@ class Membership:
             membership.written = self.written
         if expired:
             # Abort the transactions of removed members, so that others need not wait for them.
-            self.group.settle()
+            self.group.resolve_pending()
 
     def heartbeat_if_due(self) -> None:
         """Send a heartbeat if one is due, or if the session of another member timed out."""

@@ -184,7 +184,7 @@ def _abort_here(root: Root, description: TransactionDescription, number: int) ->
     for name in topics:
         resolve_topic(root.topic(name))
     for item in description.pending:
-        Groups(root).group(item.group).settle()
+        Groups(root).group(item.group).resolve_pending()
     return tuple(topics)
 
 
@@ -226,7 +226,7 @@ def _listed(root: Root, name: str, open_now: _Open) -> tuple[TransactionDescript
 
 
 def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescription:
-    held, waiting = _held_and_waiting(root, open_now, state)
+    held, waiting = _open_and_unrecorded(root, open_now, state)
     pending = _pending(root, open_now.groups, state)
     of_kafka = open_now.kafka_of(state.id)
     is_open = bool(held or state.prepared or state.prepared_groups) or any(item.committed is None for item in pending)
@@ -264,7 +264,7 @@ def _state_name(state: Decisions, is_open: bool, outcome: str | None, decided_by
     return {None: EMPTY, "commit": COMMITTED, "abort": ABORTED}[outcome]
 
 
-def _held_and_waiting(
+def _open_and_unrecorded(
     root: Root, open_now: _Open, state: Decisions
 ) -> tuple[tuple[HeldPartition, ...], tuple[UnrecordedOutcome, ...]]:
     """Return the open slices of an id's undecided transactions, and the decided ones that topics have not recorded."""

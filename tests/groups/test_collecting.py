@@ -19,7 +19,7 @@ from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root, summary
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.testing.world import START_MS
-from sparklog.transactions.completion import collect, forget_recorded
+from sparklog.transactions.completion import collect, prune_recorded
 from tests.support.hiding_store import HidingStore
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
@@ -155,9 +155,9 @@ def test_a_commit_stays_until_its_groups_have_recorded_it() -> None:
     with producer.begin() as transaction:
         transaction.append("b", rows("2"))
     world.topic("b").append(rows("3"))
-    assert forget_recorded(world.root(), world.root().engine.decisions.log("job")) == 0
-    group(world).settle()
-    assert forget_recorded(world.root(), world.root().engine.decisions.log("job")) == 1
+    assert prune_recorded(world.root(), world.root().engine.decisions.log("job")) == 0
+    group(world).resolve_pending()
+    assert prune_recorded(world.root(), world.root().engine.decisions.log("job")) == 1
     assert offsets(world) == {("a", 0): 5}
 
 

@@ -18,7 +18,7 @@ from sparklog.log.journal.names import checkpoint_key, commit_key, groups_prefix
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.testing.world import START_MS
 from sparklog.testing.wrapper_stores import CountingStore
-from sparklog.transactions.completion import forget_recorded
+from sparklog.transactions.completion import prune_recorded
 from sparklog.transactions.listing import describe_transaction
 from sparklog.transactions.producer import TransactionalProducer
 from tests.support.name_caching_store import NameCachingStore
@@ -387,7 +387,7 @@ def test_a_forgotten_commit_is_not_an_abort() -> None:
         transaction.append("b", rows("1"))
     root = producer.root
     Groups(root).group("g").state()
-    forget_recorded(root, producer.log)
+    prune_recorded(root, producer.log)
     assert [item.n for item in producer.log.current().commits] == [1]
     # The sleeper's state is older than the decisions that it reads.
     real = sleeper.log.refresh
@@ -409,7 +409,7 @@ def test_offsets_whose_outcome_is_unclear_are_pending_until_no_cache_can_hide_it
     for value in ("1", "2"):
         with producer.begin() as transaction:
             transaction.append("b", rows(value))
-    forget_recorded(producer.root, producer.log)
+    prune_recorded(producer.root, producer.log)
     assert [item.n for item in producer.log.current().commits] == [2]
     newest = producer.log.current().number
     world.store.create(checkpoint_key(producer.log.prefix, newest), world.store.get(producer.log.key(newest)))

@@ -102,10 +102,10 @@ def test_a_newer_format_is_refused() -> None:
 def test_offsets_merge_by_topic_and_id() -> None:
     base = (at("a", {0: 1, 1: 1}), at("b", {0: 1}))
     found = merged(base, [at("a", {1: 7, 3: 7}), at("a", {0: 9}, topic_id="new"), at("c", {0: 2})])
-    assert [item.place for item in found] == [("a", "id-a"), ("a", "new"), ("b", "id-b"), ("c", "id-c")]
+    assert [item.topic_and_id for item in found] == [("a", "id-a"), ("a", "new"), ("b", "id-b"), ("c", "id-c")]
     assert (found[0].partition, found[0].offset) == ((0, 1, 3), (1, 7, 7))
     left = without(found, {("a", "id-a"): [0, 3], ("b", "id-b"): {0}})
-    assert [(item.place, item.partition) for item in left] == [
+    assert [(item.topic_and_id, item.partition) for item in left] == [
         (("a", "id-a"), (1,)),
         (("a", "new"), (0,)),
         (("c", "id-c"), (0,)),

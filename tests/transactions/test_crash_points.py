@@ -128,10 +128,10 @@ def test_what_was_consumed_and_what_was_produced_go_together(point: int, kind: F
         transactional(world.root(), "job").begin().abort()
     else:
         world.now_ms += 5000
-        Groups(world.root()).group("g").settle()
+        Groups(world.root()).group("g").resolve_pending()
     done()
     # The one that died has its partitions until its session is over.
     world.now_ms += SESSION_TIMEOUT_MS
     consume(world, FaultyStore(world.store, lambda call: None))
     assert done() == ["0", "1"]
-    assert Groups(world.root()).group("g").settle().pending == ()
+    assert Groups(world.root()).group("g").resolve_pending().pending == ()

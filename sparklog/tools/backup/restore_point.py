@@ -364,7 +364,7 @@ def group_of(state: GroupState, names: Mapping[str, str], ids: Collection[str]) 
 
     def renamed(offsets: tuple[TopicOffsets, ...]) -> tuple[TopicOffsets, ...]:
         new = (replace(each, topic=names.get(each.topic, each.topic)) for each in offsets)
-        return tuple(sorted(new, key=lambda each: each.place))
+        return tuple(sorted(new, key=lambda each: each.topic_and_id))
 
     pending = (replace(each, offsets=renamed(each.offsets)) for each in state.pending if each.txn in ids)
     return replace(state, offsets=renamed(state.offsets), pending=tuple(pending))

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.sweep
 def partitions_move_at_once(patch: Patch) -> None:
     """A target is owned in the generation that gives it, whoever still reads the partition."""
 
-    def handed_out(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
+    def assign_free_partitions(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
         return tuple(
             replace(item, owned=(item.owned - item.revoked) | item.awaited, revoked=frozenset(), awaited=frozenset())
             for item in sorted(members, key=lambda item: item.id)
         )
 
     for module in (group_members, group_steps):
-        patch.setattr(module, "handed_out", handed_out)
+        patch.setattr(module, "assign_free_partitions", assign_free_partitions)
 
 
 def members_do_not_fence(patch: Patch) -> None:
@@ -62,14 +62,14 @@ def nobody_times_out(patch: Patch) -> None:
 def partitions_are_owned_beside_an_exclusive_owner(patch: Patch) -> None:
     """A member that joins while a server owns the group owns its target at once."""
 
-    def handed_out(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
+    def assign_free_partitions(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
         owners = [item for item in members if item.is_exclusive]
         others = real([item for item in members if not item.is_exclusive])
         return tuple(sorted([*owners, *others], key=lambda item: item.id))
 
-    real = group_members.handed_out
+    real = group_members.assign_free_partitions
     for module in (group_members, group_steps):
-        patch.setattr(module, "handed_out", handed_out)
+        patch.setattr(module, "assign_free_partitions", assign_free_partitions)
     patch.setattr(group_members, "are_consistent", lambda members: True)
 
 

@@ -116,7 +116,7 @@ class Run(SimulatedRun):
         for name in Groups(root).names():
             group = Groups(root).group(name)
             shown = offset_of(group.state())
-            expect(not group.settle().pending, f"group {name} waits for ever: {group.log.current().pending}")
+            expect(not group.resolve_pending().pending, f"group {name} waits for ever: {group.log.current().pending}")
             expect(offset_of(group.state()) == shown, f"group {name} showed {shown} before it was recorded")
         judge_spans(
             self,
