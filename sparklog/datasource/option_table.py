@@ -18,7 +18,7 @@ from sparklog.common.times import parse_iso_time
 from sparklog.errors import BadRequest, nearest
 from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.state.configs import CONFIGS, no_effect_reason
-from sparklog.storage.cloud_settings import OPPOSITES, SETTINGS
+from sparklog.storage.cloud_settings import NEGATED_SETTINGS, SETTINGS
 
 Use = Literal["batch", "stream", "write"]
 Uses = tuple[Use, ...]
@@ -67,7 +67,9 @@ _JSON = ValueType(OFFSETS_JSON, name="json")
 
 def _of_bucket(setting: Setting) -> Setting:
     """Return a setting of an object store as an option, which becomes part of the URL of the path."""
-    opposite = "".join(f"; the opposite of `{name}`" for name, other in OPPOSITES.items() if other == setting.name)
+    opposite = "".join(
+        f"; the opposite of `{name}`" for name, other in NEGATED_SETTINGS.items() if other == setting.name
+    )
     doc = f"For a bucket{', ' if setting.doc.startswith('true') else ': '}{setting.doc}{opposite}."
     return replace(setting, doc=doc, used_by=ALL_USES, kafka="own")
 

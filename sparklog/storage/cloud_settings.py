@@ -81,7 +81,10 @@ SETTINGS = (
     Setting("use_emulator", _FLAG, None, "true: use Azurite on this host", used_by=(AZURE,)),
 )  # fmt: skip
 """`used_by`: the schemes with the setting. `aliases`: Hadoop's names."""
-OPPOSITES = {"fs.s3a.path.style.access": "virtual_hosted_style_request", "fs.s3a.connection.ssl.enabled": "allow_http"}
+NEGATED_SETTINGS = {
+    "fs.s3a.path.style.access": "virtual_hosted_style_request",
+    "fs.s3a.connection.ssl.enabled": "allow_http",
+}
 """Hadoop's flags that are the negation of a setting."""
 _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.name, *setting.aliases)}
 
@@ -101,7 +104,7 @@ def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[s
     settings: dict[str, str] = {}
     for given_name, value in values.items():
         name = given_name.lower()
-        setting = _BY_NAME.get(OPPOSITES.get(name, name))
+        setting = _BY_NAME.get(NEGATED_SETTINGS.get(name, name))
         if setting is None and _SECRET.search(name):
             raise BadRequest(
                 f"{where} must not contain the secret {given_name}, which would be printed and logged: give it in the "
@@ -116,7 +119,7 @@ def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[s
         except ValueError:
             # Does not show the value, which may contain a password.
             raise BadRequest(f"{where}: {given_name} must be {setting.type.valid}") from None
-        settings[setting.name] = str(parsed != "true").lower() if name in OPPOSITES else parsed
+        settings[setting.name] = str(parsed != "true").lower() if name in NEGATED_SETTINGS else parsed
     return dict(sorted(settings.items()))
 
 

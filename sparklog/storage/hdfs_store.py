@@ -88,7 +88,7 @@ class HdfsStore(FolderStore):
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(key, start, length)
-        file = self._ask("read", key, lambda: self._client.read(self._file(key)))
+        file = self._request("read", key, lambda: self._client.read(self._file(key)))
         # The client panics for a range beyond the end, and the caller's length may come from corrupt metadata.
         available = max(0, len(file) - start)
         if length is None:
@@ -119,7 +119,7 @@ class HdfsStore(FolderStore):
         file, temporary = self._temporary(key, ONCE)
         self._fill(file, temporary, key, list(parts))
         try:
-            self._ask("write", key, lambda: self._client.rename(temporary, self._file(key), overwrite=True), ONCE)
+            self._request("write", key, lambda: self._client.rename(temporary, self._file(key), overwrite=True), ONCE)
         except SparklogError:
             self._clean(temporary)
             raise
@@ -146,13 +146,13 @@ class HdfsStore(FolderStore):
             folder = folder.rpartition("/")[0]
         path = f"{folder}/{temporary_name()}"
 
-        def stamp() -> int:
+        def file_time_ms() -> int:
             with suppress(FileExistsError):  # created by an earlier attempt
                 self._client.create(path).close()
             return int(self._client.get_file_info(path).modification_time)
 
         try:
-            return self._ask("read the clock of", "", stamp)
+            return self._request("read the clock of", "", file_time_ms)
         finally:
             self._clean(path)
 
@@ -167,7 +167,7 @@ class HdfsStore(FolderStore):
                 self._opened = _new_client(self._url)
             return self._opened
 
-    def _ask(self, action: str, key: str, send: Callable[[], T], policy: RetryPolicy | None = None) -> T:
+    def _request(self, action: str, key: str, send: Callable[[], T], policy: RetryPolicy | None = None) -> T:
         """Send a request with the retries of a policy; return its response, or raise the corresponding error."""
         try:
             return (policy or self.retry_policy).call(send, is_busy)
@@ -182,7 +182,7 @@ class HdfsStore(FolderStore):
 
     def _status(self, path: str, key: str) -> Any:
         try:
-            return self._ask("read", key, lambda: self._client.get_file_info(path or "/"))
+            return self._request("read", key, lambda: self._client.get_file_info(path or "/"))
         except NotFound:
             return None
 
@@ -199,12 +199,12 @@ class HdfsStore(FolderStore):
             path = f"{folder}/{temporary_name()}"
             # If the response to a create is lost, the client's retry fails because the file exists: try another name.
             with suppress(FileExistsError):
-                return self._ask_new(path, key, policy), path
+                return self._create_file(path, key, policy), path
         raise Unavailable(
             f"cannot create {key} in {self.location}: HDFS reports that each new name exists; try again later"
         )
 
-    def _ask_new(self, path: str, key: str, policy: RetryPolicy) -> Any:
+    def _create_file(self, path: str, key: str, policy: RetryPolicy) -> Any:
         try:
             return policy.call(lambda: self._client.create(path), is_busy)
         except (SparklogError, FileExistsError):
@@ -275,7 +275,7 @@ class HdfsStore(FolderStore):
     def _scan(self, folder: str, accepts: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
         path = f"{self._root}/{folder}".rstrip("/")
         try:
-            statuses = self._ask("list", folder, lambda: list(self._client.list_status(path or "/")))
+            statuses = self._request("list", folder, lambda: list(self._client.list_status(path or "/")))
         except NotFound:
             return []
         named = [(status.path.rpartition("/")[2], status) for status in statuses]
@@ -305,7 +305,7 @@ class _HdfsWriter:
         if len(self._buffer) >= _WRITE_BUFFER:
             full, self._buffer = self._buffer, bytearray()
             # No retry, because part of the buffer may have been written.
-            self._store._ask("write", self._key, lambda: self._file.write(full), ONCE)
+            self._store._request("write", self._key, lambda: self._file.write(full), ONCE)
 
     def close(self) -> None:
         if self._file is None:

@@ -40,7 +40,7 @@ from sparklog.storage.store import (
     existing_object,
     is_part,
 )
-from sparklog.storage.system_errors import mount_and_type, refuse, store_error
+from sparklog.storage.system_errors import mount_and_type, reject_location, store_error
 
 _WRITE_BUFFER = 64 << 10
 """Larger writes go to the file without another copy."""
@@ -51,7 +51,7 @@ _POOLED_BYTES = 256 << 10
 _Bytes = TypeVar("_Bytes", bytes, memoryview)
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
-_NFS_REMAINS = ".nfs0"
+_NFS_PREFIX = ".nfs0"
 """Prefix of names to which NFS clients rename open files on deletion; these are not objects."""
 _ONE_MACHINE = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 """Types of file systems with only one host as user, so that lookups of names are never stale."""
@@ -135,7 +135,7 @@ class LocalStore(FolderStore):
                 raise BadRequest(
                     f"cannot create {key} in {self._path}: the path exists, but is not a regular file; move it away"
                 )
-            self._settle(path, key)
+            self._sync_name(path, key)
             return False
         fd, temporary = self._temporary(path, key)
         try:
@@ -166,7 +166,7 @@ class LocalStore(FolderStore):
             self._fail(error, "write", key)
         finally:
             self._unlink(temporary)
-        self._settle(path, key)
+        self._sync_name(path, key)
 
     def _copy_owner(self, fd: int, path: str, key: str) -> None:
         """Give a new file the mode and owner of the file it replaces, or the owner of the directory, if permitted."""
@@ -183,7 +183,7 @@ class LocalStore(FolderStore):
         return LocalWriter(self, key, path, fd, temporary)
 
     def settle(self, key: str) -> None:
-        self._settle(self._file(key), key)
+        self._sync_name(self._file(key), key)
 
     def link(self, file: str, inode: int, key: str) -> bool:
         path = self._file(key)
@@ -197,7 +197,7 @@ class LocalStore(FolderStore):
                 return False
         except OSError:
             return False
-        self._settle(path, key)
+        self._sync_name(path, key)
         return True
 
     def _remove(self, key: str) -> bool:
@@ -242,7 +242,7 @@ class LocalStore(FolderStore):
     def obstacles(self, folder: str) -> Iterator[str]:
         check_prefix(folder, folder=True)
         items = self._sorted_items(folder)
-        return (item.name for item in items if not (item.is_file or item.name.startswith(_NFS_REMAINS)))
+        return (item.name for item in items if not (item.is_file or item.name.startswith(_NFS_PREFIX)))
 
     def self_check(self) -> None:
         """Check link counts and the fsync of directories; raise `BadRequest` with the mount. Leaves nothing behind."""
@@ -266,11 +266,11 @@ class LocalStore(FolderStore):
             # Check the new name, because mounts with attribute caches may still have the other name's old count.
             links = os.stat(linked).st_nlink
             if links != 2:
-                refuse(self._path, f"a linked file reports {links} links instead of 2")
+                reject_location(self._path, f"a linked file reports {links} links instead of 2")
             self._sync_folder(self._path)
         except OSError as error:
             if error.errno in _NO_LINK:
-                refuse(self._path, f"it has no hard links (link() says {os.strerror(error.errno or 0)})")
+                reject_location(self._path, f"it has no hard links (link() says {os.strerror(error.errno or 0)})")
             self._fail(error, "probe", "")
         finally:
             self._unlink(temporary)
@@ -329,15 +329,15 @@ class LocalStore(FolderStore):
         except OSError as error:
             if os.stat(temporary).st_nlink < 2:
                 if error.errno == errno.EEXIST:
-                    self._settle(path, key)
+                    self._sync_name(path, key)
                     return False
                 if error.errno in _NO_LINK:
-                    refuse(self._path, f"it has no hard links (link() says {os.strerror(error.errno)})")
+                    reject_location(self._path, f"it has no hard links (link() says {os.strerror(error.errno)})")
                 raise
-        self._settle(path, key)
+        self._sync_name(path, key)
         return True
 
-    def _settle(self, path: str, key: str) -> None:
+    def _sync_name(self, path: str, key: str) -> None:
         """Make the name `path` durable and, once per process, the names of its parent directories."""
         if not self._durable:
             return
@@ -372,7 +372,7 @@ class LocalStore(FolderStore):
             return os.fstat(fd).st_ino
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
-                refuse(self._path, "its directories do not support fsync")
+                reject_location(self._path, "its directories do not support fsync")
             raise
         finally:
             os.close(fd)
@@ -414,7 +414,7 @@ class LocalStore(FolderStore):
             self._fail(error, "list", folder)
 
     def _item(self, entry: os.DirEntry[str], folder: str) -> FolderItem:
-        is_file = entry.is_file(follow_symlinks=False) and not entry.name.startswith(_NFS_REMAINS)
+        is_file = entry.is_file(follow_symlinks=False) and not entry.name.startswith(_NFS_PREFIX)
         return FolderItem(entry.name, self._is_folder(entry, folder), is_file, partial(self._stat, entry))
 
     def _stat(self, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:

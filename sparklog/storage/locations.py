@@ -143,7 +143,7 @@ def local_path(location: str | os.PathLike[str]) -> str:
     if scheme is None:
         if not text:
             raise BadRequest("the location is empty; expected a path such as /data/logs or s3://bucket/logs")
-        return _without_mounts_elsewhere(os.path.abspath(text))
+        return _check_databricks_path(os.path.abspath(text))
     refuse_scheme(text)
     path = text[scheme.end() :]
     if path.startswith("//"):
@@ -153,10 +153,10 @@ def local_path(location: str | os.PathLike[str]) -> str:
         path = slash + rest
     if not path.startswith("/"):
         raise BadRequest(f"{text} is not absolute; expected file:///<path> or a path")
-    return _without_mounts_elsewhere(os.path.abspath(unquote(path)))
+    return _check_databricks_path(os.path.abspath(unquote(path)))
 
 
-def _without_mounts_elsewhere(path: str) -> str:
+def _check_databricks_path(path: str) -> str:
     top = "/" + path[1:].partition("/")[0]
     if top in ("/dbfs", "/Volumes") and not os.path.isdir(top):
         raise BadRequest(f"{path} is a Databricks path, but {top} does not exist here: {BUCKET_REMEDY}")

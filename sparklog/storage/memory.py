@@ -46,12 +46,12 @@ class MemoryStore(Store):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryStore:
-        memo[id(self)] = twin = type(self).__new__(type(self))
+        memo[id(self)] = copied = type(self).__new__(type(self))
         # Keys and bytes never change.
         memo[id(self._objects)], memo[id(self._keys)] = dict(self._objects), list(self._keys)
         memo[id(self._lock)] = ForkLock()
-        vars(twin).update(copy.deepcopy(vars(self), memo))
-        return twin
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     @property
     def location(self) -> str:

@@ -122,7 +122,7 @@ class ObjectStore(Store):
             check_document(key, response.meta["size"])
             return bytes(response.bytes())
 
-        return self._ask("read", key, read)
+        return self._request("read", key, read)
 
     def _get_range(self, key: str, start: int, length: int | None) -> bytes:
         # Servers reject ranges that are empty, start after the end, or exceed 63 bits.
@@ -142,7 +142,7 @@ class ObjectStore(Store):
                     return b""
                 raise
 
-        return self._ask("read", key, read)
+        return self._request("read", key, read)
 
     def _size(self, key: str) -> int:
         info = self.stat(key)
@@ -153,7 +153,7 @@ class ObjectStore(Store):
     def stat(self, key: str) -> ObjectInfo | None:
         check_key(key)
         try:
-            info = _info(self._ask("read", key, lambda: obstore.head(self._client("document"), key)))
+            info = _info(self._request("read", key, lambda: obstore.head(self._client("document"), key)))
             # obstore 0.11 returns the key with the prefix of this store.
             return replace(info, key=key)
         except NotFound:
@@ -204,7 +204,7 @@ class ObjectStore(Store):
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         folder = check_prefix(prefix, folder=True).removesuffix("/")
-        listing = self._ask(
+        listing = self._request(
             "list", folder, lambda: obstore.list_with_delimiter(self._client("document"), folder or None)
         )
         names = {path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"]}
@@ -330,7 +330,7 @@ class ObjectStore(Store):
             batch = names[first : first + _BULK_DELETE_KEYS]
             paths: Any = batch[0] if len(batch) == 1 else batch
             try:
-                self._ask("delete", batch[0], partial(obstore.delete, self._client("document"), paths))
+                self._request("delete", batch[0], partial(obstore.delete, self._client("document"), paths))
             except NotFound:
                 # Azure and Google report a missing object, and may have stopped there.
                 for key in batch if len(batch) > 1 else ():
@@ -361,7 +361,7 @@ class ObjectStore(Store):
             client = self._clients[kind] = _cached_client(self._url, kind)
         return client
 
-    def _ask(self, action: str, key: str, send: Callable[[], T]) -> T:
+    def _request(self, action: str, key: str, send: Callable[[], T]) -> T:
         """Send a request, with retries while the server is busy; return its response, or raise its error."""
         try:
             return self.retry_policy.call(send, is_busy)

@@ -179,7 +179,7 @@ def _ranges(run: ProbeRun) -> None:
             run.fail(f"a read of {length} bytes from byte {start} returns other bytes")
 
 
-def _case(run: ProbeRun) -> None:
+def _case_sensitive(run: ProbeRun) -> None:
     keys = [run.new_key(name) for name in ("case", "CASE")]
     for key in keys:
         run.store.create(key, key.encode())
@@ -223,7 +223,7 @@ CREATE = Guarantee(
 GUARANTEES = (
     CREATE,
     Guarantee("read", "a range of an object has its bytes", _REMEDY, _ranges),
-    Guarantee("names", "names are case-sensitive", _REMEDY, _case),
+    Guarantee("names", "names are case-sensitive", _REMEDY, _case_sensitive),
     Guarantee("list", "listings are in order", _REMEDY, _listing),
     Guarantee("clock", "the store's clock can be read", _REMEDY, _clock),
 )

@@ -23,7 +23,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 SETTLE_MS = 90_000
 """Time for which failures and hidden objects are retried: caches of network file systems last a minute."""
-_MAX_TRIES = 200  # more than fit into these times; ends the retries if a test's clock stands still
+_MAX_ATTEMPTS = 200  # more than fit into these times; ends the retries if a test's clock stands still
 
 
 class Timer(Protocol):
@@ -80,8 +80,8 @@ class Backoff:
         self._elapsed_ms = self._clock.stopwatch()
 
     def is_over(self) -> bool:
-        """Return True once the time limit is over, or after `_MAX_TRIES`."""
-        return self.tries >= _MAX_TRIES or self._elapsed_ms() > self._limit_ms
+        """Return True once the time limit is over, or after `_MAX_ATTEMPTS`."""
+        return self.tries >= _MAX_ATTEMPTS or self._elapsed_ms() > self._limit_ms
 
     def sleep(self) -> None:
         self._sleep(self._next_pause())

@@ -44,7 +44,7 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
     return Unavailable(f"cannot {action} {what}: {advice}", is_denied=is_denied)
 
 
-def refuse(location: str, reason: str) -> NoReturn:
+def reject_location(location: str, reason: str) -> NoReturn:
     """Raise `BadRequest` for a location that does not have the guarantees of a store."""
     mount = mount_of(location)
     remedy = "use another file system"

@@ -100,7 +100,7 @@ class TestPowerLoss:
             with monkeypatch.context() as patch:
                 assert run(Disk(patch, base), base, seed, 60) > 0
 
-    @pytest.mark.parametrize("forgotten", ["_sync", "_sync_folder", "_settle"])
+    @pytest.mark.parametrize("forgotten", ["_sync", "_sync_folder", "_sync_name"])
     def test_a_forgotten_fsync_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: str) -> None:
         monkeypatch.setattr(LocalStore, forgotten, lambda *args, **how: 0)
         disk = Disk(monkeypatch, tmp_path)
@@ -124,7 +124,7 @@ class TestPowerLoss:
         disk = Disk(monkeypatch, tmp_path)
         store = LocalStore(tmp_path / "root")
         with monkeypatch.context() as patch:
-            patch.setattr(LocalStore, "_settle", lambda *args: None)
+            patch.setattr(LocalStore, "_sync_name", lambda *args: None)
             assert store.create("a", b"1")
         assert disk.after_power_loss(tmp_path / "root" / "a") is None
         assert store.create("a", b"2") is False

@@ -17,7 +17,7 @@ import sparklog
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root
 from sparklog.storage import LocalStore
-from sparklog.transactions.completion import forget_recorded, resolve_topic
+from sparklog.transactions.completion import prune_recorded, resolve_topic
 from sparklog.transactions.producer import transactional
 from tests.storage.test_power_loss import Disk
 from tests.support.records import rows
@@ -42,14 +42,14 @@ class Power:
     @contextmanager
     def slow(self, folder: str) -> Iterator[None]:
         """Who creates an object in this folder waits for the disk: its name is there, and not durable."""
-        real = LocalStore._settle
+        real = LocalStore._sync_name
 
         def settle(store: LocalStore, path: str, key: str) -> None:
             if not key.startswith(folder):
                 real(store, path, key)
 
         with self._monkeypatch.context() as patch:
-            patch.setattr(LocalStore, "_settle", settle)
+            patch.setattr(LocalStore, "_sync_name", settle)
             yield
 
     def kept(self, folder: str) -> list[int]:
@@ -113,7 +113,7 @@ def test_an_outcome_in_a_group_does_not_outlive_the_decision(power: Power) -> No
     before = power.kept("_transactions/job")
     with power.slow("_transactions/job"):
         transaction.commit()
-    Groups(power.root()).group("g").settle()
+    Groups(power.root()).group("g").resolve_pending()
     assert power.kept("_transactions/job") == [*before, len(before)]
 
 
@@ -127,7 +127,7 @@ def test_a_decision_is_not_forgotten_before_its_records_are_durable(power: Power
         resolve_topic(power.root().topic("a"))
     newest = max(power.kept("a"))
     root = power.root()
-    assert forget_recorded(root, root.engine.decisions.log("job")) == 1
+    assert prune_recorded(root, root.engine.decisions.log("job")) == 1
     assert power.kept("a") == [*range(newest + 2)]
 
 
