@@ -94,14 +94,14 @@ def visible_snapshot(topic: Topic) -> Snapshot:
     deleted: set[str] = set()
     while True:
         # Outcomes count as recorded, so a committed transaction may be hidden even in a topic that has not recorded it.
-        shown, missing = consistent_snapshots(engine.decisions, raw, read)
+        visible, missing = consistent_snapshots(engine.decisions, raw, read)
         deleted |= missing
         if topic.name not in raw:
             raise no_topic(topic.name, topic.root.location)
-        further = {name for snapshot in shown.values() for name in snapshot.state.siblings} - raw.keys() - deleted
-        if not further:
-            return limited_to(raw[topic.name], consistent_ends(shown)[topic.name])
-        for name in sorted(further):
+        more_topics = {name for snapshot in visible.values() for name in snapshot.state.siblings} - raw.keys() - deleted
+        if not more_topics:
+            return limited_to(raw[topic.name], consistent_ends(visible)[topic.name])
+        for name in sorted(more_topics):
             try:
                 raw[name] = read(name)
             except NotFound:
@@ -155,7 +155,7 @@ def _is_true_of(log: Journal[S, Any, Any], condition: Callable[[S], bool], refre
         return False
 
 
-def forget_recorded(root: Root, log: DecisionLog) -> int:
+def prune_recorded(root: Root, log: DecisionLog) -> int:
     state = log.refresh()
     recorded = recorded_everywhere(root, state, refresh=True)
     if prune(state, recorded) is None:
@@ -191,7 +191,7 @@ def collect(
 
     def collect_one(transactional_id: str) -> None:
         log = root.engine.decisions.log(transactional_id)
-        done.forgotten += 0 if dry_run else forget_recorded(root, log)
+        done.forgotten += 0 if dry_run else prune_recorded(root, log)
         is_over = transactional_id.startswith(ONE_WRITE) and _is_over(root, log)
         done.add((collect_log if is_over else collect_entries)(log, now_ms, dry_run=dry_run))
         if not dry_run and not is_over:

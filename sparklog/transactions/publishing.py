@@ -34,7 +34,7 @@ from sparklog.transactions.producer import CommittedTransaction, TransactionalPr
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class ReusableId:
     """The generated id of a finished write, which the next write can reuse. It must not reference its root."""
 
     id: str
@@ -43,25 +43,23 @@ class Spare:
     committed: ClockReading
 
 
-_spares: WeakKeyDictionary[Root, list[Spare]] = WeakKeyDictionary()
+_reusable_ids: WeakKeyDictionary[Root, list[ReusableId]] = WeakKeyDictionary()
 if hasattr(os, "register_at_fork"):
     # Otherwise parent and child would write with one id, as the same instance.
-    os.register_at_fork(after_in_child=_spares.clear)
+    os.register_at_fork(after_in_child=_reusable_ids.clear)
 
 
 def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
     """Return the producer of a write without an id. Ids are reused, because maintenance reads the folder of each."""
-    spares = _spares.setdefault(root, [])
-    while spares:
+    reusable = _reusable_ids.setdefault(root, [])
+    while reusable:
         try:
-            spare = spares.pop()
+            last = reusable.pop()
         except IndexError:
             break
-        if root.env.elapsed_ms(spare.committed) < root.store.limits.reused_ms:
-            return TransactionalProducer(
-                root, spare.id, timeout_ms=timeout_ms, instance=spare.instance, epoch=spare.epoch
-            )
-        root.engine.decisions.drop(spare.id)
+        if root.env.elapsed_ms(last.committed) < root.store.limits.reused_ms:
+            return TransactionalProducer(root, last.id, timeout_ms=timeout_ms, instance=last.instance, epoch=last.epoch)
+        root.engine.decisions.drop(last.id)
     return TransactionalProducer(root, ONE_WRITE + root.env.new_id(), timeout_ms=timeout_ms)
 
 
@@ -105,7 +103,7 @@ def publish(
         transaction.add(part.target, part.files)
     done = transaction.commit(key=key)
     if transactional_id is None:
-        _spares[root].append(Spare(producer.id, producer.instance, producer.epoch, root.env.now()))
+        _reusable_ids[root].append(ReusableId(producer.id, producer.instance, producer.epoch, root.env.now()))
     return done
 
 

@@ -417,10 +417,10 @@ def test_a_forked_process_uses_ids_of_its_own() -> None:
     world = TopicsWorld()
     root = world.root()
     write_without_id(root, "parent", "a")
-    assert publishing._spares[root]
+    assert publishing._reusable_ids[root]
     child = os.fork()
     if child == 0:
-        os._exit(len(publishing._spares))
+        os._exit(len(publishing._reusable_ids))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
