@@ -64,7 +64,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "tests/kafka/test_snapshots.py",
     ),
     "sparklog/log/read/aborted.py": ("tests/log/read/test_scan_imported.py",),
-    "sparklog/log/read/segment_entrance.py": (
+    "sparklog/log/read/segment_seek.py": (
         "tests/log/read/test_scan_reading.py",
         "tests/log/read/test_time_lookup.py",
     ),

@@ -46,7 +46,7 @@ from sparklog.format.offset_map import Int64s, OffsetMap
 from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.read.damaged_slices import sound_batches
+from sparklog.log.read.damaged_slices import valid_batches
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.slice_files import MissingFile, opened_slice
 from sparklog.log.state.slices import SliceFlag
@@ -128,7 +128,7 @@ class SegmentReader:
         """Yield the batches of a segment in order. `Corrupt` names damaged data; `Conflict`: the file is gone."""
         try:
             with opened_slice(self._store, source) as file:
-                for window in sound_batches(file, source.base, source.end, on_skipped=None, advice="restore the file"):
+                for window in valid_batches(file, source.base, source.end, on_skipped=None, advice="restore the file"):
                     self._progress(int(window.headers.count.sum()), len(window.data))
                     yield window
         except MissingFile:

@@ -130,13 +130,13 @@ def test_a_record_in_an_added_partition_ends_the_search(root: Path, monkeypatch:
     keys = [b"k%d" % number for number in range(40)]
     topic.append(keyed_rows(*((key, b"v") for key in keys)))
     looked: list[int] = []
-    newest_offset = key_lookup._newest_offset
+    newest_offset = key_lookup._latest_offset
 
     def counted(view: LogView, name: str, partition: int, key: bytes, isolation: str) -> int | None:
         looked.append(partition)
         return newest_offset(view, name, partition, key, isolation)
 
-    monkeypatch.setattr(key_lookup, "_newest_offset", counted)
+    monkeypatch.setattr(key_lookup, "_latest_offset", counted)
     for key in keys:
         assert topic.get(key) is not None
     # Twice as many partitions: a key stays where it was, or is in a new one.
@@ -187,7 +187,7 @@ def model(view: LogView, topic: str, partition: int, isolation: str) -> dict[byt
 @pytest.mark.parametrize("run_bytes", [1, 500, 4 << 20])
 def test_against_a_plain_scan(root: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int) -> None:
     """Runs of one offset, of several and of all of them give what reading everything gives."""
-    monkeypatch.setattr(key_lookup, "FIRST_RUN_BYTES", run_bytes)
+    monkeypatch.setattr(key_lookup, "FIRST_CHUNK_BYTES", run_bytes)
     chance = random.Random(run_bytes)
     log = library.open(root, create=True)
     topic = log.create_topic("t", partitions=2)

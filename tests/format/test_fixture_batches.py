@@ -23,7 +23,7 @@ def logs(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.log"))
 
 
-def sound_batches(folder: Path) -> Iterator[tuple[Path, bytes, BatchHeaders]]:
+def valid_batches(folder: Path) -> Iterator[tuple[Path, bytes, BatchHeaders]]:
     """Yield the batches of magic 2 of each log file, up to the first corrupt one."""
     for path in logs(folder):
         data = path.read_bytes()
@@ -59,7 +59,7 @@ def test_records_are_those_of_kafkas_consumer(fixtures: Path, name: str) -> None
 @pytest.mark.parametrize("step", thinned(4))
 def test_plain_batches_are_encoded_to_the_same_bytes(fixtures: Path, step: int) -> None:
     batches = records = 0
-    for path, data, headers in sound_batches(fixtures):
+    for path, data, headers in valid_batches(fixtures):
         if not len(headers):
             continue
         columns = decode(data, with_create_time(headers), columns=ALL)
@@ -78,7 +78,7 @@ def test_plain_batches_are_encoded_to_the_same_bytes(fixtures: Path, step: int) 
 
 def test_compressed_batches_keep_their_records_when_encoded_again(fixtures: Path) -> None:
     batches = 0
-    for _, data, headers in sound_batches(fixtures / "codecs"):
+    for _, data, headers in valid_batches(fixtures / "codecs"):
         for index in np.flatnonzero(headers.codec != 0).tolist():
             one = decode(data, with_create_time(headers[index : index + 1]), columns=ALL)
             again = encode_batch(one, headers.row(index))
@@ -91,7 +91,7 @@ def test_compressed_batches_keep_their_records_when_encoded_again(fixtures: Path
 
 def test_whole_files_and_single_batches_decode_alike(fixtures: Path) -> None:
     files = 0
-    for _, data, headers in sound_batches(fixtures / "codecs"):
+    for _, data, headers in valid_batches(fixtures / "codecs"):
         together = rows(decode(data, headers, columns=ALL))
         parts = [rows(decode(data, headers[index : index + 1], columns=ALL)) for index in range(len(headers))]
         assert together == [row for part in parts for row in part]

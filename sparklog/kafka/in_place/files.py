@@ -247,7 +247,7 @@ class StoreFile:
                 self._ahead.drop([self._coming.pop(passed)])
             if not self._coming:
                 self._add(number)
-            data = bytes(self._ahead.take(self._coming[number]))
+            data = bytes(self._ahead.consume(self._coming[number]))
             del self._coming[number]
         self._ranges[number] = data
         self._last = number

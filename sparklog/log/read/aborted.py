@@ -31,7 +31,7 @@ from sparklog.storage.store import Store
 Aborted = AbortedTransactions | None
 
 _FLAG = int(SliceFlag.KAFKA_ABORTED)
-FILES_AT_ONCE = 16
+FILES_PER_READ = 16
 """Files that are read before checking whether the search can stop."""
 
 _Cache = RecentlyUsed[tuple[str, int], AbortedTransactions]
@@ -50,9 +50,9 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
     cache = _cache_of(store)
     aborted: list[AbortedTransactions] = []
     try:
-        for first in range(0, len(planned), FILES_AT_ONCE):
-            rows = slice(first, first + FILES_AT_ONCE)
-            aborted += _read(store, planned.rows(first, first + FILES_AT_ONCE), crcs[rows], cache)
+        for first in range(0, len(planned), FILES_PER_READ):
+            rows = slice(first, first + FILES_PER_READ)
+            aborted += _read(store, planned.rows(first, first + FILES_PER_READ), crcs[rows], cache)
             if int(aborted[-1].last_stable_offsets.max()) >= end:
                 break
     except MissingFile as missing:
@@ -89,7 +89,7 @@ def aborted_of(store: Store, planned: PlannedSlice, crc: int = 0) -> AbortedTran
     `crc`: the CRC-32C of the segment's three index files in its commit; 0 if unknown.
     Raises `Corrupt`, or `MissingFile` if the slice's file does not exist.
     """
-    entries = _of_append_file(store, planned) if planned.footer_length else _of_segment(store, planned, crc)
+    entries = _from_append_file(store, planned) if planned.footer_length else _from_segment(store, planned, crc)
     last = entries.last_offsets
     if not len(entries) or int(last.min()) < planned.base or int(last.max()) >= planned.end:
         raise Corrupt(
@@ -100,7 +100,7 @@ def aborted_of(store: Store, planned: PlannedSlice, crc: int = 0) -> AbortedTran
     return entries
 
 
-def _of_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTransactions:
+def _from_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTransactions:
     """Read the `.txnindex`, and verify it, because a wrong entry would make aborted records visible.
 
     The only checksum, in the commit, covers all three index files, so the other two are read as well.
@@ -121,7 +121,7 @@ def _of_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTransac
     raise Corrupt("expected a transaction index beside the segment, found none: restore it", file=key)
 
 
-def _of_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
+def _from_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
     entry = entry_of(read_footer(store, planned), planned)
     if entry is None:
         raise Corrupt(

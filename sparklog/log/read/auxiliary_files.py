@@ -19,7 +19,7 @@ class Unreadable(Exception):  # noqa: N818
     """The file may exist, but cannot be read at the moment."""
 
 
-def read_helper_file(store: Store, key: str, length: int | None = None) -> bytes | None:
+def read_auxiliary_file(store: Store, key: str, length: int | None = None) -> bytes | None:
     """Return the first `length` bytes of the file; None if it does not exist.
 
     Raises `Unreadable`, after a warning, for an error that may be temporary.

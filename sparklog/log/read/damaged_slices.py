@@ -22,17 +22,17 @@ from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.skipped import OnSkipped, Skipped
 from sparklog.log.read.slice_files import SliceFile
 
-GO_ON = "restore the file, or read on after it with corruptRecords=skip"
+SKIP_ADVICE = "restore the file, or read on after it with corruptRecords=skip"
 
 
-def sound_batches(
+def valid_batches(
     file: SliceFile,
     start: int,
     end: int,
     *,
     low: int | None = None,
     on_skipped: OnSkipped | None,
-    advice: str = GO_ON,
+    advice: str = SKIP_ADVICE,
 ) -> Iterator[Window]:
     """Yield windows of the valid batches with an offset in `[start, end)`, from position `low` on (None: all).
 

@@ -7,7 +7,7 @@ if the range starts or ends inside such a slice, the footer's index gives the po
 more than a few `span_bytes` in memory. If each request costs a round trip, several requests are in flight
 (`sparklog.log.read.read_ahead`); this only changes the boundaries of windows.
 
-Sealed segments have no footer: see `sparklog.log.read.segment_entrance`.
+Sealed segments have no footer: see `sparklog.log.read.segment_seek`.
 
 A fetch of a corrupt slice returns its valid batches up to the first corrupt one (`sparklog.log.read.damaged_slices`),
 unless the fetch is `strict`.
@@ -27,10 +27,10 @@ from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.limits import DEFAULTS
-from sparklog.log.read.damaged_slices import sound_batches
+from sparklog.log.read.damaged_slices import valid_batches
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.read_ahead import ReadAhead, Request
-from sparklog.log.read.segment_entrance import entrance_for_offsets, read_offset_index
+from sparklog.log.read.segment_seek import read_offset_index, seek_position_for_offsets
 from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.read.slice_files import (
     MissingFile,
@@ -38,18 +38,18 @@ from sparklog.log.read.slice_files import (
     SliceFile,
     StoredSlice,
     check_slice,
-    enter_segment,
     index_of,
     ranges,
     read_request,
-    sound_footer,
+    seek_in_segment,
+    valid_footer,
     whole_batches,
 )
 from sparklog.log.state.embedded_commits import RECENT_RECORDS
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 
-ROWS_AT_ONCE = 512
+ROWS_PER_READ = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,16 @@ class Cursor:
     def __post_init__(self) -> None:
         self.location = self.store.location
 
-    def head(self) -> PlannedSlice | None:
+    def next_slice(self) -> PlannedSlice | None:
         row = self.at - self._first
         if not 0 <= row < len(self._rows):
             if self.at >= len(self.slices):
                 return None
-            self._rows, self._first, row = self.slices.rows(self.at, self.at + ROWS_AT_ONCE), self.at, 0
+            self._rows, self._first, row = self.slices.rows(self.at, self.at + ROWS_PER_READ), self.at, 0
         return self._rows[row]
 
-    def place(self) -> tuple[str, str, int] | None:
-        planned = self.head()
+    def file_position(self) -> tuple[str, str, int] | None:
+        planned = self.next_slice()
         return None if planned is None else (self.location, planned.file, planned.position)
 
     def cuts(self, planned: PlannedSlice) -> bool:
@@ -122,18 +122,20 @@ class Fetcher:
         self._strict = strict
         self._on_skipped = on_skipped
         self._cursors = cursors
-        self._heads: dict[tuple[str, str, int] | None, Cursor] = {}
+        self._cursors_by_position: dict[tuple[str, str, int] | None, Cursor] = {}
         self._footers: dict[str, Footer | None] = {}
         self._indexes: dict[str, OffsetIndex | None] = {}
         self._first = 0
         """Cursors before this one are finished."""
         self._jobs: deque[_Job] = deque()
-        at_once = min((cursor.store.parallel_reads for cursor in cursors), default=1)
-        self._ahead = ReadAhead(at_once, read_request, self._more, cursors[0].store.limits if cursors else DEFAULTS)
+        max_requests = min((cursor.store.parallel_reads for cursor in cursors), default=1)
+        self._ahead = ReadAhead(
+            max_requests, read_request, self._more, cursors[0].store.limits if cursors else DEFAULTS
+        )
 
     def __iter__(self) -> Iterator[FetchedBatches]:
         for cursor in self._cursors:
-            self._list(cursor)
+            self._register(cursor)
         missed = MissingFiles()
         try:
             while True:
@@ -146,10 +148,10 @@ class Fetcher:
                     self._cancel_jobs()
                     cursor = self._cursors[self._first]
                     missed.note(cursor.store, self._first, missing.file)
-                    self._unlist(cursor)
+                    self._unregister(cursor)
                     cursor.next, cursor.slices = cursor.replan(cursor.next)
                     cursor.at, cursor._rows = 0, []
-                    self._list(cursor)
+                    self._register(cursor)
         finally:
             self._ahead.close()
 
@@ -158,27 +160,27 @@ class Fetcher:
         for job in reversed(self._jobs):
             self._ahead.drop(job.requests)
             for cursor, _, start in reversed(job.slices):
-                self._unlist(cursor)
+                self._unregister(cursor)
                 cursor.at, cursor.next = cursor.at - 1, start
-                self._list(cursor)
+                self._register(cursor)
         if self._jobs:
             self._first = next(i for i, cursor in enumerate(self._cursors) if cursor is self._jobs[0].slices[0][0])
         self._jobs.clear()
 
-    def _list(self, cursor: Cursor) -> None:
-        self._heads[cursor.place()] = cursor
+    def _register(self, cursor: Cursor) -> None:
+        self._cursors_by_position[cursor.file_position()] = cursor
 
-    def _unlist(self, cursor: Cursor) -> None:
-        key = cursor.place()
-        if self._heads.get(key) is cursor:
-            del self._heads[key]
+    def _unregister(self, cursor: Cursor) -> None:
+        key = cursor.file_position()
+        if self._cursors_by_position.get(key) is cursor:
+            del self._cursors_by_position[key]
 
     def _advance(self, cursor: Cursor, planned: PlannedSlice) -> None:
         """Advance a cursor past its next slice."""
-        if self._heads.get(place := (cursor.location, planned.file, planned.position)) is cursor:
-            del self._heads[place]
+        if self._cursors_by_position.get(file_position := (cursor.location, planned.file, planned.position)) is cursor:
+            del self._cursors_by_position[file_position]
         cursor.next, cursor.at = min(planned.end, cursor.range.end), cursor.at + 1
-        self._list(cursor)
+        self._register(cursor)
 
     @staticmethod
     def _in_windows(cursor: Cursor, planned: PlannedSlice) -> bool:
@@ -189,7 +191,7 @@ class Fetcher:
     def _next(self) -> tuple[Cursor, PlannedSlice] | None:
         while self._first < len(self._cursors):
             cursor = self._cursors[self._first]
-            if (planned := cursor.head()) is not None:
+            if (planned := cursor.next_slice()) is not None:
                 return cursor, planned
             self._first += 1
         return None
@@ -199,7 +201,7 @@ class Fetcher:
         following = self._next()
         if following is None:
             return False
-        job = self._enter(*following) if self._in_windows(*following) else self._side_by_side(*following)
+        job = self._plan_windows(*following) if self._in_windows(*following) else self._plan_adjacent(*following)
         self._jobs.append(job)
         self._ahead.add(job.requests)
         return True
@@ -213,52 +215,52 @@ class Fetcher:
             and self._plan()
         )
 
-    def _side_by_side(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
+    def _plan_adjacent(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
         """Plan a slice and, in the same request, the slices after it in the file that are the next of their ranges."""
         adjacent = [(cursor, planned, cursor.next)]
         self._advance(cursor, planned)
         end = planned.position + planned.size
-        while (other := self._heads.get((cursor.location, planned.file, end))) is not None:
-            neighbour = other.head()
-            if neighbour is None or self._in_windows(other, neighbour):
+        while (other := self._cursors_by_position.get((cursor.location, planned.file, end))) is not None:
+            adjacent_slice = other.next_slice()
+            if adjacent_slice is None or self._in_windows(other, adjacent_slice):
                 break
-            if end + neighbour.size - planned.position > cursor.store.limits.span_bytes:
+            if end + adjacent_slice.size - planned.position > cursor.store.limits.span_bytes:
                 break
-            adjacent.append((other, neighbour, other.next))
-            self._advance(other, neighbour)
-            end += neighbour.size
+            adjacent.append((other, adjacent_slice, other.next))
+            self._advance(other, adjacent_slice)
+            end += adjacent_slice.size
         return _Job(adjacent, [Request(cursor.store, planned.file, planned.position, end - planned.position)])
 
     def _span(self, job: _Job) -> Iterator[FetchedBatches]:
         (request,) = job.requests
-        data = memoryview(self._ahead.take(request))
+        data = memoryview(self._ahead.consume(request))
         for cursor, planned, start in job.slices:
             body = data[planned.position - request.start :][: planned.size]
             # Cached bytes may be those of an object that has been replaced: read it from the store again.
-            if (sound := crc32c(body) == planned.crc) is False and RECENT_RECORDS.evict(cursor.store, planned.file):
+            if (is_intact := crc32c(body) == planned.crc) is False and RECENT_RECORDS.evict(cursor.store, planned.file):
                 data = memoryview(read_request(request))
                 body = data[planned.position - request.start :][: planned.size]
-                sound = crc32c(body) == planned.crc
+                is_intact = crc32c(body) == planned.crc
             end = min(planned.end, cursor.range.end)
-            if sound:
+            if is_intact:
                 cut = start > planned.base or cursor.range.end < planned.end
                 yield FetchedBatches(body, planned.position, planned, start, end, cut, True)
                 continue
             if self._strict:
                 check_slice(body, planned)
-            for window in sound_batches(SliceFile(planned, body), start, end, on_skipped=self._on_skipped):
+            for window in valid_batches(SliceFile(planned, body), start, end, on_skipped=self._on_skipped):
                 yield FetchedBatches(window.data, window.start, planned, start, end, cut=True, verified=True)
 
-    def _enter(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
+    def _plan_windows(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
         """Plan a large slice, or the requested part of it, to be read in windows of complete batches."""
         low, high = self._limits(cursor, planned)
         file, until = StoredSlice(cursor.store, planned, high), high
         index = None if planned.footer_length or not cursor.cuts(planned) else self._index(cursor.store, planned)
         if index is not None:
-            entrance = entrance_for_offsets(index, planned, cursor.next, min(planned.end, cursor.range.end))
-            until = planned.position + entrance.until
+            seek = seek_position_for_offsets(index, planned, cursor.next, min(planned.end, cursor.range.end))
+            until = planned.position + seek.until
             file = StoredSlice(cursor.store, planned, high, [until])
-            low = enter_segment(file, entrance)
+            low = seek_in_segment(file, seek)
         requests = []
         if self._ahead.is_on:
             begin = low if low == planned.position else max(low, file.fetched)
@@ -276,7 +278,7 @@ class Fetcher:
         if self._strict:
             windows = whole_batches(job.file, job.low)
         else:
-            windows = sound_batches(job.file, offset, end, low=job.low, on_skipped=self._on_skipped)
+            windows = valid_batches(job.file, offset, end, low=job.low, on_skipped=self._on_skipped)
         for window in windows:
             piece = FetchedBatches(
                 window.data, window.start, planned, offset, end, cut, not self._strict, window.headers
@@ -302,7 +304,7 @@ class Fetcher:
 
     def _footer(self, store: Store, planned: PlannedSlice) -> Footer | None:
         if planned.file not in self._footers:
-            self._footers = {planned.file: sound_footer(store, planned)}
+            self._footers = {planned.file: valid_footer(store, planned)}
         return self._footers[planned.file]
 
     def _index(self, store: Store, planned: PlannedSlice) -> OffsetIndex | None:

@@ -35,7 +35,7 @@ class _PartitionRows:
         self._batches: list[pa.RecordBatch] = []
         self._firsts: list[int] = []
         self._following = 0
-        self._held = 0
+        self._stored_rows = 0
         self._log_start = 0
 
     def put(self, batch: pa.RecordBatch) -> None:
@@ -49,11 +49,11 @@ class _PartitionRows:
         self._following += len(keys)
         self.numbers.update(zip(keys, range(first, self._following), strict=True))
         for row in np.flatnonzero(~valid_rows(batch.column("value"))).tolist():
-            self._forget(keys[row], first + row)
+            self._remove(keys[row], first + row)
         self._batches.append(batch)
         self._firsts.append(first)
-        self._held += len(keys)
-        if self._held > 2 * len(self.numbers) + SPARE_ROWS:
+        self._stored_rows += len(keys)
+        if self._stored_rows > 2 * len(self.numbers) + SPARE_ROWS:
             self._rewrite()
 
     def drop_below(self, log_start: int) -> int:
@@ -66,7 +66,7 @@ class _PartitionRows:
             rows = np.flatnonzero(fixed_values(batch.column("offset"), np.int64) < log_start)
             keys = batch.column("key").take(fixed_array(rows, pa.int64())).to_pylist()
             for row, key in zip(rows.tolist(), keys, strict=True):
-                self._forget(key, first + row)
+                self._remove(key, first + row)
         if before > len(self.numbers):
             self._rewrite()
         return before - len(self.numbers)
@@ -88,14 +88,14 @@ class _PartitionRows:
                 yield batch.take(fixed_array(numbers[low:high] - first, pa.int64()))
             low = high
 
-    def _forget(self, key: bytes, number: int) -> None:
+    def _remove(self, key: bytes, number: int) -> None:
         if self.numbers.get(key) == number:
             del self.numbers[key]
 
     def _rewrite(self) -> None:
         """Rewrite the batches with only the current rows."""
         current = pa.Table.from_batches(list(self.batches()), self._batches[0].schema).combine_chunks().to_batches()
-        self.numbers, self._batches, self._firsts, self._following, self._held = {}, [], [], 0, 0
+        self.numbers, self._batches, self._firsts, self._following, self._stored_rows = {}, [], [], 0, 0
         for batch in current:
             self.put(batch)
 
@@ -120,7 +120,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         self._rows: dict[int, _PartitionRows] = {offsets.partition: _PartitionRows() for offsets in plan.ranges}
         for batch in latest_records(plan.partitions, self._read, threads=plan.threads):
             self._rows_of(batch).put(batch)
-        self._looked_ms = self._view.env.boot_ms()
+        self._polled_ms = self._view.env.boot_ms()
 
     def __repr__(self) -> str:
         return f"FollowedTable({self.topic!r}, {self._view.location!r})"
@@ -135,12 +135,12 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
             Conflict: If the topic was deleted and created again.
         """
         self._tail.refresh()
-        self._looked_ms = self._view.env.boot_ms()
+        self._polled_ms = self._view.env.boot_ms()
         changed = False
         cleaned = self._view.first_dirty_offsets(self.topic)
         for partition, bounds in self._view.bounds(self.topic).items():
             if self._tail.positions.get(partition, bounds.log_start) < cleaned.get(partition, 0):
-                self._read_again(partition, bounds.end(READ_COMMITTED))
+                self._reread(partition, bounds.end(READ_COMMITTED))
                 changed = True
             changed |= self._rows.setdefault(partition, _PartitionRows()).drop_below(bounds.log_start) > 0
         for batch in self._tail.poll(self._read):
@@ -161,54 +161,54 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         Raises:
             Conflict: If the topic was deleted and created again.
         """
-        begun = self._view.env.boot_ms()
+        started_ms = self._view.env.boot_ms()
         while not self.refresh():
             pause_s = self._view.poll_interval_ms / 1000
             if timeout_s is not None:
-                left_s = timeout_s - (self._view.env.boot_ms() - begun) / 1000
-                if left_s <= 0:
+                remaining_s = timeout_s - (self._view.env.boot_ms() - started_ms) / 1000
+                if remaining_s <= 0:
                     return False
-                pause_s = min(pause_s, left_s)
+                pause_s = min(pause_s, remaining_s)
             self._view.env.sleep(pause_s)
         return True
 
     def __getitem__(self, key: bytes | str) -> pa.RecordBatch:
         """Return the row of a key: one row with the table's columns."""
         KEY.check("key", key)
-        self._look()
+        self._refresh_if_due()
         key_bytes = key.encode() if isinstance(key, str) else key
         rows = [row for partition in self._rows.values() if (row := partition.row(key_bytes)) is not None]
         if not rows:
             raise KeyError(key)
-        newest = max(rows, key=lambda row: int(fixed_values(row.column("timestamp"), np.int64)[0]))
-        return newest.select(list(self.columns))
+        latest = max(rows, key=lambda row: int(fixed_values(row.column("timestamp"), np.int64)[0]))
+        return latest.select(list(self.columns))
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the keys."""
-        self._look()
-        return iter(self._keys())
+        self._refresh_if_due()
+        return iter(self._all_keys())
 
     def __len__(self) -> int:
-        self._look()
-        return len(self._keys())
+        self._refresh_if_due()
+        return len(self._all_keys())
 
     def to_table(self) -> pa.Table:
         """Return all rows: for a key in several partitions, a row of each."""
-        self._look()
+        self._refresh_if_due()
         batches = chain.from_iterable(partition.batches() for partition in self._rows.values())
         return pa.Table.from_batches([batch.select(list(self.columns)) for batch in batches], schema_of(self.columns))
 
-    def _keys(self) -> dict[bytes, None]:
+    def _all_keys(self) -> dict[bytes, None]:
         return dict.fromkeys(chain.from_iterable(partition.numbers for partition in self._rows.values()))
 
-    def _look(self) -> None:
-        if self._poll_ms is not None and self._view.env.boot_ms() - self._looked_ms >= self._poll_ms:
+    def _refresh_if_due(self) -> None:
+        if self._poll_ms is not None and self._view.env.boot_ms() - self._polled_ms >= self._poll_ms:
             self.refresh()
 
     def _rows_of(self, batch: pa.RecordBatch) -> _PartitionRows:
         return self._rows.setdefault(int(fixed_values(batch.column("partition"), np.int32)[0]), _PartitionRows())
 
-    def _read_again(self, partition: int, end: int) -> None:
+    def _reread(self, partition: int, end: int) -> None:
         rows = self._rows[partition] = _PartitionRows()
         for batch in latest_records(plan_table(self._view, self.topic, {partition: end}, [partition]), self._read):
             rows.put(batch)

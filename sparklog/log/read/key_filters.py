@@ -16,7 +16,7 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.key_filter import Hashes, KeyFilter, decode_filters, hashes_of
 from sparklog.format.record_batch import Int64Array
 from sparklog.log.journal.names import filter_path
-from sparklog.log.read.helper_files import Unreadable, read_helper_file
+from sparklog.log.read.auxiliary_files import Unreadable, read_auxiliary_file
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.state.slices import SliceFlag
@@ -35,13 +35,13 @@ cache = RecentlyUsed[tuple[str, str], Filters](_nbytes)
 """The filters of data files, by the location of the store and the name of the file."""
 
 
-def filters_beside(store: Store, file: str) -> Filters:
+def key_filters_of(store: Store, file: str) -> Filters:
     """Return the key filters of a data file, in at most one request."""
     filters = cache.get((store.location, file))
     if filters is None:
         key = filter_path(file)
         try:
-            data = read_helper_file(store, key)
+            data = read_auxiliary_file(store, key)
             filters = () if data is None else decode_filters(data, file=key)
         except Unreadable:
             return ()
@@ -51,7 +51,7 @@ def filters_beside(store: Store, file: str) -> Filters:
     return filters
 
 
-def without_absent(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[ReadPart]:
+def parts_with_keys(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[ReadPart]:
     """Return the parts without blocks of slices that contain none of the keys. Kafka directories have no filters."""
     hashes: Hashes | None = None
     remaining: list[ReadPart] = []
@@ -60,34 +60,34 @@ def without_absent(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[Rea
             marked = np.flatnonzero(part.slices.flags & int(SliceFlag.KEY_FILTER))
             if len(marked):
                 hashes = hashes_of(keys) if hashes is None else hashes
-                part = replace(part, slices=_that_may_hold(part, marked.tolist(), hashes))
+                part = replace(part, slices=_slices_with_keys(part, marked.tolist(), hashes))
             if not len(part.slices):
                 continue
         remaining.append(part)
     return remaining
 
 
-def _that_may_hold(part: NativeReadPart, marked: Sequence[int], hashes: Hashes) -> PlannedSlices:
+def _slices_with_keys(part: NativeReadPart, marked: Sequence[int], hashes: Hashes) -> PlannedSlices:
     slices = part.slices
-    pieces: dict[int, _HeldPieces] = {}
+    pieces: dict[int, _MatchingBlocks] = {}
     for row, planned in zip(marked, slices[np.array(marked)].rows(), strict=True):
         identity = (planned.position, planned.size, planned.crc)
-        for key_filter in filters_beside(part.store, planned.file):
+        for key_filter in key_filters_of(part.store, planned.file):
             if (key_filter.position, key_filter.nbytes, key_filter.crc) == identity:
-                held = _HeldPieces.of(key_filter, planned, hashes)
+                held = _MatchingBlocks.of(key_filter, planned, hashes)
                 if held is not None:
                     pieces[row] = held.within(part.range)
     return _replaced(slices, pieces) if pieces else slices
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldPieces:
+class _MatchingBlocks:
     """The blocks of a slice that may contain a key, as columns of slices: int64[n] each."""
 
     columns: dict[str, Int64Array]
 
     @classmethod
-    def of(cls, key_filter: KeyFilter, planned: PlannedSlice, hashes: Hashes) -> _HeldPieces | None:
+    def of(cls, key_filter: KeyFilter, planned: PlannedSlice, hashes: Hashes) -> _MatchingBlocks | None:
         """Return None if the entire slice must be read, because its offsets are not those of the blocks."""
         pieces = key_filter.pieces
         offset, size, crc = np.array([(piece.offset, piece.nbytes, piece.crc) for piece in pieces], np.int64).T
@@ -100,17 +100,17 @@ class _HeldPieces:
         columns = {"position": position, "size": size, "base": base, "end": end, "records": records, "crc": crc}
         return cls(columns)._select(key_filter.may_hold(hashes))
 
-    def within(self, offsets: OffsetRange) -> _HeldPieces:
+    def within(self, offsets: OffsetRange) -> _MatchingBlocks:
         return self._select((self.columns["base"] < offsets.end) & (self.columns["end"] > offsets.start))
 
-    def _select(self, rows: npt.NDArray[np.bool_]) -> _HeldPieces:
-        return _HeldPieces({name: column[rows] for name, column in self.columns.items()})
+    def _select(self, rows: npt.NDArray[np.bool_]) -> _MatchingBlocks:
+        return _MatchingBlocks({name: column[rows] for name, column in self.columns.items()})
 
     def __len__(self) -> int:
         return len(self.columns["base"])
 
 
-def _replaced(slices: PlannedSlices, pieces: Mapping[int, _HeldPieces]) -> PlannedSlices:
+def _replaced(slices: PlannedSlices, pieces: Mapping[int, _MatchingBlocks]) -> PlannedSlices:
     """Return the slices with some replaced by their blocks, which readers treat as small slices."""
     counts = np.ones(len(slices), np.int64)
     counts[list(pieces)] = [len(held) for held in pieces.values()]

@@ -26,8 +26,8 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.format.arrow_numpy import bytes_array, bytes_scalar
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, LogView, OffsetRange, ReadPart
 
-FIRST_RUN_BYTES = 4 << 20
-LARGEST_RUN_BYTES = 256 << 20
+FIRST_CHUNK_BYTES = 4 << 20
+MAX_CHUNK_BYTES = 256 << 20
 """Maximum stored bytes of a chunk. Its records are in memory a few MiB at a time."""
 
 
@@ -45,22 +45,22 @@ def latest_record(
     """
     bounds = view.bounds(topic)
     partitions_to_search = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
-    newest: pa.RecordBatch | None = None
-    for partition, earlier in partitions_to_search.items():
+    latest: pa.RecordBatch | None = None
+    for partition, previous_count in partitions_to_search.items():
         if partition not in bounds:
             few = len(bounds) <= 8
             names = ", ".join(map(str, sorted(bounds))) if few else f"{min(bounds)} to {max(bounds)}"
             raise NotFound(f"expected a partition of topic {topic} at {view.location} ({names}), found {partition!r}")
-        offset = _newest_offset(view, topic, partition, key, isolation)
+        offset = _latest_offset(view, topic, partition, key, isolation)
         if offset is None:
             continue
         missing = f"the record at offset {offset} of {topic}-{partition} was deleted while it was read; retry"
         record = record_at(view, topic, partition, offset, isolation, missing)
-        if newest is None or _timestamp(record) > _timestamp(newest):
-            newest = record
-        if 0 < earlier <= partition:
+        if latest is None or _timestamp(record) > _timestamp(latest):
+            latest = record
+        if 0 < previous_count <= partition:
             break
-    return newest
+    return latest
 
 
 def partitions_of_key(view: LogView, topic: str, key: bytes) -> dict[int, int]:
@@ -97,41 +97,41 @@ def partitions_of_keys(view: LogView, topic: str, keys: Sequence[bytes]) -> list
     ]
 
 
-def _newest_offset(view: LogView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
-    from sparklog.log.read.key_filters import without_absent
+def _latest_offset(view: LogView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
+    from sparklog.log.read.key_filters import parts_with_keys
 
     bounds = view.bounds(topic)[partition]
-    end, run_bytes = bounds.end(isolation), FIRST_RUN_BYTES
+    end, chunk_bytes = bounds.end(isolation), FIRST_CHUNK_BYTES
     while end > bounds.log_start:
-        start = _start_of_run(view, OffsetRange(topic, partition, bounds.log_start, end), run_bytes)
-        parts = without_absent(view.plan([OffsetRange(topic, partition, start, end)], isolation), [key])
+        start = _start_of_chunk(view, OffsetRange(topic, partition, bounds.log_start, end), chunk_bytes)
+        parts = parts_with_keys(view.plan([OffsetRange(topic, partition, start, end)], isolation), [key])
         offset = _last_match(parts, key)
         if offset is not None:
             return offset
         # A chunk whose slices are all excluded does not count towards the limit.
-        end, run_bytes = start, min(run_bytes * 4, LARGEST_RUN_BYTES) if parts else run_bytes * 4
+        end, chunk_bytes = start, min(chunk_bytes * 4, MAX_CHUNK_BYTES) if parts else chunk_bytes * 4
     return None
 
 
-def _start_of_run(view: LogView, rest: OffsetRange, run_bytes: int) -> int:
-    stored = view.stored([rest])[0]
-    if stored.nbytes <= run_bytes:
-        return rest.start
+def _start_of_chunk(view: LogView, remaining: OffsetRange, chunk_bytes: int) -> int:
+    stored = view.stored([remaining])[0]
+    if stored.nbytes <= chunk_bytes:
+        return remaining.start
     last = stored.at_records(max(stored.records - 1, 0))
-    return min(*stored.at_bytes(stored.nbytes - run_bytes), *last, rest.end - 1)
+    return min(*stored.at_bytes(stored.nbytes - chunk_bytes), *last, remaining.end - 1)
 
 
 def _last_match(parts: Sequence[ReadPart], key: bytes) -> int | None:
     import pyarrow.compute as pc
 
-    sought = bytes_scalar(key)
-    newest = None
+    requested_key = bytes_scalar(key)
+    latest = None
     for part in parts:
         for batch in part.read(("key", "offset")):
-            rows = pc.indices_nonzero(pc.equal(batch.column("key"), sought))
+            rows = pc.indices_nonzero(pc.equal(batch.column("key"), requested_key))
             if len(rows):
-                newest = batch.column("offset")[rows[-1].as_py()].as_py()
-    return newest
+                latest = batch.column("offset")[rows[-1].as_py()].as_py()
+    return latest
 
 
 def record_at(view: LogView, topic: str, partition: int, offset: int, isolation: str, missing: str) -> pa.RecordBatch:
@@ -178,9 +178,9 @@ class KeySet:
 
     def parts(self, parts: Sequence[ReadPart]) -> list[ReadPart]:
         """Return the parts without slices that contain none of the keys; empty parts are removed."""
-        from sparklog.log.read.key_filters import without_absent
+        from sparklog.log.read.key_filters import parts_with_keys
 
-        return without_absent(parts, self.keys)
+        return parts_with_keys(parts, self.keys)
 
     def columns(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Return the columns to read for `rows`."""

@@ -36,7 +36,7 @@ from sparklog.storage.parallel_reads import work_ahead
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[ReadPart, tuple[str, ...]], Iterator[pa.RecordBatch]]
 
-MOST_BYTES = 256 << 20
+MAX_CHUNK_BYTES = 256 << 20
 """Maximum decoded bytes of a chunk; a larger chunk is read in two parts."""
 FIRST_SLOTS = 1 << 14
 LOAD_FACTOR = 0.6
@@ -46,32 +46,32 @@ class SeenKeys:
     """The keys that a pass has seen."""
 
     def __init__(self) -> None:
-        self._few: set[bytes] = set()
+        self._small: set[bytes] = set()
         self._map: OffsetMap | None = None
         self._hash_key = HashKey.of(SYSTEM.random.getrandbits(128).to_bytes(16, "little"))
 
-    def first_met(self, keys: pa.BinaryArray) -> Int64s:
+    def new_key_rows(self, keys: pa.BinaryArray) -> Int64s:
         """Return the rows with new keys, ascending; of several rows with the same key, the last."""
         rows = np.flatnonzero(valid_rows(keys))
         if self._map is None and not kernel_choice.choice.compiled(len(rows)):
-            return self._of_few(keys, rows)
+            return self._new_in_small(keys, rows)
         if self._map is None:
             self._map = OffsetMap(FIRST_SLOTS, LOAD_FACTOR)
-            few = bytes_array(list(self._few))
+            few = bytes_array(list(self._small))
             self._put(self._hashes(few, np.arange(len(few))), np.arange(len(few)))
         hashes = self._hashes(keys, rows)
-        fresh = self._map.get(hashes) < 0
-        if not fresh.all():
-            rows, hashes = rows[fresh], hashes[fresh]
+        is_new = self._map.get(hashes) < 0
+        if not is_new.all():
+            rows, hashes = rows[is_new], hashes[is_new]
         latest: Int64s = rows[self._put(hashes, rows).get(hashes) == rows]
         return latest
 
-    def _of_few(self, keys: pa.BinaryArray, rows: Int64s) -> Int64s:
+    def _new_in_small(self, keys: pa.BinaryArray, rows: Int64s) -> Int64s:
         latest = dict(zip(keys.to_pylist(), range(len(keys)), strict=True))
         latest.pop(None, None)
-        fresh = latest.keys() - self._few
-        self._few |= fresh
-        return np.array(sorted(latest[key] for key in fresh), np.int64)
+        new_keys = latest.keys() - self._small
+        self._small |= new_keys
+        return np.array(sorted(latest[key] for key in new_keys), np.int64)
 
     def _put(self, hashes: Hashes, rows: Int64s) -> OffsetMap:
         assert self._map is not None
@@ -101,52 +101,52 @@ def latest_records(
 
     `threads`: the number of chunks that are read in parallel. `read` reads a part.
     """
-    reader = _Runs(tuple(dict.fromkeys((*columns, "key", "value", "offset"))), read)
-    runs = ((table, low, high) for table in tables for low, high in reversed(list(pairwise(table.cuts))))
+    reader = _ChunkReader(tuple(dict.fromkeys((*columns, "key", "value", "offset"))), read)
+    chunks = ((table, low, high) for table in tables for low, high in reversed(list(pairwise(table.cuts))))
     current, seen = None, SeenKeys()
-    for run, outcome in reader.ahead(runs, threads):
-        table, low, high = run
+    for chunk, result in reader.ahead(chunks, threads):
+        table, low, high = chunk
         if table is not current:
             current, seen = table, SeenKeys()
-        for batch in reader.descending(table.part, low, high, outcome):
-            rows = seen.first_met(batch.column("key"))
+        for batch in reader.descending(table.part, low, high, result):
+            rows = seen.new_key_rows(batch.column("key"))
             rows = rows[valid_rows(batch.column("value"))[rows]]
             if len(rows):
                 yield batch.select(list(columns)).take(fixed_array(rows[::-1], pa.int64()))
 
 
-Run = tuple[PartitionTable, int, int]
-Outcome = list[pa.RecordBatch] | int
+Chunk = tuple[PartitionTable, int, int]
+ChunkResult = list[pa.RecordBatch] | int
 """Records of a chunk; if they are too large, the offset at which to divide it."""
 
 
 @dataclass(frozen=True)
-class _Runs:
+class _ChunkReader:
     columns: tuple[str, ...]
     read: Read
 
-    def ahead(self, runs: Iterator[Run], threads: int) -> Iterator[tuple[Run, Outcome]]:
+    def ahead(self, chunks: Iterator[Chunk], threads: int) -> Iterator[tuple[Chunk, ChunkResult]]:
         """Yield chunks in order, with their records; `threads` of them are read in parallel."""
 
-        def with_records(run: Run) -> tuple[Run, Outcome]:
-            return run, self._records(run[0].part, *run[1:])
+        def with_records(chunk: Chunk) -> tuple[Chunk, ChunkResult]:
+            return chunk, self._records(chunk[0].part, *chunk[1:])
 
-        return map(with_records, runs) if threads == 1 else work_ahead(with_records, runs, threads)
+        return map(with_records, chunks) if threads == 1 else work_ahead(with_records, chunks, threads)
 
-    def descending(self, part: ReadPart, low: int, high: int, outcome: Outcome) -> Iterator[pa.RecordBatch]:
+    def descending(self, part: ReadPart, low: int, high: int, result: ChunkResult) -> Iterator[pa.RecordBatch]:
         """Yield the batches of a chunk, last batch first."""
-        if isinstance(outcome, list):
-            yield from reversed(outcome)
+        if isinstance(result, list):
+            yield from reversed(result)
             return
-        for start, end in ((outcome, high), (low, outcome)):
+        for start, end in ((result, high), (low, result)):
             yield from self.descending(part, start, end, self._records(part, start, end))
 
-    def _records(self, part: ReadPart, low: int, high: int) -> Outcome:
+    def _records(self, part: ReadPart, low: int, high: int) -> ChunkResult:
         batches, nbytes = [], 0
         for batch in self.read(narrowed(part, low, high), self.columns):
             batches.append(batch)
             nbytes += batch.nbytes
-            if nbytes > MOST_BYTES:
+            if nbytes > MAX_CHUNK_BYTES:
                 reached = int(fixed_values(batch.column("offset"), np.int64)[-1]) + 1
                 if low < reached < high:
                     return reached

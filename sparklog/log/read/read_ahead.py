@@ -18,13 +18,13 @@ from sparklog.storage.store import Store
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Bytes `[start, start + length)` of a file. `answer`: the request in flight, or its result."""
+    """Bytes `[start, start + length)` of a file. `response`: the request in flight, or its result."""
 
     store: Store
     file: str
     start: int
     length: int
-    answer: Future[bytes | memoryview] | None = None
+    response: Future[bytes | memoryview] | None = None
 
 
 class ReadAhead:
@@ -35,17 +35,17 @@ class ReadAhead:
 
     def __init__(
         self,
-        at_once: int,
+        max_requests: int,
         read: Callable[[Request], bytes | memoryview],
         more: Callable[[], bool],
         limits: Limits = DEFAULTS,
     ) -> None:
         self._limits = limits
-        self._at_once = at_once
-        self.is_on = at_once > 1
+        self._max_requests = max_requests
+        self.is_on = max_requests > 1
         self._read = read
         self._more = more
-        self._waiting: deque[Request] = deque()
+        self._queued: deque[Request] = deque()
         self._started: set[Request] = set()
         """Requests that are in flight or have a result, and are not consumed."""
         self._pool: ThreadPoolExecutor | None = None
@@ -53,26 +53,26 @@ class ReadAhead:
 
     def add(self, requests: Iterable[Request]) -> None:
         if self.is_on:
-            self._waiting.extend(requests)
+            self._queued.extend(requests)
 
-    def take(self, request: Request) -> bytes | memoryview:
+    def consume(self, request: Request) -> bytes | memoryview:
         """Return the bytes of the oldest request that is neither consumed nor dropped."""
         if not self.is_on:
             return self._read(request)
         self._start_requests()
         self._started.discard(request)
         self._consumed_bytes += request.length
-        return self._read(request) if request.answer is None else request.answer.result()
+        return self._read(request) if request.response is None else request.response.result()
 
     def drop(self, requests: Iterable[Request]) -> None:
         """Cancel requests that are not consumed yet."""
         for request in requests if self.is_on else ():
             if request in self._started:
                 self._started.discard(request)
-                if request.answer is not None:
-                    request.answer.cancel()
-            elif request in self._waiting:
-                self._waiting.remove(request)
+                if request.response is not None:
+                    request.response.cancel()
+            elif request in self._queued:
+                self._queued.remove(request)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -83,15 +83,15 @@ class ReadAhead:
         started: list[Request] = []
         nbytes = sum(request.length for request in self._started)
         max_bytes = min(self._limits.first_ahead_bytes + 2 * self._consumed_bytes, self._limits.ahead_bytes)
-        while len(self._started) < self._at_once and nbytes < max_bytes:
-            if not self._waiting and not self._more():
+        while len(self._started) < self._max_requests and nbytes < max_bytes:
+            if not self._queued and not self._more():
                 break
-            request = self._waiting.popleft()
+            request = self._queued.popleft()
             nbytes += request.length
             self._started.add(request)
             started.append(request)
         if len(self._started) == len(started) == 1:
             return
-        self._pool = self._pool or ThreadPoolExecutor(self._at_once, thread_name_prefix="sparklog-read")
+        self._pool = self._pool or ThreadPoolExecutor(self._max_requests, thread_name_prefix="sparklog-read")
         for request in started:
-            request.answer = self._pool.submit(self._read, request)
+            request.response = self._pool.submit(self._read, request)

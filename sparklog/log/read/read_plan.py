@@ -91,10 +91,10 @@ class NativeReadPart:
     def flat(self) -> tuple[Any, ...]:
         """Return all but the store and the columns as plain values, which pickle fast: see `TaskParts`."""
         offsets, slices = self.range, self.slices
-        place = offsets.topic, offsets.partition, offsets.start, offsets.end
+        offset_range = offsets.topic, offsets.partition, offsets.start, offsets.end
         content = len(slices), slices.paths, slices.hidden
         policy = self.fail_on_data_loss, self.first_dirty_offset, self.on_skipped
-        return self.topic_id, place, self.isolation, content, policy
+        return self.topic_id, offset_range, self.isolation, content, policy
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
         return read_parts([self], columns, batch_bytes=batch_bytes)
@@ -155,11 +155,11 @@ class TaskParts(tuple[Any, ...]):
     def __reduce__(self) -> tuple[object, ...]:
         if not self or any(type(part) is not NativeReadPart or part.store is not self[0].store for part in self):
             return tuple, (list(self),)
-        columns = _one_after_the_other([part.slices.columns for part in self])
+        columns = _concatenated([part.slices.columns for part in self])
         return _unpickled, (self[0].store, columns, [part.flat() for part in self])
 
 
-def _one_after_the_other(columns: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Columns:
+def _concatenated(columns: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Columns:
     first, last = columns[0], columns[-1]
     rows = [item for item in columns if isinstance(item, ColumnRows)]
     is_one = len(rows) == len(columns) and all(a.whole is b.whole and a.high == b.low for a, b in pairwise(rows))
@@ -170,9 +170,9 @@ def _one_after_the_other(columns: Sequence[Mapping[str, npt.NDArray[Any]]]) -> C
 
 def _unpickled(store: Store, columns: Columns, flat: Sequence[tuple[Any, ...]]) -> TaskParts:
     parts, low = [], 0
-    for topic_id, place, isolation, (count, paths, hidden), others in flat:
-        slices = PlannedSlices(place[0], place[1], paths, ColumnRows(columns, low, low + count), hidden)
-        parts.append(NativeReadPart(store, topic_id, OffsetRange(*place), isolation, slices, *others))
+    for topic_id, offset_range, isolation, (count, paths, hidden), others in flat:
+        slices = PlannedSlices(offset_range[0], offset_range[1], paths, ColumnRows(columns, low, low + count), hidden)
+        parts.append(NativeReadPart(store, topic_id, OffsetRange(*offset_range), isolation, slices, *others))
         low += count
     return TaskParts(parts)
 
@@ -217,21 +217,23 @@ def plan_parts(selected: RangeSlices, isolation: str, on_skipped: OnSkipped | No
     Raises `NotFound` if a partition does not exist, or an offset is outside the bounds of this isolation level.
     """
     check_isolation(isolation)
-    filled = [wanted for wanted in selected.ranges if wanted.start < wanted.end]
-    bounds = {topic: bounds_of(selected.snapshots[topic]) for topic in dict.fromkeys(wanted.topic for wanted in filled)}
-    for wanted in filled:
-        limits = check_partition(wanted.topic, wanted.partition, bounds[wanted.topic])
-        if wanted.start < limits.log_start or wanted.end > limits.end(isolation):
+    filled = [requested for requested in selected.ranges if requested.start < requested.end]
+    bounds = {
+        topic: bounds_of(selected.snapshots[topic]) for topic in dict.fromkeys(requested.topic for requested in filled)
+    }
+    for requested in filled:
+        limits = check_partition(requested.topic, requested.partition, bounds[requested.topic])
+        if requested.start < limits.log_start or requested.end > limits.end(isolation):
             raise NotFound(
-                f"expected offsets {limits.log_start} to {limits.end(isolation)} of {wanted.topic}-{wanted.partition} "
-                f"({isolation}), found {wanted.start} to {wanted.end}"
+                f"expected offsets {limits.log_start} to {limits.end(isolation)} of "
+                f"{requested.topic}-{requested.partition} ({isolation}), found {requested.start} to {requested.end}"
             )
     parts = []
-    for wanted, slices in zip(selected.ranges, _planned(selected, isolation), strict=True):
-        if wanted.start < wanted.end:
-            snapshot = selected.snapshots[wanted.topic]
+    for requested, slices in zip(selected.ranges, _planned(selected, isolation), strict=True):
+        if requested.start < requested.end:
+            snapshot = selected.snapshots[requested.topic]
             topic_id = snapshot.state.topic_id
-            part = NativeReadPart(snapshot.store, topic_id, wanted, isolation, slices, on_skipped=on_skipped)
+            part = NativeReadPart(snapshot.store, topic_id, requested, isolation, slices, on_skipped=on_skipped)
             parts.append(part)
     return parts
 
@@ -244,10 +246,10 @@ def _planned(selected: RangeSlices, isolation: str) -> list[PlannedSlices]:
         is_visible = _visible(rows)
         if not is_visible.all():
             rows, cuts = rows[is_visible], np.cumsum([0, *is_visible])[cuts]
-    places = [(offsets.topic, offsets.partition) for offsets in selected.ranges]
-    plans = planned_ranges(places, rows, cuts.tolist())
+    partitions = [(offsets.topic, offsets.partition) for offsets in selected.ranges]
+    plans = planned_ranges(partitions, rows, cuts.tolist())
     for number, offsets in enumerate(selected.ranges if hidden else ()):
-        aborted = hidden.get(places[number])
+        aborted = hidden.get(partitions[number])
         covered = None if aborted is None else aborted.overlapping(offsets.start, offsets.end)
         if covered is not None and len(covered):
             plans[number] = replace(plans[number], hidden=covered)
@@ -314,8 +316,8 @@ def _cut(selected: RangeSlices) -> list[bool]:
     is_cut = low < high
     first, last = low[is_cut], high[is_cut] - 1
     is_cut[is_cut] = (selected.rows.base[first] < start[is_cut]) | (selected.rows.end[last] > end[is_cut])
-    answers: list[bool] = is_cut.tolist()
-    return answers
+    result: list[bool] = is_cut.tolist()
+    return result
 
 
 def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:

@@ -16,7 +16,7 @@ from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.storage.parallel_reads import UntilError
 
-MOST_JOINED = 4096
+MAX_JOINED_BATCHES = 4096
 """Maximum number of batches to join, because batches without columns have no bytes."""
 
 
@@ -31,7 +31,7 @@ def joined(batches: Iterable[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.R
     batches = UntilError(batches)
     for batch in batches:
         size = batch.nbytes
-        if small and (filled + size > batch_bytes or len(small) >= MOST_JOINED):
+        if small and (filled + size > batch_bytes or len(small) >= MAX_JOINED_BATCHES):
             yield _one(small)
             small, filled = [], 0
         if size > 2 * batch_bytes:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from sparklog.errors import Corrupt
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.log.read.helper_files import Unreadable, read_helper_file
+from sparklog.log.read.auxiliary_files import Unreadable, read_auxiliary_file
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.storage.store import Store
 
@@ -26,14 +26,14 @@ _Index = TypeVar("_Index", OffsetIndex, TimeIndex)
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
+class SeekPosition:
     """A start position in a segment. A batch that ends at `last_offset` must start there."""
 
     position: int
     last_offset: int
     until: int  # estimated end position
-    stamped: int = -1  # a batch that ends at this offset must have
-    stamp: int = -1  # this maximum timestamp (ms); (-1, -1): not checked
+    indexed_offset: int = -1  # a batch that ends at this offset must have
+    indexed_timestamp: int = -1  # this maximum timestamp (ms); (-1, -1): not checked
 
 
 def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:
@@ -53,33 +53,33 @@ def _read_index(
         return None
     try:
         # An index larger than its log is invalid, because entries are smaller than batches.
-        data = read_helper_file(store, planned.file.removesuffix(".log") + suffix, planned.size)
+        data = read_auxiliary_file(store, planned.file.removesuffix(".log") + suffix, planned.size)
         return None if data is None else parse(data, planned.base)
     except (Unreadable, Corrupt):
         return None
 
 
-def entrance_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, end: int) -> Entrance:
+def seek_position_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, end: int) -> SeekPosition:
     """Return where to read offsets `[start, end)`: after the last indexed batch that ends at or before `start`."""
     last_offset, position = index.lookup(start)
-    return Entrance(position, last_offset, _until(index, planned, end - 1))
+    return SeekPosition(position, last_offset, _until(index, planned, end - 1))
 
 
-def entrance_for_timestamp(
+def seek_position_for_timestamp(
     index: OffsetIndex | None, times: TimeIndex | None, planned: PlannedSlice, target: int, start: int
-) -> Entrance:
+) -> SeekPosition:
     """Return where to search for the first record at or above `start` with a timestamp >= `target` (ms)."""
     if index is None:
-        return Entrance(0, -1, planned.size)
-    stamp, stamped = (-1, -1) if times is None else times.lookup(target)
-    last_offset, position = index.lookup(max(stamped, start))
+        return SeekPosition(0, -1, planned.size)
+    indexed_timestamp, indexed_offset = (-1, -1) if times is None else times.lookup(target)
+    last_offset, position = index.lookup(max(indexed_offset, start))
     until = planned.size
     if times is not None:
         following = int(times.timestamps.searchsorted(target, side="right"))
         if following < len(times):
             until = _until(index, planned, max(start, int(times.offsets[following])))
-    claim = (stamped, stamp) if stamp >= 0 and stamped >= start else (-1, -1)
-    return Entrance(position, last_offset, until, *claim)
+    claim = (indexed_offset, indexed_timestamp) if indexed_timestamp >= 0 and indexed_offset >= start else (-1, -1)
+    return SeekPosition(position, last_offset, until, *claim)
 
 
 def _until(index: OffsetIndex, planned: PlannedSlice, offset: int) -> int:

@@ -22,7 +22,7 @@ from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.read_ahead import ReadAhead, Request
-from sparklog.log.read.segment_entrance import Entrance
+from sparklog.log.read.segment_seek import SeekPosition
 from sparklog.log.state.embedded_commits import RECENT_RECORDS
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
@@ -105,12 +105,12 @@ class StoredSlice(SliceFile):
 
     def window(self, position: int) -> memoryview:
         if position != self._window_start or position < self._start:
-            self._forget(position)
+            self._release(position)
             if self._requests and self.fetched <= max(position, self._window_end):
-                self._take()
+                self._consume_request()
                 while self._requests and self.fetched <= position:
-                    self._take()
-                self._forget(position)
+                    self._consume_request()
+                self._release(position)
             elif self.fetched <= max(position, self._window_end):
                 self._data, self._start = self._read(position, self._window_bytes(position)), position
             self._window_start, self._window_end = position, self.fetched
@@ -119,23 +119,23 @@ class StoredSlice(SliceFile):
     def read(self, position: int, length: int) -> memoryview:
         end = min(position + length, self.size)
         while self._requests and self._start <= position <= self.fetched < end:
-            self._forget(position)
-            self._take()
+            self._release(position)
+            self._consume_request()
         if self._start <= position and end <= self.fetched:
             return self._data[position - self._start : max(end - self._start, 0)]
         return self._read(position, end - position) if position < end else self._data[:0]
 
-    def _forget(self, position: int) -> None:
+    def _release(self, position: int) -> None:
         """Release the bytes before a position."""
         if self._start <= position <= self.fetched:
             self._data, self._start = self._data[position - self._start :], position
         else:
             self._data, self._start, self._window_end = memoryview(b""), position, -1
 
-    def _take(self) -> None:
+    def _consume_request(self) -> None:
         assert self._ahead is not None
         request = self._requests.popleft()
-        body = self._ahead.take(request)
+        body = self._ahead.consume(request)
         if len(self._data) and self.fetched == request.start:
             self._data = memoryview(b"".join((self._data, body)))
         else:
@@ -204,21 +204,23 @@ def read_request(request: Request) -> bytes | memoryview:
     return read_range(request.store, request.file, request.start, request.length) if cached is None else cached
 
 
-def enter_segment(file: StoredSlice, entrance: Entrance) -> int:
+def seek_in_segment(file: StoredSlice, seek: SeekPosition) -> int:
     """Return the position in a sealed segment to start at, which is its first batch if the index is wrong."""
     begin = file.planned.position
-    position = begin + entrance.position
+    position = begin + seek.position
     window = next(iter(BatchWalk(file, position)), None) if begin < position < file.size else None
     if window is None:
         # No batch starts there. Reading from the start shows whether the index or the log is corrupt.
         return begin
     headers = window.headers
-    right = int(headers.last_offset[0]) == entrance.last_offset and not len(crc_failures(window.data, headers[:1]))
-    if right and 0 <= entrance.stamped <= int(headers.last_offset[-1]):
-        right = bool((headers.max_timestamp[headers.last_offset == entrance.stamped] == entrance.stamp).any())
-    elif right:
-        right = entrance.stamped < 0
-    return position if right else begin
+    is_valid = int(headers.last_offset[0]) == seek.last_offset and not len(crc_failures(window.data, headers[:1]))
+    if is_valid and 0 <= seek.indexed_offset <= int(headers.last_offset[-1]):
+        is_valid = bool(
+            (headers.max_timestamp[headers.last_offset == seek.indexed_offset] == seek.indexed_timestamp).any()
+        )
+    elif is_valid:
+        is_valid = seek.indexed_offset < 0
+    return position if is_valid else begin
 
 
 def read_footer(store: Store, planned: PlannedSlice) -> Footer:
@@ -226,7 +228,7 @@ def read_footer(store: Store, planned: PlannedSlice) -> Footer:
     return decode_footer(bytes(data), file_size=planned.file_size, file=planned.file)
 
 
-def sound_footer(store: Store, planned: PlannedSlice) -> Footer | None:
+def valid_footer(store: Store, planned: PlannedSlice) -> Footer | None:
     """Return the footer of a file; None if it is corrupt, so that its slices must be read from their starts."""
     try:
         return read_footer(store, planned)

@@ -29,8 +29,8 @@ AsOf: TypeAlias = int | str | Mapping[int, int] | None
 """A time, in ms since 1970 or ISO 8601 (UTC by default); or end offsets (exclusive) by partition, with the other
 partitions as of now; or None, for now."""
 
-RUN_BYTES = 8 << 20
-RUN_RECORDS = 250_000
+CHUNK_BYTES = 8 << 20
+CHUNK_RECORDS = 250_000
 """Maximum stored bytes and records of a chunk, which is decoded at once."""
 
 
@@ -65,10 +65,10 @@ def plan_table(
     ranges = [offsets for offsets in table_ranges(view, topic, as_of, partitions) if offsets.start < offsets.end]
     cleaned = view.first_dirty_offsets(topic)
     tables = []
-    for part, held in zip(view.plan(ranges, READ_COMMITTED), view.stored(ranges), strict=True):
+    for part, stored in zip(view.plan(ranges, READ_COMMITTED), view.stored(ranges), strict=True):
         if isinstance(part, NativeReadPart):
             part = replace(part, first_dirty_offset=cleaned.get(part.range.partition, 0))
-        tables.append(PartitionTable(part, cuts_of(held)))
+        tables.append(PartitionTable(part, cuts_of(stored)))
     return tables
 
 
@@ -115,16 +115,16 @@ def _checked_offset(topic: str, partition: int, value: object, bounds: Bounds) -
 
 
 def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bounds]) -> dict[int, int]:
-    answers = view.offsets_for_timestamps(topic, dict.fromkeys(bounds, time_ms), READ_COMMITTED)
+    results = view.offsets_for_timestamps(topic, dict.fromkeys(bounds, time_ms), READ_COMMITTED)
     ends = {}
     for partition, limits in bounds.items():
-        answer = answers[partition]
-        if answer is not None and 0 < limits.log_start >= answer.offset:
+        result = results[partition]
+        if result is not None and 0 < limits.log_start >= result.offset:
             raise NotFound(
                 f"as of {iso_time(time_ms)} is before the log start of {topic}-{partition}: its first record is offset "
-                f"{answer.offset} of {iso_time(answer.timestamp)}, earlier records were deleted; use a later time"
+                f"{result.offset} of {iso_time(result.timestamp)}, earlier records were deleted; use a later time"
             )
-        ends[partition] = limits.end(READ_COMMITTED) if answer is None else answer.offset
+        ends[partition] = limits.end(READ_COMMITTED) if result is None else result.offset
     return ends
 
 
@@ -141,7 +141,7 @@ def _milliseconds(time: int | str) -> int:
 
 def cuts_of(stored: Stored) -> tuple[int, ...]:
     """Return the offsets that divide a range into chunks, between slices if these are small."""
-    by_bytes, by_records = -(-stored.nbytes // RUN_BYTES), -(-stored.records // RUN_RECORDS)
+    by_bytes, by_records = -(-stored.nbytes // CHUNK_BYTES), -(-stored.records // CHUNK_RECORDS)
     count = max(by_bytes, by_records)
     cuts: Sequence[int] = ()
     if by_bytes >= by_records:
@@ -151,6 +151,6 @@ def cuts_of(stored: Stored) -> tuple[int, ...]:
     positions = np.asarray(cuts, np.int64)
     if len(positions):
         row = np.clip(np.searchsorted(stored.runs.base, positions, "right") - 1, 0, None)
-        positions = np.where(stored.runs.nbytes[row] <= RUN_BYTES, stored.runs.base[row], positions)
+        positions = np.where(stored.runs.nbytes[row] <= CHUNK_BYTES, stored.runs.base[row], positions)
     inside = {int(cut) for cut in positions if stored.start < cut < stored.end}
     return (stored.start, *sorted(inside), stored.end)

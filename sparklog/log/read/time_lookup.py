@@ -19,20 +19,20 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format.batch_walk import Window
 from sparklog.format.crc32c import crc32c
-from sparklog.log.read.damaged_slices import skipped, sound_batches
+from sparklog.log.read.damaged_slices import skipped, valid_batches
 from sparklog.log.read.planned_slices import PlannedSlice, planned_ranges, planned_slices
 from sparklog.log.read.read_plan import NativeReadPart, bounds_of, check_isolation, check_partition, read_parts
-from sparklog.log.read.segment_entrance import entrance_for_timestamp, read_offset_index, read_time_index
+from sparklog.log.read.segment_seek import read_offset_index, read_time_index, seek_position_for_timestamp
 from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.read.slice_files import (
     MissingFile,
     MissingFiles,
     SliceFile,
     StoredSlice,
-    enter_segment,
     index_of,
     read_range,
-    sound_footer,
+    seek_in_segment,
+    valid_footer,
     whole_batches,
 )
 from sparklog.log.state.slice_table import ReadLatest, Snapshot
@@ -41,7 +41,7 @@ from sparklog.storage.store import Store
 
 SMALL_BYTES = 16 << 10
 """Maximum size of a slice that is decoded entirely for one record."""
-FEW = 16
+MAX_SINGLE_LOOKUPS = 16
 """Maximum number of records to look up one by one, which does not load pyarrow: a group's lag needs few."""
 ANY_TIME = -1
 """Kafka's "no timestamp", the minimum timestamp of a record."""
@@ -60,21 +60,21 @@ def offsets_for_timestamps(
     `newer` returns the snapshot to use if a file has been replaced. `on_skipped` is called with corrupt ranges that the
     lookup skips; None: raise `Corrupt`.
     """
-    places = {partition: (target, 0) for partition, target in targets.items()}
-    return _looked_up(snapshot, places, isolation, newer, on_skipped)
+    targets_by_partition = {partition: (target, 0) for partition, target in targets.items()}
+    return _lookup(snapshot, targets_by_partition, isolation, newer, on_skipped)
 
 
 def first_records(
     snapshot: Snapshot, offsets: Mapping[int, int], *, newer: ReadLatest
 ) -> dict[int, TimestampOffset | None]:
     """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None."""
-    many = offsets if len(offsets) > FEW else {}
-    answers: dict[int, TimestampOffset | None] = {**_in_small_slices(snapshot, many)}
-    rest = {partition: (ANY_TIME, low) for partition, low in offsets.items() if partition not in answers}
-    return {**answers, **_looked_up(snapshot, rest, READ_UNCOMMITTED, newer)}
+    many = offsets if len(offsets) > MAX_SINGLE_LOOKUPS else {}
+    results: dict[int, TimestampOffset | None] = {**_first_in_small_slices(snapshot, many)}
+    rest = {partition: (ANY_TIME, low) for partition, low in offsets.items() if partition not in results}
+    return {**results, **_lookup(snapshot, rest, READ_UNCOMMITTED, newer)}
 
 
-def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int, TimestampOffset]:
+def _first_in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int, TimestampOffset]:
     """Return the first records in small slices, which are read and decoded together.
 
     Records after a gap are skipped: the gap may be a transaction marker, which counts but which reads do not return.
@@ -85,33 +85,33 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int
     from sparklog.format.arrow_numpy import fixed_values
 
     state = snapshot.state
-    asked = np.array(list(offsets.items()), np.int64)
-    asked = asked[(asked[:, 0] >= 0) & (asked[:, 0] < state.partitions)]
-    wanted, low = asked.T
+    requested = np.array(list(offsets.items()), np.int64)
+    requested = requested[(requested[:, 0] >= 0) & (requested[:, 0] < state.partitions)]
+    partitions, low = requested.T
     starts = np.full(state.partitions, -1, np.int64)
-    starts[wanted] = np.maximum(low, state.log_start[wanted])
-    rows, cuts = snapshot.slices.select_each(wanted, starts[wanted], state.log_end[wanted])
+    starts[partitions] = np.maximum(low, state.log_start[partitions])
+    rows, cuts = snapshot.slices.select_each(partitions, starts[partitions], state.log_end[partitions])
     firsts = cuts[:-1][cuts[:-1] < cuts[1:]]
     rows = rows[firsts[rows.size[firsts] <= SMALL_BYTES]]
-    places = zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True)
-    ranges = [OffsetRange(snapshot.topic, *place) for place in places]
+    slices = zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True)
+    ranges = [OffsetRange(snapshot.topic, *bounds) for bounds in slices]
     planned = planned_ranges([(offsets.topic, offsets.partition) for offsets in ranges], rows, range(len(rows) + 1))
     starts[rows.partition] = np.maximum(starts[rows.partition], rows.base)
     parts = [
         NativeReadPart(snapshot.store, snapshot.state.topic_id, offsets, READ_UNCOMMITTED, slices, False)
         for offsets, slices in zip(ranges, planned, strict=True)
     ]
-    answers: dict[int, TimestampOffset] = {}
+    results: dict[int, TimestampOffset] = {}
     for batch in read_parts(parts, ("partition", "offset", "timestamp")):
         types = np.int32, np.int64, np.int64
         partition, offset, time = map(fixed_values, batch.columns, types)
         first = np.flatnonzero(starts[partition] == offset)
         records = map(TimestampOffset, offset[first].tolist(), time[first].tolist())
-        answers.update(zip(partition[first].tolist(), records, strict=True))
-    return answers
+        results.update(zip(partition[first].tolist(), records, strict=True))
+    return results
 
 
-def _looked_up(
+def _lookup(
     snapshot: Snapshot,
     targets: Mapping[int, tuple[int, int]],
     isolation: str,
@@ -120,20 +120,20 @@ def _looked_up(
 ) -> dict[int, TimestampOffset | None]:
     """Look up records; `targets`: the minimum timestamp and the minimum offset of each partition."""
     check_isolation(isolation)
-    answers: dict[int, TimestampOffset | None] = {}
+    results: dict[int, TimestampOffset | None] = {}
     bounds = bounds_of(snapshot) if targets else {}
     for partition, (target, low) in targets.items():
         missed = MissingFiles()
-        while partition not in answers:
+        while partition not in results:
             limits = check_partition(snapshot.topic, partition, bounds)
             start, end = max(low, limits.log_start), limits.end(isolation)
             try:
-                answers[partition] = _first(snapshot, partition, target, (start, end), on_skipped)
+                results[partition] = _first(snapshot, partition, target, (start, end), on_skipped)
             except MissingFile as missing:
                 missed.note(snapshot.store, partition, missing.file)
                 snapshot = newer()
                 bounds = bounds_of(snapshot)
-    return answers
+    return results
 
 
 def _first(
@@ -146,9 +146,9 @@ def _first(
     # The matching records of the first slice may be below the start, so continue with the next candidate.
     for row in np.flatnonzero(slices.max_ts >= target).tolist():
         one = planned_slices(snapshot.topic, partition, slices[row : row + 1]).row(0)
-        answer = _in_slice(snapshot.store, one, target, start, on_skipped)
-        if answer is not None:
-            return answer if answer.offset < end else None
+        result = _in_slice(snapshot.store, one, target, start, on_skipped)
+        if result is not None:
+            return result if result.offset < end else None
     return None
 
 
@@ -162,9 +162,9 @@ def _in_slice(
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
     for window in _windows(store, planned, target, start, on_skipped):
-        answer = _in_batches(window, planned, target, start, on_skipped)
-        if answer is not None:
-            return answer
+        result = _in_batches(window, planned, target, start, on_skipped)
+        if result is not None:
+            return result
     return None
 
 
@@ -182,17 +182,17 @@ def _windows(
     elif not planned.footer_length:
         offsets = read_offset_index(store, planned)
         times = None if offsets is None or target == ANY_TIME else read_time_index(store, planned)
-        entrance = entrance_for_timestamp(offsets, times, planned, target, start)
-        file = StoredSlice(store, planned, window_ends=[begin + entrance.until])
-        low = enter_segment(file, entrance)
+        seek = seek_position_for_timestamp(offsets, times, planned, target, start)
+        file = StoredSlice(store, planned, window_ends=[begin + seek.until])
+        low = seek_in_segment(file, seek)
     else:
-        footer = sound_footer(store, planned)
+        footer = valid_footer(store, planned)
         index = None if footer is None else index_of(footer, planned)
         file = StoredSlice(store, planned, window_ends=() if index is None else (begin + index.position).tolist())
         if index is not None:
             by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
             low = begin + int(index.position[max(by_time, index.entry_for_offset(start - planned.shift))])
-    yield from sound_batches(file, start, planned.end, low=low, on_skipped=on_skipped)
+    yield from valid_batches(file, start, planned.end, low=low, on_skipped=on_skipped)
 
 
 def _in_batches(
@@ -200,8 +200,8 @@ def _in_batches(
 ) -> TimestampOffset | None:
     headers = window.headers
     has_append_time = headers.is_log_append_time & (planned.append_time >= 0)
-    newest = np.where(has_append_time, planned.append_time, headers.max_timestamp)
-    for i in np.flatnonzero((newest >= target) & (headers.next_offset + planned.shift > start)).tolist():
+    max_timestamps = np.where(has_append_time, planned.append_time, headers.max_timestamp)
+    for i in np.flatnonzero((max_timestamps >= target) & (headers.next_offset + planned.shift > start)).tolist():
         try:
             records = window.select(slice(i, i + 1)).decode(
                 ("offset", "timestamp"),
@@ -222,7 +222,7 @@ def _in_batches(
     return None
 
 
-NO_TIME = 2**63 - 1
+MAX_TIMESTAMP = 2**63 - 1
 """The maximum timestamp. A record that has it is found by the first lookup."""
 
 
@@ -232,18 +232,18 @@ def offsets_of_max_timestamp(
     """Return per partition the first readable record with the maximum timestamp, or None."""
     partitions = list(view.bounds(topic))
     first = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, 0), isolation)
-    last = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, NO_TIME), isolation)
-    best = {partition: last[partition] or answer for partition, answer in first.items() if answer is not None}
-    above, step = dict.fromkeys(best, NO_TIME), dict.fromkeys(best, 1)
+    last = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, MAX_TIMESTAMP), isolation)
+    best = {partition: last[partition] or result for partition, result in first.items() if result is not None}
+    above, step = dict.fromkeys(best, MAX_TIMESTAMP), dict.fromkeys(best, 1)
     # No record is at `above` or later. Go up from the best result in growing steps, then bisect.
     while targets := {
         partition: min(low + step[partition], (low + above[partition]) // 2)
-        for partition, answer in best.items()
-        if (low := answer.timestamp) + 1 < above[partition]
+        for partition, result in best.items()
+        if (low := result.timestamp) + 1 < above[partition]
     }:
-        answers = view.offsets_for_timestamps(topic, targets, isolation)
+        results = view.offsets_for_timestamps(topic, targets, isolation)
         for partition, target in targets.items():
-            later = answers[partition]
+            later = results[partition]
             if later is None:
                 above[partition] = target
             else:

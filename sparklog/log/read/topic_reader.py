@@ -40,7 +40,7 @@ class TopicReader:
         self._open_view = open_view
         self._open_tail = open_tail
 
-    def _look(self) -> LogView:
+    def _latest_view(self) -> LogView:
         view = self._open_view()
         view.refresh([self.name])
         return view
@@ -54,7 +54,7 @@ class TopicReader:
         Raises:
             NotFound: If the topic does not exist.
         """
-        return self._look().bounds(self.name)
+        return self._latest_view().bounds(self.name)
 
     @checked(partitions=NUMBERS.or_none(), batch_bytes=int64(1))
     def scan(
@@ -98,7 +98,7 @@ class TopicReader:
         check_isolation(isolation_level)
         checked_columns = check_columns(columns)
         check_threads(threads)
-        view = self._look()
+        view = self._latest_view()
         key_set = None if keys is None else KeySet.of(keys, anywhere=partitions is not None)
         ranges = scan_ranges(view, self.name, partitions, start, end, isolation_level)
         if key_set is None:
@@ -150,7 +150,7 @@ class TopicReader:
             print(topic.offset_for_timestamp(0))
         """
         warn_of_seconds(timestamp_ms=timestamp_ms)
-        view = self._look()
+        view = self._latest_view()
         partitions = view.bounds(self.name) if partition is None else (partition,)
         return view.offsets_for_timestamps(self.name, dict.fromkeys(partitions, timestamp_ms), isolation_level)
 
@@ -177,7 +177,7 @@ class TopicReader:
         from sparklog.log.read.key_lookup import record_at
 
         missing = f"no record at offset {offset} of {self.name}-{partition}: compacted away or aborted"
-        return record_at(self._look(), self.name, partition, offset, isolation_level, missing)
+        return record_at(self._latest_view(), self.name, partition, offset, isolation_level, missing)
 
     @checked(key=KEY, partition=NUMBER.or_none())
     def get(
@@ -208,7 +208,7 @@ class TopicReader:
         """
         from sparklog.log.read.key_lookup import latest_record
 
-        view = self._look()
+        view = self._latest_view()
         partitions = sorted(view.bounds(self.name)) if all_partitions else None if partition is None else [partition]
         key_bytes = key.encode() if isinstance(key, str) else key
         return latest_record(view, self.name, key_bytes, partitions=partitions, isolation=isolation_level)

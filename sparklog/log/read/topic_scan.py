@@ -161,7 +161,7 @@ class Tail:
         self.start_at_end()
         targets = dict.fromkeys(self.positions, timestamp_ms)
         records = self.view.offsets_for_timestamps(self.topic, targets, self.isolation)
-        self.positions.update({partition: answer.offset for partition, answer in records.items() if answer is not None})
+        self.positions.update({partition: result.offset for partition, result in records.items() if result is not None})
 
     def poll(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         """Yield the records from the positions to the end. A position advances after its partition's last batch."""

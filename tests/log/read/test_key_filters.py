@@ -11,8 +11,8 @@ import sparklog
 from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
 from sparklog.format.key_filter import encode_filters
 from sparklog.log.journal.names import filter_path
-from sparklog.log.read import helper_files, key_filters
-from sparklog.log.read.key_filters import filters_beside
+from sparklog.log.read import auxiliary_files, key_filters
+from sparklog.log.read.key_filters import key_filters_of
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.topic import Topic
@@ -61,7 +61,7 @@ def _keys(part: int) -> pa.Array:
 @pytest.fixture(autouse=True)
 def _empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_filters, "cache", RecentlyUsed(key_filters._nbytes))
-    monkeypatch.setattr(helper_files, "_warned", set())
+    monkeypatch.setattr(auxiliary_files, "_warned", set())
 
 
 @pytest.fixture(params=["merged", "sealed", "cleaned"])
@@ -297,8 +297,8 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for most, gets in ((10, 2), (CACHE_BYTES, 1)):
         monkeypatch.setattr(key_filters, "cache", RecentlyUsed(key_filters._nbytes, most))
         before = world.counted.counts["get"]
-        assert len(filters_beside(world.counted, file)) == len(filters_beside(world.counted, file)) == 1
+        assert len(key_filters_of(world.counted, file)) == len(key_filters_of(world.counted, file)) == 1
         assert world.counted.counts["get"] == before + gets
     before = world.counted.counts["get"]
-    assert filters_beside(world.counted, "t/none.log") == filters_beside(world.counted, "t/none.log") == ()
+    assert key_filters_of(world.counted, "t/none.log") == key_filters_of(world.counted, "t/none.log") == ()
     assert world.counted.counts["get"] == before + 1

@@ -293,7 +293,7 @@ def test_a_failed_request_is_raised_in_its_turn(bucket: CountedRoot) -> None:
 
     def taken() -> Iterator[Any]:
         for request in requests:
-            yield ahead.take(request)
+            yield ahead.consume(request)
 
     answers = taken()
     assert [next(answers) for _ in range(3)] == [b"0", b"1", b"2"]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.log.read.record_batches import MOST_JOINED, joined
+from sparklog.log.read.record_batches import MAX_JOINED_BATCHES, joined
 
 BATCH_BYTES = 1 << 20
 
@@ -47,9 +47,9 @@ def test_batches_without_rows_go() -> None:
 
 
 def test_batches_without_columns_keep_their_rows() -> None:
-    rows = MOST_JOINED + 1
+    rows = MAX_JOINED_BATCHES + 1
     read = list(joined((batch.select([]) for batch in batches(rows, 1)), BATCH_BYTES))
-    assert [batch.num_rows for batch in read] == [MOST_JOINED, 1]
+    assert [batch.num_rows for batch in read] == [MAX_JOINED_BATCHES, 1]
 
 
 def test_what_came_before_an_error_comes_before_it() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.limits import Limits
-from sparklog.log.read.decode_slices import _back_to_back
+from sparklog.log.read.decode_slices import _contiguous
 from sparklog.log.read.read_plan import NativeReadPart, plan_parts, read_parts
 from sparklog.log.state.range_slices import select_ranges
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
@@ -225,12 +225,12 @@ def test_partitions_that_lie_together_are_fetched_together(place: CountedRoot) -
 def test_slices_of_one_request_are_decoded_where_they_are() -> None:
     whole = bytes(range(256))
     views = [memoryview(whole)[low:high] for low, high in ((10, 20), (20, 21), (21, 90))]
-    together = _back_to_back(views)
+    together = _contiguous(views)
     assert together == whole[10:90]
     assert together.obj is not None
     assert np.shares_memory(np.frombuffer(together, np.uint8), np.frombuffer(whole, np.uint8))
-    assert _back_to_back([views[0], views[2]]) == whole[10:20] + whole[21:90]
-    assert _back_to_back([views[0], memoryview(bytes(whole))[20:30], memoryview(b"x")]) == whole[10:30] + b"x"
+    assert _contiguous([views[0], views[2]]) == whole[10:20] + whole[21:90]
+    assert _contiguous([views[0], memoryview(bytes(whole))[20:30], memoryview(b"x")]) == whole[10:30] + b"x"
 
 
 def test_parts_of_several_topics_are_read_in_one_go(memory: CountedRoot) -> None:

@@ -205,8 +205,8 @@ def run(seed: int) -> int:
     small = rng.random() < 0.7
     with (
         mock.patch.object(kernel_choice, "choice", choice),
-        mock.patch.object(table_plan, "RUN_RECORDS", 3 if small else 250_000),
-        mock.patch.object(latest_by_key, "MOST_BYTES", rng.choice((1, 300, 1 << 28))),
+        mock.patch.object(table_plan, "CHUNK_RECORDS", 3 if small else 250_000),
+        mock.patch.object(latest_by_key, "MAX_CHUNK_BYTES", rng.choice((1, 300, 1 << 28))),
         mock.patch.object(latest_by_key, "FIRST_SLOTS", rng.choice((2, 8, 1 << 14))),
         mock.patch.object(followed_table, "SPARE_ROWS", rng.choice((0, 10, 10_000))),
     ):

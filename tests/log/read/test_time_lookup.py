@@ -218,7 +218,7 @@ def test_a_record_by_its_offset(place: CountedRoot) -> None:
 def test_first_records_are_the_same_read_together_or_one_by_one(
     memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    monkeypatch.setattr(time_lookup, "FEW", 0)
+    monkeypatch.setattr(time_lookup, "MAX_SINGLE_LOOKUPS", 0)
     monkeypatch.setattr(time_lookup, "SMALL_BYTES", small)
     topic = memory.topic(3)
     for times in ([5, 7, 3], [9], [4, 12]):
