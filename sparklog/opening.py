@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.clocks import SYSTEM, ClockReading
-from sparklog.log.journal.names import PLACE_KEY, ROOT_JSON, ROOT_KEY, folder_topic, is_topic_name
+from sparklog.log.journal.names import REPOSITORY_KEY, ROOT_JSON, ROOT_KEY, folder_topic, is_topic_name
 from sparklog.storage import local_path, open_store
 from sparklog.storage.locations import is_url, normal_location, split
 
@@ -87,7 +87,7 @@ def resolve(path: str | None) -> Location:
 
 
 def _is_local_root(folder: str) -> bool:
-    return any(os.path.isfile(os.path.join(folder, key)) for key in (ROOT_KEY, PLACE_KEY))
+    return any(os.path.isfile(os.path.join(folder, key)) for key in (ROOT_KEY, REPOSITORY_KEY))
 
 
 def _resolve_url(url: str) -> Location:
@@ -107,9 +107,9 @@ def _resolve_url(url: str) -> Location:
     layout = bucket_layout(folder)
     if layout is not None and not _SEALED_RUN.fullmatch(name):
         return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
-    if _has_file(folder, PLACE_KEY):
+    if _has_file(folder, REPOSITORY_KEY):
         return Location(ROOT, url, url)
-    if topic is not None and _has_file(folder.parent, PLACE_KEY):
+    if topic is not None and _has_file(folder.parent, REPOSITORY_KEY):
         return Location(TOPIC, url, above, topic)
     return Location(NOTHING, url, url)
 
@@ -246,7 +246,7 @@ def refuse_inside(path: str) -> None:
                 f"The path {path} is inside the root {above}, where nothing else can be created: give the "
                 "root, one of its topic directories, or a path outside the root"
             )
-        if _has_file(folder, PLACE_KEY):
+        if _has_file(folder, REPOSITORY_KEY):
             raise BadRequest(f"The path {path} is inside the backup repository {above}: give a path outside it")
         if bucket_layout(folder) is not None:
             raise BadRequest(

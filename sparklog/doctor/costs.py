@@ -16,7 +16,7 @@ from math import ceil
 from sparklog.errors import BadRequest
 from sparklog.limits import DEFAULTS
 from sparklog.log.journal.entry_log import KEEP_MS
-from sparklog.log.journal.journal import UNSEEN_REMOTE_MS
+from sparklog.log.journal.journal import LIST_AFTER_REMOTE_MS
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.embedded_commits import BLOCK_COMMITS, commits_to_read
@@ -56,7 +56,7 @@ class Requests:
 IDLE_POLL = Requests(gets=1)
 """A poll of a topic that finds no new records."""
 LATE_POLL = Requests(lists=1)
-"""The additional LIST of a poll over `UNSEEN_REMOTE_MS` after the last one, because a commit may have been lost."""
+"""The additional LIST of a poll over `LIST_AFTER_REMOTE_MS` after the last one, because a commit may have been lost."""
 NEW_COMMIT = Requests(gets=3)
 """A poll that finds one commit: requests for that commit and for the next two numbers, which do not exist."""
 OPENING = Requests(gets=4, lists=2)
@@ -248,7 +248,7 @@ def _append(work: Workload) -> Item:
     # Each run of a job also writes a commit.
     checkpoints = CHECKPOINT * ((work.batches + 2 * work.runs) / DEFAULTS.checkpoint_commits)
     periodic = CLOCK * _times(CLOCK_S, work) + DEFAULTS_POLL * _times(DEFAULTS_S, work)
-    if work.interval * 1000 > UNSEEN_REMOTE_MS:
+    if work.interval * 1000 > LIST_AFTER_REMOTE_MS:
         batch += LATE_POLL
     return Item("append", batch * work.batches + checkpoints + periodic, gb_in=work.gb)
 
@@ -279,7 +279,7 @@ def _poll(work: Workload) -> Item:
         while requested <= commits_per_poll:
             gets, requested, step = gets + step, requested + step, min(2 * step, READ_AHEAD)
         return Item("poll", Requests(gets=gets) * (work.batches / commits_per_poll * work.readers))
-    idle = IDLE_POLL if work.poll is None or work.poll <= UNSEEN_REMOTE_MS else IDLE_POLL + LATE_POLL
+    idle = IDLE_POLL if work.poll is None or work.poll <= LIST_AFTER_REMOTE_MS else IDLE_POLL + LATE_POLL
     per_commit = idle * polls(work.interval, work.poll) + NEW_COMMIT
     return Item("poll", per_commit * (work.batches * work.readers))
 

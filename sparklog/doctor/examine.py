@@ -11,7 +11,7 @@ from sparklog.doctor.checks import FAIL, HERE, OK, WARN, Check, Machine
 from sparklog.doctor.worker_checks import check_workers
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
-from sparklog.log.journal.names import ROOT_KEY, refuse_foreign
+from sparklog.log.journal.names import ROOT_KEY, reject_foreign_files
 from sparklog.log.journal.probe_results import discard_result, probe_anew
 from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, open_log, resolve
 from sparklog.storage import open_store
@@ -68,7 +68,7 @@ def examine_root(root: str, machine: Machine = HERE, max_age_ms: int | None = No
             return [Check("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
         store = open_store(location.root)
         if location.kind == NOTHING:
-            refuse_foreign(store)
+            reject_foreign_files(store)
         findings = check_store(store) if store.writable else [_unwritable(location.root)]
         if not is_url(location.root):
             findings = [*checks.check_disk(machine, location.root), *findings]

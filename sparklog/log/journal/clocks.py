@@ -29,7 +29,7 @@ from sparklog.storage.retries import SHORT_PAUSES
 from sparklog.storage.store import Store
 
 MAX_AHEAD_MS = 300_000
-ASK_AGAIN_MS = 600_000
+CHECK_INTERVAL_MS = 600_000
 MAX_DRIFT_MS = 1_000
 
 
@@ -88,15 +88,15 @@ class ClockGuard:
     def __init__(self, store: Store, env: Env) -> None:
         self._store = store
         self._env = env
-        self._asked: ClockReading | None = None
+        self._last_check: ClockReading | None = None
         self._ahead_ms = 0
 
     def check(self) -> None:
         """Raise `Unavailable` if the wall clock is more than five minutes ahead of the store's."""
         now = self._env.now()
-        if self._asked is not None:
-            wall, boot = now.wall_ms - self._asked.wall_ms, now.boot_ms - self._asked.boot_ms
-            if 0 <= boot < ASK_AGAIN_MS and abs(wall - boot) <= MAX_DRIFT_MS:
+        if self._last_check is not None:
+            wall, boot = now.wall_ms - self._last_check.wall_ms, now.boot_ms - self._last_check.boot_ms
+            if 0 <= boot < CHECK_INTERVAL_MS and abs(wall - boot) <= MAX_DRIFT_MS:
                 return
         store_ms = self._store.now_ms()
         ahead = now.wall_ms - store_ms
@@ -108,7 +108,7 @@ class ClockGuard:
         step_ms = self._store.clock_step_ms
         # A clock with a step of a second cannot show a smaller difference; its jitter must not change times.
         is_equal = step_ms > 1 and abs(ahead) < 2 * step_ms
-        self._asked, self._ahead_ms = now, 0 if is_equal else ahead
+        self._last_check, self._ahead_ms = now, 0 if is_equal else ahead
 
     def store_ms(self, wall_ms: int) -> int:
         """Convert a time of this machine's clock to the store's clock."""
@@ -157,7 +157,7 @@ class Env:
         return Env, (self.wall_ms, self.boot_ms, self.sleep, self.random)
 
 
-SOON_MS = 1_000
+RECENT_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class ClockReading:
         That is False if a clock was set, or if `earlier` was read on another machine.
         """
         passed = self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms
-        return all(0 <= milliseconds < SOON_MS for milliseconds in passed)
+        return all(0 <= milliseconds < RECENT_MS for milliseconds in passed)
 
 
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)

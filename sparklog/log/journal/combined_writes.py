@@ -45,7 +45,7 @@ class CombinedWrites(Generic[E]):
         try:
             state = self._log.write(combined)
         except SparklogError as error:
-            if all(error is not refusal for refusal in errors.values()):
+            if all(error is not step_error for step_error in errors.values()):
                 raise
             state = self._log.current()
         return [errors.get(index, state) for index in range(len(steps))]

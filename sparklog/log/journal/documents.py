@@ -43,7 +43,7 @@ KNOWN_WRITE_FEATURES: frozenset[str] = KNOWN_READ_FEATURES
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
-FOLLOWING = ("carried", "inline")
+FOLLOWING_PARTS = ("carried", "inline")
 """Fields of a commit's document that describe the parts after it, in this order, by `bytes` and `crc`."""
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
@@ -442,7 +442,7 @@ def document_of(data: bytes) -> bytes:
 
 def following(document: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return the length and CRC-32C of each part that follows a document, as far as it describes them."""
-    parts = [part for name in FOLLOWING if isinstance(part := document.get(name), dict)]
+    parts = [part for name in FOLLOWING_PARTS if isinstance(part := document.get(name), dict)]
     numbers = ((part.get("bytes"), part.get("crc")) for part in parts)
     return [(nbytes, crc) for nbytes, crc in numbers if type(nbytes) is int and nbytes > 0 and type(crc) is int]
 

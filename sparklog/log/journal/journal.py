@@ -48,10 +48,10 @@ from sparklog.storage.retries import Backoff
 WAIT_AFTER_LOSSES = 3
 REMOTE_WAIT = 2
 """On a remote store, waits stop growing here, at 80 ms. An attempt takes as long, and a longer wait would starve."""
-OPEN_TRIES = 3
+MAX_OPEN_ATTEMPTS = 3
 READS_OF_MISSING = 10
 """How often a missing number is read before the journal is opened again."""
-UNSEEN_MS, UNSEEN_REMOTE_MS = 60_000, 300_000
+LIST_AFTER_MS, LIST_AFTER_REMOTE_MS = 60_000, 300_000
 """A follower that finds no next entry lists later ones if its last poll is older than this, on a disk and on a remote
 store: other processes may have created some since, and the next one may be lost. Frequent polls list nothing."""
 _LOG = logging.getLogger("sparklog.log")
@@ -73,10 +73,10 @@ class Journal(ABC, Generic[S, E, D]):
     | `known`, `known_since`                           | none                                                     |
     | `current`, `_open_if_stale`                      | none, if the state known is younger than an hour         |
     | `read_next`                                      | one: for the next entry                                  |
-    | `refresh`, `_read_on`                            | one per new entry, and one for the first missing number  |
-    | `refresh_checking_root`, `_read_on_checking_root`| the same, and on a remote store one in parallel for the  |
+    | `refresh`, `_refresh_from`                            | one per new entry, and one for the first missing number  |
+    | `refresh_checking_root`, `_refresh_from_checking_root`| the same, and on a remote store one in parallel for the  |
     |                                                  | root                                                     |
-    | `_apply`                                         | those of `_read_on` that were not made before            |
+    | `_apply`                                         | those of `_refresh_from` that were not made before            |
     | `_reopen`                                        | two listings, a checkpoint, and the entries after it     |
 
     All but the first open the journal again if the state known is older than an hour.
@@ -149,7 +149,7 @@ class Journal(ABC, Generic[S, E, D]):
 
     def refresh(self) -> S:
         """Return the latest state: one request, which finds no entry if nothing changed."""
-        return self._read_on(self._latest).latest.state
+        return self._refresh_from(self._latest).latest.state
 
     def read_next(self) -> S:
         """Read the next entry, if there is one, with one request. More entries may follow, so the caller reads on."""
@@ -166,7 +166,7 @@ class Journal(ABC, Generic[S, E, D]):
         if base is None:
             self._reopen()
             return None
-        return seen if self._read_on_checking_root(base).root_seen else None
+        return seen if self._refresh_from_checking_root(base).root_seen else None
 
     def make_durable(self) -> None:
         """Make the entries read so far durable, before another object is written that depends on them."""
@@ -176,12 +176,12 @@ class Journal(ABC, Generic[S, E, D]):
         base = self._latest
         return self._reopen().latest if base is None or self._is_stale(base.seen) else base
 
-    def _read_on(self, base: SeenState[S] | None) -> Advance[S, E]:
+    def _refresh_from(self, base: SeenState[S] | None) -> Advance[S, E]:
         return self._reopen() if base is None or self._is_stale(base.seen) else self._apply(base)
 
-    def _read_on_checking_root(self, base: SeenState[S]) -> Advance[S, E]:
+    def _refresh_from_checking_root(self, base: SeenState[S]) -> Advance[S, E]:
         if not self._numbered.is_remote or self._is_stale(base.seen):
-            return self._read_on(base)
+            return self._refresh_from(base)
         seen = self.env.now()
         return self._apply(base, self._numbered.read_checking_root(base.state.number + 1), seen)
 
@@ -248,7 +248,7 @@ class Journal(ABC, Generic[S, E, D]):
 
     def _is_next_lost(self, base: SeenState[S], now: ClockReading) -> bool:
         """Return True if the entry after a state is missing and a later one exists. Lists only after a long pause."""
-        if now.elapsed_ms(base.seen) <= (UNSEEN_REMOTE_MS if self._numbered.is_remote else UNSEEN_MS):
+        if now.elapsed_ms(base.seen) <= (LIST_AFTER_REMOTE_MS if self._numbered.is_remote else LIST_AFTER_MS):
             return False
         # A next entry that is listed is no gap: it was created a moment ago, or a directory cache hides it.
         return min(self._numbered.listed(base.state.number), default=0) > base.state.number + 1
@@ -303,7 +303,7 @@ class Journal(ABC, Generic[S, E, D]):
             if problem is not None:
                 reached("journal: an opened state is older than the cached one")
                 tries += 1
-                if tries >= OPEN_TRIES:
+                if tries >= MAX_OPEN_ATTEMPTS:
                     raise problem
                 self.env.pause(tries - 1)
             elif opened.last_listed is not None and opened.last_listed > number:
@@ -434,7 +434,7 @@ class Journal(ABC, Generic[S, E, D]):
                 # A request that this writer made before a stall may succeed as late as this.
                 longest = REMOTE_WAIT if self._numbered.is_remote else tries
                 self.env.pause(min(tries - WAIT_AFTER_LOSSES, longest))
-                advance = self._read_on_checking_root(advance.latest)
+                advance = self._refresh_from_checking_root(advance.latest)
                 written = advance.with_id(commit_id)
             if written is not None:
                 return written, self._write_checkpoint_if_due(advance.latest)
@@ -448,7 +448,7 @@ class Journal(ABC, Generic[S, E, D]):
             return Advance(base, root_seen=True)
         with suppress(Unavailable):
             # The root must be checked anyway, so it takes no longer to read the next number in parallel.
-            return self._read_on_checking_root(base)
+            return self._refresh_from_checking_root(base)
         return Advance(base)
 
     def _draft(
@@ -466,7 +466,7 @@ class Journal(ABC, Generic[S, E, D]):
             if is_latest:
                 raise
         reached("journal: a step that fails on a cached state is repeated on the latest")
-        return self._draft(self._read_on(base).latest, step, load, is_latest=True)
+        return self._draft(self._refresh_from(base).latest, step, load, is_latest=True)
 
     def _encode_checked(self, state: S, draft: D, commit_id: str) -> tuple[E, bytes]:
         """Return the entry of a draft and its bytes. It is decoded first: an unreadable entry must not be written."""

@@ -51,7 +51,7 @@ from sparklog.storage.locations import is_url, join, split
 from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store
 
 ROOT_KEY = "_root.json"
-PLACE_KEY = "_backup.json"  # exists in a backup repository, which must not become a root
+REPOSITORY_KEY = "_backup.json"  # exists in a backup repository, which must not become a root
 RESTORE_KEY = "_restore.json"  # exists until a restore into the root is finished
 LOG_FOLDER = "_log"
 CHECKPOINT_FOLDER = "_log/checkpoints"
@@ -317,7 +317,7 @@ def foreign_name(store: Store) -> str | None:
     return None
 
 
-def refuse_foreign(store: Store) -> None:
+def reject_foreign_files(store: Store) -> None:
     """Raise `BadRequest`, with the remedy, if the content of a store keeps it from becoming a root."""
     name = foreign_name(store)
     if name is None:
@@ -404,11 +404,11 @@ def create_root_id(store: Store, env: Env) -> str:
     """
     from sparklog.log.journal.probe_results import ensure_probed
 
-    if store.stat(PLACE_KEY) is not None:
+    if store.stat(REPOSITORY_KEY) is not None:
         raise BadRequest(f"{store.location} contains backups and cannot be a root; restore them into another folder")
     if store.stat(RESTORE_KEY) is not None:
         raise BadRequest(f"a restore into {store.location} is unfinished: run it again, or choose another folder")
-    refuse_foreign(store)
+    reject_foreign_files(store)
     ensure_probed(store, env.wall_ms)
     created = RootId(env.new_id(), env.wall_ms())
     existing = create_or_read(store, ROOT_KEY, ROOT_JSON.encode(created), env)

@@ -52,7 +52,7 @@ from typing import NoReturn
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.format import crc32c
-from sparklog.log.journal.clocks import SOON_MS, ClockReading, Env
+from sparklog.log.journal.clocks import RECENT_MS, ClockReading, Env
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
 from sparklog.log.journal.gaps import follows, follows_other, missing_numbers
@@ -67,7 +67,7 @@ LOSER_READS = 2
 """On a remote store, a writer that lost a race reads this many later numbers together with the lost one."""
 STALE_MS = 3_600_000
 """After this time without reading the end of the journal, numbers may have been deleted and reused: open it again."""
-SURE_TRIES = 3
+CONFIRMING_READS = 3
 """How often in a row an object must be read as corrupt, or as a different one, before that is believed."""
 REOPEN = "stop this process, and open the root again"
 REPLACED = (
@@ -349,7 +349,7 @@ class NumberedObjects:
         previous: list[EntryRef] = [] if expected.crc is None else [(number - 1, expected.crc)]
         if previous and is_created and expected.earlier is not None and expected.earlier[0] < number - 1:
             previous.append(expected.earlier)
-        must_check_next = is_created and self.env.elapsed_ms(expected.checked or expected.seen) > SOON_MS
+        must_check_next = is_created and self.env.elapsed_ms(expected.checked or expected.seen) > RECENT_MS
         if self.is_remote and len(previous) + must_check_next > 1:
             # One round trip is enough if all of them are as expected.
             numbers = [*(earlier for earlier, _ in previous), *([number + 1] if must_check_next else [])]
@@ -401,7 +401,7 @@ class NumberedObjects:
                 return False
             backoff.tries += 1
             differing += data is not None
-            if is_gap or differing >= SURE_TRIES:
+            if is_gap or differing >= CONFIRMING_READS:
                 try:
                     if data is not None:
                         check_stored(data, self.key(earlier))
@@ -514,7 +514,7 @@ class NumberedObjects:
 
     def _root_id(self) -> str | None:
         """Return the id of the root; None if there is none, which a listing must confirm."""
-        for tries in range(SURE_TRIES):
+        for tries in range(CONFIRMING_READS):
             try:
                 return read_root_id(self.store)
             except NotFound:
@@ -523,7 +523,7 @@ class NumberedObjects:
                 # A cache may hide an existing object for a while.
                 self.env.pause(tries)
             except Corrupt:
-                if tries == SURE_TRIES - 1:
+                if tries == CONFIRMING_READS - 1:
                     raise
         raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed but cannot be read; try again later")
 
@@ -546,7 +546,7 @@ class NumberedObjects:
 
     def _delete_unless_current(self, key: str, number: int, crc: int | None) -> None:
         """Delete the new copy of `number` under `key` and raise `Fenced`, unless `number` has this CRC-32C."""
-        for tries in range(SURE_TRIES):
+        for tries in range(CONFIRMING_READS):
             try:
                 data = self.read(number)
                 if data is not None and crc32c.crc32c(data) == crc and self.root_id in (None, self._root_id()):

@@ -183,7 +183,7 @@ def _store_result(store: Store, report: ProbeReport) -> None:
             store.create(_key(store), data)
 
 
-LEAVE = (
+LOST_COMMITS_ADVICE = (
     "acknowledged commits may be lost: stop all writers of this root, run sparklog verify, and continue in another "
     "store, or in this one once sparklog doctor passes"
 )
@@ -238,4 +238,4 @@ def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str] | Non
         name = hashlib.sha256(f"{note.key}\n{note.commit_id}".encode()).hexdigest()[:16]
         with suppress(SparklogError):  # the error reports it, too
             store.create(f"{_PREFIX}{name}.json", LOST_JSON.encode(note))
-    return Fenced(f"{store.location} does not create objects exclusively: {what}; {LEAVE} ({broken})")
+    return Fenced(f"{store.location} does not create objects exclusively: {what}; {LOST_COMMITS_ADVICE} ({broken})")

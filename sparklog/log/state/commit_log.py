@@ -123,7 +123,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def snapshot_if_exists(self) -> Snapshot | None:
         """Return the latest state with all slices; None if there is no topic."""
-        latest = self._read_on(self._latest).latest
+        latest = self._refresh_from(self._latest).latest
         return self._snapshot(latest) if latest.state.topic_state.exists else None
 
     def _snapshot(self, base: SeenState[LogState]) -> Snapshot:
@@ -133,7 +133,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return Snapshot(self.topic, self.store, state.topic_state, state.table)
 
     def _existing(self, refresh: bool) -> SeenState[LogState]:
-        base = self._read_on(self._latest).latest if refresh else self._open_if_stale()
+        base = self._refresh_from(self._latest).latest if refresh else self._open_if_stale()
         if not base.state.topic_state.exists:
             raise self._not_found()
         return base

@@ -36,7 +36,7 @@ from sparklog.log.journal.documents import (
 )
 from sparklog.log.journal.names import (
     LOG_FOLDER,
-    PLACE_KEY,
+    REPOSITORY_KEY,
     ROOT_KEY,
     ROOT_MEMBERS,
     RootId,
@@ -226,7 +226,7 @@ def latest_backup(store: Store) -> BackupStore | None:
 
     Raises `NotFound` if no backup is finished.
     """
-    if store.stat(PLACE_KEY) is None:
+    if store.stat(REPOSITORY_KEY) is None:
         return None
     latest: Manifest | None = None
     for number in reversed(backup_numbers(store)):
@@ -257,7 +257,9 @@ class BackupStore(WrapperStore):
         super().__init__(inner)
         entries = {prefix: item.number for prefix, item in manifest.journals().items()}
         self._ends = {topic_folder(item.topic): item.version for item in manifest.topics} | entries
-        self._copies = {checkpoint_key(*entry): commit_key(*entry) for entry in entries.items()} | {ROOT_KEY: PLACE_KEY}
+        self._copies = {checkpoint_key(*entry): commit_key(*entry) for entry in entries.items()} | {
+            ROOT_KEY: REPOSITORY_KEY
+        }
 
     def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
         if verb not in READS:

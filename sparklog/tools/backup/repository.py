@@ -90,7 +90,7 @@ def abandon_claims(store: Store, root_id: str, env: Env) -> None:
 
 
 def is_repository(store: Store) -> bool:
-    return store.stat(naming.PLACE_KEY) is not None
+    return store.stat(naming.REPOSITORY_KEY) is not None
 
 
 def reject_nested(store: Store) -> None:
@@ -100,7 +100,7 @@ def reject_nested(store: Store) -> None:
     folder = os.path.realpath(store.location)
     while (above := os.path.dirname(folder)) != folder:
         folder = above
-        for key, what in ((naming.ROOT_KEY, "a root"), (naming.PLACE_KEY, "a backup repository")):
+        for key, what in ((naming.ROOT_KEY, "a root"), (naming.REPOSITORY_KEY, "a backup repository")):
             if os.path.lexists(os.path.join(folder, key)):
                 raise BadRequest(f"{store.location} is inside {folder}, which is {what}; choose another directory")
 
@@ -115,10 +115,12 @@ class Repository:
     @classmethod
     def open(cls, store: Store) -> Repository:
         """Open an existing repository. `NotFound` if there is none."""
-        data = read_if_there(store, naming.PLACE_KEY)
+        data = read_if_there(store, naming.REPOSITORY_KEY)
         if data is None:
-            raise NotFound(f"{store.location} is not a backup repository: it has no {naming.PLACE_KEY}; check the path")
-        return cls(store, REPOSITORY_JSON.decode(data, naming.PLACE_KEY).root_id)
+            raise NotFound(
+                f"{store.location} is not a backup repository: it has no {naming.REPOSITORY_KEY}; check the path"
+            )
+        return cls(store, REPOSITORY_JSON.decode(data, naming.REPOSITORY_KEY).root_id)
 
     @classmethod
     def open_or_create(cls, store: Store, root_id: str, env: Env) -> Repository:
@@ -137,7 +139,9 @@ class Repository:
             if first is not None and not is_repository(store):
                 raise BadRequest(f"{store.location} is not empty, found {first}: use a separate directory for backups")
             ensure_probed(store, env.wall_ms)
-            create_or_read(store, naming.PLACE_KEY, REPOSITORY_JSON.encode(naming.RootId(root_id, env.wall_ms())), env)
+            create_or_read(
+                store, naming.REPOSITORY_KEY, REPOSITORY_JSON.encode(naming.RootId(root_id, env.wall_ms())), env
+            )
         repository = cls.open(store)
         if repository.root_id != root_id:
             raise BadRequest(

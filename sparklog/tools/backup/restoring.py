@@ -150,7 +150,8 @@ class Restored:
 
 def _neither(source: Store) -> NotFound:
     return NotFound(
-        f"{source.location} is neither a backup repository (it has no {naming.PLACE_KEY}) nor a root; check the path"
+        f"{source.location} is neither a backup repository (it has no {naming.REPOSITORY_KEY}) nor a root; "
+        "check the path"
     )
 
 

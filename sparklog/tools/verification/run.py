@@ -198,7 +198,7 @@ class _Verification:
         try:
             stored = read_object(self.store, naming.ROOT_KEY, naming.ROOT_JSON.decode)
         except NotFound:
-            if self.store.stat(naming.PLACE_KEY) is not None:
+            if self.store.stat(naming.REPOSITORY_KEY) is not None:
                 raise BadRequest(
                     f"{self.store.location} is a backup repository, not a root: to check a backup, restore it into "
                     "another directory, which checks every byte"
