@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -28,6 +29,8 @@ PICTURE_BYTES = 150_000
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
+SVG = "{http://www.w3.org/2000/svg}"
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 REPOSITORY_PATH = re.compile(
     r"`((?:sparklog|pyspark_sparklog|tests|conf|jobs|docs|notebooks|examples|benchmarks)/[\w./-]+)`"
@@ -79,6 +82,30 @@ def test_figures_of_the_readme_are_those_of_performance() -> None:
     assert len(figures) >= 10
     measured = (DOCS / "design" / "performance.md").read_text()
     assert [number for number in figures if number not in measured] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pictures_exist_and_have_a_text_for_those_who_cannot_see_them(page: Path) -> None:
+    pictures = PICTURE.findall(prose(page))
+    assert [path for text, path in pictures if not text or not (page.parent / path).exists()] == []
+
+
+def test_pictures_are_shown() -> None:
+    shown = {(page.parent / path).resolve() for page in PAGES for _, path in PICTURE.findall(page.read_text())}
+    assert {picture.name for picture in (DOCS / "images").iterdir() if picture not in shown} == {
+        "logo.svg",
+        "favicon.svg",
+    }
+
+
+def test_drawings_have_a_title_and_are_legible_on_dark_pages() -> None:
+    for drawing in {path for page in PAGES for _, path in PICTURE.findall(page.read_text()) if path.endswith(".svg")}:
+        if not Path(drawing).name.startswith("peers-"):
+            picture = ElementTree.parse(DOCS / "images" / Path(drawing).name).getroot()
+            assert picture.findtext(f"{SVG}title"), drawing
+            assert picture.findtext(f"{SVG}desc"), drawing
+            assert "prefers-color-scheme: dark" in (picture.findtext(f"{SVG}style") or ""), drawing
+            assert picture.find(f"{SVG}rect[@class='page']") is not None, f"{drawing} has no background of its own"
 
 
 def test_pictures_are_small() -> None:
