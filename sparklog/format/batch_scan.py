@@ -87,9 +87,9 @@ def scan_headers(
     position, stop, reason = start, "end", ""
     old: list[tuple[int, BatchHeaders]] = []
     while position < end:
-        left = end - position
-        if left < MIN_SCAN_BYTES:
-            stop, reason = "partial", f"{left} bytes remain, too few for a batch"
+        remaining = end - position
+        if remaining < MIN_SCAN_BYTES:
+            stop, reason = "partial", f"{remaining} bytes remain, too few for a batch"
             break
         length: int = unpack(view, position + 8)[0]
         if length < MIN_SIZE_FIELD:
@@ -99,8 +99,8 @@ def scan_headers(
         if magic == MAGIC and length < HEADER_BYTES - LOG_OVERHEAD:
             stop, reason = "corrupt", f"batch length {length} is less than a header of magic 2"
             break
-        if length > left - LOG_OVERHEAD:
-            stop, reason = "partial", f"the batch has {length + LOG_OVERHEAD} bytes, but only {left} remain"
+        if length > remaining - LOG_OVERHEAD:
+            stop, reason = "partial", f"the batch has {length + LOG_OVERHEAD} bytes, but only {remaining} remain"
             break
         if magic != MAGIC:
             if magic < MAGIC and length >= MIN_LEGACY_SIZE_FIELD[magic]:

@@ -310,7 +310,7 @@ def first_is_wrong(before: int, first: Span, second: Span, after: int | None) ->
 _SEARCH_BYTES = 1 << 20
 
 
-class Resumed(NamedTuple):
+class ResumePoint(NamedTuple):
     position: int
     offset: int
 
@@ -344,12 +344,12 @@ class Damage:
         return not self.size
 
     @property
-    def is_torn_end(self) -> bool:
+    def is_incomplete_end(self) -> bool:
         """True if this may be the end of a log that a broker is writing, or was writing when it was killed."""
         return self.final and (self.is_structural or self.wrong_crc)
 
     @cached_property
-    def following(self) -> Resumed | None:
+    def following(self) -> ResumePoint | None:
         """The next valid batch, None if there is none. The first access searches the file."""
         return resume(self.file, self.position, self.expected, self.limit, size=self.size)
 
@@ -392,7 +392,7 @@ def checked_batches(
         walk = BatchWalk(file, position, window=window)
         for found in walk:
             headers = found.headers
-            count, damage = _valid(found, file, offset, before, end, limit)
+            count, damage = _count_valid(found, file, offset, before, end, limit)
             if count:
                 offset, before = int(headers.next_offset[count - 1]), int(headers.base_offset[count - 1])
                 yield found if count == len(headers) else found.select(slice(count))
@@ -413,7 +413,7 @@ def checked_batches(
         position = damage.following.position
 
 
-def _valid(
+def _count_valid(
     window: Window, file: BatchFile, expected: int, last_base: int, end: int | None, limit: int | None
 ) -> tuple[int, Damage | None]:
     """Return the number of batches of a window below `end` and before the first damage, and that damage.
@@ -421,14 +421,14 @@ def _valid(
     `last_base`: the base offset of the batch before the window.
     """
     headers = window.headers
-    row, reason = _disordered(window, file, expected, limit)
+    row, reason = _find_invalid_batch(window, file, expected, limit)
     inside = len(headers)
     if end is not None:
         beyond = np.flatnonzero(headers.base_offset >= end)
         inside = int(beyond[0]) if len(beyond) else inside
     if row is not None and row >= inside:
         # An out-of-order batch at the end of the range matters only if another batch of the range follows.
-        follows = _following(window, file, row) if row == inside else None
+        follows = _next_span(window, file, row) if row == inside else None
         row = row if follows and end is not None and follows.start < end else None
     wrong = crc_failures(window.data, headers[: inside if row is None else row + 1])
     if len(wrong):
@@ -448,7 +448,7 @@ def _valid(
     return row, Damage(file, position, size, offset, reason, final, before, limit, wrong_crc=bool(len(wrong)))
 
 
-def _disordered(window: Window, file: BatchFile, expected: int, limit: int | None) -> tuple[int | None, str]:
+def _find_invalid_batch(window: Window, file: BatchFile, expected: int, limit: int | None) -> tuple[int | None, str]:
     """Return the first batch of a window whose header or offsets are invalid, and the reason."""
     headers = window.headers
     base, following = headers.base_offset, headers.next_offset
@@ -458,7 +458,7 @@ def _disordered(window: Window, file: BatchFile, expected: int, limit: int | Non
     beyond = following > limit if limit is not None else np.zeros(len(base), np.bool_)
     back = base < before
     last = len(base) - 1
-    after = _following(window, file, last)
+    after = _next_span(window, file, last)
     overlapped = after is not None and after.start < following[last]
     wrong = odd | beyond | back
     if not wrong.any() and not overlapped:
@@ -471,7 +471,7 @@ def _disordered(window: Window, file: BatchFile, expected: int, limit: int | Non
     second = after if row > last else Span(int(base[row]), int(following[row]))
     if row and second is not None:
         first = Span(int(base[row - 1]), int(following[row - 1]))
-        third = _following(window, file, row)
+        third = _next_span(window, file, row)
         if first_is_wrong(int(before[row - 1]), first, second, limit if third is None else third.start):
             expectation = f"expected a batch below offset {second.start}, where the next one begins"
             return row - 1, f"{expectation}; found offset {first.start}"
@@ -480,7 +480,7 @@ def _disordered(window: Window, file: BatchFile, expected: int, limit: int | Non
     return row, f"expected a batch at offset {int(before[row])} or above; found offset {int(base[row])}"
 
 
-def _following(window: Window, file: BatchFile, row: int) -> Span | None:
+def _next_span(window: Window, file: BatchFile, row: int) -> Span | None:
     """Return the offsets of the batch after a row if its magic is 2; `row` may be one past the end of the window."""
     headers = window.headers
     if row + 1 < len(headers):
@@ -495,33 +495,33 @@ def _following(window: Window, file: BatchFile, row: int) -> Span | None:
     return Span(header.base_offset, header.base_offset + header.last_offset_delta + 1)
 
 
-def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> Resumed | None:
+def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> ResumePoint | None:
     """Return the next valid batch after damage at `position` with offsets of at least `expected`, or None.
 
     `size`: size of the corrupt batch according to its length field, 0 if that is impossible.
     """
-    greatest = MAX_OFFSET if limit is None else limit - 1
+    max_offset = MAX_OFFSET if limit is None else limit - 1
     header = file.header_at(position + size) if size else None
     if header is not None:
         # The header of a compressed message of an old format has only its last offset.
         last = header.base_offset + header.last_offset_delta
-        if expected <= header.base_offset <= last <= greatest and file.has_valid_crc(position + size, header):
-            return Resumed(position + size, header.base_offset)
+        if expected <= header.base_offset <= last <= max_offset and file.has_valid_crc(position + size, header):
+            return ResumePoint(position + size, header.base_offset)
     start = position + 1
     while start + HEADER_BYTES <= file.size:
         data = file.read(start, _SEARCH_BYTES)
         if len(data) < HEADER_BYTES:
             return None
-        for candidate in _candidates(data, file.size - start, expected, greatest):
+        for candidate in _candidates(data, file.size - start, expected, max_offset):
             header = file.header_at(start + candidate)
             if header is not None and file.has_valid_crc(start + candidate, header):
-                return Resumed(start + candidate, header.base_offset)
+                return ResumePoint(start + candidate, header.base_offset)
         start += len(data) - HEADER_BYTES + 1
     return None
 
 
-def _candidates(data: bytes, left: int, expected: int, greatest: int) -> list[int]:
-    """Return the positions of possible batch headers in `data`; `left`: bytes to the end of the file."""
+def _candidates(data: bytes, remaining: int, expected: int, max_offset: int) -> list[int]:
+    """Return the positions of possible batch headers in `data`; `remaining`: bytes to the end of the file."""
     raw = np.frombuffer(data, np.uint8)
     count = len(raw) - HEADER_BYTES + 1
     likely = np.flatnonzero(
@@ -535,9 +535,9 @@ def _candidates(data: bytes, left: int, expected: int, greatest: int) -> list[in
     size = rows["length"].astype(np.int64) + LOG_OVERHEAD
     base, delta = rows["base_offset"].astype(np.int64), rows["last_offset_delta"].astype(np.int64)
     records = rows["count"].astype(np.int64)
-    possible = (size >= HEADER_BYTES) & (size <= left - likely) & (base >= expected) & (delta >= 0)
+    possible = (size >= HEADER_BYTES) & (size <= remaining - likely) & (base >= expected) & (delta >= 0)
     possible &= (records >= 0) & (records <= delta + 1) & ((rows["attributes"].astype(np.int64) & 7) < len(CODECS))
     # Subtract instead of adding, which could overflow, because these bytes may not be a batch.
-    possible &= base <= greatest - np.maximum(delta, 0)
+    possible &= base <= max_offset - np.maximum(delta, 0)
     positions: list[int] = likely[possible].tolist()
     return positions

@@ -121,10 +121,10 @@ def open_stream(codec: str, data: BytesLike) -> tuple[int, Fill]:
     if opening is not None:
         return opening
     part = decompress(codec, view)
-    return len(part), partial(_copied, part)
+    return len(part), partial(_copy_state, part)
 
 
-def _copied(part: bytes, out: memoryview) -> int:
+def _copy_state(part: bytes, out: memoryview) -> int:
     out[: len(part)] = part
     return len(part)
 
@@ -246,16 +246,16 @@ def _lz4_decompress(data: memoryview, limit: int) -> bytes:
     try:
         if LZ4_MAX_RATIO * data.nbytes <= limit:
             out, end = lz4.frame.decompress(frame, return_bytes_read=True)
-            left = len(frame) - end
+            remaining = len(frame) - end
         else:
             stream = lz4.frame.LZ4FrameDecompressor()
             out = stream.decompress(frame, max_length=limit)
             if not stream.eof and not stream.needs_input:
                 raise _too_large("lz4", limit)
-            left = len(stream.unused_data or b"") if stream.eof else -1
+            remaining = len(stream.unused_data or b"") if stream.eof else -1
     except (RuntimeError, ValueError, EOFError, MemoryError, OverflowError) as error:
         raise Corrupt(f"expected an lz4 frame: {error}") from None
-    if left < trailer:
+    if remaining < trailer:
         raise Corrupt("the lz4 frame is cut off")
     return out  # type: ignore[no-any-return]
 
@@ -291,7 +291,7 @@ def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], block_max: int, o
         for start, end in blocks:
             room = out[filled : filled + block_max]
             if end < 0:
-                filled += _copied(bytes(data[start:-end]), room)
+                filled += _copy_state(bytes(data[start:-end]), room)
             else:
                 filled += fill(data[start:end], room)
     except cramjam.DecompressionError as error:
@@ -338,15 +338,15 @@ def lz4_header_checksum(descriptor: bytes) -> int:
     primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
     mask = 0xFFFFFFFF
 
-    def rotated(value: int, by: int) -> int:
+    def rotate(value: int, by: int) -> int:
         return (value << by | value >> (32 - by)) & mask
 
     # XXH32 of fewer than 16 bytes does not need the main loop.
     state, words = (primes[4] + len(descriptor)) & mask, len(descriptor) // 4
     for word in struct.unpack_from(f"<{words}I", descriptor):
-        state = rotated((state + word * primes[2]) & mask, 17) * primes[3] & mask
+        state = rotate((state + word * primes[2]) & mask, 17) * primes[3] & mask
     for byte in descriptor[4 * words :]:
-        state = rotated((state + byte * primes[4]) & mask, 11) * primes[0] & mask
+        state = rotate((state + byte * primes[4]) & mask, 11) * primes[0] & mask
     state = (state ^ state >> 15) * primes[1] & mask
     state = (state ^ state >> 13) * primes[2] & mask
     return (state ^ state >> 16) >> 8 & 0xFF
@@ -377,7 +377,7 @@ def _open_zstd(data: memoryview, limit: int) -> tuple[int, Fill]:
     if end - start == data.nbytes and 0 < size <= limit and size <= bound:
         return size, partial(_zstd_fill, data, size)
     content = _zstd_contents(data, frames, limit)
-    return len(content), partial(_copied, content)
+    return len(content), partial(_copy_state, content)
 
 
 def _zstd_fill(data: memoryview, size: int, out: memoryview) -> int:
@@ -402,12 +402,12 @@ def _zstd_contents(data: memoryview, frames: list[_ZstdFrame], limit: int) -> by
     stated = sum(size for _, _, size, _ in frames if size > 0)
     if stated > limit:
         raise _too_large("zstd", limit, stated)
-    parts, left = list[bytes](), limit
+    parts, remaining = list[bytes](), limit
     for frame in frames:
-        part = _zstd_content(data, frame, left)
-        if len(part) > left:
+        part = _zstd_content(data, frame, remaining)
+        if len(part) > remaining:
             raise _too_large("zstd", limit)
-        left -= len(part)
+        remaining -= len(part)
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -145,7 +145,7 @@ class _Sink:
         self.fixed_time = fixed_time
         self.base_offset = headers.base_offset + location.shift
         self.first, self.limit = first, limit
-        self.wanted = sum(bit for bit, name in ((1, "key"), (2, "value"), (4, "headers")) if name in columns)
+        self.columns = sum(bit for bit, name in ((1, "key"), (2, "value"), (4, "headers")) if name in columns)
         self.emitted = np.zeros(len(headers), np.int64)
         self.state = np.zeros(kernels.STATE_SIZE, np.int64)
         self.offset = np.empty(0, np.int64)
@@ -160,12 +160,12 @@ class _Sink:
         count = check_fit(group, headers, self.location)
         records = int(count.sum())
         self._reserve(group, records)
-        positions = np.empty(records if self.wanted & 4 else 0, np.int64)
+        positions = np.empty(records if self.columns & 4 else 0, np.int64)
         before = self.state.copy()
         code = kernels.decode_records.sized(records)(
             group.data, group.start, group.stop, count, self.base_offset[rows],
             np.ascontiguousarray(headers.base_timestamp[rows]), self.fixed_time[rows],
-            np.ascontiguousarray(headers.last_offset_delta[rows]), self.first, self.limit, self.wanted, self.offset,
+            np.ascontiguousarray(headers.last_offset_delta[rows]), self.first, self.limit, self.columns, self.offset,
             self.timestamp, self.key.offsets, self.key.data, self.key.valid, self.value.offsets, self.value.data,
             self.value.valid, self.list_offsets, self.list_valid, positions, self.emitted[rows], self.state
         )  # fmt: skip
@@ -173,7 +173,7 @@ class _Sink:
             raise BadRequest("the records have 2 GiB or more of keys or values: decode fewer batches at a time")
         if code != kernels.OK:
             raise record_error(code, self.state, group, headers, self.location)
-        if self.wanted & 4:
+        if self.columns & 4:
             self._add_headers(group, positions, before)
         self.stored_left -= group.stored
 
@@ -202,25 +202,25 @@ class _Sink:
         more = 0.0 if group.plain or not group.stored else 1.05 * (self.stored_left - group.stored) / group.stored
         estimate = records * (1 + more)
         rows = int(state[kernels.ROWS])
-        self.offset = _grown(self.offset, rows + records, rows + estimate)
-        self.timestamp = _grown(self.timestamp, rows + records, rows + estimate)
+        self.offset = _grow(self.offset, rows + records, rows + estimate)
+        self.timestamp = _grow(self.timestamp, rows + records, rows + estimate)
         for cells, bit, counter in ((self.key, 1, kernels.KEY_BYTES), (self.value, 2, kernels.VALUE_BYTES)):
-            if self.wanted & bit:
+            if self.columns & bit:
                 filled = int(state[counter])
                 cells.reserve(rows + records, filled + nbytes, rows + estimate, filled + nbytes * (1 + more))
-        if self.wanted & 4:
-            self.list_offsets = _grown(self.list_offsets, rows + records + 1, rows + estimate)
-            self.list_valid = _grown(self.list_valid, rows + records + 7 >> 3, (rows + estimate) / 8, fill=0xFF)
+        if self.columns & 4:
+            self.list_offsets = _grow(self.list_offsets, rows + records + 1, rows + estimate)
+            self.list_valid = _grow(self.list_valid, rows + records + 7 >> 3, (rows + estimate) / 8, fill=0xFF)
 
     def finish(self) -> RecordColumns:
         state = self.state
         rows = int(state[kernels.ROWS])
         columns = RecordColumns(self.offset[:rows], self.timestamp[:rows])
-        if self.wanted & 1:
+        if self.columns & 1:
             columns.key = self.key.array(rows, int(state[kernels.KEY_BYTES]), int(state[kernels.KEY_NULLS]))
-        if self.wanted & 2:
+        if self.columns & 2:
             columns.value = self.value.array(rows, int(state[kernels.VALUE_BYTES]), int(state[kernels.VALUE_NULLS]))
-        if self.wanted & 4:
+        if self.columns & 4:
             columns.headers = self._headers(rows)
         return columns
 
@@ -230,7 +230,9 @@ class _Sink:
         key = self.header_key.array(entries, int(state[kernels.HEADER_KEY_BYTES]), 0)
         nulls = int(state[kernels.HEADER_VALUE_NULLS])
         value = self.header_value.array(entries, int(state[kernels.HEADER_VALUE_BYTES]), nulls)
-        struct = pa.StructArray.from_buffers(HEADERS_TYPE.value_type, entries, [None], children=[_text(key), value])
+        struct = pa.StructArray.from_buffers(
+            HEADERS_TYPE.value_type, entries, [None], children=[_as_strings(key), value]
+        )
         nulls = int(state[kernels.HEADER_NULLS])
         valid = pa.py_buffer(self.list_valid) if nulls else None
         buffers = [valid, pa.py_buffer(self.list_offsets)]
@@ -247,9 +249,9 @@ class _Cells:
 
     def reserve(self, rows: int, nbytes: int, estimated_rows: float = 0, estimated_bytes: float = 0) -> None:
         """Reserve memory for a total of `rows` rows and `nbytes` bytes, or for the estimate if it is larger."""
-        self.offsets = _grown(self.offsets, rows + 1, estimated_rows + 1)
-        self.data = _grown(self.data, nbytes + SLACK, estimated_bytes)
-        self.valid = _grown(self.valid, rows + 7 >> 3, estimated_rows / 8, fill=0xFF)
+        self.offsets = _grow(self.offsets, rows + 1, estimated_rows + 1)
+        self.data = _grow(self.data, nbytes + SLACK, estimated_bytes)
+        self.valid = _grow(self.valid, rows + 7 >> 3, estimated_rows / 8, fill=0xFF)
 
     def array(self, rows: int, nbytes: int, nulls: int) -> pa.Array:
         valid = pa.py_buffer(self.valid) if nulls else None
@@ -261,13 +263,13 @@ MAX_ESTIMATE_BYTES = 256 << 20
 """Maximum size to allocate from an estimate, which may be far off because it is based on a single group."""
 
 
-def _grown(array: npt.NDArray[Any], needed: int, estimate: float = 0, fill: int | None = None) -> npt.NDArray[Any]:
-    """Return an array of at least `needed` elements; if it must grow, it grows by at least half of its size."""
+def _grow(array: npt.NDArray[Any], min_size: int, estimate: float = 0, fill: int | None = None) -> npt.NDArray[Any]:
+    """Return an array of at least `min_size` elements; if it must grow, it grows by at least half of its size."""
     size = len(array)
-    if needed <= size:
+    if min_size <= size:
         return array
     grown = new_array(
-        max(needed, size + size // 2, min(int(estimate), MAX_ESTIMATE_BYTES // array.itemsize)), array.dtype
+        max(min_size, size + size // 2, min(int(estimate), MAX_ESTIMATE_BYTES // array.itemsize)), array.dtype
     )
     grown[:size] = array
     if fill is not None:
@@ -275,7 +277,7 @@ def _grown(array: npt.NDArray[Any], needed: int, estimate: float = 0, fill: int 
     return grown
 
 
-def _text(key: pa.Array) -> pa.StringArray:
+def _as_strings(key: pa.Array) -> pa.StringArray:
     """Return header keys as strings. Bytes that are not UTF-8 become U+FFFD, as in Kafka's clients."""
     text = pa.Array.from_buffers(pa.string(), len(key), key.buffers())
     try:

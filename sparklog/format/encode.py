@@ -47,7 +47,7 @@ ONE_PASS_BYTES = 64 << 10
 """Up to this size, hashing the bytes again takes less time than combining two CRCs, interpreted."""
 _ALL = np.empty(0, np.int64)
 """As `order`: all rows; as `lane_of`: a single lane for all rows."""
-_NONE_PLACED = np.empty(0, np.uint8)
+_NONE_EXPLICIT = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class EncodedSlice:
 class EncoderRows:
     """Rows to encode; the columns are those of `encode`.
 
-    `partition`: partition of each row, not negative; None: 0 for all rows. `placed`: bool[rows], True if the partition
-    of the row was given by the caller and not chosen; None: False for all rows.
+    * `partition`: non-negative partition of each row; None stands for partition 0
+    * `explicit`: bool[rows], True for rows whose partition the caller specified; None stands for False
     """
 
     key: Column
@@ -134,7 +134,7 @@ class EncoderRows:
     headers: Column
     timestamp: Int64Array
     partition: npt.NDArray[Any] | None = None
-    placed: BoolArray | None = None
+    explicit: BoolArray | None = None
 
 
 def encode(
@@ -204,13 +204,13 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _FinishedBatch:
-    """A finished batch. `head_crc` is the CRC-32C of the bytes that its own CRC does not cover."""
+    """A finished batch. `uncovered_crc` is the CRC-32C of the bytes that its own CRC does not cover."""
 
     parts: list[memoryview | bytes]
     size: int
     last_offset: int
     max_time: int
-    head_crc: int
+    uncovered_crc: int
     crc: int
 
 
@@ -222,7 +222,7 @@ class _KernelRows:
     columns: KernelColumns
     order: Int64Array
     lane_of: Int64Array
-    placed: ByteArray
+    explicit: ByteArray
     count: int
     low: int
     high: int
@@ -243,8 +243,10 @@ class _KernelRows:
         if len(lane_of) and int(lane_of.min()) < 0:
             raise BadRequest(f"partitions must be 0 or more, found {int(lane_of.min())}")
         columns = KernelColumns(rows.key, rows.value, rows.headers)
-        placed = _NONE_PLACED if rows.placed is None else rows.placed.view(np.uint8)
-        return cls(times, columns, selected, lane_of, placed, len(times) if order is None else len(selected), low, high)
+        explicit = _NONE_EXPLICIT if rows.explicit is None else rows.explicit.view(np.uint8)
+        return cls(
+            times, columns, selected, lane_of, explicit, len(times) if order is None else len(selected), low, high
+        )
 
     def rows(self, lane: int) -> Int64Array:
         """Return the rows of a lane, in order."""
@@ -303,7 +305,7 @@ class _RowEncoder:
         before = 0
         for part in self.parts:
             code = kernels.measure.sized(part.count)(
-                part.order, part.lane_of, part.placed, part.count, part.times, part.columns.table, self.extra, lanes,
+                part.order, part.lane_of, part.explicit, part.count, part.times, part.columns.table, self.extra, lanes,
                 state
             )  # fmt: skip
             row = before + int(state[kernels.ERROR_ROW])
@@ -345,9 +347,9 @@ class _RowEncoder:
                 parts = [head, payload]
             size = sum(len(part) for part in parts)
             if size <= options.max_message_bytes:
-                head_crc = crc32c.crc32c(parts[0][:CRC_START])
+                uncovered_crc = crc32c.crc32c(parts[0][:CRC_START])
                 last = offset + first + draft.rows - 1
-                yield _FinishedBatch(parts, size, last, draft.max_time, head_crc, crc), lane
+                yield _FinishedBatch(parts, size, last, draft.max_time, uncovered_crc, crc), lane
             elif draft.rows == 1:
                 raise BadRequest(
                     f"a batch with a single record has {size} bytes, max.message.bytes is "
@@ -390,7 +392,7 @@ def _crc(batches: list[_FinishedBatch], buffers: list[memoryview | bytes], sizes
         for part in buffers:
             crc = crc32c.crc32c(part, crc)
         return crc
-    crcs = np.array([(batch.head_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
+    crcs = np.array([(batch.uncovered_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
     lengths = np.stack((np.full(len(sizes), CRC_START), sizes - CRC_START), axis=1).reshape(-1)
     return int(join_crcs.sized(RECORDS_PER_CRC * len(crcs))(crcs, lengths))
 

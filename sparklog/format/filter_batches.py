@@ -234,7 +234,7 @@ def filter_batches(
     misplaced = (headers.position < 0) | (headers.size < min_size) | (headers.position > len(source) - headers.size)
     if code != kernels.OK or misplaced.any():
         raise BadRequest("a record lies outside of the payloads, or a batch outside of the data")
-    kept = totals[:, kernels.KEPT]
+    kept = totals[:, kernels.KEPT_RECORDS]
     plan = np.zeros((len(headers), kernels.PLAN_FIELDS), np.int64)
     plan[:, kernels.ACTION] = np.select(
         [drop, kept == 0, (kept == rows) & (horizon < 0) & ~headers.is_legacy],
@@ -302,7 +302,7 @@ class _Writer:
         room = np.select(
             [action == kernels.NOTHING, action == kernels.COPY], [0, plan[:, kernels.FROM_SIZE]], HEADER_BYTES
         )
-        growth = self.totals[:, kernels.KEPT_BYTES] + kernels.RECORD_GROWTH * self.totals[:, kernels.KEPT]
+        growth = self.totals[:, kernels.KEPT_BYTES] + kernels.RECORD_GROWTH * self.totals[:, kernels.KEPT_RECORDS]
         out = new_array(int(room.sum() + growth[action == kernels.REBUILD].sum()) + SLACK, np.uint8)
         written = kernels.write_batches(
             plan, self.data, packed, self.payloads.data, fields.timestamp, fields.start, fields.end,
@@ -349,7 +349,7 @@ class _Writer:
             attributes=attributes,
             base_timestamp=np.where(emptied, NO_TIMESTAMP, base),
             max_timestamp=np.where(rebuilt, totals[:, kernels.MAX_TIME], old.max_timestamp),
-            count=np.where(action == kernels.COPY, old.count, totals[:, kernels.KEPT]),
+            count=np.where(action == kernels.COPY, old.count, totals[:, kernels.KEPT_RECORDS]),
             magic=None,
             end=int(plan[:, kernels.OUT_SIZE].sum()),
             stop="end",

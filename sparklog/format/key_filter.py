@@ -46,7 +46,7 @@ from sparklog.format.record_batch import BatchHeaders, BytesLike, DataLocation, 
 
 MAGIC = b"SLBF"
 FORMAT_VERSION = 2
-HEAD = struct.Struct(">4sII")
+HEADER = struct.Struct(">4sII")
 CRC = struct.Struct(">I")
 TABLE_DTYPE = np.dtype(
     [("position", ">i8"), ("nbytes", ">i8"), ("crc", ">u4"), ("pieces", ">u4"), ("pieces_crc", ">u4")]
@@ -55,12 +55,12 @@ PIECE_DTYPE = np.dtype([("offset", ">i8"), ("nbytes", ">u4"), ("crc", ">u4"), ("
 BLOCK_BYTES = 32
 PIECE_BYTES = 1 << 20
 BITS_PER_KEY = 16
-FULL = 0.4
+MAX_FILL = 0.4
 """Share of bits that are set in a filter with about `BITS_PER_KEY` bits per key: 1 - (31/32)^16."""
-RECORDS_AT_ONCE = 1 << 18
-TRIED_RECORDS = 10_000
+RECORDS_PER_STEP = 1 << 18
+SAMPLED_RECORDS = 10_000
 """A slice whose first records, this many, have no keys gets no filter."""
-HASHES_AT_ONCE = 256
+HASHES_PER_STEP = 256
 
 HASH_KEY = HashKey(0, 0)
 Words = npt.NDArray[np.uint32]
@@ -83,10 +83,10 @@ class FilterPiece:
     crc: int
     words: Words
 
-    def may_hold(self, hashes: Hashes) -> bool:
+    def may_contain(self, hashes: Hashes) -> bool:
         """Return False if no record of the piece has any of these keys."""
-        for start in range(0, len(hashes) if len(self.words) else 0, HASHES_AT_ONCE):
-            some = hashes[start : start + HASHES_AT_ONCE]
+        for start in range(0, len(hashes) if len(self.words) else 0, HASHES_PER_STEP):
+            some = hashes[start : start + HASHES_PER_STEP]
             block = ((some >> np.uint64(32)) * np.uint64(len(self.words)) >> np.uint64(32)).astype(np.int64)
             low = (some & np.uint64(0xFFFFFFFF)).astype(np.uint32)
             bits = np.uint32(1) << ((low[:, None] * _SALTS) >> np.uint32(27))
@@ -94,7 +94,7 @@ class FilterPiece:
                 return True
         return False
 
-    def within(self, other: FilterPiece) -> bool:
+    def is_contained_in(self, other: FilterPiece) -> bool:
         """Return True if `other` is of the same bytes, and its filter, of the same size, contains all of these keys."""
         same = (self.nbytes, self.crc) == (other.nbytes, other.crc) and other.offset in (-1, self.offset)
         return same and not (self.words & ~other.words).any()
@@ -109,9 +109,9 @@ class KeyFilter:
     crc: int
     pieces: tuple[FilterPiece, ...]
 
-    def may_hold(self, hashes: Hashes) -> Bools:
+    def may_contain(self, hashes: Hashes) -> Bools:
         """Return bool[pieces], False if no record of the piece has any of these keys."""
-        return np.array([piece.may_hold(hashes) for piece in self.pieces], np.bool_)
+        return np.array([piece.may_contain(hashes) for piece in self.pieces], np.bool_)
 
 
 _SALTS = np.array(SALTS, np.uint32)
@@ -141,9 +141,13 @@ class FilterBuilder:
     """Builds the filters of one slice while its batches are written."""
 
     def __init__(self, like: KeyFilter | None = None) -> None:
-        """Create a builder; with `like`, use the same pieces and sizes as these filters, to compare with `within`."""
-        self._like = () if like is None else like.pieces
-        self._done: list[FilterPiece] = []
+        """Create a builder.
+
+        If `like` is given, the builder uses the same pieces and filter sizes, so that `is_contained_in` can compare the
+        filters.
+        """
+        self._template = () if like is None else like.pieces
+        self._pieces: list[FilterPiece] = []
         self._offset = self._nbytes = self._crc = 0
         """Offset, size and CRC-32C of the current piece."""
         self._hashes: list[npt.NDArray[np.uint64]] = []
@@ -167,7 +171,7 @@ class FilterBuilder:
             return
         self._keys += len(keys.hashes)
         self._records += int(headers.count[~headers.is_control].sum())
-        self._failed = self._keys == 0 and self._records >= TRIED_RECORDS
+        self._failed = self._keys == 0 and self._records >= SAMPLED_RECORDS
         view, ends, first = memoryview(data).cast("B"), np.cumsum(headers.size), 0
         key_ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(keys.counts)))
         while first < len(headers):
@@ -188,7 +192,7 @@ class FilterBuilder:
         counts = np.zeros(len(headers), np.int64)
         plain = np.flatnonzero(~headers.is_control)
         before = np.cumsum(headers.count[plain]) - headers.count[plain]
-        edges = np.flatnonzero(np.diff(before // RECORDS_AT_ONCE)) + 1
+        edges = np.flatnonzero(np.diff(before // RECORDS_PER_STEP)) + 1
         hashes = [np.empty((0, 2), np.uint64)]
         for rows in np.split(plain, edges):
             some = headers[rows]
@@ -204,16 +208,16 @@ class FilterBuilder:
 
     def _room(self) -> int:
         """Return the remaining space in the current piece in bytes."""
-        row = len(self._done)
-        return (self._like[row].nbytes if row < len(self._like) else PIECE_BYTES) - self._nbytes
+        row = len(self._pieces)
+        return (self._template[row].nbytes if row < len(self._template) else PIECE_BYTES) - self._nbytes
 
     def _add_hashes(self, hashes: npt.NDArray[np.uint64]) -> None:
-        row = len(self._done)
-        if row >= len(self._like):
+        row = len(self._pieces)
+        if row >= len(self._template):
             self._hashes.append(hashes)
             return
         if self._words is None:
-            self._words = np.zeros((len(self._like[row].words), 8), np.uint32)
+            self._words = np.zeros((len(self._template[row].words), 8), np.uint32)
         _fill(self._words, hashes)
 
     def _end_piece(self) -> None:
@@ -225,8 +229,8 @@ class FilterBuilder:
             step = 1 << max(0, blocks.bit_length() - 4)
             words = np.zeros((-(-blocks // step) * step, 8), np.uint32)
             _fill(words, hashes)
-            words = _halved(words)
-        self._done.append(FilterPiece(self._offset, self._nbytes, self._crc, words))
+            words = _fold(words)
+        self._pieces.append(FilterPiece(self._offset, self._nbytes, self._crc, words))
         self._nbytes = self._crc = 0
 
     def finish(self, position: int, nbytes: int, crc: int) -> KeyFilter | None:
@@ -235,15 +239,15 @@ class FilterBuilder:
             self._end_piece()
         if self._failed or not self._keys:
             return None
-        return KeyFilter(position, nbytes, crc, tuple(self._done))
+        return KeyFilter(position, nbytes, crc, tuple(self._pieces))
 
-    def within(self, other: KeyFilter) -> bool:
+    def is_contained_in(self, other: KeyFilter) -> bool:
         """Return True if `other` has the same pieces and contains all keys, or if the records cannot be read."""
         if self._nbytes and not self._failed:
             self._end_piece()
         return self._failed or (
-            len(self._done) == len(other.pieces)
-            and all(piece.within(stored) for piece, stored in zip(self._done, other.pieces, strict=True))
+            len(self._pieces) == len(other.pieces)
+            and all(piece.is_contained_in(stored) for piece, stored in zip(self._pieces, other.pieces, strict=True))
         )
 
 
@@ -253,10 +257,10 @@ def _fill(words: Words, hashes: npt.NDArray[np.uint64]) -> None:
         add_to_filter.sized(len(hashes))(flat, len(words), words.view(np.uint8).reshape(-1))
 
 
-def _halved(words: Words) -> Words:
+def _fold(words: Words) -> Words:
     while len(words) and len(words) % 2 == 0:
         half = words[::2] | words[1::2]
-        if np.unpackbits(half.view(np.uint8)).mean() > FULL:
+        if np.unpackbits(half.view(np.uint8)).mean() > MAX_FILL:
             break
         words = half
     return words
@@ -265,48 +269,48 @@ def _halved(words: Words) -> Words:
 def encode_filters(filters: Sequence[KeyFilter]) -> bytes:
     table = np.zeros(len(filters), TABLE_DTYPE)
     for name in ("position", "nbytes", "crc"):
-        table[name] = [getattr(item, name) for item in filters]
-    listed, blocks = [], []
-    for row, item in zip(table, filters, strict=True):
-        pieces = np.zeros(len(item.pieces), PIECE_DTYPE)
+        table[name] = [getattr(key_filter, name) for key_filter in filters]
+    piece_table, blocks = [], []
+    for row, key_filter in zip(table, filters, strict=True):
+        pieces = np.zeros(len(key_filter.pieces), PIECE_DTYPE)
         for name in ("offset", "nbytes", "crc"):
-            pieces[name] = [getattr(piece, name) for piece in item.pieces]
-        words = [np.ascontiguousarray(piece.words, "<u4").tobytes() for piece in item.pieces]
-        pieces["blocks"] = [len(piece.words) for piece in item.pieces]
+            pieces[name] = [getattr(piece, name) for piece in key_filter.pieces]
+        words = [np.ascontiguousarray(piece.words, "<u4").tobytes() for piece in key_filter.pieces]
+        pieces["blocks"] = [len(piece.words) for piece in key_filter.pieces]
         pieces["filter_crc"] = [crc32c(data) for data in words]
         row["pieces"], row["pieces_crc"] = len(pieces), crc32c(pieces.tobytes())
-        listed.append(pieces.tobytes())
+        piece_table.append(pieces.tobytes())
         blocks += words
-    head = HEAD.pack(MAGIC, FORMAT_VERSION, len(filters)) + table.tobytes()
-    return b"".join([head, CRC.pack(crc32c(head)), *listed, *blocks])
+    head = HEADER.pack(MAGIC, FORMAT_VERSION, len(filters)) + table.tobytes()
+    return b"".join([head, CRC.pack(crc32c(head)), *piece_table, *blocks])
 
 
 def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, ...]:
     """Return the filters of a file. `Corrupt` if it is damaged, `BadRequest` if its version is unknown."""
-    if len(data) < HEAD.size + CRC.size:
+    if len(data) < HEADER.size + CRC.size:
         raise Corrupt(f"expected a filter file, found {len(data)} bytes", file=file, position=0)
-    magic, version, count = HEAD.unpack_from(data)
-    start = HEAD.size + count * TABLE_DTYPE.itemsize
+    magic, version, count = HEADER.unpack_from(data)
+    start = HEADER.size + count * TABLE_DTYPE.itemsize
     if magic != MAGIC or start + CRC.size > len(data) or CRC.unpack_from(data, start)[0] != crc32c(data[:start]):
         raise Corrupt("the header of the filter file is corrupt", file=file, position=0)
     if version not in (1, FORMAT_VERSION):
         raise BadRequest(f"filter file {file} has format {version}, this sparklog reads {FORMAT_VERSION}: upgrade")
-    table, end = np.frombuffer(data, TABLE_DTYPE, count, HEAD.size), start + CRC.size
+    table, end = np.frombuffer(data, TABLE_DTYPE, count, HEADER.size), start + CRC.size
     rows = []
-    for item in table:
+    for entry in table:
         if version == 1:
-            rows.append(np.array([(-1, *item.tolist()[1:])], PIECE_DTYPE))
+            rows.append(np.array([(-1, *entry.tolist()[1:])], PIECE_DTYPE))
             continue
-        listed = data[end : end + int(item["pieces"]) * PIECE_DTYPE.itemsize]
-        whole = len(listed) == int(item["pieces"]) * PIECE_DTYPE.itemsize
-        if not whole or crc32c(listed) != int(item["pieces_crc"]):
+        piece_table = data[end : end + int(entry["pieces"]) * PIECE_DTYPE.itemsize]
+        is_complete = len(piece_table) == int(entry["pieces"]) * PIECE_DTYPE.itemsize
+        if not is_complete or crc32c(piece_table) != int(entry["pieces_crc"]):
             raise Corrupt("the pieces of a slice in the filter file are corrupt", file=file, position=end)
-        rows.append(np.frombuffer(listed, PIECE_DTYPE))
-        if not len(rows[-1]) or int(rows[-1]["nbytes"].sum(dtype=np.int64)) != int(item["nbytes"]):
+        rows.append(np.frombuffer(piece_table, PIECE_DTYPE))
+        if not len(rows[-1]) or int(rows[-1]["nbytes"].sum(dtype=np.int64)) != int(entry["nbytes"]):
             raise Corrupt("the pieces in the filter file do not have the size of their slice", file=file, position=end)
-        end += len(listed)
+        end += len(piece_table)
     filters = []
-    for item, pieces in zip(table, rows, strict=True):
+    for entry, pieces in zip(table, rows, strict=True):
         decoded = []
         for offset, nbytes, crc, count, filter_crc in pieces.tolist():
             blocks = data[end : end + count * BLOCK_BYTES]
@@ -314,7 +318,7 @@ def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, 
                 raise Corrupt("the filter's CRC-32C does not match its bytes", file=file, position=end)
             decoded.append(FilterPiece(offset, nbytes, crc, np.frombuffer(blocks, "<u4").reshape(-1, 8)))
             end += len(blocks)
-        position, nbytes, crc = (int(item[name]) for name in ("position", "nbytes", "crc"))
+        position, nbytes, crc = (int(entry[name]) for name in ("position", "nbytes", "crc"))
         filters.append(KeyFilter(position, nbytes, crc, tuple(decoded)))
     if end != len(data):
         raise Corrupt(f"expected {end} bytes in the filter file, found {len(data)}", file=file, position=end)

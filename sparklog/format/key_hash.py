@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import KernelColumns
-from sparklog.format.kernels.hash_kernels import murmur2_cells, siphash_runs
+from sparklog.format.kernels.hash_kernels import murmur2_cells, siphash_keys
 from sparklog.format.record_batch import ByteArray, Int64Array, as_bytes_array
 
 _WORDS = struct.Struct("<qq")
@@ -53,7 +53,7 @@ def key_hashes(
     hashes = np.empty((len(key_start), 2), np.uint64)
     starts, lengths = np.ascontiguousarray(key_start, np.int64), np.ascontiguousarray(key_length, np.int32)
     words = hashes.reshape(-1).view(np.int64)
-    wrong = siphash_runs(as_bytes_array(data), starts, lengths, hash_key.low, hash_key.high, words)
+    wrong = siphash_keys(as_bytes_array(data), starts, lengths, hash_key.low, hash_key.high, words)
     if wrong >= 0:
         found = f"{int(key_length[wrong])} bytes at {int(key_start[wrong])}"
         raise BadRequest(f"key {wrong} is not within the {len(data)} bytes of data: found {found}")

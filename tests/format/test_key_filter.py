@@ -80,12 +80,12 @@ def test_a_filter_is_as_the_document_has_it(codec: str) -> None:
     data = slice_of([*keys, None], codec)
     assert (made.offset, made.nbytes, made.crc) == (0, len(data), crc32c(data))
     assert (made.words == plain_words(keys, len(made.words))).all()
-    assert all(made.may_hold(hashes_of([key])) for key in keys)
+    assert all(made.may_contain(hashes_of([key])) for key in keys)
     absent = [b"absent-%d" % i for i in range(1000)]
     hashes = hashes_of(absent)
-    assert sum(made.may_hold(hashes[i : i + 1]) for i in range(1000)) < 10
-    assert not made.may_hold(hashes[:0])
-    assert made.may_hold(hashes_of([*absent[:3], keys[0]]))
+    assert sum(made.may_contain(hashes[i : i + 1]) for i in range(1000)) < 10
+    assert not made.may_contain(hashes[:0])
+    assert made.may_contain(hashes_of([*absent[:3], keys[0]]))
 
 
 def test_repeated_keys_make_a_small_filter() -> None:
@@ -99,7 +99,7 @@ def test_repeated_keys_make_a_small_filter() -> None:
 
 def test_there_is_no_filter_without_keys_or_for_records_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert filter_of([None] * 5) is None
-    monkeypatch.setattr(key_filter, "TRIED_RECORDS", 100)
+    monkeypatch.setattr(key_filter, "SAMPLED_RECORDS", 100)
     for count in (99, 100, 150):
         data, more = slice_of([None] * count), slice_of([b"k"])
         builder = FilterBuilder()
@@ -116,7 +116,7 @@ def test_there_is_no_filter_without_keys_or_for_records_that_cannot_be_read(monk
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 100])
 def test_about_so_many_records_are_opened_at_once(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
     """Batches go on being added while the records before them are fewer than the next multiple of the bound."""
-    monkeypatch.setattr(key_filter, "RECORDS_AT_ONCE", bound)
+    monkeypatch.setattr(key_filter, "RECORDS_PER_STEP", bound)
     sizes = (3, 1, 2, 4, 1, 1, 6, 1)
     data = b"".join(slice_of([b"%d-%d" % (at, i) for i in range(size)]) for at, size in enumerate(sizes))
     builder, parts, groups_of = FilterBuilder(), list[list[int]](), key_filter.payload_groups
@@ -134,7 +134,7 @@ def test_about_so_many_records_are_opened_at_once(monkeypatch: pytest.MonkeyPatc
     made = builder.finish(0, 1, 2)
     assert made is not None
     (piece,) = made.pieces
-    assert all(piece.may_hold(hashes_of([b"%d-%d" % (at, i)])) for at, size in enumerate(sizes) for i in range(size))
+    assert all(piece.may_contain(hashes_of([b"%d-%d" % (at, i)])) for at, size in enumerate(sizes) for i in range(size))
 
 
 def test_keys_of_later_batches_and_of_every_codec_are_in_a_filter() -> None:
@@ -148,7 +148,7 @@ def test_keys_of_later_batches_and_of_every_codec_are_in_a_filter() -> None:
     assert filters is not None
     (made,) = filters.pieces
     assert (made.words == plain_words([key for keys in parts for key in keys], len(made.words))).all()
-    assert all(made.may_hold(hashes_of([key])) for keys in parts for key in keys)
+    assert all(made.may_contain(hashes_of([key])) for keys in parts for key in keys)
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
@@ -199,8 +199,8 @@ def test_a_piece_without_keys_holds_none(monkeypatch: pytest.MonkeyPatch) -> Non
     made = builder.finish(0, sum(map(len, parts)), 2)
     assert made is not None
     (read,) = decode_filters(encode_filters([made]))
-    assert read.may_hold(hashes_of([b"a"])).tolist() == [False, True, False]
-    assert read.may_hold(hashes_of([b"b", b"a"])).tolist() == [False, True, False]
+    assert read.may_contain(hashes_of([b"a"])).tolist() == [False, True, False]
+    assert read.may_contain(hashes_of([b"b", b"a"])).tolist() == [False, True, False]
 
 
 def test_filters_are_within_others_if_these_have_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_filters_are_within_others_if_these_have_all_keys(monkeypatch: pytest.Mo
         headers = scan_headers(data)
         for row in range(len(headers)):
             builder.add(data, headers[row : row + 1])
-        return builder.within(other)
+        return builder.is_contained_in(other)
 
     def with_piece(**changes: object) -> KeyFilter:
         first, second, *rest = other.pieces
@@ -292,7 +292,7 @@ def test_a_file_of_version_1_has_slices_of_one_piece() -> None:
     (piece,) = first.pieces
     assert (piece.offset, piece.nbytes, piece.crc) == (-1, 900, 5)
     assert (piece.words == words).all()
-    assert all(first.may_hold(hashes_of([key])).all() for key in keys)
+    assert all(first.may_contain(hashes_of([key])).all() for key in keys)
     assert (second.position, second.nbytes, second.pieces[0].words.shape) == (1000, 1 << 21, (1, 8))
     with pytest.raises(Corrupt, match="CRC-32C"):
         decode_filters(data[:-1] + b"x")
@@ -327,7 +327,7 @@ def test_the_document_has_the_tables_and_the_limits() -> None:
         for name, (field, at, *_) in kind.fields.items():
             assert f"| {at} | {np.dtype(field).newbyteorder('=').name} | {name} |" in DOCUMENT
     sizes = (
-        key_filter.HEAD.size,
+        key_filter.HEADER.size,
         f"{key_filter.TABLE_DTYPE.itemsize} each",
         key_filter.CRC.size,
         f"{key_filter.PIECE_DTYPE.itemsize} each",
@@ -336,5 +336,5 @@ def test_the_document_has_the_tables_and_the_limits() -> None:
         assert f"| {part} | {size} |" in DOCUMENT
     assert f"of {DEFAULTS.filter_min_bytes} bytes or more" in DOCUMENT
     assert f"{key_filter.PIECE_BYTES} bytes, unless" in DOCUMENT
-    assert f"first {key_filter.TRIED_RECORDS} records" in DOCUMENT
+    assert f"first {key_filter.SAMPLED_RECORDS} records" in DOCUMENT
     assert tuple(SALTS) == key_filter.SALTS

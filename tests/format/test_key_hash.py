@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest
-from sparklog.format.kernels.hash_kernels import siphash_runs
+from sparklog.format.kernels.hash_kernels import siphash_keys
 from sparklog.format.key_hash import HashKey, key_hashes
 
 SECRET = bytes(range(16))
@@ -88,7 +88,7 @@ def test_neighbours_that_are_hashed_at_once_have_their_own_hashes(lengths: list[
     assert hashes(data, runs) == expected
     words, key = np.zeros(2 * len(runs), np.int64), HashKey.of(SECRET)
     arrays = np.array([start for start, _ in runs], np.int64), np.array(lengths, np.int32)
-    assert siphash_runs.interpreted(np.frombuffer(data, np.uint8), *arrays, key.low, key.high, words) == -1
+    assert siphash_keys.interpreted(np.frombuffer(data, np.uint8), *arrays, key.low, key.high, words) == -1
     assert words.tobytes() == b"".join(expected)
     for outside in range(len(runs)):
         if lengths[outside] >= 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.format.batch_walk import Resumed, resume
+from sparklog.format.batch_walk import ResumePoint, resume
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile
@@ -195,9 +195,9 @@ def test_damage_longer_than_a_search_window_is_passed(tmp_path: Path) -> None:
     garbage = random.Random(9).randbytes((1 << 20) + 12345)
     file = layout(tmp_path, "closed", [*BATCHES[:2], garbage, *BATCHES[3:]])
     with SegmentFile(file_path(file)) as opened:
-        assert resume(opened, START, 8, 20) == Resumed(START + len(garbage), 12)
+        assert resume(opened, START, 8, 20) == ResumePoint(START + len(garbage), 12)
         assert resume(opened, START, 8, 12) is None, "nothing of this segment reaches the next one's base"
-        assert resume(opened, START + len(garbage), 13, 20) == Resumed(START + len(garbage) + len(BATCHES[3]), 16)
+        assert resume(opened, START + len(garbage), 13, 20) == ResumePoint(START + len(garbage) + len(BATCHES[3]), 16)
 
 
 # ---------------------------------------------------------------- transactions

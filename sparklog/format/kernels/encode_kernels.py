@@ -169,10 +169,10 @@ def fail(state: Any, row: int, code: int) -> int:
 
 
 @helper
-def begin(lanes: Any, batches: Any, lane: int, batch: int, place: int, time: int) -> None:
-    lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START] = batch, place
+def begin(lanes: Any, batches: Any, lane: int, batch: int, position: int, time: int) -> None:
+    lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START] = batch, position
     lanes[lane, LANE_BASE], lanes[lane, LANE_MAX_TIME] = time, -1
-    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, place, time
+    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, position, time
 
 
 @helper
@@ -184,20 +184,20 @@ def close(lanes: Any, batches: Any, lane: int, batch: int) -> None:
 
 @kernel(INT(INT64_IN, INT64_IN, BYTES_IN, INT, INT64_IN, TABLE, INT, TABLE, INT64))
 def measure(
-    order: Any, lane_of: Any, placed: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any
+    order: Any, lane_of: Any, explicit: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any
 ) -> int:
     """Compute the totals of each lane: rows, maximum size, null keys, minimum time, and content size.
 
     The maximum size does not include batch headers. The content is keys, values and headers. The numbers of rows that
     could go to any lane, because they have no key and are not placed, and their content size are counted separately.
 
-    `order`: rows to encode, empty: all; `lane_of`: lane of each encoded row, empty: lane 0 for all; `placed`: 1 for
+    `order`: rows to encode, empty: all; `lane_of`: lane of each encoded row, empty: lane 0 for all; `explicit`: 1 for
     rows whose lane was given, empty: none; `extra`: maximum size of attributes, both deltas and a header count. The
     minimum times in `lanes` must be preset; times below 0 are ignored.
     """
     order_at = address(order) if len(order) else 0
     lane_at = address(lane_of) if len(lane_of) else 0
-    placed_at = address(placed) if len(placed) else 0
+    explicit_at = address(explicit) if len(explicit) else 0
     times_at = address(times)
     k_off, k_wide, _, _, k_valid, k_at = column(columns, KEY)
     v_off, v_wide, _, _, v_valid, v_at = column(columns, VALUE)
@@ -228,7 +228,7 @@ def measure(
         lanes[lane, LANE_CONTENT] += content
         if key_length < 0:
             lanes[lane, LANE_NULL_KEYS] += 1
-            if placed_at == 0 or load_u8(placed_at + row) == 0:
+            if explicit_at == 0 or load_u8(explicit_at + row) == 0:
                 lanes[lane, LANE_FREE_ROWS] += 1
                 lanes[lane, LANE_FREE_CONTENT] += content
     return OK
@@ -274,23 +274,23 @@ def encode_records(
             headers = max(headers, 0)
             headers_bytes = headers_size(columns, first, headers)
         fixed = 1 + cell_size(key_length) + cell_size(value_length) + varint_size(zigzag(headers)) + headers_bytes
-        batch, count, place = lanes[lane, LANE_BATCH], lanes[lane, LANE_COUNT], lanes[lane, LANE_AT]
+        batch, count, position = lanes[lane, LANE_BATCH], lanes[lane, LANE_COUNT], lanes[lane, LANE_AT]
         base = lanes[lane, LANE_BASE]
         size = fixed + varint_size(zigzag(time - base)) + varint_size(zigzag(count))
-        after = place - lanes[lane, LANE_BATCH_START] + varint_size(zigzag(size)) + size
+        after = position - lanes[lane, LANE_BATCH_START] + varint_size(zigzag(size)) + size
         if batch < 0 or (count > 0 and after > target):
             if batch >= 0:
                 close(lanes, batches, lane, batch)
             batch = used
             used += 1
             base = time
-            begin(lanes, batches, lane, batch, place, time)
-            place += HEADER_BYTES
+            begin(lanes, batches, lane, batch, position, time)
+            position += HEADER_BYTES
             count = 0
             size = fixed + 2  # Both deltas are 0.
         lanes[lane, LANE_MAX_TIME] = max(lanes[lane, LANE_MAX_TIME], time)
         lanes[lane, LANE_COUNT] = count + 1
-        to = write_varint(out_at + place, zigzag(size))
+        to = write_varint(out_at + position, zigzag(size))
         store_u8(to, 0)
         to = write_varint(to + 1, zigzag(time - base))
         to = write_varint(to, zigzag(count))

@@ -63,8 +63,8 @@ def multiply(a: int, b: int) -> int:
 def join_crcs(crcs: Any, lengths: Any) -> int:
     """Return the CRC-32C of concatenated parts of `lengths` bytes with these CRC-32Cs."""
     total = 0
-    for run in range(len(crcs)):
-        length = lengths[run]
+    for part in range(len(crcs)):
+        length = lengths[part]
         power = ONE >> 8  # x^8: one byte
         shift = ONE
         while length:
@@ -72,7 +72,7 @@ def join_crcs(crcs: Any, lengths: Any) -> int:
                 shift = multiply(power, shift)
             power = multiply(power, power)
             length >>= 1
-        total = multiply(shift, total) ^ crcs[run]
+        total = multiply(shift, total) ^ crcs[part]
     return total
 
 
@@ -85,19 +85,19 @@ def change_crcs(crcs: Any, changes: Any, following: Any) -> Any:
         powers[bit] = power
         power = multiply(power, power)
     out = np.empty(len(crcs), np.int64)
-    for run in range(len(crcs)):
+    for batch in range(len(crcs)):
         state = 0
         for byte in range(8):
-            state ^= (changes[run] >> (56 - 8 * byte)) & 0xFF
+            state ^= (changes[batch] >> (56 - 8 * byte)) & 0xFF
             for _ in range(8):
                 state = (state >> 1) ^ POLYNOMIAL if state & 1 else state >> 1
-        left, bit = following[run], 0
-        while left > 0:
-            if left & 1:
+        remaining, bit = following[batch], 0
+        while remaining > 0:
+            if remaining & 1:
                 state = multiply(powers[bit], state)
-            left >>= 1
+            remaining >>= 1
             bit += 1
-        out[run] = crcs[run] ^ state
+        out[batch] = crcs[batch] ^ state
     return out
 
 
@@ -114,12 +114,12 @@ def murmur2_bytes(cursor: int, length: int) -> int:
         word = ((word ^ (word >> 24)) * MURMUR2_M) & MURMUR2_MASK
         state = ((state * MURMUR2_M) & MURMUR2_MASK) ^ word
         cursor += 4
-    rest = length & 3
-    if rest > 2:
+    remaining = length & 3
+    if remaining > 2:
         state ^= load_u8(cursor + 2) << 16
-    if rest > 1:
+    if remaining > 1:
         state ^= load_u8(cursor + 1) << 8
-    if rest > 0:
+    if remaining > 0:
         state = ((state ^ load_u8(cursor)) * MURMUR2_M) & MURMUR2_MASK
     state = ((state ^ (state >> 13)) * MURMUR2_M) & MURMUR2_MASK
     return state ^ (state >> 15)
@@ -143,53 +143,53 @@ def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
 
 @helper
 def last_word(cursor: int, length: int, data_end: int) -> int:
-    rest = length & 7
+    remaining = length & 7
     word: int = (length & 0xFF) << 56
     if cursor + 8 <= data_end:
-        word |= load_i64(cursor) & ((1 << (8 * rest)) - 1)
+        word |= load_i64(cursor) & ((1 << (8 * remaining)) - 1)
     else:
-        for index in range(rest):
+        for index in range(remaining):
             word |= load_u8(cursor + index) << (8 * index)
     return word
 
 
 @helper
-def end_of(starts_at: int, lengths_at: int, run: int, data_at: int, data_end: int) -> int:
+def last_word_of(starts_at: int, lengths_at: int, index: int, data_at: int, data_end: int) -> int:
     """Return the last word of a key."""
-    length = load_i32(lengths_at + 4 * run)
-    return last_word(data_at + load_i64(starts_at + 8 * run) + (length & ~7), length, data_end)
+    length = load_i32(lengths_at + 4 * index)
+    return last_word(data_at + load_i64(starts_at + 8 * index) + (length & ~7), length, data_end)
 
 
 @helper
-def are_alike(starts_at: int, lengths_at: int, nbytes: int) -> bool:
+def have_equal_words(starts_at: int, lengths_at: int, nbytes: int) -> bool:
     """Return True if four keys are within the data and have the same number of words."""
     words = load_i32(lengths_at) >> 3
-    alike = words >= 0
-    for run in range(4):
-        start, length = load_i64(starts_at + 8 * run), load_i32(lengths_at + 4 * run)
-        alike = alike and length >> 3 == words and 0 <= start <= nbytes - length
-    return alike
+    equal = words >= 0
+    for index in range(4):
+        start, length = load_i64(starts_at + 8 * index), load_i32(lengths_at + 4 * index)
+        equal = equal and length >> 3 == words and 0 <= start <= nbytes - length
+    return equal
 
 
 @kernel(INT(BYTES_IN, INT64_IN, INT32_IN, INT, INT, INT64))
-def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: int, out: Any) -> int:
+def siphash_keys(data: Any, starts: Any, lengths: Any, key_low: int, key_high: int, out: Any) -> int:
     """Write the two words of each key's hash to `out`, zeros for a negative length.
 
     Returns the index of the first key that is not within the data, -1 if all are.
     """
     data_at, starts_at, lengths_at, out_at = address(data), address(starts), address(lengths), address(out)
-    data_end, runs = data_at + len(data), len(starts)
-    run = 0
-    while run < runs:
-        start_at, length_at, to = starts_at + 8 * run, lengths_at + 4 * run, out_at + 16 * run
+    data_end, count = data_at + len(data), len(starts)
+    index = 0
+    while index < count:
+        start_at, length_at, to = starts_at + 8 * index, lengths_at + 4 * index, out_at + 16 * index
         start, length = load_i64(start_at), load_i32(length_at)
         if length < 0:
             store_i64(to, 0)
             store_i64(to + 8, 0)
-            run += 1
+            index += 1
         elif start < 0 or length > len(data) - start:
-            return run
-        elif run + 4 <= runs and are_alike(start_at, length_at, len(data)):
+            return index
+        elif index + 4 <= count and have_equal_words(start_at, length_at, len(data)):
             cursors = (
                 data_at + start,
                 data_at + load_i64(start_at + 8),
@@ -197,17 +197,17 @@ def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: i
                 data_at + load_i64(start_at + 24),
             )
             lasts = (
-                end_of(start_at, length_at, 0, data_at, data_end),
-                end_of(start_at, length_at, 1, data_at, data_end),
-                end_of(start_at, length_at, 2, data_at, data_end),
-                end_of(start_at, length_at, 3, data_at, data_end),
+                last_word_of(start_at, length_at, 0, data_at, data_end),
+                last_word_of(start_at, length_at, 1, data_at, data_end),
+                last_word_of(start_at, length_at, 2, data_at, data_end),
+                last_word_of(start_at, length_at, 3, data_at, data_end),
             )
             siphash(cursors, length >> 3, lasts, key_low, key_high, to)
-            run += 4
+            index += 4
         else:
-            last = end_of(start_at, length_at, 0, data_at, data_end)
+            last = last_word_of(start_at, length_at, 0, data_at, data_end)
             siphash((data_at + start,), length >> 3, (last,), key_low, key_high, to)
-            run += 1
+            index += 1
     return -1
 
 

@@ -66,44 +66,44 @@ helpers: set[Callable[..., Any]] = set()
 
 
 def address(array: Any) -> int:
-    place: int = np.asarray(array).__array_interface__["data"][0]
-    return place
+    pointer: int = np.asarray(array).__array_interface__["data"][0]
+    return pointer
 
 
-def load_u8(place: int) -> int:
-    byte: int = _memory[place]
+def load_u8(pointer: int) -> int:
+    byte: int = _memory[pointer]
     return byte
 
 
-def load_u32(place: int) -> int:
-    return int.from_bytes(_memory[place : place + 4], "little")
+def load_u32(pointer: int) -> int:
+    return int.from_bytes(_memory[pointer : pointer + 4], "little")
 
 
-def load_i32(place: int) -> int:
-    return int.from_bytes(_memory[place : place + 4], "little", signed=True)
+def load_i32(pointer: int) -> int:
+    return int.from_bytes(_memory[pointer : pointer + 4], "little", signed=True)
 
 
-def load_i64(place: int) -> int:
-    return int.from_bytes(_memory[place : place + 8], "little", signed=True)
+def load_i64(pointer: int) -> int:
+    return int.from_bytes(_memory[pointer : pointer + 8], "little", signed=True)
 
 
-def store_u8(place: int, value: int) -> None:
-    _memory[place] = value & 0xFF
+def store_u8(pointer: int, value: int) -> None:
+    _memory[pointer] = value & 0xFF
 
 
-def store_i16(place: int, value: int) -> None:
-    _memory[place : place + 2] = (value & 0xFFFF).to_bytes(2, "little")
+def store_i16(pointer: int, value: int) -> None:
+    _memory[pointer : pointer + 2] = (value & 0xFFFF).to_bytes(2, "little")
 
 
-def store_i32(place: int, value: int) -> None:
-    _memory[place : place + 4] = (value & 0xFFFFFFFF).to_bytes(4, "little")
+def store_i32(pointer: int, value: int) -> None:
+    _memory[pointer : pointer + 4] = (value & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-def store_i64(place: int, value: int) -> None:
-    _memory[place : place + 8] = (value & _INT64 - 1).to_bytes(8, "little")
+def store_i64(pointer: int, value: int) -> None:
+    _memory[pointer : pointer + 8] = (value & _INT64 - 1).to_bytes(8, "little")
 
 
-def prefetch(place: int) -> None:
+def prefetch(pointer: int) -> None:
     """Do nothing; the compiled counterpart prefetches a cache line."""
 
 

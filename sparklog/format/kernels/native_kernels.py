@@ -41,7 +41,7 @@ def address(typing_context: Any, array: Any) -> Any:
 
 
 def _loader(bits: int, signed: bool) -> Any:
-    def load(typing_context: Any, place: Any) -> Any:
+    def load(typing_context: Any, pointer: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             value = builder.load(builder.inttoptr(args[0], ir.IntType(bits).as_pointer()), align=1)
             if bits == 64:
@@ -54,7 +54,7 @@ def _loader(bits: int, signed: bool) -> Any:
 
 
 def _storer(bits: int) -> Any:
-    def store(typing_context: Any, place: Any, value: Any) -> Any:
+    def store(typing_context: Any, pointer: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             word = ir.IntType(bits)
             low = args[1] if bits == 64 else builder.trunc(args[1], word)
@@ -104,7 +104,7 @@ def _memcpy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def prefetch(typing_context: Any, place: Any) -> Any:
+def prefetch(typing_context: Any, pointer: Any) -> Any:
     """Prefetch a cache line. Any address is allowed, because a prefetch never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -184,7 +184,7 @@ def siphash(typing_context: Any, cursors: Any, words: Any, lasts: Any, key_low: 
     """Write the SipHash-2-4 of as many keys as there are cursors; each is a lane of a vector."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, whole, ends, low, high, to = args
+        rows, word_count, ends, low, high, to = args
         lanes = range(cursors.count)
         kind = ir.VectorType(_int64, cursors.count)
 
@@ -199,29 +199,29 @@ def siphash(typing_context: Any, cursors: Any, words: Any, lasts: Any, key_low: 
 
         def start() -> list[Any]:
             keys = [vector([key for _ in lanes]) for key in (low, high)]
-            return [xor(keys[place & 1], word) for place, word in enumerate(kernel_memory.SIP_START)]
+            return [xor(keys[index & 1], word) for index, word in enumerate(kernel_memory.SIP_START)]
 
         def absorbed(state: list[Any], word: Any) -> list[Any]:
             v0, *others = _sip_rounds(builder, [*state[:3], builder.xor(state[3], word)], 2)
             return [builder.xor(v0, word), *others]
 
-        places = [cgutils.alloca_once_value(builder, word) for word in start()]
-        with cgutils.for_range(builder, whole) as loop:
+        variables = [cgutils.alloca_once_value(builder, word) for word in start()]
+        with cgutils.for_range(builder, word_count) as loop:
             step = builder.mul(loop.index, _int64(8))
             ints = [builder.add(builder.extract_value(rows, lane), step) for lane in lanes]
             pointers = [builder.inttoptr(cursor, _int64.as_pointer()) for cursor in ints]
             word = vector([builder.load(pointer, align=1) for pointer in pointers])
-            for place, value in zip(places, absorbed(list(map(builder.load, places)), word), strict=True):
-                builder.store(value, place)
+            for variable, value in zip(variables, absorbed(list(map(builder.load, variables)), word), strict=True):
+                builder.store(value, variable)
         last = vector([builder.extract_value(ends, lane) for lane in lanes])
-        v0, v1, v2, v3 = absorbed(list(map(builder.load, places)), last)
+        v0, v1, v2, v3 = absorbed(list(map(builder.load, variables)), last)
         for half in range(2):
             v1, v2 = (xor(v1, 0xDD), v2) if half else (v1, xor(v2, 0xEE))
             v0, v1, v2, v3 = _sip_rounds(builder, [v0, v1, v2, v3], 4)
             total = builder.xor(builder.xor(v0, v1), builder.xor(v2, v3))
             for lane in lanes:
-                place = builder.inttoptr(builder.add(to, _int64(16 * lane + 8 * half)), _int64.as_pointer())
-                builder.store(builder.extract_element(total, ir.Constant(ir.IntType(32), lane)), place, align=1)
+                pointer = builder.inttoptr(builder.add(to, _int64(16 * lane + 8 * half)), _int64.as_pointer())
+                builder.store(builder.extract_element(total, ir.Constant(ir.IntType(32), lane)), pointer, align=1)
         return context.get_dummy_value()
 
     return types.void(cursors, types.int64, lasts, types.int64, types.int64, types.int64), codegen
@@ -278,17 +278,17 @@ def cache_directory(package: Path | None = None) -> str | None:
     """
     try:
         name = f"kernels-{_digest()}"
-        home = (package or Path(__file__).parent) / "__pycache__" / name
+        preferred = (package or Path(__file__).parent) / "__pycache__" / name
         try:
-            home.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=home):
-                return str(home)
+            preferred.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=preferred):
+                return str(preferred)
         except OSError:
-            away = _private_directory("sparklog-kernels") / name
-            if home.is_dir() and not away.exists():
-                shutil.copytree(home, away)
-            away.mkdir(exist_ok=True)
-            return str(away)
+            fallback = _private_directory("sparklog-kernels") / name
+            if preferred.is_dir() and not fallback.exists():
+                shutil.copytree(preferred, fallback)
+            fallback.mkdir(exist_ok=True)
+            return str(fallback)
     except OSError:
         return None
 
@@ -298,18 +298,18 @@ CACHE_DIRECTORY = cache_directory()
 
 def compiled(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
     """Return a kernel compiled for this signature, from the disk cache if possible; it runs without the GIL."""
-    wanted = _native(function)
+    native_function = _native(function)
     kinds = _type(signature.result)(*map(_type, signature.parameters))
     if CACHE_DIRECTORY is not None:
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = CACHE_DIRECTORY
         try:
-            return njit(kinds, cache=True, nogil=True)(wanted)  # type: ignore[no-any-return]
+            return njit(kinds, cache=True, nogil=True)(native_function)  # type: ignore[no-any-return]
         except (RuntimeError, OSError):  # numba found no directory, or the disk is full: compile without a cache
             pass
         finally:
             numba.config.CACHE_DIR = before
-    return njit(kinds, nogil=True)(wanted)  # type: ignore[no-any-return]
+    return njit(kinds, nogil=True)(native_function)  # type: ignore[no-any-return]
 
 
 def native(function: Callable[..., Any]) -> Callable[..., Any]:

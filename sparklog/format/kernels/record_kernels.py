@@ -49,7 +49,7 @@ HEADER_NULLS, HEADER_VALUE_NULLS, ERROR_BATCH, ERROR_POSITION, ERROR_OFFSET, STA
 OK, LENGTH, FIELDS, ORDER, REMAINING, TOO_LARGE = range(6)
 """Error codes."""
 
-KEPT, KEPT_BYTES, MIN_TIME, MAX_TIME, FIRST_TIME, SURVEY_FIELDS = range(6)
+KEPT_RECORDS, KEPT_BYTES, MIN_TIME, MAX_TIME, FIRST_TIME, SURVEY_FIELDS = range(6)
 """Columns of the table that `survey` fills: totals of the kept records of each batch."""
 
 # Columns of the plan, which has a row for each batch. `write_batches` sets the last two.
@@ -106,8 +106,8 @@ def read_varlong(cursor: int, end: int) -> tuple[int, int]:
 
 @helper
 def clear_bit(bitmap: int, index: int) -> None:
-    place = bitmap + (index >> 3)
-    store_u8(place, load_u8(place) & ~(1 << (index & 7)))
+    pointer = bitmap + (index >> 3)
+    store_u8(pointer, load_u8(pointer) & ~(1 << (index & 7)))
 
 
 @helper
@@ -171,13 +171,13 @@ def fail(state: Any, batch: int, position: int, offset: int, code: int) -> int:
 ))  # fmt: skip
 def decode_records(
     data: Any, start: Any, stop: Any, count: Any, base_offset: Any, base_time: Any, fixed_time: Any, last_delta: Any,
-    first: int, limit: int, wanted: int, offsets: Any, times: Any, key_offsets: Any, keys: Any, key_valid: Any,
+    first: int, limit: int, columns: int, offsets: Any, times: Any, key_offsets: Any, keys: Any, key_valid: Any,
     value_offsets: Any, values: Any, value_valid: Any, list_offsets: Any, list_valid: Any, list_position: Any,
     emitted: Any, state: Any,
 ) -> int:  # fmt: skip
     """Append the records with `first <= offset < limit` to the columns, and return an error code or `OK`.
 
-    `wanted`: bit 0 for keys, 1 for values, 2 for headers. `fixed_time`: time of all records of a batch, or -2 if base
+    `columns`: bit 0 for keys, 1 for values, 2 for headers. `fixed_time`: time of all records of a batch, or -2 if base
     time and deltas apply. `list_offsets` and `list_valid` are buffers of the header lists; `list_position` receives the
     position of each row's headers. `emitted` receives the number of rows of each batch.
     """
@@ -215,15 +215,15 @@ def decode_records(
                 return fail(state, batch, record_at - data_at, base + delta, TOO_LARGE)
             store_i64(offsets_at + 8 * row, base + delta)
             store_i64(times_at + 8 * row, base_t + time if fixed == -2 else fixed)
-            if wanted & 1:
+            if columns & 1:
                 state[KEY_NULLS] += key_length < 0
                 key_bytes = put(key_at, key_length, data_end, row, key_bytes, key_offsets_at, keys_at, key_valid_at)
-            if wanted & 2:
+            if columns & 2:
                 state[VALUE_NULLS] += value_length < 0
                 value_bytes = put(
                     value_at, value_length, data_end, row, value_bytes, value_offsets_at, values_at, value_valid_at
                 )
-            if wanted & 4:
+            if columns & 4:
                 header_rows += headers
                 store_i32(list_offsets_at + 4 * row + 4, header_rows)
                 store_i64(list_position_at + 8 * (row - first_row), headers_at - data_at)
@@ -373,7 +373,7 @@ def survey(
     keep_at, times_at, starts_at, ends_at = address(keep), address(times), address(starts), address(ends)
     row = 0
     for batch in range(len(rows)):
-        kept = kept_bytes = 0
+        kept_records = kept_bytes = 0
         low, high, first = LAST_TIME, NO_TIME, NO_TIME
         for _ in range(rows[batch]):
             if load_u8(keep_at + row):
@@ -383,44 +383,44 @@ def survey(
                     return MISMATCH
                 if time >= 0:
                     low, high = min(low, time), max(high, time)
-                first = first if kept else time
-                kept += 1
+                first = first if kept_records else time
+                kept_records += 1
                 kept_bytes += end - start
             row += 1
-        if fixed[batch] and kept:
+        if fixed[batch] and kept_records:
             low = high = first = fixed_time[batch]
-        totals[batch, KEPT], totals[batch, KEPT_BYTES] = kept, kept_bytes
+        totals[batch, KEPT_RECORDS], totals[batch, KEPT_BYTES] = kept_records, kept_bytes
         totals[batch, MIN_TIME], totals[batch, MAX_TIME] = low if high >= 0 else NO_TIME, high
         totals[batch, FIRST_TIME] = first
     return OK
 
 
 @helper
-def rewrite_record(to: int, room: int, start: int, end: int, delta: int, base_delta: int, data_end: int) -> int:
+def rewrite_record(to: int, out_end: int, start: int, end: int, delta: int, base_delta: int, data_end: int) -> int:
     """Write the record at `[start, end)` with a new timestamp delta, and its offset delta reduced by `base_delta`.
 
-    Returns the address after it, or `BAD` if it is not a record or does not fit before `room`. The attributes of a
+    Returns the address after it, or `BAD` if it is not a record or does not fit before `out_end`. The attributes of a
     record are always 0, as in Kafka.
     """
     _, cursor = read_varint(start, end)
-    _, rest = read_varlong(cursor + 1, end)
-    if rest > end or to + (end - start) + RECORD_GROWTH > room:
+    _, fields_at = read_varlong(cursor + 1, end)
+    if fields_at > end or to + (end - start) + RECORD_GROWTH > out_end:
         return BAD
     bits = zigzag(delta)
     size, offset_bits = 1 + varint_size(bits), 0
     if base_delta != 0:
-        offset_delta, rest = read_varint(rest, end)
-        if rest > end or offset_delta < base_delta:
+        offset_delta, fields_at = read_varint(fields_at, end)
+        if fields_at > end or offset_delta < base_delta:
             return BAD
         offset_bits = zigzag(offset_delta - base_delta)
         size += varint_size(offset_bits)
-    to = write_varint(to, zigzag(size + end - rest))
+    to = write_varint(to, zigzag(size + end - fields_at))
     store_u8(to, 0)
     to = write_varint(to + 1, bits)
     if base_delta != 0:
         to = write_varint(to, offset_bits)
-    copy(to, rest, end - rest, data_end)
-    return to + end - rest
+    copy(to, fields_at, end - fields_at, data_end)
+    return to + end - fields_at
 
 
 @kernel(INT(
@@ -436,22 +436,22 @@ def write_batches(
     """
     source_at, packed_at, data_at, out_at = address(source), address(packed), address(data), address(out)
     source_bytes, packed_bytes = len(source), len(packed)
-    data_end, room = data_at + len(data), out_at + len(out) - SLACK
+    data_end, out_end = data_at + len(data), out_at + len(out) - SLACK
     times_at, starts_at, ends_at, keep_at = address(times), address(starts), address(ends), address(keep)
     to = out_at
     for batch in range(len(plan)):
         action, begin = plan[batch, ACTION], to
         if action == COPY:
-            whole = packed_bytes if plan[batch, FROM] else source_bytes
+            available = packed_bytes if plan[batch, FROM] else source_bytes
             origin = packed_at if plan[batch, FROM] else source_at
             cursor, size = plan[batch, FROM_AT], plan[batch, FROM_SIZE]
-            if cursor < 0 or size < 0 or size > whole - cursor or size > room - to:
+            if cursor < 0 or size < 0 or size > available - cursor or size > out_end - to:
                 return -MISMATCH
-            copy(to, origin + cursor, size, origin + whole)
+            copy(to, origin + cursor, size, origin + available)
             to += size
         elif action != NOTHING:
             to += HEADER_BYTES
-            if to > room:
+            if to > out_end:
                 return -MISMATCH
         if action == REBUILD:
             first, base = plan[batch, FIRST_ROW], plan[batch, BASE_TIME]
@@ -463,7 +463,7 @@ def write_batches(
                 if start < data_at or end > data_end or start > end:
                     return -MISMATCH
                 time = fixed_time if fixed != 0 else load_i64(times_at + 8 * row)
-                to = rewrite_record(to, room, start, end, time - base, plan[batch, BASE_DELTA], data_end)
+                to = rewrite_record(to, out_end, start, end, time - base, plan[batch, BASE_DELTA], data_end)
                 if to == BAD:
                     return -MISMATCH
         plan[batch, OUT_AT], plan[batch, OUT_SIZE] = begin - out_at, to - begin

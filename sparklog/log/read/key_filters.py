@@ -98,7 +98,7 @@ class _MatchingBlocks:
         records = -(-planned.records * size // planned.size)
         position = planned.position + np.cumsum(size) - size
         columns = {"position": position, "size": size, "base": base, "end": end, "records": records, "crc": crc}
-        return cls(columns)._select(key_filter.may_hold(hashes))
+        return cls(columns)._select(key_filter.may_contain(hashes))
 
     def within(self, offsets: OffsetRange) -> _MatchingBlocks:
         return self._select((self.columns["base"] < offsets.end) & (self.columns["end"] > offsets.start))

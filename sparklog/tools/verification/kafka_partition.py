@@ -276,7 +276,7 @@ class KafkaPartition:
                     continue
                 if segment.last and found.stop == "zeros":
                     break
-                segment.damaged, segment.torn = True, segment.last and found.is_torn_end
+                segment.damaged, segment.torn = True, segment.last and found.is_incomplete_end
                 remedy = CUT_OFF if segment.torn else REPLICA
                 kind, name = CHECKSUM if found.wrong_crc else CONTENT, self._relative(file.location)
                 finding = Finding(kind, name, found.reason, remedy, found.position, found.offset)

@@ -89,7 +89,7 @@ class CollectedBatches:
 
     def keys_beyond_filter(self) -> bool:
         """Return True if the filter denies some key of the batches, so that lookups would not find it."""
-        return self.filter is not None and self.keys is not None and not self.keys.within(self.filter)
+        return self.filter is not None and self.keys is not None and not self.keys.is_contained_in(self.filter)
 
     def columns(self) -> BatchColumns:
         return BatchColumns(*map(np.concatenate, zip(*self.windows, strict=True)))
