@@ -28,7 +28,7 @@ from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
 from sparklog.log.topic.cloning import Cloned, clone_topic
 from sparklog.log.topic.root import ROOT, Root, open_root
-from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
+from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, reject_inside, resolve
 from sparklog.storage import open_store
 from sparklog.storage.store import Store
 from sparklog.view import CORRUPT_RECORDS
@@ -211,7 +211,7 @@ def backup(
     from sparklog.tools.backup.backing_up import back_up
     from sparklog.tools.backup.repository import prune
 
-    refuse_inside(os.fspath(to))
+    reject_inside(os.fspath(to))
     target = open_store(to)
     made = back_up(_opened(root), target, topics=topics, link=link)
     if keep is not None or keep_days is not None:
@@ -271,7 +271,7 @@ def restore(
 
     warn_of_seconds(time_ms=time_ms)
     point = RestorePoint(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)
-    refuse_inside(os.fspath(to))
+    reject_inside(os.fspath(to))
     if dry_run:
         return plan_restore(open_store(source), point, rename=rename)
     return restore_backup(open_store(source), open_store(to), point, rename=rename, link=link)

@@ -35,7 +35,7 @@ KAFKA_DIRECTORY = "Kafka log directory"
 KAFKA_PARTITION = "Kafka partition"
 NOTHING = "nothing"
 
-_SEALED_RUN = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
+_SEALED_DIRECTORY = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
 """A directory of sealed segments below a topic. Its records are only read through the topic."""
 
 
@@ -56,7 +56,7 @@ class Location:
         # Another process must read the id itself.
         return Location, (self.kind, self.path, self.root, self.topic)
 
-    def looked_at(self, root_id: str) -> ClockReading | None:
+    def last_read_of(self, root_id: str) -> ClockReading | None:
         """Return when this process read that the root has this id, if that was recently."""
         read_id, read_at = self.root_id_read or (None, None)
         return read_at if read_at and read_id == root_id and SYSTEM.now().is_soon_after(read_at) else None
@@ -81,13 +81,13 @@ def resolve(path: str | None) -> Location:
         from sparklog.kafka.in_place.directory import kafka_layout
 
         layout = kafka_layout(location)
-        if layout is not None and not _SEALED_RUN.fullmatch(name):
+        if layout is not None and not _SEALED_DIRECTORY.fullmatch(name):
             return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, location, location)
     return Location(NOTHING, location, location)
 
 
-def _is_local_root(folder: str) -> bool:
-    return any(os.path.isfile(os.path.join(folder, key)) for key in (ROOT_KEY, REPOSITORY_KEY))
+def _is_local_root(directory: str) -> bool:
+    return any(os.path.isfile(os.path.join(directory, key)) for key in (ROOT_KEY, REPOSITORY_KEY))
 
 
 def _resolve_url(url: str) -> Location:
@@ -95,57 +95,57 @@ def _resolve_url(url: str) -> Location:
     from sparklog.kafka.in_place.directory import bucket_layout
     from sparklog.kafka.in_place.files import file_path
 
-    folder = file_path(url)
+    directory = file_path(url)
     above, name = split(url)
-    seen = SYSTEM.now()
-    if (stored := _content(folder, ROOT_KEY)) is not None:
-        return Location(ROOT, url, url, root_id_read=_id_and_time(stored, seen))
-    seen = SYSTEM.now()
-    topic = _topic_at(name, lambda: _has_files(folder))
-    if topic is not None and (stored := _content(folder.parent, ROOT_KEY)) is not None:
-        return Location(TOPIC, url, above, topic, _id_and_time(stored, seen))
-    layout = bucket_layout(folder)
-    if layout is not None and not _SEALED_RUN.fullmatch(name):
+    read_at = SYSTEM.now()
+    if (stored := _content(directory, ROOT_KEY)) is not None:
+        return Location(ROOT, url, url, root_id_read=_id_and_time(stored, read_at))
+    read_at = SYSTEM.now()
+    topic = _topic_at(name, lambda: _has_files(directory))
+    if topic is not None and (stored := _content(directory.parent, ROOT_KEY)) is not None:
+        return Location(TOPIC, url, above, topic, _id_and_time(stored, read_at))
+    layout = bucket_layout(directory)
+    if layout is not None and not _SEALED_DIRECTORY.fullmatch(name):
         return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
-    if _has_file(folder, REPOSITORY_KEY):
+    if _has_file(directory, REPOSITORY_KEY):
         return Location(ROOT, url, url)
-    if topic is not None and _has_file(folder.parent, REPOSITORY_KEY):
+    if topic is not None and _has_file(directory.parent, REPOSITORY_KEY):
         return Location(TOPIC, url, above, topic)
     return Location(NOTHING, url, url)
 
 
-def _topic_at(name: str, is_folder: Callable[[], bool]) -> str | None:
+def _topic_at(name: str, is_directory: Callable[[], bool]) -> str | None:
     """Return the topic whose directory or name is the last part of a path; None for sparklog's own directories.
 
     A topic whose directory has another name (`_schemas`) has no directory of its own name, so an existing directory of
     that name belongs to sparklog.
     """
-    return folder_topic(name) or (name if is_topic_name(name) and not is_folder() else None)
+    return folder_topic(name) or (name if is_topic_name(name) and not is_directory() else None)
 
 
-def _has_file(folder: FilePath, name: str) -> bool:
+def _has_file(directory: FilePath, name: str) -> bool:
     """Return True if a directory contains a file of this name."""
-    return folder.child(name).is_file() if folder.is_local else _content(folder, name) is not None
+    return directory.child(name).is_file() if directory.is_local else _content(directory, name) is not None
 
 
-def _has_files(folder: FilePath) -> bool:
-    store, key = folder.as_object()
+def _has_files(directory: FilePath) -> bool:
+    store, key = directory.as_object()
     return any(store.list(f"{key}/"))
 
 
-def _content(folder: FilePath, name: str) -> bytes | None:
+def _content(directory: FilePath, name: str) -> bytes | None:
     """Return a file of a directory in a bucket, or None. Only a read reports that the bucket does not exist."""
-    store, key = folder.child(name).as_object()
+    store, key = directory.child(name).as_object()
     try:
         return store.get(key)
     except NotFound:
         return None
 
 
-def _id_and_time(stored: bytes, seen: ClockReading) -> tuple[str, ClockReading] | None:
+def _id_and_time(stored: bytes, read_at: ClockReading) -> tuple[str, ClockReading] | None:
     """Return the id in `_root.json`, and when it was read; None if it is corrupt, which is reported on opening."""
     try:
-        return ROOT_JSON.decode(stored, ROOT_KEY).root_id, seen
+        return ROOT_JSON.decode(stored, ROOT_KEY).root_id, read_at
     except (BadRequest, Corrupt):
         return None
 
@@ -193,9 +193,9 @@ def check_policy_of_root(corrupt_records: str, root: str) -> None:
 
 
 def missing(location: Location) -> str:
-    what = "has neither a _root.json nor Kafka partition directories" if exists(location) else "does not exist"
+    problem = "has neither a _root.json nor Kafka partition directories" if exists(location) else "does not exist"
     return (
-        f"There is no log at {location.path}: the path {what}; give a sparklog root, a topic directory, "
+        f"There is no log at {location.path}: the path {problem}; give a sparklog root, a topic directory, "
         "a Kafka log directory or one Kafka partition directory"
     )
 
@@ -208,10 +208,10 @@ def exists(location: Location) -> bool:
 
 def topics_at(location: Location, topics: Sequence[str]) -> tuple[str, ...]:
     """Return the topics to read. Raises BadRequest if the location is the directory of another topic."""
-    folder = location.topic if location.kind == TOPIC else None
-    if folder is not None and any(name != folder for name in topics):
-        raise BadRequest(f"the location is the directory of topic {folder}: give its root to read other topics")
-    return tuple(topics) if folder is None else (folder,)
+    directory = location.topic if location.kind == TOPIC else None
+    if directory is not None and any(name != directory for name in topics):
+        raise BadRequest(f"the location is the directory of topic {directory}: give its root to read other topics")
+    return tuple(topics) if directory is None else (directory,)
 
 
 def open_log(location: Location, *, create: bool = False) -> Root:
@@ -224,11 +224,11 @@ def open_log(location: Location, *, create: bool = False) -> Root:
             " `sparklog import` imports its topics"
         )
     if create and location.kind == NOTHING:
-        refuse_inside(location.root)
+        reject_inside(location.root)
     return open_root(location.root, create=create and location.kind == NOTHING)
 
 
-def refuse_inside(path: str) -> None:
+def reject_inside(path: str) -> None:
     """Raise BadRequest for a new root or backup repository inside a root, a backup repository or a Kafka directory.
 
     Maintenance or a restore would treat its files as their own, and a broker does not start if its log directory
@@ -240,15 +240,15 @@ def refuse_inside(path: str) -> None:
     path = absolute(path)
     above, name = split(path)
     while name:
-        folder = file_path(above)
-        if _has_file(folder, ROOT_KEY):
+        directory = file_path(above)
+        if _has_file(directory, ROOT_KEY):
             raise BadRequest(
                 f"The path {path} is inside the root {above}, where nothing else can be created: give the "
                 "root, one of its topic directories, or a path outside the root"
             )
-        if _has_file(folder, REPOSITORY_KEY):
+        if _has_file(directory, REPOSITORY_KEY):
             raise BadRequest(f"The path {path} is inside the backup repository {above}: give a path outside it")
-        if bucket_layout(folder) is not None:
+        if bucket_layout(directory) is not None:
             raise BadRequest(
                 f"The path {path} is inside the Kafka directory {above}, and a broker would not start with a"
                 " root in it: give a path outside the directory"

@@ -168,7 +168,7 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
     cached = _roots.get(location.root)
     if cached is not None:
-        if location.looked_at(cached.id) is not None:
+        if location.last_read_of(cached.id) is not None:
             return cached
         with suppress(NotFound):
             if read_root_id(cached.store) == cached.id:

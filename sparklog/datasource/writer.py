@@ -194,7 +194,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     """
     now = SYSTEM.now()
     root = root_at(plan.location)
-    looked = plan.location.looked_at(root.id) or now
+    looked = plan.location.last_read_of(root.id) or now
     expected = {part.target.root_id for message in messages for part in message.topics} | {plan.root_id or root.id}
     for root_id in sorted(expected - {root.id}):
         raise Conflict(

@@ -36,7 +36,7 @@ from sparklog.errors import Unavailable
 from sparklog.jobs.common import DONE, job, parse
 from sparklog.log.journal.names import check_id, check_topic_name
 from sparklog.maintenance.spark_runner import quiet_session
-from sparklog.opening import NOTHING, open_log, open_view, refuse_inside, resolve
+from sparklog.opening import NOTHING, open_log, open_view, reject_inside, resolve
 from sparklog.output import StatusLine
 
 P = ParamSpec("P")
@@ -115,7 +115,7 @@ def check_target(path: str) -> None:
     """Raise an error if a root cannot be written, before Spark starts; it may not exist yet."""
     location = resolve(path)
     if location.kind == NOTHING:
-        refuse_inside(location.root)
+        reject_inside(location.root)
     else:
         open_log(location)
 

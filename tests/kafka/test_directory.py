@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.kafka.in_place import KafkaView, directory, kafka_layout
-from sparklog.kafka.in_place.directory import partition_folders, split_folder_name
+from sparklog.kafka.in_place.directory import parse_topic_partition, partition_dirs
 from sparklog.kafka.in_place.files import file_path
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from tests.kafka.logs import batch, write_partition
@@ -30,7 +30,7 @@ def test_a_folder_is_told_by_what_it_holds(tmp_path: Path) -> None:
     assert kafka_layout(tmp_path / "missing") is None
 
 
-def test_only_partition_folders_count(tmp_path: Path) -> None:
+def test_only_partition_dirs_count(tmp_path: Path) -> None:
     for name in ("a.b-c_d-12", "t-0", "t--1", "x" * 249 + "-0"):
         write_partition(tmp_path, name, {0: LOG})
     for name in (
@@ -46,12 +46,12 @@ def test_only_partition_folders_count(tmp_path: Path) -> None:
     (tmp_path / "empty-0").mkdir()
     (tmp_path / "other-0").mkdir()
     (tmp_path / "other-0" / "42.log").write_bytes(LOG)
-    assert set(partition_folders(file_path(tmp_path))) == {("a.b-c_d", 12), ("t", 0), ("t-", 1), ("x" * 249, 0)}
+    assert set(partition_dirs(file_path(tmp_path))) == {("a.b-c_d", 12), ("t", 0), ("t-", 1), ("x" * 249, 0)}
 
 
 def test_names_are_split_at_the_last_dash() -> None:
-    assert split_folder_name(file_path("/data/kafka/a-b-7")) == ("a-b", 7)
-    assert split_folder_name(file_path("/data/kafka/copy")) == ("copy", 0)
+    assert parse_topic_partition(file_path("/data/kafka/a-b-7")) == ("a-b", 7)
+    assert parse_topic_partition(file_path("/data/kafka/copy")) == ("copy", 0)
 
 
 def test_a_partition_folder_of_another_name_is_partition_0(tmp_path: Path) -> None:

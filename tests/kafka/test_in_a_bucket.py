@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.kafka.in_place import KafkaView, kafka_layout
-from sparklog.kafka.in_place.directory import bucket_layout, split_folder_name
+from sparklog.kafka.in_place.directory import bucket_layout, parse_topic_partition
 from sparklog.kafka.in_place.files import FilePath, StorePath, store_path
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
 from sparklog.limits import Limits
@@ -94,7 +94,7 @@ def test_parts_are_read_in_another_process(fixtures: Path) -> None:
     end = view.bounds("seg-small")[0].log_end
     (part,) = view.plan([OffsetRange("seg-small", 0, 5, end)], READ_COMMITTED)
     other = pickle.loads(pickle.dumps(part))
-    assert other.folder.files is not part.folder.files
+    assert other.partition_dir.files is not part.partition_dir.files
     assert read(view, "seg-small", start=5) == read(KafkaView(fixtures / "segments/data"), "seg-small", start=5)
 
 
@@ -137,7 +137,7 @@ def test_a_long_file_is_read_in_ranges_each_of_which_is_asked_for_once(
     content = bytes(index % 251 for index in range(10_500))
     put(bucket, "kafka/x", content)
     store, path = counted(store_path(bucket, "kafka/x"))
-    assert list(path.parent.folders()) == []
+    assert list(path.parent.directories()) == []
     file = path.open()
     pieces = [file.read(at, 300) for at in range(0, 10_500, 300)]
     assert b"".join(pieces) == content
@@ -263,7 +263,7 @@ def test_layouts_are_told_with_few_requests(keys: list[str], layout: str | None,
 def test_paths_in_a_store() -> None:
     path = store_path(Bucket("paths"), "/kafka/t-7/")
     assert (str(path), path.name, str(path.parent)) == ("memory:paths/kafka/t-7", "t-7", "memory:paths/kafka")
-    assert split_folder_name(path) == ("t", 7)
+    assert parse_topic_partition(path) == ("t", 7)
     assert str(path.child("x")) == "memory:paths/kafka/t-7/x"
     whole = StorePath("", path.files)
     assert (str(whole), str(whole.child("x")), whole.child("x").key) == ("memory:paths", "memory:paths/x", "x")
@@ -273,4 +273,4 @@ def test_paths_in_a_store() -> None:
         whole.child("x").open()
     assert not whole.child("x").exists()
     assert whole.child("x").data() is None
-    assert not whole.is_folder()
+    assert not whole.is_directory()

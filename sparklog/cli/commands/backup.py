@@ -88,12 +88,12 @@ def backup(
     is new since the last backup is copied, and every byte is verified. Writers and maintenance can continue to run. If
     the command is killed, run it again. `sparklog restore` creates a root as of any backup, or of a time in between.
     """
-    from sparklog.opening import refuse_inside
+    from sparklog.opening import reject_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
     from sparklog.tools.backup.damaged_logs import errors_of_skipped
     from sparklog.tools.backup.repository import Repository, prune
 
-    refuse_inside(to)
+    reject_inside(to)
     target = open_directory_store(to)
     if backups.list_:
         manifests = Repository.open(target).manifests()
@@ -210,14 +210,14 @@ def restore(
     consumer groups keep their offsets, and topics keep their ids. If the command is killed, run it again with the same
     options.
     """
-    from sparklog.opening import refuse_inside
+    from sparklog.opening import reject_inside
     from sparklog.tools.backup.damaged_logs import errors_of_skipped
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as restore_root
 
     point = past.wanted()
     names = dict(opt.name_and_value(text, "--rename", "OLD=NEW") for text in past.rename or ())
-    refuse_inside(to)
+    reject_inside(to)
     store = open_directory_store(opt.required(source, from_, "PATH --from"))
     if dry_run:
         restored = plan_restore(store, point, rename=names)

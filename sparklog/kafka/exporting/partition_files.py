@@ -58,7 +58,7 @@ BEFORE_ALL_TIMES = -1
 
 @dataclass(slots=True)
 class PartitionFiles:
-    """The files of the partition of `plan` in `folder` of `target`, from `topic` in the store `source`.
+    """The files of the partition of `plan` in `partition_dir` of `target`, from `topic` in the store `source`.
 
     `link`: create hard links instead of copies if possible; `keep_epochs`: preserve leader epochs. Call the methods in
     this order: `output` (for `write_segments`), `copy`, `finish`.
@@ -69,7 +69,7 @@ class PartitionFiles:
     topic: str
     configs: TopicConfigs
     target: LocalStore
-    folder: str
+    partition_dir: str
     link: bool
     keep_epochs: bool
     segments: int = 0
@@ -83,7 +83,7 @@ class PartitionFiles:
 
     def output(self) -> SegmentOutput:
         plan = self.plan
-        writer = _OutgoingWriter(self.target, self.folder, plan.partition, 0, "", self.configs)
+        writer = _OutgoingWriter(self.target, self.partition_dir, plan.partition, 0, "", self.configs)
         writer.files = self
         end = plan.log_end if plan.is_cut else None
         return SegmentOutput(self.source, self.topic, plan.written, writer, lambda: self.producers().aborted, end)
@@ -107,11 +107,11 @@ class PartitionFiles:
             self._write_empty(log_end)
         if min(self._bases) > plan.log_start:
             self._write_empty(plan.log_start)
-            path = os.path.join(self.target.location, self.folder, f"{plan.log_start:020d}.log")
+            path = os.path.join(self.target.location, self.partition_dir, f"{plan.log_start:020d}.log")
             os.utime(path, (BEFORE_ALL_TIMES, BEFORE_ALL_TIMES))
         if not plan.is_cut and log_end > plan.log_start:
             entries = [producer.entry(number) for number, producer in self.producers().producers.items()]
-            self.target.create(f"{self.folder}/{log_end:020d}.snapshot", snapshot_to_bytes(entries))
+            self.target.create(f"{self.partition_dir}/{log_end:020d}.snapshot", snapshot_to_bytes(entries))
         return log_end
 
     def epochs(self) -> list[LeaderEpoch]:
@@ -129,15 +129,17 @@ class PartitionFiles:
         if not plan.is_cut:
             return min(max(self.producers().last_stable, plan.log_start), log_end)
         # The replay contains all of the last slice, so read the exported part of it.
-        view = KafkaView(os.path.join(self.target.location, self.folder))
+        view = KafkaView(os.path.join(self.target.location, self.partition_dir))
         return max(view.bounds(self.topic)[plan.partition].last_stable, plan.log_start)
 
     def producers(self) -> PartitionProducers:
         """Return the state of Kafka producers at the log end, from a replay of their batches."""
         if self._producers is None:
             history, end = self.plan.written.history, self.plan.log_end
-            nothing = PartitionProducers(end, transaction_index.none(), {})
-            self._producers = nothing if history is None else replay(self.source, history, end, self.plan.log_start)
+            no_producers = PartitionProducers(end, transaction_index.none(), {})
+            self._producers = (
+                no_producers if history is None else replay(self.source, history, end, self.plan.log_start)
+            )
         return self._producers
 
     def base_for(self, base: int, last: int) -> int:
@@ -150,14 +152,14 @@ class PartitionFiles:
 
     def _write_empty(self, base: int) -> None:
         for suffix in SUFFIXES:
-            self.target.create(f"{self.folder}/{base:020d}.{suffix}", b"")
+            self.target.create(f"{self.partition_dir}/{base:020d}.{suffix}", b"")
         self._bases.append(base)
         self.segments += 1
 
     def _copy(self, row: PlannedSlice) -> None:
         original_base = int(_stem(row.path))
         base = self.base_for(original_base, row.end - 1)
-        stem = f"{self.folder}/{base:020d}"
+        stem = f"{self.partition_dir}/{base:020d}"
         is_complete = row.end <= self.plan.log_end
         linked = self.link and is_complete and _link(self.source, row.file, self.target, f"{stem}.log")
         try:
@@ -257,7 +259,7 @@ class _OutgoingWriter(SegmentWriter):
 
     def key(self, path: str) -> str:
         # Folder names of partitions in Kafka are not escaped.
-        return f"{self.files.folder}/{path}"
+        return f"{self.files.partition_dir}/{path}"
 
     def begin(self, base: int, keyed: bool | None = None) -> None:
         ends = (int(rows.end[-1]) for rows in self.files.plan.written.segments if rows.base[0] == base)

@@ -133,7 +133,9 @@ def plan_export(
         if partition not in requested:
             raise NotFound(f"partition {partition} has a start or end offset, but is not exported")
     stable = stable_ends(snapshot)
-    return [_planned(snapshot, number, starts.get(number), ends.get(number), stable[number]) for number in requested]
+    return [
+        _plan_partition(snapshot, number, starts.get(number), ends.get(number), stable[number]) for number in requested
+    ]
 
 
 def stable_ends(snapshot: Snapshot) -> list[int]:
@@ -142,7 +144,9 @@ def stable_ends(snapshot: Snapshot) -> list[int]:
     return [int(offset) for offset in replace(snapshot.state, kafka_open=()).last_stable()]
 
 
-def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | None, stable: int) -> PartitionPlan:
+def _plan_partition(
+    snapshot: Snapshot, partition: int, first: int | None, last: int | None, stable: int
+) -> PartitionPlan:
     topic, state, configs = snapshot.topic, snapshot.state, snapshot.state.configs
     log_start = int(state.log_start[partition])
     start, end = log_start if first is None else first, stable if last is None else last
@@ -213,15 +217,15 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
     """
     from sparklog.groups.lag import Groups
 
-    opened = Groups(root)
+    all_groups = Groups(root)
     is_all = isinstance(groups, str) and groups == ALL_GROUPS
-    names = opened.names(None if is_all else [])
+    names = all_groups.names(None if is_all else [])
     group_names = names if is_all else [groups] if isinstance(groups, str) else list(dict.fromkeys(groups))
     offsets = []
     for name in group_names:
-        if name not in names and not opened.group(name).log.refresh().exists:
+        if name not in names and not all_groups.group(name).log.refresh().exists:
             raise NotFound(f"there is no group '{name}' in {root.location}{did_you_mean(name, names)}")
-        group = opened.group(name)
+        group = all_groups.group(name)
         committed = [row for row in group.committed().values() if topic_ids.get(row.topic) == row.topic_id]
         if committed:
             committed.sort(key=lambda offset: (offset.topic, offset.partition))

@@ -129,11 +129,11 @@ def export_topics(
     topics: Sequence[str],
     options: ExportOptions = ExportOptions(),
     progress: Progress = silent,
-    planned: Callable[[int], object] = lambda nbytes: None,
+    on_planned: Callable[[int], object] = lambda nbytes: None,
 ) -> list[ExportedTopic]:
     """Export topics to the directory `path`, which must be empty or not exist; return them in order.
 
-    `planned` is called with the number of bytes to export, then `progress` with records and bytes.
+    `on_planned` is called with the number of bytes to export, then `progress` with records and bytes.
 
     Raises `NotFound` for a missing topic, partition, offset, version, time or group; `Conflict` if the directory is not
     empty or a file was replaced during the export; `BadRequest` for an invalid directory or id; `Corrupt` for damage.
@@ -156,14 +156,14 @@ def export_topics(
         offsets = committed_offsets(root, options.groups, ids)
     snapshots = _read_snapshots(root, topics, options.version, options.time_ms)
     plans = [plan_export(shot, options.partitions, *_range(root, shot, options)) for shot in snapshots]
-    planned(sum(plan.nbytes for of_topic in plans for plan in of_topic))
+    on_planned(sum(plan.nbytes for of_topic in plans for plan in of_topic))
     stage = _Stage(directory, root.env, options.durable)
     try:
-        run = _Export(root, stage.store, topic_ids, options, progress)
-        exported = [run.topic(*planned) for planned in zip(snapshots, plans, strict=True)]
+        export = _Export(root, stage.store, topic_ids, options, progress)
+        exported = [export.topic(*arguments) for arguments in zip(snapshots, plans, strict=True)]
         if offsets is not None:
-            exported.append(run.groups(offsets, options.offsets_partitions))
-        run.finish()
+            exported.append(export.groups(offsets, options.offsets_partitions))
+        export.finish()
         stage.publish()
     except BaseException:
         stage.discard()
@@ -323,11 +323,11 @@ class _Export:
             part.copy(self.progress)
             log_end = part.finish(written)
             self.target.create(
-                f"{part.folder}/{checkpoint_files.LEADER_EPOCHS_FILE}",
+                f"{part.partition_dir}/{checkpoint_files.LEADER_EPOCHS_FILE}",
                 checkpoint_files.leader_epochs_to_bytes(part.epochs()),
             )
             self.target.create(
-                f"{part.folder}/{checkpoint_files.PARTITION_METADATA_FILE}",
+                f"{part.partition_dir}/{checkpoint_files.PARTITION_METADATA_FILE}",
                 checkpoint_files.partition_metadata_to_bytes(topic_id),
             )
             key = (topic, plan.partition)
@@ -356,19 +356,19 @@ class _Stage:
     def __init__(self, path: str, env: Env, durable: bool) -> None:
         self._path = path
         self._parent, name = os.path.split(path)
-        self._folder = os.path.join(self._parent, f".{name}.partial-{env.new_id()}")
+        self._temporary_dir = os.path.join(self._parent, f".{name}.partial-{env.new_id()}")
         try:
-            os.makedirs(self._folder)
+            os.makedirs(self._temporary_dir)
         except OSError as error:
-            raise store_error(error, "create", "", self._folder) from None
-        self.store = LocalStore(self._folder, durable=durable)
+            raise store_error(error, "create", "", self._temporary_dir) from None
+        self.store = LocalStore(self._temporary_dir, durable=durable)
         self._durable = durable
 
     def publish(self) -> None:
         """Rename the folder to its final path, atomically. Raises `Conflict` if the path is in use now."""
         try:
             # This also replaces an empty directory atomically, and fails if the directory is not empty.
-            os.rename(self._folder, self._path)
+            os.rename(self._temporary_dir, self._path)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise _not_empty(self._path) from None
@@ -381,4 +381,4 @@ class _Stage:
             sync_folder(self._parent)
 
     def discard(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._temporary_dir, ignore_errors=True)

@@ -103,17 +103,17 @@ class LogReading(ABC):
             if isinstance(found, Window):
                 yield found
             elif policy == recovery.SKIP and not (last and found.stop == "zeros"):
-                self._skipped(found, found.until, found.next_offset)
-            elif last and found.is_torn_end:
+                self._report_skipped(found, found.until, found.next_offset)
+            elif last and found.is_incomplete_end:
                 return
             elif policy != recovery.TRUNCATE:
                 raise Corrupt(found.reason, file=file.path, position=found.position, offset=found.offset)
             else:
                 self.truncated = True
-                self._skipped(found, file.size, None)
+                self._report_skipped(found, file.size, None)
                 return
 
-    def _skipped(self, damage: Damage, until: int, end: int | None) -> None:
+    def _report_skipped(self, damage: Damage, until: int, end: int | None) -> None:
         source = self.topic, self.partition, damage.file.path, damage.position, until - damage.position, damage.offset
         self.log_dir.on_skipped(Skipped(*source, end, damage.reason))
 
@@ -147,8 +147,8 @@ class _LatestValues(LogReading):
             start = end
 
     def _end(self, producer: int, kind: int) -> None:
-        written = self.pending.pop(producer, {}) if kind in (control.COMMIT, control.ABORT) else {}
-        for key, record in written.items() if kind == control.COMMIT else ():
+        records = self.pending.pop(producer, {}) if kind in (control.COMMIT, control.ABORT) else {}
+        for key, record in records.items() if kind == control.COMMIT else ():
             if key not in self.values or self.values[key][0] < record[0]:
                 self.values[key] = record
 
@@ -232,7 +232,7 @@ def import_groups(
     from sparklog.groups.lag import Groups
 
     imported = []
-    opened = Groups(root)
+    groups_of_root = Groups(root)
     for group_id, kafka_group in groups.items():
         offsets = []
         for (name, partition), value in sorted(kafka_group.offsets.items()):
@@ -243,7 +243,7 @@ def import_groups(
                 offsets.append(CommittedOffset(name, topic.topic_id, partition, *committed))
         if not offsets:
             continue
-        group = opened.group(group_id)
+        group = groups_of_root.group(group_id)
         # Even if its member has left or is idle: Kafka's offsets would skip records that it has not read here.
         in_use = group.description().session_timeout_ms is not None
         if not in_use:
@@ -283,7 +283,7 @@ def commit_decisions(
     """Commit the decisions on open transactions that are in both reads of the coordinators."""
     state = topic.log.state(refresh=False)
     source = state.kafka_source
-    decided = {
+    decisions = {
         producer: entry
         for producer, entry in after.items()
         if entry.decided is not None and before.get(producer) == entry
@@ -293,7 +293,7 @@ def commit_decisions(
         before_open = [transaction for transaction in state.kafka_open if transaction.partition == partition]
         after_open = []
         for transaction in before_open:
-            entry = decided.get(transaction.producer)
+            entry = decisions.get(transaction.producer)
             if entry is not None and (topic.name, partition) in entry.partitions:
                 transaction = replace(transaction, decided=entry.decided)
             after_open.append(transaction)
@@ -322,10 +322,10 @@ def read_latest(log_dir: LogDir, topic: str, add: Callable[[bytes, StoredValue],
     A record that no version of Kafka writes counts as damage.
     """
     values: dict[bytes, StoredValue] = {}
-    for (name, number), folder in sorted(directory.partition_folders(log_dir.path).items()):
+    for (name, number), partition_dir in sorted(directory.partition_dirs(log_dir.path).items()):
         if name == topic:
             latest = _LatestValues(log_dir, topic, number)
-            latest.load(list_segments(folder, env=log_dir.env))
+            latest.load(list_segments(partition_dir, env=log_dir.env))
             for key, (offset, value) in latest.values.items():
                 if value is not None:
                     values[key] = StoredValue(value, number, offset)
@@ -374,20 +374,20 @@ class KafkaGroups:
                 f"{view.location} has no partition of {CONSUMER_OFFSETS}, where Kafka stores consumer groups: open the"
                 " log directory of a broker that has one"
             )
-        self._groups = kafka_groups(LogDir(view.folder, SYSTEM), self.now_ms)
+        self._groups = kafka_groups(LogDir(view.path, SYSTEM), self.now_ms)
 
     def names(self) -> list[str]:
         return sorted(self._groups)
 
     def descriptions(self, names: Iterable[str], failures: list[SparklogError] | None = None) -> list[GroupDescription]:
         """Describe groups; their time is that of the latest committed offset."""
-        described = []
+        descriptions = []
         for name in names:
             group = self._groups.get(name, KafkaGroup(name))
             latest = max((value.commit_timestamp for value in group.offsets.values()), default=0)
             state = UNKNOWN if name in self._groups else DEAD
-            described.append(GroupDescription(name, state, group.generation, None, None, max(0, latest)))
-        return described
+            descriptions.append(GroupDescription(name, state, group.generation, None, None, max(0, latest)))
+        return descriptions
 
     def lag(
         self, names: Iterable[str] | None = None, *, topics: Collection[str] | None = None, seconds: bool = True
@@ -409,9 +409,11 @@ class KafkaGroups:
             for (topic, partition), value in sorted(group.offsets.items()):
                 limits, offset = bounds.get(topic, {}).get(partition), value.offset
                 if limits is not None:
-                    waited = self._read_waiting_time(topic, partition, offset, limits) if seconds else None
+                    waiting_seconds = self._read_waiting_time(topic, partition, offset, limits) if seconds else None
                     start, end = limits.log_start, limits.log_end
-                    rows.append(Lag(group.id, topic, partition, offset, start, end, end - offset, waited, None))
+                    rows.append(
+                        Lag(group.id, topic, partition, offset, start, end, end - offset, waiting_seconds, None)
+                    )
         return rows
 
     def _read_waiting_time(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
@@ -421,10 +423,10 @@ class KafkaGroups:
         """
         unread = OffsetRange(topic, partition, max(offset, limits.log_start), limits.log_end)
         try:
-            written = self._view.first_time(unread)
+            written_ms = self._view.first_time(unread)
         except Corrupt as error:
             self.failures.append(error)
             return None
-        if written is None:
+        if written_ms is None:
             return 0.0
-        return max(0, self.now_ms - written) / 1000 if written >= 0 else None
+        return max(0, self.now_ms - written_ms) / 1000 if written_ms >= 0 else None

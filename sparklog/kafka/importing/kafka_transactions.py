@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
 from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.kafka.importing.coordinators import OPEN_STATUSES, LogDir, StoredValue, read_latest
-from sparklog.kafka.in_place.directory import TRANSACTION_STATE, partition_folders
+from sparklog.kafka.in_place.directory import TRANSACTION_STATE, partition_dirs
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.kafka.messages.coordinator_records import decode_transaction_key, decode_transaction_value
 from sparklog.log.journal.clocks import SYSTEM
@@ -68,7 +68,7 @@ def kafka_transactional_ids(view: KafkaView) -> list[KafkaTransactionalId]:
     """
     if view.layout != "log-dir":
         raise BadRequest(f"{view.location} is a single partition: open its log directory, with {TRANSACTION_STATE}")
-    if TRANSACTION_STATE not in {topic for topic, _ in partition_folders(view.folder)}:
+    if TRANSACTION_STATE not in {topic for topic, _ in partition_dirs(view.path)}:
         raise NotFound(
             f"{view.location} has no partition of {TRANSACTION_STATE}, where Kafka stores transactional ids: open the"
             " log directory of a broker that has one"
@@ -93,7 +93,7 @@ def kafka_transactional_ids(view: KafkaView) -> list[KafkaTransactionalId]:
                 )
             )
 
-    read_latest(LogDir(view.folder, SYSTEM), TRANSACTION_STATE, add)
+    read_latest(LogDir(view.path, SYSTEM), TRANSACTION_STATE, add)
     return sorted(ids, key=lambda item: item.transactional_id)
 
 
@@ -107,13 +107,15 @@ def find_transactional_id(view: KafkaView, name: str) -> KafkaTransactionalId:
 
 def producer_states(view: KafkaView, failures: list[SparklogError]) -> Iterator[KafkaProducerState]:
     """Yield the producers in the latest snapshot of each partition. Damaged snapshots are added to `failures`."""
-    for (topic, partition), folder in sorted(partition_folders(view.folder).items()):
-        names = [name for name in folder.names() if name.endswith(SNAPSHOT) and name.removesuffix(SNAPSHOT).isdigit()]
+    for (topic, partition), partition_dir in sorted(partition_dirs(view.path).items()):
+        names = [
+            name for name in partition_dir.names() if name.endswith(SNAPSHOT) and name.removesuffix(SNAPSHOT).isdigit()
+        ]
         if not names:
             continue
         latest = max(names)
         try:
-            entries = parse_snapshot(folder.child(latest).data() or b"", file=str(folder.child(latest)))
+            entries = parse_snapshot(partition_dir.child(latest).data() or b"", file=str(partition_dir.child(latest)))
         except Corrupt as error:
             failures.append(error)
             continue

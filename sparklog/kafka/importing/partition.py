@@ -53,7 +53,7 @@ class PartitionSource:
     """A partition folder with its entries in the checkpoints of the log directory; None for a missing entry."""
 
     number: int
-    folder: FilePath
+    partition_dir: FilePath
     log_start: int | None
     first_dirty_offset: int | None
     high_watermark: int | None = None
@@ -95,7 +95,7 @@ class CoordinatorEntry:
 class CopyTarget:
     """The topic that the segments are copied to. `read_version`: version of the topic, for the names of new files.
 
-    * `written`: keys of all new files, which are deleted if the import fails
+    * `new_keys`: keys of all new files, which are deleted if the import fails
     * `policy`: how to handle damage (see `segment_recovery`); `on_skipped`: called for skipped damage
     * `coordinator`: entries of the transaction coordinator by producer id
     * `copied`, `linked`: bytes of the segments so far; `records`: their records
@@ -106,7 +106,7 @@ class CopyTarget:
     read_version: int
     index_interval: int
     env: Env
-    written: list[str]
+    new_keys: list[str]
     policy: str
     on_skipped: OnSkipped
     link: bool
@@ -117,13 +117,13 @@ class CopyTarget:
     records: int = 0
 
     def add_file(self, path: str) -> str:
-        """Return the key of a new file, and record it in `written`."""
-        self.written.append(file_key(self.topic, path))
-        return self.written[-1]
+        """Return the key of a new file, and record it in `new_keys`."""
+        self.new_keys.append(file_key(self.topic, path))
+        return self.new_keys[-1]
 
 
 @dataclass(slots=True)
-class _Linked:
+class _LinkedFile:
     """A writer for an object that already exists as a hard link to the file that is being read."""
 
     store: Store
@@ -147,7 +147,7 @@ def copy_partition(
     Raises `Corrupt` with file, position and offset for damage before the log end that is not skipped, `Unavailable` if
     a broker replaces files during the copy, and `Conflict` if a batch contains the end of the imported part.
     """
-    names, limits = list_segments(source.folder, env=target.env), target.store.limits
+    names, limits = list_segments(source.partition_dir, env=target.env), target.store.limits
     log_start = max(names[0].base if names else 0, source.log_start or 0)
     copies = _Copies(source, target, log_start, before)
     for name, after in zip(names, [*names[1:], None], strict=True):
@@ -159,7 +159,7 @@ def copy_partition(
                 yield copies.chunk(after.base, None)
     cleaned = source.first_dirty_offset if before.end == 0 else None
     # The checkpoint may have a later epoch than the batches.
-    last_epoch = next((entry.epoch for entry in reversed(leader_epochs(source.folder))), -1)
+    last_epoch = next((entry.epoch for entry in reversed(leader_epochs(source.partition_dir))), -1)
     yield copies.chunk(max(log_start, copies.next_offset), cleaned, last_epoch)
 
 
@@ -178,20 +178,20 @@ class _Copies:
         self._since = before.end
         self._last = before.imported
         self._files: list[FileSlices] = []
-        self._run = target.env.new_id()
+        self._import_id = target.env.new_id()
         # If the log now starts above the imported part, the records of its open transactions have been deleted.
-        self._reported = before.open if log_start <= before.end else ()
+        self._open_transactions = before.open if log_start <= before.end else ()
         self._transactions = TransactionState(
-            {transaction.producer: transaction.first for transaction in self._reported}
+            {transaction.producer: transaction.first for transaction in self._open_transactions}
         )
-        self._epochs = {transaction.producer: transaction.epoch for transaction in self._reported}
+        self._epochs = {transaction.producer: transaction.epoch for transaction in self._open_transactions}
 
     def chunk(self, log_end: int, first_dirty_offset: int | None, leader_epoch: int = -1) -> ImportedPartition:
         """Return the current chunk, which ends at `log_end`, and start the next one."""
-        reported = {transaction.producer: transaction.first for transaction in self._reported}
+        reported = {transaction.producer: transaction.first for transaction in self._open_transactions}
         is_open = self._transactions.open.items()
         ended = tuple(KafkaEnded(self._partition, row[0]) for row in sorted(reported.items()) if row not in is_open)
-        opened = self._open(log_end)
+        open_transactions = self._open(log_end)
         self._last = replace(self._last, end=log_end)
         chunk = ImportedPartition(
             partition=self._partition,
@@ -200,31 +200,31 @@ class _Copies:
             first_dirty_offset=first_dirty_offset,
             leader_epoch=max(self.leader_epoch, leader_epoch),
             files=tuple(self._files),
-            open=opened,
+            open=open_transactions,
             since=self._since,
             ended=ended,
             imported=self._last,
         )
-        self._files, self.nbytes, self._since, self._reported = [], 0, log_end, opened
+        self._files, self.nbytes, self._since, self._open_transactions = [], 0, log_end, open_transactions
         return chunk
 
     def _open(self, log_end: int) -> tuple[KafkaOpen, ...]:
-        reported = {(transaction.producer, transaction.first): transaction for transaction in self._reported}
-        opened = []
+        reported = {(transaction.producer, transaction.first): transaction for transaction in self._open_transactions}
+        open_transactions = []
         for producer, first in sorted(self._transactions.open.items(), key=lambda item: (item[1], item[0])):
             new = KafkaOpen(self._partition, producer, self._epochs[producer], first, log_end)
             transaction = replace(reported.get((producer, first), new), epoch=new.epoch, end=log_end)
             entry = self._target.coordinator.get(producer)
             if entry is not None:
-                here = (self._target.topic, self._partition) in entry.partitions
+                is_participant = (self._target.topic, self._partition) in entry.partitions
                 transaction = replace(
                     transaction,
                     transactional_id=entry.transactional_id,
                     timeout_ms=entry.timeout_ms,
-                    start_ms=entry.start_ms if here else None,
+                    start_ms=entry.start_ms if is_participant else None,
                 )
-            opened.append(transaction)
-        return tuple(opened)
+            open_transactions.append(transaction)
+        return tuple(open_transactions)
 
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
         """Copy the next segment. `after`: the segment after it; None for the active segment.
@@ -278,7 +278,7 @@ class _Copies:
                 return self._copy_to(copy, name)
             except LegacyMessages:
                 pass
-        copy.path = sealed_path(self._partition, target.read_version, self._run, copy.begin)
+        copy.path = sealed_path(self._partition, target.read_version, self._import_id, copy.begin)
         return self._copy_to(copy, name)
 
     def _copy_to(self, copy: SegmentCopy, name: SegmentName) -> CopiedSegment:
@@ -288,7 +288,7 @@ class _Copies:
                 key = target.add_file(copy.path)
                 can_link = file.location.is_local and self._may_link(copy)
                 linked = can_link and target.store.link(file.path, file.inode, key)
-                writer = _Linked(target.store, key) if linked else target.store.writer(key)
+                writer = _LinkedFile(target.store, key) if linked else target.store.writer(key)
                 copied = copy_segment(file, writer, copy, lambda events: self._aborted(name, events), target.progress)
         except FileNotFoundError:
             raise Unavailable(

@@ -144,14 +144,14 @@ class MetadataLog(LogReading):
 
 def read_metadata(log_dir: LogDir) -> MetadataLog | None:
     """Read the metadata log of a log directory; None if it does not exist."""
-    folder = directory.partition_folders(log_dir.path).get((CLUSTER_METADATA, 0))
-    if folder is None:
+    partition_dir = directory.partition_dirs(log_dir.path).get((CLUSTER_METADATA, 0))
+    if partition_dir is None:
         return None
     metadata = MetadataLog(log_dir, CLUSTER_METADATA, 0)
-    snapshots = sorted(filter(_SNAPSHOT.fullmatch, folder.names()))
-    segments = list_segments(folder, env=log_dir.env)
+    snapshots = sorted(filter(_SNAPSHOT.fullmatch, partition_dir.names()))
+    segments = list_segments(partition_dir, env=log_dir.env)
     if snapshots:
-        file = folder.child(snapshots[-1])
+        file = partition_dir.child(snapshots[-1])
         metadata.load((SegmentName(0, file, file.stat().st_ino),))
         metadata.since = int(snapshots[-1].partition("-")[0])
     metadata.load(segments)
@@ -163,8 +163,8 @@ def importable_configs(metadata: MetadataLog, topic: str, topic_id: str, *, forc
     metadata_id = metadata.ids.get(topic)
     if metadata_id is None or (topic_id and metadata_id != topic_id):
         return None
-    taken: dict[str, str] = {}
-    left_out: dict[str, str] = {}
+    imported: dict[str, str] = {}
+    rejected: dict[str, str] = {}
     for name, value in sorted(metadata.configs.get(topic, {}).items()):
         here = NAMES.get(name, name)
         try:
@@ -172,10 +172,10 @@ def importable_configs(metadata: MetadataLog, topic: str, topic_id: str, *, forc
                 raise BadRequest(f"sparklog has no config {name}")
             explicit = TopicConfigs.of({here: value}).explicit
             check_delete_delay(dict(explicit), force)
-            taken.update(explicit)
+            imported.update(explicit)
         except BadRequest as error:
-            left_out[name] = str(error)
-    return KafkaConfigs(taken, left_out)
+            rejected[name] = str(error)
+    return KafkaConfigs(imported, rejected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def _check_topic(
     written = [partition for partition, end in enumerate(state.log_end.tolist()) if end != before[partition].end]
     if not written:
         return False
-    ends = (_read_bounds(part, list_segments(part.folder, env=root.env))[1] for part in source.partitions)
+    ends = (_read_bounds(part, list_segments(part.partition_dir, env=root.env))[1] for part in source.partitions)
     if last and all(end <= part.end for end, part in zip(ends, before, strict=True)):
         return True
     raise Conflict(
@@ -280,7 +280,7 @@ def _check_same_log(source: TopicSource, part: PartitionSource, imported: Import
     if imported.end == 0:
         return
     where = f"{source.name}-{part.number}"
-    names = list_segments(part.folder, env=env)
+    names = list_segments(part.partition_dir, env=env)
     try:
         log_start, log_end = _read_bounds(part, names)
         # If damage is skipped, there may be records after the apparent log end.
@@ -297,7 +297,7 @@ def _check_same_log(source: TopicSource, part: PartitionSource, imported: Import
     if last_batch == (imported.crc, imported.epoch):
         return
     if part.first_dirty_offset is not None and imported.last < part.first_dirty_offset:
-        epochs = reversed(leader_epochs(part.folder))
+        epochs = reversed(leader_epochs(part.partition_dir))
         epoch = next((entry.epoch for entry in epochs if entry.start_offset <= imported.last), None)
         if epoch is None or imported.epoch < 0 or epoch == imported.epoch:
             return
@@ -317,7 +317,7 @@ class ExpectedSize(NamedTuple):
 
 
 def expected_size(part: PartitionSource, before: ImportedPart, env: Env) -> ExpectedSize:
-    names = list_segments(part.folder, env=env)
+    names = list_segments(part.partition_dir, env=env)
     log_start, log_end = _read_bounds(part, names)
     nbytes = 0
     for name, after in zip(names, [*names[1:], None], strict=True):
@@ -348,7 +348,7 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
     Raises `NotFound` if there is no log directory or topic, and `BadRequest` for missing partitions.
     """
     layout = directory.kafka_layout(path)
-    if layout is None and not path.is_folder():
+    if layout is None and not path.is_directory():
         raise NotFound(f"{path} does not exist: expected a directory of a broker's log.dirs")
     if layout is None and path.child(ROOT_KEY).is_file():
         raise BadRequest(f"{path} is already a sparklog root: copy it with `sparklog backup` or `sparklog clone`")
@@ -359,8 +359,8 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
         )
     if layout == "partition":
         raise BadRequest(f"{path} is a single partition: import its log directory, {path.parent}")
-    folders = directory.partition_folders(path)
-    names = sorted({topic for topic, _ in folders})
+    partition_dirs = directory.partition_dirs(path)
+    names = sorted({topic for topic, _ in partition_dirs})
     topics_to_import = (
         sorted(set(topics)) if topics is not None else [name for name in names if not directory.is_internal(name)]
     )
@@ -381,12 +381,12 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
         partitions = tuple(
             PartitionSource(
                 number=key[1],
-                folder=folders[key],
+                partition_dir=partition_dirs[key],
                 log_start=starts.get(key),
                 first_dirty_offset=cleaned.get(key),
                 high_watermark=None if watermarks is None else watermarks.get(key, 0),
             )
-            for key in sorted(folders)
+            for key in sorted(partition_dirs)
             if key[0] == name
         )
         sources.append(TopicSource(name, _read_id(path, name, partitions), partitions))
@@ -404,7 +404,7 @@ def _read_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]) -
         )
     if len(numbers) > MAX_PARTITIONS:
         raise BadRequest(f"a topic has at most {MAX_PARTITIONS} partitions, found {len(numbers)} of {name} in {path}")
-    ids = set(path.map_files(lambda part: directory.kafka_topic_id(part.folder), partitions)) - {""}
+    ids = set(path.map_files(lambda part: directory.kafka_topic_id(part.partition_dir), partitions)) - {""}
     if len(ids) > 1:
         raise BadRequest(
             f"the folders of {name} in {path} belong to topics with different ids, {' and '.join(sorted(ids))}: keep"

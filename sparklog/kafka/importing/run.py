@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from sparklog.common.units import count
 from sparklog.errors import BadRequest, Conflict, SparklogError
 from sparklog.kafka.importing.coordinators import (
     GroupTopic,
@@ -146,9 +147,9 @@ class ImportOptions:
 
     def topic_configs(self) -> TopicConfigs:
         configs = {NAMES.get(name, name): value for name, value in (self.configs or {}).items()}
-        checked = TopicConfigs.of(configs)
-        check_delete_delay(dict(checked.explicit), self.force)
-        return checked
+        topic_configs = TopicConfigs.of(configs)
+        check_delete_delay(dict(topic_configs.explicit), self.force)
+        return topic_configs
 
 
 def import_log_dir(
@@ -183,7 +184,7 @@ def import_log_dir(
     if root is None and not dry_run:
         raise BadRequest("expected a root to import into, found None: only a dry run works without one")
     log_dir = LogDir(file_path(path), SYSTEM if root is None else root.env, options.corrupt_records, on_skipped)
-    plan = _planned(root, log_dir, options)
+    plan = _plan(root, log_dir, options)
     if root is None or dry_run:
         return plan.report()
     if on_planned is not None:
@@ -215,7 +216,7 @@ class _ImportPlan:
         return ImportReport(topics, tuple(groups))
 
 
-def _planned(root: Root | None, log_dir: LogDir, options: ImportOptions) -> _ImportPlan:
+def _plan(root: Root | None, log_dir: LogDir, options: ImportOptions) -> _ImportPlan:
     sources = topic_sources(log_dir.path, options.topics)
     topics = plan_import(root, sources, log_dir.policy, last=options.open_transactions == ABORT)
     configs = _kafka_configs([topic.source for topic in topics if not topic.exists], log_dir, options)
@@ -253,9 +254,9 @@ def _import(root: Root, plan: _ImportPlan, options: ImportOptions, on_progress: 
         after = kafka_transactions(log_dir)
         for topic in open_topics:
             commit_decisions(topic, coordinator, after)
-    heads = {topic.source: root.topic(topic.source.name).log.state(refresh=False) for topic in plan.topics}
+    states = {topic.source: root.topic(topic.source.name).log.state(refresh=False) for topic in plan.topics}
     imported = {
-        source.name: GroupTopic(state.topic_id, source.topic_id, state.partitions) for source, state in heads.items()
+        source.name: GroupTopic(state.topic_id, source.topic_id, state.partitions) for source, state in states.items()
     }
     report = ImportReport(topics, import_groups(root, plan.groups, imported))
     if options.open_transactions == ABORT:
@@ -278,9 +279,9 @@ class _TopicImport:
     pending: list[ImportedPartition] = field(default_factory=list)
     files: int = 0
     nbytes: int = 0
-    written: list[str] = field(default_factory=list)
-    attempted: bool = False
-    new: list[FileSlices] = field(default_factory=list)
+    new_keys: list[str] = field(default_factory=list)
+    has_attempted_commit: bool = False
+    new_files: list[FileSlices] = field(default_factory=list)
     created: int = -1
     reports: dict[int, PartitionReport] = field(default_factory=dict)
 
@@ -291,14 +292,14 @@ class _TopicImport:
             for part, before in zip(source.partitions, self.plan.before, strict=True):
                 self._partition(topic, part, before)
             if self.options.open_transactions == REFUSE:
-                self._refuse_open(topic)
+                self._reject_open_transactions(topic)
             self._commit(topic)
         except BaseException:
             # Report the first error, not one of the cleanup.
             with suppress(SparklogError):
                 self._delete_files(topic)
             raise
-        warn_of_times(self.root.id, topic.name, topic.log.read_configs(), self.new, self.root.env.wall_ms())
+        warn_of_times(self.root.id, topic.name, topic.log.read_configs(), self.new_files, self.root.env.wall_ms())
         reports = tuple(self.reports[part.number] for part in source.partitions)
         configs = self.kafka_configs.get(source.name)
         return ImportedTopic(source.name, source.topic_id, not self.plan.exists, reports, configs)
@@ -335,7 +336,7 @@ class _TopicImport:
             read_version=max(topic.log.state(refresh=False).version, 0),
             index_interval=topic.log.append_target(refresh=False).configs.index_interval_bytes,
             env=self.root.env,
-            written=self.written,
+            new_keys=self.new_keys,
             policy=self.options.corrupt_records,
             on_skipped=on_skipped,
             link=self.options.link == AUTO,
@@ -345,7 +346,7 @@ class _TopicImport:
         limits = self.root.store.limits
         for chunk in copy_partition(part, target, before):
             self.pending.append(chunk)
-            self.new += chunk.files
+            self.new_files += chunk.files
             self.files += len(chunk.files)
             self.nbytes += sum(file.size for file in chunk.files)
             is_full = self.files >= limits.import_commit_slices or self.nbytes >= limits.import_commit_bytes
@@ -368,8 +369,8 @@ class _TopicImport:
     def _commit(self, topic: Topic) -> None:
         """Commit the pending chunks, one of each partition per commit."""
         # From now on a commit may refer to these files, even after an error. The vacuum deletes unreferenced ones.
-        self.attempted |= bool(self.pending)
-        self.written.clear()
+        self.has_attempted_commit |= bool(self.pending)
+        self.new_keys.clear()
         while self.pending:
             first: dict[int, ImportedPartition] = {}
             for chunk in self.pending:
@@ -379,21 +380,21 @@ class _TopicImport:
             self.pending = [chunk for chunk in self.pending if first[chunk.partition] is not chunk]
         self.files = self.nbytes = 0
 
-    def _refuse_open(self, topic: Topic) -> None:
+    def _reject_open_transactions(self, topic: Topic) -> None:
         last = {chunk.partition: chunk for chunk in self.pending}
-        opened = [transaction for chunk in last.values() for transaction in chunk.still_open()]
-        if opened:
+        open_transactions = [transaction for chunk in last.values() for transaction in chunk.still_open()]
+        if open_transactions:
             raise Conflict(
-                f"expected no open transactions in {topic.name}, found {len(opened)}, the first is {opened[0]}: end it"
-                " in Kafka, or choose to keep or abort open transactions"
+                f"topic {topic.name} has {count(len(open_transactions), 'open transaction')} (first:"
+                f" {open_transactions[0]}): end them in Kafka, or import with open_transactions keep or abort"
             )
 
     def _delete_files(self, topic: Topic) -> None:
         """Delete files that no commit can refer to, and the topic if this import created it and committed nothing."""
-        if not self.plan.exists and not self.attempted:
+        if not self.plan.exists and not self.has_attempted_commit:
             with suppress(Conflict):
                 topic.delete(version=self.created)
-        for key in self.written:
+        for key in self.new_keys:
             self.root.store.delete(key)
 
 

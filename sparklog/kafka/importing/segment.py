@@ -237,7 +237,7 @@ def copy_segment(
     """
     copied = CopiedSegment(copy.begin, copy.begin)
     windows = _windows(file, copy)
-    windows = windows if copy.since is None else _since(windows, copy.since, file)
+    windows = windows if copy.since is None else _skip_imported(windows, copy.since, file)
     if copy.policy == SKIP:
         windows = _with_markers(_decodable(windows, copy), copy, copied, file)
     try:
@@ -281,9 +281,9 @@ def _with_markers(
     windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile
 ) -> Iterator[Window]:
     """Yield the windows, and markers in place of the damage between them. `copied`: the windows yielded so far."""
-    handled = 0
+    handled_count = 0
     for window in chain(windows, [None]):
-        gaps, handled = copy.skipped[handled:], len(copy.skipped)
+        gaps, handled_count = copy.skipped[handled_count:], len(copy.skipped)
         for gap in gaps:
             markers = _markers(gap, copy, copied, file)
             if markers is not None:
@@ -332,7 +332,7 @@ def _markers(gap: SkippedRange, copy: SegmentCopy, copied: CopiedSegment, file: 
     return MarkerWindow(data, gap.position, scan_headers(data), file.path)
 
 
-def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator[Window]:
+def _skip_imported(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator[Window]:
     for window in windows:
         headers = window.headers
         row = int(np.searchsorted(headers.next_offset, since, "right"))
@@ -356,7 +356,7 @@ def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
         elif copy.policy == SKIP and not (copy.last and found.stop == "zeros"):
             nbytes = found.until - found.position
             copy.skipped.append(SkippedRange(found.position, nbytes, found.offset, found.next_offset, found.reason))
-        elif copy.last and (found.is_torn_end or copy.policy == TRUNCATE):
+        elif copy.last and (found.is_incomplete_end or copy.policy == TRUNCATE):
             if found.stop != "zeros":
                 nbytes = file.size - found.position
                 copy.skipped.append(SkippedRange(found.position, nbytes, found.offset, None, found.reason))
@@ -372,7 +372,7 @@ def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, inter
 
     `raw` is None if the file does not exist; `interval` is `index.interval.bytes`.
     """
-    index = _parsed(OffsetIndex.parse, raw, base)
+    index = _try_parse(OffsetIndex.parse, raw, base)
     if index is not None and len(index):
         rows = np.minimum(np.searchsorted(batches.position, index.positions), len(batches.position) - 1)
         matches = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
@@ -384,20 +384,20 @@ def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, inter
 
 def time_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
     """Return the bytes of a `.timeindex`, whose last entry has the maximum timestamp of the segment."""
-    index = _parsed(TimeIndex.parse, raw, base)
-    running = np.maximum.accumulate(batches.max_timestamp)
+    index = _try_parse(TimeIndex.parse, raw, base)
+    running_max = np.maximum.accumulate(batches.max_timestamp)
     if index is not None:
         max_timestamp = int(index.timestamps[-1]) if len(index) else -1
         rows = np.minimum(np.searchsorted(batches.last_offset, index.offsets), len(batches.last_offset) - 1)
-        matches = (batches.last_offset[rows] == index.offsets) & (running[rows] == index.timestamps)
+        matches = (batches.last_offset[rows] == index.offsets) & (running_max[rows] == index.timestamps)
         matches &= batches.max_timestamp[rows] == index.timestamps
-        index = index if matches.all() and max_timestamp == int(running[-1]) else None
+        index = index if matches.all() and max_timestamp == int(running_max[-1]) else None
     if index is None:
         index = TimeIndex.build(base, batches.position, batches.last_offset, batches.max_timestamp, interval)
     return index.to_bytes()
 
 
-def _parsed(parse: Callable[[bytes, int], T], raw: bytes | None, base: int) -> T | None:
+def _try_parse(parse: Callable[[bytes, int], T], raw: bytes | None, base: int) -> T | None:
     try:
         return None if raw is None else parse(raw, base)
     except Corrupt:

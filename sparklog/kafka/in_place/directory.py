@@ -121,28 +121,28 @@ Layout: TypeAlias = Literal["log-dir", "partition"]
 
 def kafka_layout(path: AnyPath) -> Layout | None:
     """Return the kind of a folder: a partition, which has 20-digit `.log` files, a log directory, or None."""
-    folder = file_path(path)
-    if not folder.is_folder():
+    directory = file_path(path)
+    if not directory.is_directory():
         return None
-    if _has_segments(folder):
+    if _has_segments(directory):
         return "partition"
-    return "log-dir" if partition_folders(folder) else None
+    return "log-dir" if partition_dirs(directory) else None
 
 
 _LAYOUT_KEYS = 1000
-_LAYOUT_FOLDERS = 10
+_LAYOUT_DIRECTORIES = 10
 
 
-def bucket_layout(folder: FilePath) -> Layout | None:
+def bucket_layout(directory: FilePath) -> Layout | None:
     """Return the `kafka_layout` of a folder in a bucket of any size, usually with one request, and at most a dozen.
 
     The first keys of a listing usually identify a Kafka directory. If other objects come first, check the first folders
     with names of partitions: almost all contain a segment, even if the directory is copied only in part.
     """
-    if not isinstance(folder, StorePath):
-        return kafka_layout(folder)
+    if not isinstance(directory, StorePath):
+        return kafka_layout(directory)
     layout: Layout | None = None
-    for key in folder.first_keys(_LAYOUT_KEYS):
+    for key in directory.first_keys(_LAYOUT_KEYS):
         above, _, name = key.rpartition("/")
         if layout is not None and key > _LAST_SEGMENT:
             break
@@ -152,67 +152,67 @@ def bucket_layout(folder: FilePath) -> Layout | None:
             layout = "log-dir" if _PARTITION.match(above) else layout
     if layout is not None:
         return layout
-    partitions = [name for name in folder.folders() if _PARTITION.match(name)]
-    keys = (key for name in partitions[:_LAYOUT_FOLDERS] for key in folder.child(name).first_keys(_LAYOUT_KEYS))
+    partitions = [name for name in directory.directories() if _PARTITION.match(name)]
+    keys = (key for name in partitions[:_LAYOUT_DIRECTORIES] for key in directory.child(name).first_keys(_LAYOUT_KEYS))
     return "log-dir" if any(map(_SEGMENT.match, keys)) else None
 
 
-def partition_folders(log_dir: FilePath, known: Container[FilePath] = ()) -> dict[TopicPartition, FilePath]:
+def partition_dirs(log_dir: FilePath, known: Container[FilePath] = ()) -> dict[TopicPartition, FilePath]:
     """Return the folders of the partitions in a log directory. Folders in `known` are not checked for segments."""
-    folders: dict[TopicPartition, FilePath] = {}
+    dirs: dict[TopicPartition, FilePath] = {}
     try:
         for name in log_dir.names():
             match = _PARTITION.match(name)
-            if match is not None and ((folder := log_dir.child(name)) in known or _has_segments(folder)):
-                folders[match[1], int(match[2])] = folder
+            if match is not None and ((partition_dir := log_dir.child(name)) in known or _has_segments(partition_dir)):
+                dirs[match[1], int(match[2])] = partition_dir
     except FileNotFoundError:
         raise NotFound(f"folder {log_dir} does not exist: check the path") from None
-    return folders
+    return dirs
 
 
-def split_folder_name(folder: FilePath) -> TopicPartition:
+def parse_topic_partition(partition_dir: FilePath) -> TopicPartition:
     """Return topic and partition of a folder; a folder of another name is partition 0 of a topic with that name."""
-    name = folder.real.name
+    name = partition_dir.real.name
     match = _PARTITION.match(name)
     return (match[1], int(match[2])) if match else (name, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _FolderListing:
-    """One listing of a folder. `swapping`: it has `.swap` files, possibly only of indexes."""
+class _DirectoryListing:
+    """One listing of a folder. `has_swaps`: it has `.swap` files, possibly only of indexes."""
 
     segments: tuple[SegmentName, ...]
     swaps: tuple[SegmentName, ...]
-    swapping: bool
+    has_swaps: bool
     lowest_cleaned: int | None
 
 
-def list_segments(folder: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
+def list_segments(partition_dir: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
     """Return the segments of a partition folder in offset order; wait while a broker is replacing files.
 
     Raises `NotFound` if the folder does not exist, and `Unavailable` if it keeps changing.
     """
     for attempts_left in reversed(range(LIST_ATTEMPTS)):
-        listing = _list_twice(folder)
-        if listing is not None and not listing.swapping:
+        listing = _list_twice(partition_dir)
+        if listing is not None and not listing.has_swaps:
             return listing.segments
-        if listing is not None and (not attempts_left or _is_abandoned(folder, env)):
+        if listing is not None and (not attempts_left or _is_abandoned(partition_dir, env)):
             # If a file is missing, a broker is still running.
             with suppress(FileNotFoundError):
                 names = segments_after_startup(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
                 return tuple(names)
         env.sleep(LIST_PAUSE_SECONDS)
-    raise Unavailable(f"{folder} keeps changing: expected two equal listings in a row; retry")
+    raise Unavailable(f"{partition_dir} keeps changing: expected two equal listings in a row; retry")
 
 
-def try_list_segments(folder: FilePath) -> tuple[SegmentName, ...] | None:
+def try_list_segments(partition_dir: FilePath) -> tuple[SegmentName, ...] | None:
     """Return the same without waiting; None if a broker is replacing files."""
-    listing = _list_twice(folder)
-    return None if listing is None or listing.swapping else listing.segments
+    listing = _list_twice(partition_dir)
+    return None if listing is None or listing.has_swaps else listing.segments
 
 
-def missing_folder(folder: FilePath) -> NotFound:
-    return NotFound(f"folder {folder} no longer exists: was the topic deleted?")
+def missing_partition_dir(partition_dir: FilePath) -> NotFound:
+    return NotFound(f"folder {partition_dir} no longer exists: was the topic deleted?")
 
 
 def missing_segment(error: FileNotFoundError) -> Unavailable:
@@ -221,38 +221,38 @@ def missing_segment(error: FileNotFoundError) -> Unavailable:
     return Unavailable(f"{path} is listed in its folder, but does not exist when it is opened: retry")
 
 
-def _list_twice(folder: FilePath) -> _FolderListing | None:
-    before = _listing(folder)
-    return before if before == _listing(folder) else None
+def _list_twice(partition_dir: FilePath) -> _DirectoryListing | None:
+    before = _listing(partition_dir)
+    return before if before == _listing(partition_dir) else None
 
 
-def _is_abandoned(folder: FilePath, env: Env) -> bool:
-    if not folder.is_local:
+def _is_abandoned(partition_dir: FilePath, env: Env) -> bool:
+    if not partition_dir.is_local:
         return True  # No broker works in a bucket.
     try:
-        changed_ms = folder.stat().st_mtime_ns // 1_000_000
+        changed_ms = partition_dir.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:
         return False
     return env.wall_ms() - changed_ms > ABANDONED_MS
 
 
-def _listing(folder: FilePath) -> _FolderListing:
+def _listing(partition_dir: FilePath) -> _DirectoryListing:
     segments: list[SegmentName] = []
     swaps: list[SegmentName] = []
     cleaned: list[int] = []
-    swapping = False
+    has_swaps = False
     try:
-        for name in folder.names():
-            swapping |= name.endswith(SWAP)
+        for name in partition_dir.names():
+            has_swaps |= name.endswith(SWAP)
             if match := _SEGMENT.match(name):
-                segments.append(_segment(int(match[1]), folder.child(name)))
+                segments.append(_segment(int(match[1]), partition_dir.child(name)))
             elif match := _SWAPPED_SEGMENT.match(name):
-                swaps.append(_segment(int(match[1]), folder.child(name)))
+                swaps.append(_segment(int(match[1]), partition_dir.child(name)))
             elif name.endswith(CLEANED) and (match := _CLEANED_FILE.match(name)):
                 cleaned.append(int(match[1]))
     except FileNotFoundError:
-        raise missing_folder(folder) from None
-    return _FolderListing(tuple(sorted(segments)), tuple(sorted(swaps)), swapping, min(cleaned, default=None))
+        raise missing_partition_dir(partition_dir) from None
+    return _DirectoryListing(tuple(sorted(segments)), tuple(sorted(swaps)), has_swaps, min(cleaned, default=None))
 
 
 def _segment(base: int, path: FilePath) -> SegmentName:
@@ -263,9 +263,9 @@ def _segment(base: int, path: FilePath) -> SegmentName:
     return SegmentName(base, path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
-def _has_segments(folder: FilePath) -> bool:
+def _has_segments(partition_dir: FilePath) -> bool:
     try:
-        return any(_SEGMENT.match(name) or _SWAPPED_SEGMENT.match(name) for name in folder.names())
+        return any(_SEGMENT.match(name) or _SWAPPED_SEGMENT.match(name) for name in partition_dir.names())
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
 
@@ -277,38 +277,38 @@ def offset_checkpoint(log_dir: FilePath, name: str) -> dict[TopicPartition, int]
     return {} if data is None else checkpoint_files.parse_offsets(data, file=str(file))
 
 
-def topic_id(folder: FilePath, topic: str) -> str:
+def topic_id(partition_dir: FilePath, topic: str) -> str:
     """Return the topic id in `partition.metadata` of a partition folder, or a derived one without a valid file.
 
     Brokers before 2.8 did not write the file. A derived id is that of the folder's path, so it stays the same if the
     topic is deleted and created again.
     """
-    return kafka_topic_id(folder) or derived_topic_id(folder, topic)
+    return kafka_topic_id(partition_dir) or derived_topic_id(partition_dir, topic)
 
 
-def derived_topic_id(folder: FilePath, topic: str) -> str:
+def derived_topic_id(partition_dir: FilePath, topic: str) -> str:
     """Return the id that is derived from a topic's name and the path of its folder."""
-    location = f"{folder.real.parent}\n{topic}".encode()
+    location = f"{partition_dir.real.parent}\n{topic}".encode()
     return base64.urlsafe_b64encode(hashlib.sha256(location).digest()[:16]).decode().rstrip("=")
 
 
-def kafka_topic_id(folder: FilePath) -> str:
+def kafka_topic_id(partition_dir: FilePath) -> str:
     """Return the topic id in `partition.metadata`; empty if the file is missing or invalid."""
     try:
-        return checkpoint_files.parse_partition_metadata(partition_metadata(folder))
+        return checkpoint_files.parse_partition_metadata(partition_metadata(partition_dir))
     except Corrupt:
         return ""
 
 
-def leader_epochs(folder: FilePath) -> tuple[LeaderEpoch, ...]:
+def leader_epochs(partition_dir: FilePath) -> tuple[LeaderEpoch, ...]:
     """Return the entries of `leader-epoch-checkpoint`; none if it is missing or invalid."""
-    data = folder.child(checkpoint_files.LEADER_EPOCHS_FILE).data()
+    data = partition_dir.child(checkpoint_files.LEADER_EPOCHS_FILE).data()
     try:
         return () if data is None else tuple(checkpoint_files.parse_leader_epochs(data))
     except Corrupt:
         return ()
 
 
-def partition_metadata(folder: FilePath) -> bytes:
+def partition_metadata(partition_dir: FilePath) -> bytes:
     """Return the bytes of `partition.metadata`; empty if it does not exist."""
-    return folder.child(checkpoint_files.PARTITION_METADATA_FILE).data() or b""
+    return partition_dir.child(checkpoint_files.PARTITION_METADATA_FILE).data() or b""

@@ -94,7 +94,7 @@ class StorePath:
             raise self.missing()
         return StoreStat.of(info)
 
-    def is_folder(self) -> bool:
+    def is_directory(self) -> bool:
         return bool(self.files.names(self.key))
 
     def is_file(self) -> bool:
@@ -107,7 +107,7 @@ class StorePath:
         prefix = f"{self.key}/" if self.key else ""
         return (info.key.removeprefix(prefix) for info in islice(self.files.store.list(prefix), limit))
 
-    def folders(self) -> Iterator[str]:
+    def directories(self) -> Iterator[str]:
         """Yield the names of the folders in a folder, from a new listing."""
         return self.files.store.list_folders(f"{self.key}/" if self.key else "")
 
@@ -133,14 +133,14 @@ class StorePath:
 class _StoreListing:
     """The files below a folder, and the names in each folder."""
 
-    def __init__(self, store: Store, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, store: Store, directory: str) -> None:
+        self.directory = directory
         self.files: dict[str, ObjectInfo] = {}
         self.names: dict[str, set[str]] = {}
-        for info in store.list(f"{folder}/" if folder else ""):
+        for info in store.list(f"{directory}/" if directory else ""):
             self.files[info.key] = info
             key = info.key
-            while key != folder:
+            while key != directory:
                 above, _, name = key.rpartition("/")
                 siblings = self.names.setdefault(above, set())
                 if name in siblings:
@@ -148,8 +148,8 @@ class _StoreListing:
                 siblings.add(name)
                 key = above
 
-    def covers(self, folder: str) -> bool:
-        return not self.folder or folder == self.folder or folder.startswith(f"{self.folder}/")
+    def covers(self, directory: str) -> bool:
+        return not self.directory or directory == self.directory or directory.startswith(f"{self.directory}/")
 
 
 class StoreFiles:
@@ -165,21 +165,21 @@ class StoreFiles:
     def __reduce__(self) -> tuple[type[StoreFiles], tuple[Store]]:
         return StoreFiles, (self.store,)
 
-    def refresh(self, folder: str) -> None:
+    def refresh(self, directory: str) -> None:
         self.invalidate()
-        self.names(folder)
+        self.names(directory)
 
     def invalidate(self) -> None:
         """Discard the listing, so that the next call lists the folder again."""
         self._listing = None
 
-    def names(self, folder: str) -> set[str]:
+    def names(self, directory: str) -> set[str]:
         """Return the names of the files and folders in a folder; none if it does not exist."""
         with self._lock:
             listing = self._listing
-            if listing is None or not listing.covers(folder):
-                listing = self._listing = _StoreListing(self.store, folder)
-        return listing.names.get(folder, set())
+            if listing is None or not listing.covers(directory):
+                listing = self._listing = _StoreListing(self.store, directory)
+        return listing.names.get(directory, set())
 
     def info(self, key: str) -> ObjectInfo | None:
         """Return the size and time of a file; None if it does not exist. A request if the folder is not listed."""
@@ -217,7 +217,7 @@ class StoreFile:
         self._ranges: dict[int, bytes] = {}
         """The latest ranges, by number."""
         self._last = -1
-        self._coming: dict[int, Request] = {}
+        self._requests: dict[int, Request] = {}
         """The ranges in progress, in order: the required one, and those after it that are read ahead."""
         parallel = min(self._store.parallel_reads, RANGES_AHEAD + 1)
         self._ahead = ReadAhead(parallel, self._fetch, self._more, self._store.limits)
@@ -243,27 +243,27 @@ class StoreFile:
     def _range(self, number: int) -> bytes:
         data = self._ranges.pop(number, None)
         if data is None:
-            for passed in [other for other in self._coming if other < number or number not in self._coming]:
-                self._ahead.drop([self._coming.pop(passed)])
-            if not self._coming:
+            for obsolete in [other for other in self._requests if other < number or number not in self._requests]:
+                self._ahead.drop([self._requests.pop(obsolete)])
+            if not self._requests:
                 self._add(number)
-            data = bytes(self._ahead.consume(self._coming[number]))
-            del self._coming[number]
+            data = bytes(self._ahead.consume(self._requests[number]))
+            del self._requests[number]
         self._ranges[number] = data
         self._last = number
-        while len(self._ranges) > 1 and len(self._ranges) + len(self._coming) > CACHED_RANGES:
+        while len(self._ranges) > 1 and len(self._ranges) + len(self._requests) > CACHED_RANGES:
             del self._ranges[next(iter(self._ranges))]
         return data
 
     def _add(self, number: int) -> None:
         start = number * self._range_bytes
         length = min(self._range_bytes, self.size - start)
-        self._coming[number] = Request(self._store, self.path.key, start, length)
-        self._ahead.add([self._coming[number]])
+        self._requests[number] = Request(self._store, self.path.key, start, length)
+        self._ahead.add([self._requests[number]])
 
     def _more(self) -> bool:
         """Start to read the next range, if two consecutive ranges were read."""
-        current, following = next(iter(self._coming)), next(reversed(self._coming)) + 1
+        current, following = next(iter(self._requests)), next(reversed(self._requests)) + 1
         if self._last < 0 or current != self._last + 1 or following * self._range_bytes >= self.size:
             return False
         self._add(following)
@@ -323,7 +323,7 @@ class LocalPath:
     def is_file(self) -> bool:
         return os.path.isfile(self.path)
 
-    def is_folder(self) -> bool:
+    def is_directory(self) -> bool:
         return os.path.isdir(self.path)
 
     def data(self) -> bytes | None:
@@ -375,7 +375,7 @@ class LocalFile:
 
 
 @contextmanager
-def held_lock(path: LocalPath) -> Iterator[bool]:
+def try_lock(path: LocalPath) -> Iterator[bool]:
     """Lock a file, as a broker locks `.lock`; yields False if another process holds it. Ignores a missing file."""
     import fcntl
 
@@ -411,9 +411,9 @@ def file_path(path: AnyPath) -> FilePath:
     return store_path(open_store(above), name) if is_part(name) else store_path(open_store(location), "")
 
 
-def relative(path: FilePath, folder: FilePath) -> str:
+def relative(path: FilePath, directory: FilePath) -> str:
     """Return a path relative to a folder above it."""
-    return str(path).removeprefix(f"{folder}/")
+    return str(path).removeprefix(f"{directory}/")
 
 
 def store_path(store: Store, key: str) -> StorePath:

@@ -23,7 +23,12 @@ from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.files import FilePath, LocalPath
 from sparklog.kafka.in_place.segment_file import SegmentFile, aborted_by_index
-from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionSpan, TransactionState, merged
+from sparklog.kafka.in_place.transaction_state import (
+    TransactionEvents,
+    TransactionSpan,
+    TransactionState,
+    merge_aborted,
+)
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import BatchRanges, Stored
@@ -222,16 +227,23 @@ class _Listing:
         return self.listed_ms - changed_ns // 1_000_000 > RACY_MS
 
 
-def _merged(before: list[SegmentState], names: tuple[directory.SegmentName, ...]) -> tuple[list[SegmentState], bool]:
+def _merge_listing(
+    before: list[SegmentState], names: tuple[directory.SegmentName, ...]
+) -> tuple[list[SegmentState], bool]:
     """Return the states of the listed segments, and whether the transactions must be computed again.
 
     Unchanged segments keep their states. Segments may be added at the end and expire at the start; any other change
     affects the transactions.
     """
-    known = {state.name: state for state in before}
-    states = [known[name] if name in known and known[name].is_unchanged(name) else SegmentState(name) for name in names]
-    is_changed = any(state.name in known and state is not known[state.name] for state in states)
-    old, common = list(known), [name for name in names if name in known]
+    states_by_name = {state.name: state for state in before}
+    states = [
+        states_by_name[name]
+        if name in states_by_name and states_by_name[name].is_unchanged(name)
+        else SegmentState(name)
+        for name in names
+    ]
+    is_changed = any(state.name in states_by_name and state is not states_by_name[state.name] for state in states)
+    old, common = list(states_by_name), [name for name in names if name in states_by_name]
     is_moved = bool(old) and (not common or common != old[-len(common) :] or common != list(names[: len(common)]))
     return states, is_changed or is_moved
 
@@ -243,9 +255,9 @@ class PartitionState:
     """
 
     def __init__(
-        self, folder: FilePath, topic: str, partition: int, env: Env = SYSTEM, policy: str = recovery.FAIL
+        self, partition_dir: FilePath, topic: str, partition: int, env: Env = SYSTEM, policy: str = recovery.FAIL
     ) -> None:
-        self.folder = folder
+        self.partition_dir = partition_dir
         self.policy = policy
         self.skipped: list[Skipped] = []
         self._key = topic, partition
@@ -278,7 +290,7 @@ class PartitionState:
                 self._scan()
             except FileNotFoundError as error:
                 # A segment was deleted after it was listed. List again, and discard the incomplete scan.
-                self.folder.refresh()
+                self.partition_dir.refresh()
                 self._is_stale = self._replay = is_missing = True
                 if not attempts_left:
                     raise directory.missing_segment(error) from None
@@ -295,30 +307,30 @@ class PartitionState:
         if listing is None:
             return
         is_same = self._listing is not None and listing.origin == self._listing.origin
-        self.segments, is_changed = _merged(self.segments if is_same else [], listing.segments)
+        self.segments, is_changed = _merge_listing(self.segments if is_same else [], listing.segments)
         self._replay |= is_changed or not is_same
         self._listing, self._is_stale = listing, False
 
     def _next_listing(self, *, wait: bool) -> _Listing | None:
         """Return a new listing; None if the folder has not changed, or is changing and need not be awaited."""
-        before, changed_ns, folder_id = self._listing, None, (0, 0)
-        if isinstance(self.folder, LocalPath):
+        before, changed_ns, directory_id = self._listing, None, (0, 0)
+        if isinstance(self.partition_dir, LocalPath):
             try:
-                stat = self.folder.stat()
+                stat = self.partition_dir.stat()
             except FileNotFoundError:
-                raise directory.missing_folder(self.folder) from None
-            changed_ns, folder_id = stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
-        is_known = bool(self.segments) and before is not None and before.origin[0] == folder_id
+                raise directory.missing_partition_dir(self.partition_dir) from None
+            changed_ns, directory_id = stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
+        is_known = bool(self.segments) and before is not None and before.origin[0] == directory_id
         if before is not None and is_known and not self._is_stale and before.is_current(changed_ns):
             return None
         now_ms = self._env.wall_ms()
         if wait or not is_known or changed_ns is None:
-            names = directory.list_segments(self.folder, env=self._env)
-        elif (settled := directory.try_list_segments(self.folder)) is not None:
-            names = settled
+            names = directory.list_segments(self.partition_dir, env=self._env)
+        elif (settled_names := directory.try_list_segments(self.partition_dir)) is not None:
+            names = settled_names
         else:
             return None
-        return _Listing(names, (folder_id, directory.partition_metadata(self.folder)), changed_ns, now_ms)
+        return _Listing(names, (directory_id, directory.partition_metadata(self.partition_dir)), changed_ns, now_ms)
 
     def _scan(self) -> None:
         self.skipped = []
@@ -389,7 +401,7 @@ class PartitionState:
             )
         if self._aborted is None:
             indexed = [self._transaction_index(state.name) for state in self.segments]
-            self._aborted = merged(self.transactions, indexed)
+            self._aborted = merge_aborted(self.transactions, indexed)
         aborted = self._aborted.overlapping(start, end)
         if not unknown:
             return aborted

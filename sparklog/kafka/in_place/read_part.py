@@ -42,7 +42,7 @@ class KafkaReadPart:
     * `on_skipped`: called in the process that reads, so it must be picklable if that is another process
     """
 
-    folder: FilePath
+    partition_dir: FilePath
     range: OffsetRange
     records: int
     nbytes: int
@@ -60,11 +60,11 @@ class KafkaReadPart:
 
         columns = check_columns(columns)
         on_skipped = self.on_skipped if self.corrupt_records == recovery.SKIP else None
-        fetched = self._fetched(min(max(batch_bytes, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES))
+        fetched = self._fetch(min(max(batch_bytes, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES))
         batches = read_fetched(fetched, columns or COUNTED, batch_bytes, on_skipped=on_skipped)
         yield from batches if columns else (batch.select([]) for batch in batches)
 
-    def _fetched(self, window_bytes: int) -> Iterator[FetchedBatches]:
+    def _fetch(self, window_bytes: int) -> Iterator[FetchedBatches]:
         """Yield the windows of each segment like those of a slice in a sealed file."""
         offsets, slices = self.range, dict[str, PlannedSlice]()
         for window in self.windows(window_bytes):
@@ -84,7 +84,7 @@ class KafkaReadPart:
 
     def windows(self, window_bytes: int) -> Iterator[Window]:
         """Yield windows of valid batches that cover the range, of about `window_bytes`, segment by segment."""
-        walk = _SegmentWalk(list_segments(self.folder), self.range.start)
+        walk = _SegmentWalk(list_segments(self.partition_dir), self.range.start)
         for replans_left in reversed(range(MAX_REPLANS + 1)):
             try:
                 while (name := self._next_segment(walk)) is not None:
@@ -97,8 +97,8 @@ class KafkaReadPart:
                 if not replans_left or walk.file is None or not walk.file.is_replaced():
                     raise
             # The cleaner or retention has replaced files: find the offsets in the current ones.
-            self.folder.refresh()
-            walk.names, walk.after = list_segments(self.folder), -1
+            self.partition_dir.refresh()
+            walk.names, walk.after = list_segments(self.partition_dir), -1
 
     def _next_segment(self, walk: _SegmentWalk) -> SegmentName | None:
         """Return the next segment to read; None at the end of the range. Raises `NotFound` for deleted offsets."""
@@ -109,13 +109,13 @@ class KafkaReadPart:
         else:
             name = next((name for name in reversed(walk.names) if name.base <= walk.position), None)
         if name is None:
-            raise self._deleted(walk)
+            raise self._out_of_range(walk)
         # If the next segment starts after the range, the cleaner has removed the records in between.
         return name if name.base < self.range.end else None
 
     def _segment(self, name: SegmentName, walk: _SegmentWalk, window_bytes: int) -> Iterator[Window]:
         """Yield the windows of one segment, and advance the walk."""
-        walk.passed = 0
+        walk.skipped_to = 0
         with SegmentFile(name.path) as file:
             walk.file = file
             for window in self._segment_windows(file, name, walk, window_bytes):
@@ -124,7 +124,7 @@ class KafkaReadPart:
                     return
                 yield window
                 walk.position = max(walk.position, int(window.headers.next_offset[-1]))
-        walk.position, walk.after = max(walk.position, walk.passed), name.base
+        walk.position, walk.after = max(walk.position, walk.skipped_to), name.base
 
     def _segment_windows(
         self, file: SegmentFile, name: SegmentName, walk: _SegmentWalk, window_bytes: int
@@ -145,8 +145,8 @@ class KafkaReadPart:
                 yield found
             elif skipping:
                 self._report_skipped(found)
-                passed = end if name == walk.names[-1] else position
-                walk.passed = max(walk.passed, passed if found.next_offset is None else found.next_offset)
+                skipped_to = end if name == walk.names[-1] else position
+                walk.skipped_to = max(walk.skipped_to, skipped_to if found.next_offset is None else found.next_offset)
             elif self.corrupt_records == recovery.TRUNCATE and found.expected >= end:
                 return  # The log was truncated at this damage.
             elif found.size and found.following is not None and found.following.offset <= position:
@@ -157,7 +157,7 @@ class KafkaReadPart:
                     message, offset = f"expected batches up to offset {end - 1}: {message}", max(offset, position)
                 raise Corrupt(f"{message}; {REMEDY}", file=file.path, position=found.position, offset=offset)
 
-    def _deleted(self, walk: _SegmentWalk) -> NotFound:
+    def _out_of_range(self, walk: _SegmentWalk) -> NotFound:
         # In a cleaned log, offsets may be missing anywhere but at its start and end.
         if walk.after >= 0:
             reason = "the log ends before them now"
@@ -171,13 +171,13 @@ class KafkaReadPart:
 class _SegmentWalk:
     """The progress of a read: `position` is the next offset, `after` the base of the latest segment (-1 at the start).
 
-    `passed`: the offset after the skipped damage in the segment `file`.
+    `skipped_to`: the offset after the skipped damage in the segment `file`.
     """
 
     names: Sequence[SegmentName]
     position: int
     after: int = -1
-    passed: int = 0
+    skipped_to: int = 0
     file: SegmentFile | None = None
 
 

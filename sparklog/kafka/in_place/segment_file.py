@@ -24,12 +24,12 @@ def companion(log: FilePath, suffix: str) -> FilePath:
 
     A swap renames the files of a segment one by one, the `.log` first, so the others may still end in `.swap`.
     """
-    folder, name = log.parent, log.name
+    parent, name = log.parent, log.name
     for state in (SWAP, DELETED):
         if name.endswith(state):
-            return folder.child(f"{name.removesuffix(state).removesuffix('.log')}.{suffix}{state}")
-    plain = folder.child(f"{name.removesuffix('.log')}.{suffix}")
-    swapped = folder.child(plain.name + SWAP)
+            return parent.child(f"{name.removesuffix(state).removesuffix('.log')}.{suffix}{state}")
+    plain = parent.child(f"{name.removesuffix('.log')}.{suffix}")
+    swapped = parent.child(plain.name + SWAP)
     return plain if plain.exists() or not swapped.exists() else swapped
 
 

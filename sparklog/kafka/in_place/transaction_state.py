@@ -60,27 +60,27 @@ def lost_producer(batch: bytes) -> int | None:
         return ANY_PRODUCER
     actual = crc32c(memoryview(batch)[CRC_START:size])
     if (actual ^ expected).bit_count() > 1:
-        flipped = flipped_bit(size - CRC_START, actual, expected)
-        if flipped is None:
+        bit = flipped_bit(size - CRC_START, actual, expected)
+        if bit is None:
             return ANY_PRODUCER
         repaired = bytearray(batch[:size])
-        repaired[CRC_START + flipped[0]] ^= 1 << flipped[1]
+        repaired[CRC_START + bit[0]] ^= 1 << bit[1]
         header = single_header(bytes(repaired))
     return int(header.producer_id[0]) if header.is_control[0] else None
 
 
 def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarker]:
     """Return the markers that `[position, until)` of a file may have contained: of `ANY_PRODUCER` after other bytes."""
-    lost_here: list[LostMarker] = []
+    markers: list[LostMarker] = []
     while position < until:
         header = file.header_at(position)
         if header is None or position + header.size > until:
-            return [*lost_here, LostMarker(ANY_PRODUCER, None)]
+            return [*markers, LostMarker(ANY_PRODUCER, None)]
         batch = file.read(position, min(header.size, MAX_MARKER_BYTES))
         lost = _lost_marker(batch, header.size) if may_be_markers(single_header(batch))[0] else None
-        lost_here += [] if lost is None else [lost]
+        markers += [] if lost is None else [lost]
         position += header.size
-    return lost_here
+    return markers
 
 
 def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
@@ -107,7 +107,7 @@ class TransactionEvents:
     """The events of a segment in offset order, as flat triples (kind, producer id, offset)."""
 
     triples: array[int] = field(default_factory=lambda: array("q"))
-    _writing: set[int] = field(default_factory=set)
+    _open_producers: set[int] = field(default_factory=set)
 
     def add(self, window: Window) -> None:
         headers = window.headers
@@ -127,19 +127,19 @@ class TransactionEvents:
                 if owner is not None:
                     self.lost(offset, owner)
             elif kind == DATA:
-                if producer not in self._writing and not _is_damaged(window, row):
-                    self._writing.add(producer)
+                if producer not in self._open_producers and not _is_damaged(window, row):
+                    self._open_producers.add(producer)
                     self.triples.extend((kind, producer, offset))
             elif kind in (ABORT, COMMIT):
-                self._writing.discard(producer)
+                self._open_producers.discard(producer)
                 self.triples.extend((kind, producer, offset))
 
     def lost(self, offset: int, producer: int = ANY_PRODUCER) -> None:
         """Record that the marker of a producer at `offset` is damaged, or all markers in damage that starts there."""
         if producer == ANY_PRODUCER:
-            self._writing.clear()
+            self._open_producers.clear()
         else:
-            self._writing.discard(producer)
+            self._open_producers.discard(producer)
         self.triples.extend((LOST, producer, offset))
 
 
@@ -166,8 +166,8 @@ class TransactionState:
     markers: dict[int, int] = field(default_factory=dict)
 
     def apply(self, triples: array[int], start: int = 0) -> None:
-        for first_of_three in range(start, len(triples), 3):
-            kind, producer, offset = triples[first_of_three : first_of_three + 3]
+        for index in range(start, len(triples), 3):
+            kind, producer, offset = triples[index : index + 3]
             if kind == DATA:
                 self.open.setdefault(producer, offset)
             elif kind == LOST:
@@ -195,13 +195,18 @@ class TransactionState:
         return min(self.open.values(), default=None)
 
 
-def merged(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> AbortedTransactions:
+def merge_aborted(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> AbortedTransactions:
     """Combine the aborted transactions from headers and from `.txnindex` files; each is aborted if either has it.
 
     The index of the active segment lags behind the log, and indexes may be missing; headers may be damaged.
     """
-    seen = np.array(state.aborted, np.int64).reshape(-1, 3)
-    every = concatenate([AbortedTransactions(seen[:, 0], seen[:, 1], seen[:, 2], seen[:, 2] + 1), *indexed])
+    from_headers = np.array(state.aborted, np.int64).reshape(-1, 3)
+    every = concatenate(
+        [
+            AbortedTransactions(from_headers[:, 0], from_headers[:, 1], from_headers[:, 2], from_headers[:, 2] + 1),
+            *indexed,
+        ]
+    )
     # If a marker has two entries, keep the one that begins earlier.
     order = np.lexsort((every.first_offsets, every.producer_ids, every.last_offsets))
     producers, last = every.producer_ids[order], every.last_offsets[order]
@@ -214,8 +219,8 @@ def _is_damaged(window: Window, row: int) -> bool:
     """Return True if a complete batch has a wrong checksum: a wrong producer id would open a transaction forever."""
     header = window.headers[row : row + 1]
     # The window does not contain all bytes of a longer batch, so its checksum cannot be verified.
-    whole = int(header.position[0] + header.size[0]) <= len(window.data)
-    return whole and bool(len(crc_failures(window.data, header)))
+    is_complete = int(header.position[0] + header.size[0]) <= len(window.data)
+    return is_complete and bool(len(crc_failures(window.data, header)))
 
 
 def _kind(window: Window, row: int) -> int:

@@ -141,19 +141,19 @@ class KafkaView:
         self._corrupt_records = recovery.check_policy(corrupt_records)
         self._on_skipped = on_skipped
         self._reported: set[Skipped] = set()
-        self.folder = file_path(path)
-        self.location = str(self.folder)
+        self.path = file_path(path)
+        self.location = str(self.path)
         self._tailing = tailing
         self.env = env
         self._opened_ms: int | None = env.boot_ms()
-        self.layout = directory.kafka_layout(self.folder)
+        self.layout = directory.kafka_layout(self.path)
         if self.layout is None:
             raise NotFound(
                 f"{self.location} is not a Kafka directory: expected folders like orders-0 with files like"
                 " 00000000000000000000.log, or one such folder"
             )
-        self._single = directory.split_folder_name(self.folder) if self.layout == "partition" else None
-        self._log_dir = self.folder.real.parent if self._single else self.folder
+        self._single = directory.parse_topic_partition(self.path) if self.layout == "partition" else None
+        self._log_dir = self.path.real.parent if self._single else self.path
         self._partitions: dict[str, dict[int, _Partition]] = {}
         self._compared: set[str] = set()
         """The topics whose ids were compared to find `_shared_ids`."""
@@ -161,56 +161,58 @@ class KafkaView:
 
     @property
     def poll_interval_ms(self) -> int:
-        return LOCAL_POLL_MS if self.folder.is_local else BUCKET_POLL_MS
+        return LOCAL_POLL_MS if self.path.is_local else BUCKET_POLL_MS
 
     def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         self._refresh_listing()
-        return sorted(filter(wanted, {topic for topic, _ in self._folders()}))
+        return sorted(filter(wanted, {topic for topic, _ in self._partition_dirs()}))
 
     def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         return refresh_existing(self, self.topics(wanted))
 
     def topic_id(self, topic: str) -> str:
-        folders = self._of_topic(self._folders(), topic)
-        return directory.topic_id(folders[min(folders)], topic)
+        partition_dirs = self._of_topic(self._partition_dirs(), topic)
+        return directory.topic_id(partition_dirs[min(partition_dirs)], topic)
 
     def unique_topic_id(self, topic: str) -> str:
         """Return the topic's id, or a derived id if another topic has the same one, because a folder was copied.
 
         Reads the `partition.metadata` of all topics, and again after topics have been added or removed.
         """
-        folders = self._folders()
-        of_topic = self._of_topic(folders, topic)
-        names = {name for name, _ in folders}
+        partition_dirs = self._partition_dirs()
+        of_topic = self._of_topic(partition_dirs, topic)
+        names = {name for name, _ in partition_dirs}
         if names != self._compared:
-            first = {name: folder for (name, _), folder in sorted(folders.items(), reverse=True)}
-            counts = Counter(self.folder.map_files(directory.kafka_topic_id, list(first.values())))
+            first = {name: partition_dir for (name, _), partition_dir in sorted(partition_dirs.items(), reverse=True)}
+            counts = Counter(self.path.map_files(directory.kafka_topic_id, list(first.values())))
             self._compared, self._shared_ids = names, {topic_id for topic_id, count in counts.items() if count > 1}
-        folder = of_topic[min(of_topic)]
-        topic_id = directory.topic_id(folder, topic)
-        return directory.derived_topic_id(folder, topic) if topic_id in self._shared_ids else topic_id
+        partition_dir = of_topic[min(of_topic)]
+        topic_id = directory.topic_id(partition_dir, topic)
+        return directory.derived_topic_id(partition_dir, topic) if topic_id in self._shared_ids else topic_id
 
     def refresh(self, topics: Sequence[str]) -> None:
         """Take a new snapshot of topics. Reads the headers of all batches at first, later only of appended batches."""
         self._refresh_listing()
         starts = self._checkpoint(LOG_STARTS_FILE)
         watermarks = self._checkpoint(HIGH_WATERMARKS_FILE) if self._tailing else {}
-        folders = self._folders()
-        folders_by_topic = {topic: sorted(self._of_topic(folders, topic).items()) for topic in topics}
+        partition_dirs = self._partition_dirs()
+        dirs_by_topic = {topic: sorted(self._of_topic(partition_dirs, topic).items()) for topic in topics}
 
-        def refreshed(part: tuple[str, int, FilePath]) -> _Partition:
-            topic, number, folder = part
+        def refresh_partition(part: tuple[str, int, FilePath]) -> _Partition:
+            topic, number, partition_dir = part
             before, key = self._partitions.get(topic, {}).get(number), (topic, number)
             policy = self._corrupt_records
-            state = PartitionState(folder, topic, number, self.env, policy) if before is None else before.state
+            state = PartitionState(partition_dir, topic, number, self.env, policy) if before is None else before.state
             state.refresh()
             return _Partition(state, _bounds(state, starts.get(key), watermarks.get(key)))
 
-        parts = [(topic, number, folder) for topic in folders_by_topic for number, folder in folders_by_topic[topic]]
-        partitions = self.folder.map_files(refreshed, parts)
-        for topic in folders_by_topic:
+        parts = [
+            (topic, number, partition_dir) for topic in dirs_by_topic for number, partition_dir in dirs_by_topic[topic]
+        ]
+        partitions = self.path.map_files(refresh_partition, parts)
+        for topic in dirs_by_topic:
             after: dict[int, _Partition] = {}
-            for number, _ in folders_by_topic[topic]:
+            for number, _ in dirs_by_topic[topic]:
                 partition = next(partitions)
                 for skipped in partition.state.skipped:
                     self._report(skipped)
@@ -276,8 +278,10 @@ class KafkaView:
             for lost, file in partition.state.unknown(part.start, part.end) if committed else ():
                 reason = f"records of producer {lost.producer}, the marker that ended its transaction is damaged"
                 self._report(Skipped(part.topic, part.partition, file, None, 0, lost.first, lost.last + 1, reason))
-            policy, folder = self._corrupt_records, partition.state.folder
-            parts.append(KafkaReadPart(folder, part, stored.records, stored.nbytes, aborted, policy, self._on_skipped))
+            policy, partition_dir = self._corrupt_records, partition.state.partition_dir
+            parts.append(
+                KafkaReadPart(partition_dir, part, stored.records, stored.nbytes, aborted, policy, self._on_skipped)
+            )
         return parts
 
     def first_time(self, offsets: OffsetRange) -> int | None:
@@ -292,7 +296,7 @@ class KafkaView:
         """List the directory again, unless it has just been listed to open it."""
         opened_ms, self._opened_ms = self._opened_ms, None
         if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
-            self.folder.refresh()
+            self.path.refresh()
 
     def _report(self, skipped: Skipped) -> None:
         if skipped not in self._reported:
@@ -312,16 +316,16 @@ class KafkaView:
                 return {}
             raise
 
-    def _folders(self) -> dict[TopicPartition, FilePath]:
+    def _partition_dirs(self) -> dict[TopicPartition, FilePath]:
         if self._single:
-            return {self._single: self.folder}
-        known = {part.state.folder for topic in self._partitions.values() for part in topic.values()}
-        return directory.partition_folders(self.folder, known)
+            return {self._single: self.path}
+        open_dirs = {part.state.partition_dir for topic in self._partitions.values() for part in topic.values()}
+        return directory.partition_dirs(self.path, open_dirs)
 
-    def _of_topic(self, folders: Mapping[TopicPartition, FilePath], topic: str) -> dict[int, FilePath]:
-        of_topic = {number: folder for (name, number), folder in folders.items() if name == topic}
+    def _of_topic(self, partition_dirs: Mapping[TopicPartition, FilePath], topic: str) -> dict[int, FilePath]:
+        of_topic = {number: partition_dir for (name, number), partition_dir in partition_dirs.items() if name == topic}
         if not of_topic:
-            names = sorted({name for name, _ in folders})
+            names = sorted({name for name, _ in partition_dirs})
             near = nearest(topic, names) or names[:10]
             raise NotFound(f"there is no topic {topic!r} in {self.location}: did you mean one of {near}?")
         return of_topic

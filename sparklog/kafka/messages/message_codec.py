@@ -169,9 +169,9 @@ def _tagged_fields(data: bytes, position: int) -> Iterator[tuple[int, int]]:
     yield -1, position
 
 
-def _tagged_bytes(given: Sequence[tuple[int, bytes]]) -> bytes:
-    fields = [uvarint(tag) + uvarint(len(content)) + content for tag, content in given]
-    return uvarint(len(given)) + b"".join(fields)
+def _tagged_bytes(fields_with_tags: Sequence[tuple[int, bytes]]) -> bytes:
+    fields = [uvarint(tag) + uvarint(len(content)) + content for tag, content in fields_with_tags]
+    return uvarint(len(fields_with_tags)) + b"".join(fields)
 
 
 def _uvarint_at(data: bytes, position: int) -> tuple[int, int]:

@@ -102,14 +102,14 @@ class RecordType:
 
 
 @cache
-def record_types(folder: str) -> Mapping[int, RecordType]:
+def record_types(directory: str) -> Mapping[int, RecordType]:
     """Return the record types of a folder, by the number at the start of a key."""
     schemas: dict[tuple[int, str], Struct] = {}
     # Imported here because it imports zipfile, tempfile and lzma.
     from importlib import resources
 
-    for file in (resources.files(PACKAGE) / "schemas" / folder).iterdir():
-        definition = _parsed(file.read_bytes())
+    for file in (resources.files(PACKAGE) / "schemas" / directory).iterdir():
+        definition = _parse(file.read_bytes())
         if "apiKey" in definition:
             schemas[definition["apiKey"], definition["type"]] = _message(definition)
     numbers = sorted({number for number, _ in schemas})
@@ -120,11 +120,11 @@ def record_types(folder: str) -> Mapping[int, RecordType]:
 
 
 @cache
-def message(folder: str, name: str) -> Struct:
-    return _message(_parsed(get_data(PACKAGE, f"schemas/{folder}/{name}.json") or b""))
+def message(directory: str, name: str) -> Struct:
+    return _message(_parse(get_data(PACKAGE, f"schemas/{directory}/{name}.json") or b""))
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parse(text: bytes) -> dict[str, Any]:
     lines = [line for line in text.decode().splitlines() if not line.lstrip().startswith("//")]
     definition: dict[str, Any] = json.loads("\n".join(lines))
     return definition

@@ -25,19 +25,19 @@ MAX_STRING_BYTES = 0x7FFF
 
 def reader_source(message: Struct, version: int) -> str:
     """Return the source of `read(data, p, errors)`, which returns fields and end; `errors` as in `bytes.decode`."""
-    function = _ReaderText(message, version, "def read(data, p, errors):", "size = len(data)")
+    function = _ReaderSource(message, version, "def read(data, p, errors):", "size = len(data)")
     function.add(f"return {function.struct(message)}, p")
     return function.text()
 
 
 def writer_source(message: Struct, version: int) -> str:
     """Return the source of `write(output, values)`, which appends to a `MessageBytes`."""
-    function = _WriterText(message, version, "def write(output, values):", "small = output.small")
+    function = _WriterSource(message, version, "def write(output, values):", "small = output.small")
     function.struct(message, "values")
     return function.text()
 
 
-class _FunctionText:
+class _FunctionSource:
     """The lines of a function. `pending`: formats and expressions of numbers that will become one `struct` call."""
 
     def __init__(self, message: Struct, version: int, head: str, first: str) -> None:
@@ -58,14 +58,14 @@ class _FunctionText:
         """Add code that raises an exception under a condition; `text` may contain expressions in braces."""
         self.add(condition, f"    raise {kind}(f{text!r})")
 
-    def packing(self, call: str) -> tuple[str, str, str]:
+    def take_pending(self, call: str) -> tuple[str, str, str]:
         """Remove the pending numbers; return the name of their `struct` call, its format, and the expressions."""
-        letters, texts = zip(*self.pending, strict=True)
+        letters, expressions = zip(*self.pending, strict=True)
         self.pending = []
         formats = "".join(letters)
         name = f"{call.removesuffix('_from')}_{formats.replace('?', '_')}"
         self.constants[name] = f"Struct({'>' + formats!r}).{call}"
-        return name, formats, ", ".join(texts)
+        return name, formats, ", ".join(expressions)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -75,57 +75,57 @@ class _FunctionText:
         self._indent = outer
 
 
-class _ReaderText(_FunctionText):
+class _ReaderSource(_FunctionSource):
     def struct(self, schema: Struct) -> str:
         """Read a struct; return the expression of its dict. Its lists are new, so that callers may keep them."""
         self.structs += 1
-        number, texts = self.structs, {item.name: repr(item.initial()) for item in schema.fields}
-        for item in schema.untagged(self.version):
-            texts[item.name] = f"{item.name}_{number}"
-            self.field(item, texts[item.name])
+        number, expressions = self.structs, {field.name: repr(field.initial()) for field in schema.fields}
+        for field in schema.untagged(self.version):
+            expressions[field.name] = f"{field.name}_{number}"
+            self.field(field, expressions[field.name])
         if self.flexible:
-            self.tagged(schema.tagged(self.version), number, texts)
+            self.tagged(schema.tagged(self.version), number, expressions)
         self.flush()
-        return "{" + ", ".join(f"{name!r}: {text}" for name, text in texts.items()) + "}"
+        return "{" + ", ".join(f"{name!r}: {text}" for name, text in expressions.items()) + "}"
 
-    def tagged(self, items: Sequence[Field], number: int, texts: dict[str, str]) -> None:
-        for item in items:
-            self.add(f"{item.name}_{number} = {texts[item.name]}")
-            texts[item.name] = f"{item.name}_{number}"
+    def tagged(self, fields: Sequence[Field], number: int, expressions: dict[str, str]) -> None:
+        for field in fields:
+            self.add(f"{field.name}_{number} = {expressions[field.name]}")
+            expressions[field.name] = f"{field.name}_{number}"
         self.byte()
         with self.block("if n:"), self.block(f"for tag{number}, p in _tagged_fields(data, p - 1):"):
-            for item in items:
-                with self.block(f"if tag{number} == {item.tag}:"):
-                    self.field(item, texts[item.name])
+            for field in fields:
+                with self.block(f"if tag{number} == {field.tag}:"):
+                    self.field(field, expressions[field.name])
                     self.flush()
-            if not items:
+            if not fields:
                 self.add("pass")
 
-    def field(self, item: Field, name: str) -> None:
-        if not item.array:
-            text = self.value(item, name)
+    def field(self, field: Field, name: str) -> None:
+        if not field.array:
+            text = self.value(field, name)
             if text != name:
                 self.add(f"{name} = {text}")
             return
-        with self.length("i", item, name):
-            announced = f"field {item.name} announces {{n}} elements, {{size - p}} bytes are left"
-            self.reject("if n > size - p:", "Corrupt", announced)
-            letter = NUMBERS.get(str(item.kind))
+        with self.length("i", field, name):
+            message = f"field {field.name} announces {{n}} elements, {{size - p}} bytes are left"
+            self.reject("if n > size - p:", "Corrupt", message)
+            letter = NUMBERS.get(str(field.kind))
             if letter:
                 self.add(f"{name} = list(unpack_from(f'>{{n}}{letter}', data, p))")
                 self.add(f"p += n * {calcsize('>' + letter)}")
                 return
             self.add(f"{name} = []")
             with self.block("for _ in range(n):"):
-                self.add(f"{name}.append({self.value(item.element(), 'value')})")
+                self.add(f"{name}.append({self.value(field.element(), 'value')})")
 
-    def value(self, item: Field, name: str) -> str:
+    def value(self, field: Field, name: str) -> str:
         """Read a value that is not an array; return its expression. Numbers become pending."""
-        kind = item.kind
+        kind = field.kind
         if isinstance(kind, Struct):
-            if not item.may_be_null(self.version):
+            if not field.may_be_null(self.version):
                 return self.struct(kind)
-            with self.length("b", item, name):
+            with self.length("b", field, name):
                 self.add(f"{name} = {self.struct(kind)}")
         elif kind in NUMBERS:
             self.pending.append((NUMBERS[kind], name))
@@ -133,39 +133,39 @@ class _ReaderText(_FunctionText):
             self.flush()
             self.add(f"{name} = _uuid_text(data[p:p + 16])", "p += 16")
         else:
-            self.sized(item, name, kind)
+            self.sized(field, name, kind)
         return name
 
-    def sized(self, item: Field, name: str, kind: str) -> None:
+    def sized(self, field: Field, name: str, kind: str) -> None:
         """Read text, bytes or records, after their length."""
-        with self.length("h" if kind == "string" else "i", item, name):
+        with self.length("h" if kind == "string" else "i", field, name):
             self.add("q = p + n")
-            has = f"field {item.name} has {{n}} bytes"
+            has = f"field {field.name} has {{n}} bytes"
             self.reject("if q > size:", "Corrupt", f"{has}, {{size - p}} are left")
-            if kind == "string" and self.flexible and item.compact:
+            if kind == "string" and self.flexible and field.compact:
                 longest = f"at most {MAX_STRING_BYTES} are allowed"
                 self.reject(f"if n > {MAX_STRING_BYTES}:", "Corrupt", f"{has} of text: {longest}")
             values = {"string": "data[p:q].decode('utf-8', errors)", "records": "memoryview(data)[p:q]"}
             self.add(f"{name} = {values.get(kind, 'data[p:q]')}", "p = q")
 
     @contextmanager
-    def length(self, letter: str, item: Field, name: str) -> Iterator[None]:
+    def length(self, letter: str, field: Field, name: str) -> Iterator[None]:
         """Read a length into `n`, from a number of fixed size or a uvarint that is one higher; below 0 for null.
 
         Lines added in the `with` block apply to values that are not null.
         """
-        if item.tag is not None if letter == "b" else self.flexible and item.compact:
+        if field.tag is not None if letter == "b" else self.flexible and field.compact:
             self.byte()
             self.add("if n > 127:", "    n, p = _uvarint_at(data, p - 1)", "n -= 1")
         else:
             self.pending.append((letter, "n"))
             self.flush()
-        if item.may_be_null(self.version):
+        if field.may_be_null(self.version):
             self.add("if n < 0:", f"    {name} = None")
             with self.block("else:"):
                 yield
         else:
-            self.reject("if n < 0:", "Corrupt", f"field {item.name} is null, and must not be")
+            self.reject("if n < 0:", "Corrupt", f"field {field.name} is null, and must not be")
             yield
 
     def byte(self) -> None:
@@ -178,11 +178,11 @@ class _ReaderText(_FunctionText):
 
     def flush(self) -> None:
         if self.pending:
-            unpack, formats, names = self.packing("unpack_from")
+            unpack, formats, names = self.take_pending("unpack_from")
             self.add(f"[{names}] = {unpack}(data, p)", f"p += {calcsize('>' + formats)}")
 
 
-class _WriterText(_FunctionText):
+class _WriterSource(_FunctionSource):
     out = "small"
     """The variable to append bytes to."""
 
@@ -190,56 +190,56 @@ class _WriterText(_FunctionText):
         """Write the struct in a variable."""
         self.structs += 1
         number = self.structs
-        self.constants[f"names{number}"] = f"frozenset({[item.name for item in schema.fields]!r})"
+        self.constants[f"names{number}"] = f"frozenset({[field.name for field in schema.fields]!r})"
         unknown = f"{schema.name} has no field {{min({values}.keys() - names{number})!r}}"
         self.reject(f"if not names{number}.issuperset({values}):", "BadRequest", unknown)
-        for item in schema.untagged(self.version):
+        for field in schema.untagged(self.version):
             # A missing field is null only in versions that allow it.
-            default = (item if item.may_be_null(self.version) else replace(item, nullable=False)).initial()
-            text, name = f"{values}.get({item.name!r}, {default!r})", f"{item.name}_{number}"
-            if item.kind in NUMBERS and not item.array:
-                self.pending.append((NUMBERS[str(item.kind)], text))
+            default = (field if field.may_be_null(self.version) else replace(field, nullable=False)).initial()
+            text, name = f"{values}.get({field.name!r}, {default!r})", f"{field.name}_{number}"
+            if field.kind in NUMBERS and not field.array:
+                self.pending.append((NUMBERS[str(field.kind)], text))
             else:
                 self.add(f"{name} = {text}")
-                self.field(item, name)
+                self.field(field, name)
         if self.flexible:
             self.tagged(schema.tagged(self.version), number, values)
         self.flush()
 
-    def tagged(self, items: Sequence[Field], number: int, values: str) -> None:
+    def tagged(self, fields: Sequence[Field], number: int, values: str) -> None:
         self.flush()
         given, out = f"given{number}", self.out
-        if items:
+        if fields:
             self.add(f"{given} = []")
-        for item in items:
-            name, value = f"{item.name}_{number}", f"{values}[{item.name!r}]"
-            with self.block(f"if {item.name!r} in {values} and {value} != {item.initial()!r}:"):
+        for field in fields:
+            name, value = f"{field.name}_{number}", f"{values}[{field.name!r}]"
+            with self.block(f"if {field.name!r} in {values} and {value} != {field.initial()!r}:"):
                 self.out = f"content{number}"
                 self.add(f"{self.out} = bytearray()", f"{name} = {value}")
-                self.field(item, name)
+                self.field(field, name)
                 self.flush()
-                self.add(f"{given}.append(({item.tag}, {self.out}))")
+                self.add(f"{given}.append(({field.tag}, {self.out}))")
                 self.out = out
-        self.add(f"{out} += _tagged_bytes({given}) if {given} else b'\\0'" if items else f"{out}.append(0)")
+        self.add(f"{out} += _tagged_bytes({given}) if {given} else b'\\0'" if fields else f"{out}.append(0)")
 
-    def field(self, item: Field, name: str) -> None:
-        if not item.array:
-            self.value(item, name)
+    def field(self, field: Field, name: str) -> None:
+        if not field.array:
+            self.value(field, name)
             return
-        self.checked(item, name, ("list", "()"), [f"n = len({name})"])
-        self.length("i", item)
-        letter, element = NUMBERS.get(str(item.kind)), f"element{self.structs}"
+        self.check_length(field, name, ("list", "()"), [f"n = len({name})"])
+        self.length("i", field)
+        letter, element = NUMBERS.get(str(field.kind)), f"element{self.structs}"
         if letter:
             self.add(f"{self.out} += pack(f'>{{len({name})}}{letter}', *{name})")
             return
         with self.block(f"for {element} in {name}:"):
-            self.value(item.element(), element)
+            self.value(field.element(), element)
 
-    def value(self, item: Field, name: str) -> None:
+    def value(self, field: Field, name: str) -> None:
         """Write the value in a variable, unless it is an array. Numbers become pending."""
-        kind, out = item.kind, self.out
+        kind, out = field.kind, self.out
         if isinstance(kind, Struct):
-            self.nested(item, kind, name)
+            self.nested(field, kind, name)
         elif kind in NUMBERS:
             self.pending.append((NUMBERS[kind], name))
         elif kind == "uuid":
@@ -247,45 +247,45 @@ class _WriterText(_FunctionText):
             self.add(f"{out} += _uuid_bytes({name})")
         elif kind == "records":
             self.add(f"n = -1 if {name} is None else sum(map(len, {name}))")
-            self.length("i", item)
+            self.length("i", field)
             self.add(f"if {name}:", f"    output.parts += (small, *{name})", "    small = output.small = bytearray()")
         elif kind == "bytes":
-            self.checked(item, name, ("bytes", "b''"), [f"n = len({name})"])
-            self.length("i", item)
+            self.check_length(field, name, ("bytes", "b''"), [f"n = len({name})"])
+            self.length("i", field)
             self.add(f"{out} += {name}")
         else:
-            long = f"field {item.name} takes at most {MAX_STRING_BYTES} bytes of text, not {{n}}"
+            long = f"field {field.name} takes at most {MAX_STRING_BYTES} bytes of text, not {{n}}"
             lines = [f"{name} = {name}.encode('utf-8', 'replace')", f"n = len({name})", f"if n > {MAX_STRING_BYTES}:"]
-            self.checked(item, name, ("str", "b''"), [*lines, f"    raise BadRequest(f{long!r})"])
-            self.length("h", item)
+            self.check_length(field, name, ("str", "b''"), [*lines, f"    raise BadRequest(f{long!r})"])
+            self.length("h", field)
             self.add(f"{out} += {name}")
 
-    def nested(self, item: Field, kind: Struct, name: str) -> None:
-        if not item.may_be_null(self.version):
-            self.misfit(f"if not isinstance({name}, dict):", item, name)
+    def nested(self, field: Field, kind: Struct, name: str) -> None:
+        if not field.may_be_null(self.version):
+            self.reject_type(f"if not isinstance({name}, dict):", field, name)
             self.struct(kind, name)
             return
         self.flush()
         with self.block(f"if isinstance({name}, dict):"):
             self.add(f"{self.out}.append(1)")
             self.struct(kind, name)
-        self.add(f"elif {name} is None:", f"    {self.out}.append({255 if item.tag is None else 0})")
-        self.misfit("else:", item, name)
+        self.add(f"elif {name} is None:", f"    {self.out}.append({255 if field.tag is None else 0})")
+        self.reject_type("else:", field, name)
 
-    def checked(self, item: Field, name: str, types: tuple[str, str], lines: Sequence[str]) -> None:
+    def check_length(self, field: Field, name: str, types: tuple[str, str], lines: Sequence[str]) -> None:
         """Add the lines that compute the length `n`. `types`: the required type, and the replacement of null."""
         self.add(f"if isinstance({name}, {types[0]}):", *(f"    {line}" for line in lines))
-        if item.may_be_null(self.version):
+        if field.may_be_null(self.version):
             self.add(f"elif {name} is None:", f"    n, {name} = -1, {types[1]}")
-        self.misfit("else:", item, name)
+        self.reject_type("else:", field, name)
 
-    def misfit(self, condition: str, item: Field, name: str) -> None:
-        kind = "list" if item.array else item.kind.name if isinstance(item.kind, Struct) else item.kind
-        self.reject(condition, "BadRequest", f"field {item.name} takes a value of type {kind}, not {{{name}!r}}")
+    def reject_type(self, condition: str, field: Field, name: str) -> None:
+        kind = "list" if field.array else field.kind.name if isinstance(field.kind, Struct) else field.kind
+        self.reject(condition, "BadRequest", f"field {field.name} takes a value of type {kind}, not {{{name}!r}}")
 
-    def length(self, letter: str, item: Field) -> None:
+    def length(self, letter: str, field: Field) -> None:
         """Write the length `n`, together with the pending numbers if it has a fixed size."""
-        compact = self.flexible and item.compact
+        compact = self.flexible and field.compact
         if not compact:
             self.pending.append((letter, "n"))
         self.flush()
@@ -294,5 +294,5 @@ class _WriterText(_FunctionText):
 
     def flush(self) -> None:
         if self.pending:
-            pack, _, texts = self.packing("pack")
-            self.add(f"{self.out} += {pack}({texts})")
+            pack, _, expressions = self.take_pending("pack")
+            self.add(f"{self.out} += {pack}({expressions})")

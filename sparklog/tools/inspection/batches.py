@@ -30,7 +30,7 @@ from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BoolArray, BytesLike, Int64Array, Payloads
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.in_place.directory import split_folder_name
+from sparklog.kafka.in_place.directory import parse_topic_partition
 from sparklog.kafka.in_place.files import AnyPath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.log.journal.names import file_key, is_sealed
@@ -138,7 +138,7 @@ def file_partitions(path: AnyPath) -> list[PartitionLog]:
     stem, _, suffix = name.partition(".")
     if not (len(stem) == 20 and stem.isdigit() and suffix == "log"):
         raise BadRequest(f"expected a segment such as 00000000000000000000.log or a .slices file, found {location}")
-    topic, partition = split_folder_name(folder)
+    topic, partition = parse_topic_partition(folder)
     state = PartitionState(folder, topic, partition)
     state.refresh()
     segment = next((part for part in state.segments if part.name.base == int(stem)), None)

@@ -34,8 +34,8 @@ from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.importing.coordinators import LogDir
 from sparklog.kafka.importing.plan import read_metadata
-from sparklog.kafka.in_place.directory import kafka_layout, partition_folders
-from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, LocalPath, file_path, held_lock, relative
+from sparklog.kafka.in_place.directory import kafka_layout, partition_dirs
+from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, LocalPath, file_path, relative, try_lock
 from sparklog.kafka.in_place.segment_file import companion
 from sparklog.kafka.in_place.segment_recovery import SKIP
 from sparklog.kafka.in_place.transaction_state import TransactionState
@@ -98,7 +98,7 @@ def _broker_lock(folder: FilePath, execute: bool) -> Iterator[None]:
         yield
         return
     log_dir = folder if kafka_layout(folder) == "log-dir" else folder.parent
-    with held_lock(log_dir.child(".lock")) as is_free:
+    with try_lock(log_dir.child(".lock")) as is_free:
         if not is_free:
             raise Conflict(f"a broker is running in {log_dir}: stop it, then run repair again")
         yield
@@ -172,7 +172,7 @@ class _IndexIntervals:
         if is_digits(config):
             return int(config)
         bounds = _interval_bounds(segments)
-        for (name, _), other in sorted(partition_folders(self._log_dir).items()):
+        for (name, _), other in sorted(partition_dirs(self._log_dir).items()):
             if bounds[1] < UNBOUNDED:
                 break
             if name == topic and other.name != folder.name:

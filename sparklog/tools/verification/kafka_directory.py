@@ -21,9 +21,9 @@ from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, LOG_STARTS_FI
 from sparklog.kafka.in_place.directory import (
     GROUPS_FILE,
     kafka_layout,
-    partition_folders,
+    parse_topic_partition,
+    partition_dirs,
     properties_name,
-    split_folder_name,
 )
 from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, file_path, relative
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP
@@ -54,7 +54,7 @@ def verify_log_dir(
         message = f"{folder} is not a Kafka log directory: it has no directories such as orders-0 with .log files"
         raise NotFound(f"{message}; check the path")
     started_ms = env.boot_ms()
-    folders = {split_folder_name(folder): folder} if layout == "partition" else partition_folders(folder)
+    folders = {parse_topic_partition(folder): folder} if layout == "partition" else partition_dirs(folder)
     findings, counts, offsets = _checkpoints(folder, CHECKPOINTS if layout == "log-dir" else ())
     names = sorted({topic for topic, _ in folders})
     for topic in topics:
@@ -167,7 +167,7 @@ def _other_files(
         partitions = {partition.folder.name for partition in read.values()}
         for name in sorted(set(folder.names()) - KNOWN_FILES - exported - partitions):
             path = folder.child(name)
-            if not path.is_folder():
+            if not path.is_directory():
                 note(path, None)
             elif name.endswith(TEMPORARY_FOLDERS):
                 note(path, "a partition directory that the broker deletes or moves")
