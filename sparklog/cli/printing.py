@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Format = Literal["string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro"]
-SCHEMA_HELP = "Avro schema of {}. For schema registry framing, give ID=FILE for each schema id."
+SCHEMA_HELP = "File with the Avro schema of {}. If a schema registry was used, give ID=FILE for each schema id."
 
 
 @dataclass
@@ -31,11 +31,13 @@ class Formats:
     key_format: Annotated[
         Format | None,
         Option(
-            help="Format of keys. Numbers use the encoding of Kafka's serializers, and Avro is shown as JSON.",
+            help="Format of keys. Numbers are encoded as by Kafka's serializers. Avro is printed as JSON.",
             show_default="bytes",
         ),
     ] = None
-    value_format: Annotated[Format | None, Option(help="Format of values.", show_default="bytes")] = None
+    value_format: Annotated[Format | None, Option(help="Format of values. See --key-format.", show_default="bytes")] = (
+        None
+    )
     key_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("keys"))] = None
     value_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("values"))] = None
 
@@ -85,8 +87,8 @@ def one_format(name: str | None, schemas: list[str] | None, part: str) -> "Value
 
 Formatter = Callable[["pa.RecordBatch"], bytes]
 FORMAT_HELP = (
-    r"Print each record in this format, like kcat's -f: %t %p %o %T %h %k %K %s %S and \n. A"
-    r" null is printed as empty text."
+    "Format of each record, as for -f of kcat. Supports %t %p %o %T %h %k %K %s %S and \\n. A null is printed as"
+    " an empty string."
 )
 COLUMN_OPTIONS = (
     "--json --print-timestamp --print-partition --print-offset --print-headers --print-key --no-print-value "
@@ -104,7 +106,7 @@ class Columns:
     print_partition: Annotated[bool, Option(help="Print the partition as Partition:<n>.")] = False
     print_offset: Annotated[bool, Option(help="Print the offset as Offset:<n>.")] = False
     print_headers: Annotated[bool, Option(help="Print the headers as name:value,... or NO_HEADERS.")] = False
-    print_key: Annotated[bool, Option(help="Print the key.")] = False
+    print_key: Annotated[bool, Option(help="Print the record key.")] = False
 
     def layout(self, value: bool) -> "Layout":
         from sparklog.cli.record_text import Layout
@@ -117,7 +119,7 @@ class Columns:
 class Printing(Columns):
     """Columns and separators, or a format."""
 
-    print_value: Annotated[bool, Option(help="Print the value.")] = True
+    print_value: Annotated[bool, Option(help="Print the record value.")] = True
     key_separator: Annotated[
         str,
         Option(

@@ -111,7 +111,7 @@ def or_never(kind: ValueType, low: int = -1) -> ValueType:
     def parse(text: str) -> Any:
         return parse_integer(text, low, -1) if text.startswith("-") else kind.parse(text)
 
-    return replace(kind, valid=f"{kind.valid}, or -1: never", parse=parse)
+    return replace(kind, valid=f"{kind.valid}, or -1 (never)", parse=parse)
 
 
 def int32(low: int, high: int = INT32_MAX) -> ValueType:

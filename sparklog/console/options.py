@@ -60,26 +60,28 @@ TopicsOption = Annotated[
 ]
 TopicOption = Annotated[
     str | None,
-    Option("--topic", "-t", metavar="NAME", help="Name of the topic, if TOPIC is not given.", show_default=False),
+    Option("--topic", "-t", metavar="NAME", help="Topic name. May be given instead of TOPIC.", show_default=False),
 ]
 CorruptOption = Annotated[
     CorruptRecords,
     Option(
-        help="If a batch is corrupt: fail, skip it with a warning, or truncate the log of a Kafka directory before it."
+        help="Action for a corrupt batch: fail, skip the batch with a warning, or (in Kafka directories)"
+        " truncate the log before the batch."
     ),
 ]
 IsolationOption = Annotated[
     Isolation,
     Option(
         "--isolation-level",
-        help="Whether to read only committed records, or also records of open and aborted transactions.",
+        help="Set to read_committed to read only committed records, or to read_uncommitted to read all records.",
     ),
 ]
 AsOfOption = Annotated[
     str | None,
     Option(
         metavar="VERSION|TIME",
-        help="Read this version, or the state at this time: milliseconds or ISO 8601, UTC if no time zone is given.",
+        help="Read the state as of this version, or as of this time in milliseconds or ISO 8601 (UTC if no time"
+        " zone is given).",
         show_default="now",
     ),
 ]
@@ -87,13 +89,18 @@ LinkOption = Annotated[
     bool,
     Option(
         "--link",
-        help="Create hard links, not copies, if source and target are on the same disk. Unlike copies,"
+        help="Create hard links instead of copies if source and target are on the same disk. Unlike copies,"
         " hard links do not protect against damage.",
     ),
 ]
 ConfigOption = Annotated[
     list[str] | None,
-    Option("--config", "-c", metavar="NAME=VALUE", help="Topic config to set, with Kafka's name. May be repeated."),
+    Option(
+        "--config",
+        "-c",
+        metavar="NAME=VALUE",
+        help="Topic config to set, such as retention.ms=3600000. May be repeated.",
+    ),
 ]
 PropertiesOption = Annotated[
     str | None,
@@ -107,7 +114,11 @@ QuickOption = Annotated[bool, Option("--quick", help="Check only the existence a
 DryRunOption = Annotated[bool, Option("--dry-run", help="Print what would be done, without making changes.")]
 ExecuteOption = Annotated[
     bool,
-    Option("--execute", excludes="--dry-run", help="Make the changes. Without this option, they are only printed."),
+    Option(
+        "--execute",
+        excludes="--dry-run",
+        help="Make the changes. If this option is not given, the changes are only printed.",
+    ),
 ]
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="Do not print progress to stderr.")]
 
@@ -138,7 +149,7 @@ def required(argument: str | None, option: str | None, names: str = "TOPIC --top
 class OneTopic:
     """The topic of a command: an argument or --topic."""
 
-    topic: Annotated[str | None, Argument(metavar="TOPIC", help="Name of the topic.")] = None
+    topic: Annotated[str | None, Argument(metavar="TOPIC", help="Topic name. May also be given with --topic.")] = None
     topic_option: TopicOption = None
 
     @property
@@ -155,7 +166,7 @@ class TopicOrPattern(OneTopic):
         Option(
             metavar="REGEX",
             excludes="TOPIC --topic",
-            help="Regular expression for the topics to change. See --execute.",
+            help="Regular expression that matches the topics to change. See --execute.",
         ),
     ] = None
     execute: Annotated[
@@ -163,8 +174,8 @@ class TopicOrPattern(OneTopic):
         Option(
             needs="--pattern",
             excludes="--dry-run",
-            help="Apply the changes to the topics that match --pattern. Without this option, the changes"
-            " are only printed.",
+            help="Apply the changes to the topics that match --pattern. If this option is not given, the"
+            " changes are only printed.",
         ),
     ] = False
     dry_run: DryRunOption = False
@@ -195,7 +206,8 @@ class SourceTopic(OneTopic):
     """The topic of a command that reads a location, optional if that has only one topic."""
 
     topic: Annotated[
-        str | None, Argument(metavar="[TOPIC]", help="Topic to read. Optional if the directory has only one topic.")
+        str | None,
+        Argument(metavar="[TOPIC]", help="Topic to read. May be omitted if the directory contains only one topic."),
     ] = None
 
     @property
@@ -207,9 +219,9 @@ class SourceTopic(OneTopic):
 class Topics:
     """The topics of a command: arguments or --topic."""
 
-    topics: Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics to include (all if omitted).")] = (
-        None
-    )
+    topics: Annotated[
+        list[str] | None, Argument(metavar="[TOPIC]...", help="Topics to include. By default, all topics are included.")
+    ] = None
     topic_option: Annotated[
         list[str] | None,
         Option(
@@ -329,7 +341,9 @@ class TopicChoice(Topics):
 
     include: Annotated[
         str | None,
-        Option(metavar="PATTERN", excludes="TOPIC --topic", help="Regular expression for the topics to include."),
+        Option(
+            metavar="PATTERN", excludes="TOPIC --topic", help="Regular expression that matches the topics to include."
+        ),
     ] = None
     exclude_internal: Annotated[
         bool,
@@ -403,7 +417,11 @@ class PartitionChoice(TopicChoice):
 
     topic_option: Annotated[
         list[str] | None,
-        Option("--topic", metavar="NAME", help="Topic to include, or a regular expression for topics."),
+        Option(
+            "--topic",
+            metavar="NAME",
+            help="Topic to include, or a regular expression that matches the topics to include.",
+        ),
     ] = None
     partitions: Annotated[
         str | None, Option(metavar="N,...", help="Partitions to include, separated by commas.", show_default="all")
@@ -414,7 +432,8 @@ class PartitionChoice(TopicChoice):
             metavar="TOPIC[:N|:N-M],...",
             excludes="TOPIC --topic --include --partitions",
             why="it selects topics and partitions",
-            help="Topics and partitions to include, separated by commas. M is exclusive.",
+            help="Comma-separated list of topics and partitions to include. The range N-M does not include"
+            " partition M.",
         ),
     ] = None
 

@@ -197,13 +197,13 @@ def _item(kind: Any) -> Any:
     return get_args(one)[0] if get_origin(one) is list else one
 
 
-JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
-JsonOrOutputOption = Annotated[bool, Option("--json", excludes="--output", help="Print JSON.")]
+JsonOption = Annotated[bool, Option("--json", help="Print the output as JSON.")]
+JsonOrOutputOption = Annotated[bool, Option("--json", excludes="--output", help="Print the output as JSON.")]
 OutputOption = Annotated[
     Literal["table", "json", "csv"], Option("--output", envvar="SPARKLOG_OUTPUT", help="Output format.")
 ]
 LOGGING = (
-    ("-v", logging.INFO, "Print log messages, such as retries, on stderr."),
+    ("-v", logging.INFO, "Print log messages, for example about retries, on stderr."),
     ("--debug", logging.DEBUG, "Print log messages, store requests and tracebacks on stderr."),
 )
 

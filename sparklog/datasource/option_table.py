@@ -33,7 +33,7 @@ DEFAULT_SESSION_TIMEOUT_MS = 300_000
 MIN_LEVEL = -(1 << 17)
 TOPIC_CONFIG = "topic."
 """Prefix of a topic config."""
-OFFSETS_JSON = 'JSON like {"topic":{"0":23}}'
+OFFSETS_JSON = 'JSON such as {"topic":{"0":23}}'
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
 """As in `sparklog.log.state.view`."""
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -60,155 +60,180 @@ def _timestamp(text: str) -> int:
     return int(text) if is_digits(text) and int(text) <= INT64_MAX else max(0, parse_iso_time(text))
 
 
-DURATION = ValueType("a time like '15m', '90s' or '500ms'", parse=_duration, name="time")
-TIMESTAMP = ValueType("milliseconds or a time like '2026-01-31T12:00:00' (UTC)", parse=_timestamp, name="timestamp")
+DURATION = ValueType("a duration such as '15m', '90s' or '500ms'", parse=_duration, name="time")
+TIMESTAMP = ValueType("milliseconds or a time such as '2026-01-31T12:00:00' (UTC)", parse=_timestamp, name="timestamp")
 _JSON = ValueType(OFFSETS_JSON, name="json")
 
 
 def _of_bucket(setting: Setting) -> Setting:
-    """Return a setting of an object store as an option, which becomes part of the URL of the path."""
+    """Return the data source option for a setting of an object store. The option becomes part of the path's URL."""
+    schemes = [f"`{scheme}`" for scheme in setting.used_by]
+    listed = " and ".join([", ".join(schemes[:-1]), schemes[-1]] if len(schemes) > 1 else schemes)
     opposite = "".join(
-        f"; the opposite of `{name}`" for name, other in NEGATED_SETTINGS.items() if other == setting.name
+        f" `{name}` is the opposite." for name, other in NEGATED_SETTINGS.items() if other == setting.name
     )
-    doc = f"For a bucket{', ' if setting.doc.startswith('true') else ': '}{setting.doc}{opposite}."
+    doc = f"{setting.doc} Applies to {listed} URLs.{opposite}"
     return replace(setting, doc=doc, used_by=ALL_USES, kafka="own")
 
 
 OPTIONS = (
     Setting("path", TEXT, None,
-            "Path or URL of a root, topic, Kafka log directory or partition directory; for `load`, `save` and `start`.",
-            "", ALL_USES, "own, replaces `kafka.bootstrap.servers`"),
+            "Path or URL of a root, topic, Kafka log directory or Kafka partition directory. It can also be passed "
+            "to `load`, `save` and `start`.",
+            "", ALL_USES, "own, instead of `kafka.bootstrap.servers`"),
     *map(_of_bucket, SETTINGS),
     Setting("includeHeaders", BOOLEAN, False,
-            "Add the column `headers` to a read.", "", ALL_USES, "yes", field="include_headers"),
+            "Whether to include the column `headers` in a read.", "", ALL_USES, "yes", field="include_headers"),
     Setting("columns", TEXT, None,
-            "Columns to read, separated by commas, in this order; others are not decoded.",
+            "Comma-separated list of columns to read, in this order. Other columns are not decoded.",
             "", READ, "own", field="columns"),
     Setting("keys", TEXT, None,
-            'Read only records with these keys, separated by commas or as a JSON list like ["a","b"].',
+            'Read only records with these keys, given as a comma-separated list or as a JSON list such as ["a","b"].',
             "", READ, "own"),
     Setting("keysFile", TEXT, None,
-            "Read only records with the keys in this file on the driver, one key per line.", "", READ, "own"),
+            "File on the driver that contains one key per line. Only records with these keys are read.",
+            "", READ, "own"),
     Setting("keyFormat", one_of(*KEY_FORMATS), "string",
-            "Format of the given keys, as for `--key-format` of the command line.", "", READ, "own"),
+            "Format of the keys in `keys` and `keysFile`, as for `--key-format` of the command line.", "", READ, "own"),
     Setting("allPartitions", BOOLEAN, False,
-            "Look for the keys in all partitions, not only in those of Kafka's default partitioner.",
+            "Whether to search all partitions for the keys, instead of only the partitions that Kafka's default "
+            "partitioner selects.",
             "", READ, "own"),
     Setting("subscribe", TEXT, None,
-            "Topics to read, separated by commas.", "", READ, "yes"),
+            "Comma-separated list of topics to read.", "", READ, "yes"),
     Setting("subscribePattern", TEXT, None,
-            "Regular expression for the entire names of the topics to read.",
+            "Regular expression that matches the full names of the topics to read.",
             "", READ, "with Java instead of Python syntax"),
     Setting("assign", TEXT, None,
-            'Topics and partitions to read, as JSON like {"topic":[0,1]}.', "", READ, "yes"),
+            'Topics and partitions to read, as JSON such as {"topic":[0,1]}.', "", READ, "yes"),
     Setting("startingTimestamp", TIMESTAMP, None,
-            "Start at the first record at or after this time; overrides the next two options.",
+            "Start at the first record at or after this time. This option overrides `startingOffsetsByTimestamp` and "
+            "`startingOffsets`.",
             "ms", READ, "without ISO 8601"),
     Setting("startingOffsetsByTimestamp", _JSON, None,
-            f"Start at a time per partition: {OFFSETS_JSON}; overrides the next option.",
+            f"Start at a timestamp for each partition, given as {OFFSETS_JSON}. This option overrides "
+            "`startingOffsets`.",
             "ms", READ, "without ISO 8601"),
     Setting("startingOffsets", _JSON, None,
-            f"Start at `earliest` (-2), `latest` (-1), the offsets of the `group`, or {OFFSETS_JSON}.",
+            "Start at `earliest` (-2), `latest` (-1), the committed offsets of a consumer group (`group`), or "
+            f"offsets given as {OFFSETS_JSON}.",
             "offset", READ, "without `group`"),
     Setting("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
-            "With `latest`, a partition without a record at or after the given time starts at its end.",
+            "Action if a partition has no record at or after the starting timestamp: fail (`error`), or start at the "
+            "log end (`latest`).",
             "", READ, "yes"),
     Setting("endingTimestamp", TIMESTAMP, None,
-            "End before the first record at or after this time; overrides the next two options.",
+            "End before the first record at or after this time. This option overrides `endingOffsetsByTimestamp` and "
+            "`endingOffsets`.",
             "ms", BATCH, "without ISO 8601"),
     Setting("endingOffsetsByTimestamp", _JSON, None,
-            f"End at a time per partition: {OFFSETS_JSON}; overrides the next option.",
+            f"End at a timestamp for each partition, given as {OFFSETS_JSON}. This option overrides `endingOffsets`.",
             "ms", BATCH, "without ISO 8601"),
     Setting("endingOffsets", _JSON, None,
-            f"End at `latest` (-1), or at {OFFSETS_JSON}.", "offset", BATCH, "yes"),
+            f"End at `latest` (-1), or at offsets given as {OFFSETS_JSON}.", "offset", BATCH, "yes"),
     Setting("view", one_of("log", "table"), "log",
-            "`table` returns the latest record of each key that was not deleted; `log` returns all records.",
+            "Whether to return all records (`log`), or only the latest record of each key that has not been deleted "
+            "(`table`).",
             "", BATCH, "own", field="view"),
     Setting("asOfTimestamp", TIMESTAMP, None,
-            "With `view=table`, ignore the first record at or after this time and all later ones.",
+            "Ignore the first record at or after this time, and all later records. Requires `view=table`.",
             "ms", BATCH, "own"),
     Setting("asOfOffsets", _JSON, None,
-            f"With `view=table`, ignore records at and after these offsets (-1: none): {OFFSETS_JSON}.",
+            f"Ignore records at or after these offsets (-1 for no limit), given as {OFFSETS_JSON}. Requires "
+            "`view=table`.",
             "offset", BATCH, "own"),
     Setting("failOnDataLoss", BOOLEAN, True,
-            "Fail if records were deleted before they were read; with `false`, continue. A log that ends before the "
-            "offsets of a checkpoint is an error in either case.", "", READ, "yes", field="fail_on_data_loss"),
+            "Whether to fail the query if records were deleted before they were read. A log that ends before the "
+            "offsets of a checkpoint is always an error.", "", READ, "yes", field="fail_on_data_loss"),
     Setting("corruptRecords", one_of(*CORRUPT_RECORDS), CORRUPT_RECORDS[0],
-            "Handling of corrupt records; `truncate` is for Kafka directories.",
+            "Action for a corrupt batch. `truncate` is only supported for Kafka directories.",
             "", READ, "own", field="corrupt_records"),
     Setting("minPartitions", int64(1), None,
-            "If fewer partitions are read, split them by size into about this many tasks.",
+            "Desired minimum number of tasks. If fewer partitions are read, the partitions are split by size into "
+            "about this many tasks.",
             "tasks", READ, "small partitions never share a task", field="min_partitions"),
     Setting("maxRecordsPerPartition", int64(1), None,
             "Maximum number of records per task.",
             "records", READ, "counts offsets", field="max_records_per_partition"),
     Setting("maxOffsetsPerTrigger", int64(1), None,
-            "Approximate number of records per micro-batch; each partition with records contributes at least one.",
+            "Approximate maximum number of records per micro-batch. Each partition with new records contributes at "
+            "least one record.",
             "records", STREAM, "counts gaps", field="max_offsets_per_trigger"),
     Setting("minOffsetsPerTrigger", int64(1), None,
-            "Wait until this many records are available.",
+            "Minimum number of records per micro-batch. A micro-batch waits until this many records are available.",
             "records", STREAM, "counts gaps", field="min_offsets_per_trigger"),
     Setting("maxTriggerDelay", DURATION, 900_000,
-            "Maximum wait for `minOffsetsPerTrigger`.", "ms", STREAM, "yes", field="max_trigger_delay_ms"),
+            "Maximum time for which a micro-batch waits for `minOffsetsPerTrigger`.",
+            "ms", STREAM, "yes", field="max_trigger_delay_ms"),
     Setting("maxBytesPerTrigger", int64(1), None,
-            "Approximate stored bytes per micro-batch.", "bytes", STREAM, "own", field="max_bytes_per_trigger"),
+            "Approximate maximum number of stored bytes per micro-batch.",
+            "bytes", STREAM, "own", field="max_bytes_per_trigger"),
     Setting("poll.interval.ms", int64(0), None,
-            "Pause between polls for new records. By default 10 ms, and up to 30 times the duration of a poll while "
-            "idle; in a bucket 5 to 250 ms.", "ms", STREAM, "own", field="poll_interval_ms"),
+            "Time between two polls for new records. On a disk, the default is 10 ms, and grows while there are no new "
+            "records, up to 30 times the duration of a poll. In a bucket, the default is 5 to 250 ms.",
+            "ms", STREAM, "own", field="poll_interval_ms"),
     Setting("metadata.max.age.ms", int64(0), 300_000,
-            "Time between checks for new topics.",
+            "Time between two checks for new topics.",
             "ms", STREAM, "a client setting, with `kafka.`",
             aliases=("kafka.metadata.max.age.ms",), field="metadata_max_age_ms"),
     Setting("kafka.isolation.level", one_of(*ISOLATION_LEVELS), ISOLATION_LEVELS[0],
-            "With `read_committed`, skip records of aborted and open transactions.",
+            "If set to `read_committed`, records of aborted and open transactions are skipped.",
             "", READ, "default `read_uncommitted`", field="isolation"),
     Setting("kafka.group.id", TEXT, None,
-            "Consumer group for `startingOffsets=group`, to which a stream commits its offsets.",
+            "Consumer group whose committed offsets `startingOffsets=group` uses. A stream commits its offsets to "
+            "this group.",
             "", READ, "commits nothing", field="group_id"),
     Setting("kafka.group.instance.id", TEXT, None,
-            "Name of the query in its group; default: a random name.",
+            "Name of the query in its consumer group. By default, a random name is used.",
             "", STREAM, "a client setting", field="group_instance"),
     Setting("kafka.session.timeout.ms", int64(1, MAX_SESSION_TIMEOUT_MS), DEFAULT_SESSION_TIMEOUT_MS,
-            "Time without a heartbeat after which the group removes a query.",
+            "Time without a heartbeat after which a query is removed from its consumer group.",
             "ms", STREAM, "a client setting, 45000", field="session_timeout_ms"),
     Setting("kafka.auto.offset.reset", one_of("earliest", "latest", "none"), None,
-            "With `startingOffsets=group`, where a partition without a committed offset starts.",
+            "Where to start in a partition without a committed offset if `startingOffsets` is `group`.",
             "", READ, "rejected", field="group_reset"),
     Setting("topic", TEXT, None,
-            "Topic to write, unless the path or a column `topic` sets it.", "", WRITE, "yes", field="topic"),
+            "Topic to write to. This option overrides the column `topic`. It is not required if the path is a topic "
+            "directory.", "", WRITE, "yes", field="topic"),
     Setting("topic.*", TEXT, None,
             "Config of a topic that the write creates, such as `topic.retention.ms`.", "", WRITE, "own"),
     Setting("compression.type", one_of(*CODECS), None,
-            "Codec, by default zstd; the config of the topic overrides it.",
+            "Compression codec. The default is zstd. If the topic config `compression.type` is set to a codec, this "
+            "option is ignored.",
             "", WRITE, "with `kafka.`, default `none`",
             aliases=("kafka.compression.type",), field="codec"),
     Setting("compression.level", int64(MIN_LEVEL), None,
-            "Level of that codec; default: that of the topic.", "", WRITE, "own", field="level"),
+            "Compression level of the codec. By default, the level that the topic configures is used.",
+            "", WRITE, "own", field="level"),
     Setting("kafka.compression.gzip.level", int64(MIN_LEVEL), None,
-            "Level for the codec gzip.", "", WRITE, "yes"),
+            "Compression level to use if the codec is gzip.", "", WRITE, "yes"),
     Setting("kafka.compression.lz4.level", int64(MIN_LEVEL), None,
-            "Level for the codec lz4.", "", WRITE, "yes"),
+            "Compression level to use if the codec is lz4.", "", WRITE, "yes"),
     Setting("kafka.compression.zstd.level", int64(MIN_LEVEL), None,
-            "Level for the codec zstd.", "", WRITE, "default 3"),
+            "Compression level to use if the codec is zstd.", "", WRITE, "default 3"),
     Setting("write.buffer.bytes", int64(1, 1 << 30), 64 << 20,
-            "Bytes that a task buffers before it encodes them.", "bytes", WRITE, "own", field="buffer_bytes"),
+            "Number of bytes of records that a task buffers before the records are encoded.",
+            "bytes", WRITE, "own", field="buffer_bytes"),
     Setting("num.partitions", int64(1), 1,
-            "Partitions of a topic that the write creates; overrides the default of the root.",
+            "Number of partitions of each topic that the write creates. This option overrides the root default.",
             "partitions", WRITE, "a broker setting", field="partitions"),
     Setting("auto.create.topics.enable", BOOLEAN, True,
-            "Create a missing root or topic; `false` in the root defaults also prevents it.",
+            "Whether to create a root or topic that does not exist. If the root default of the same name is `false`, "
+            "topics are not created either.",
             "", WRITE, "a broker setting", aliases=("kafka.allow.auto.create.topics",), field="auto_create"),
     Setting("txnAppId", TEXT, None,
-            "Name of the application; with `txnVersion`, a repeated batch writes nothing.",
+            "Unique id of the application. A batch with the same `txnAppId` and `txnVersion` as an earlier batch is "
+            "skipped.",
             "", WRITE, "own, as in Delta", field="txn_app_id"),
     Setting("txnVersion", int64(0), None,
-            "Version of the batch, which must increase with each run.",
+            "Version of the batch. It must increase with each batch of the application.",
             "", WRITE, "own, as in Delta", field="txn_version"),
     Setting("replayMismatch", one_of("error", "accept"), "error",
-            "With `accept`, a replayed micro-batch may differ from its first attempt.",
+            "Whether a replayed micro-batch that differs from its first attempt is an error (`error`) or is accepted "
+            "(`accept`).",
             "", WRITE, "own", field="replay_mismatch"),
     Setting("transaction.timeout.ms", int64(1, MAX_TRANSACTION_TIMEOUT_MS), DEFAULT_TRANSACTION_TIMEOUT_MS,
-            "Time after which an open write to several topics is aborted.",
+            "Time after which an open transaction of a write to several topics is aborted.",
             "ms", WRITE, "a producer setting",
             aliases=("kafka.transaction.timeout.ms",), field="transaction_timeout_ms"),
 )  # fmt: skip

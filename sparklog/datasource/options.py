@@ -394,7 +394,7 @@ def _assignment(text: str) -> Subscription:
                 raise ValueError(f"topic {topic!r} must have a list of partitions, found {numbers!r}")
             partitions[topic] = tuple(sorted({parse_partition(topic, number) for number in numbers}))
     except ValueError as error:
-        raise BadRequest(f"Option 'assign' must be JSON like {{\"topic\":[0,1]}}: {error}") from None
+        raise BadRequest(f"Option 'assign' must be JSON such as {{\"topic\":[0,1]}}: {error}") from None
     return Subscription(topics=tuple(partitions), partitions=partitions)
 
 
@@ -441,7 +441,7 @@ def _per_partition(
         if not any(numbers.values()):
             raise ValueError("it lists no partition")
     except ValueError as error:
-        raise BadRequest(f'Option \'{name}\' must be {listed}JSON like {{"topic":{{"0":23}}}}: {error}') from None
+        raise BadRequest(f'Option \'{name}\' must be {listed}JSON such as {{"topic":{{"0":23}}}}: {error}') from None
     return numbers
 
 

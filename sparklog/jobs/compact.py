@@ -32,7 +32,7 @@ from sparklog.output import StatusLine
 class Compact(Maintenance):
     """Options of the job: the shared ones, and those that select parts of the work."""
 
-    seal_only: Annotated[bool, Option(help="Only seal closed segments, without merging or compacting.")] = False
+    seal_only: Annotated[bool, Option(help="Only seal closed segments. Do not merge or compact.")] = False
     roll: Annotated[bool, Option(help="Also seal the active segments, even if they are recent and small.")] = False
 
 

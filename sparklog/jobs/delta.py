@@ -52,7 +52,7 @@ IntervalOption = Annotated[
         metavar="TIME",
         needs="--follow",
         why="without it the job ends when it has written the existing records",
-        help="With --follow: time between micro-batches, such as '30 seconds'.",
+        help="Time between micro-batches, such as '30 seconds'. Requires --follow.",
         show_default="immediately",
     ),
 ]

@@ -60,24 +60,25 @@ class FromDelta(delta.DeltaQuery):
         Option(
             "--key-columns",
             metavar="A[,B]",
-            help="Columns of the record key. One column becomes text, several become a JSON object.",
+            help="Columns that form the record key. A single column is written as text, several columns as a"
+            " JSON object.",
         ),
     ]
     payload: Annotated[
         Literal["json", "raw"],
-        Option(help="Write the row as a JSON object (json), or its column 'value' (raw), as the record value."),
+        Option(help="Record value to write: the row as a JSON object (json), or the column 'value' of the row (raw)."),
     ] = "json"
     starting_version: Annotated[
         str | None,
         Option(
             metavar="N|latest",
-            help="First version of the table to read with a new checkpoint.",
+            help="Table version to start from if the checkpoint is new.",
             show_default="the current rows",
         ),
     ] = None
     num_partitions: Annotated[
         int | None,
-        integer_option(low=1, text="Number of partitions of the topic, if it is created.", default="the root's"),
+        integer_option(low=1, text="Number of partitions of the topic if the topic is created.", default="the root's"),
     ] = None
     follow: FollowOption = False
     interval: IntervalOption = None

@@ -76,24 +76,26 @@ class Mirror:
         Option(
             "--to",
             metavar="LOCATION",
-            help=f"Location to copy to: {ENDPOINT}. One of --from and --to is a Kafka cluster, the other a root.",
+            help=". One of --from and --to must be a Kafka cluster, and the other must be a root.",
         ),
     ]
-    checkpoint: Annotated[str, Option(help="Checkpoint location of the query. A job that restarts resumes from it.")]
+    checkpoint: Annotated[
+        str, Option(help="Checkpoint location of the query. A restarted job resumes from the checkpoint.")
+    ]
     topic_list: Annotated[str | None, Option("--topics", help="Topics to copy, separated by commas.")] = None
     pattern: Annotated[
         str | None,
-        Option(excludes="--topics", help="Regular expression for the topics to copy. It must match entire names."),
+        Option(excludes="--topics", help="Regular expression that matches the full names of the topics to copy."),
     ] = None
     follow: Annotated[bool, Option(help="Keep copying new records until stopped.")] = False
     kafka_option: Annotated[
-        list[str] | None, Option(metavar="NAME=VALUE", help="Option for the Kafka clients. May be repeated.")
+        list[str] | None, Option(metavar="NAME=VALUE", help="Kafka client config to set. May be repeated.")
     ] = None
     kafka_config: Annotated[
         str | None,
         Option(
             metavar="FILE",
-            help="Properties file with options for the Kafka clients, like client.properties of Kafka's tools.",
+            help="Properties file with Kafka client configs, such as client.properties.",
         ),
     ] = None
     isolation: IsolationOption = "read_committed"

@@ -227,13 +227,17 @@ class Copy:
     ]
     subscribe: Annotated[str | None, Option(help="Topics to read, separated by commas.")] = None
     subscribe_pattern: Annotated[
-        str | None, Option(excludes="--subscribe", help="Regular expression for the topics to read.")
+        str | None, Option(excludes="--subscribe", help="Regular expression that matches the topics to read.")
     ] = None
     topic: Annotated[
-        str | None, Option(help="Write all records to this topic. By default, records keep their topics.")
+        str | None,
+        Option(
+            help="Topic to write all records to. By default, each record is written to the topic with the same name."
+        ),
     ] = None
     num_partitions: Annotated[
-        int | None, integer_option(low=1, text="Number of partitions of topics that are created.", default="the root's")
+        int | None,
+        integer_option(low=1, text="Number of partitions of each topic that the job creates.", default="the root's"),
     ] = None
     max_offsets_per_trigger: Annotated[
         int | None, integer_option(low=1, text="Approximate maximum number of records per micro-batch.")

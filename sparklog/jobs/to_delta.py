@@ -232,13 +232,14 @@ class ToDelta(delta.DeltaQuery):
         Option(help="Write one row per record (append), or one row per key with its latest record (upsert)."),
     ] = "append"
     payload: Annotated[
-        Literal["raw", "json", "avro"], Option(help="Keep values as bytes (raw), or parse them as JSON or Avro.")
+        Literal["raw", "json", "avro"], Option(help="Write values as bytes (raw), or parse values as JSON or Avro.")
     ] = "raw"
     schema: Annotated[
         str | None,
         Option(
             metavar="DDL|[ID=]FILE",
-            help="Columns of JSON values, or the Avro schema file, with its ID for schema registry framing.",
+            help="Columns of JSON values in DDL format, or the Avro schema file. If a schema registry was used,"
+            " give ID=FILE.",
         ),
     ] = None
     key_column_list: Annotated[
@@ -246,20 +247,24 @@ class ToDelta(delta.DeltaQuery):
         Option(
             "--key-columns",
             metavar="A[,B]",
-            help="Columns of the record key. One column is the key's text, several are parsed from a JSON object.",
+            help="Columns for the record key. A single column contains the key as text, several columns are"
+            " parsed from a JSON object.",
         ),
     ] = None
-    metadata: Annotated[bool, Option(help=f"Add {', '.join(METADATA)} to parsed rows.")] = False
-    headers: Annotated[bool, Option(help="Keep the headers of raw records.")] = True
+    metadata: Annotated[bool, Option(help=" to parsed rows.")] = False
+    headers: Annotated[bool, Option(help="Write the headers of raw records to the table.")] = True
     bad_records: Annotated[
         Literal["fail", "quarantine"],
-        Option(help="If a record does not match the schema: fail, or write the record to PATH_quarantine."),
+        Option(
+            help="Action for a record that does not match the schema: fail, or write the record to PATH_quarantine."
+        ),
     ] = "fail"
     grow_schema: Annotated[bool, Option(help="Add missing columns to the table.")] = False
     starting_offsets: Annotated[
         str,
         Option(
-            metavar="OFFSETS", help='Offsets to start at with a new checkpoint: earliest, latest or {"topic":{"0":23}}.'
+            metavar="OFFSETS",
+            help='Offsets to start at if the checkpoint is new: earliest, latest, or JSON such as {"topic":{"0":23}}.',
         ),
     ] = "earliest"
     max_offsets_per_trigger: Annotated[

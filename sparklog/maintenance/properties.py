@@ -87,19 +87,24 @@ def _limit(name: str, field: str, kind: ValueType, unit: str, job: str, doc: str
 
 _LIMITS = (
     _limit("log.cleaner.dedupe.buffer.size", "dedupe_buffer_bytes", int64(MIN_BUFFER_BYTES), "bytes", COMPACT,
-           "Size of each task's map from key to latest offset, 24 bytes per key (a broker divides it by its threads)."),
+           "Size of each task's map from keys to latest offsets, at 24 bytes per key. A broker divides the size by "
+           "the number of its cleaner threads."),
     _limit("log.cleaner.io.buffer.load.factor", "dedupe_load_factor", PROPER_FRACTION, "", COMPACT,
-           "Fill ratio of that map at which a pass ends and another pass follows."),
+           "Fill ratio of the map from keys to latest offsets at which a pass ends and another pass follows."),
     _limit("log.cleaner.io.max.bytes.per.second", "io_bytes_per_second", POSITIVE, "bytes/s", COMPACT,
-           "Bytes that each task may read and write per second (a broker divides its rate by its threads)."),
+           "Maximum number of bytes that each task reads and writes per second. A broker divides the rate by the "
+           "number of its cleaner threads."),
     _limit("producer.id.expiration.ms", "producer_expiration_ms", int32(1), "ms", COMPACT,
-           "How long imported topics keep the last batch of an idle producer, even if it has no records left."),
+           "Time for which imported topics retain the last batch of an idle producer, even if all records of the "
+           "producer were removed."),
     _limit("offsets.retention.minutes", "offsets_retention_ms", int32(1), "minutes", RETAIN,
-           "How long the offsets of a consumer group are kept after it becomes empty."),
+           "Time for which the offsets of a consumer group are retained after the group becomes empty."),
     _limit("spark.min.bytes", "spark_min_bytes", int64(0), "bytes", COMPACT,
-           "Start Spark for at least this many bytes of input; smaller runs use the process of the job. 0: always."),
+           "Minimum number of input bytes for which Spark is started. Smaller runs use the process of the job. If "
+           "set to 0, Spark is always started."),
     _limit("spark.min.files", "spark_min_files", int64(0), "files", COMPACT,
-           "Start Spark for at least this many input files, regardless of their size. 0: always."),
+           "Minimum number of input files for which Spark is started, regardless of their size. If set to 0, Spark "
+           "is always started."),
 )  # fmt: skip
 PROPERTIES = by_name([*_DEFAULTS, *_LIMITS])
 """Every property that a file may set."""
@@ -241,31 +246,32 @@ def _import_result(entry: Property, force: bool) -> tuple[str, str]:
 _HEAD = """# Configs
 
 This page lists all topic configs, root defaults and properties of the maintenance jobs. Names, types, defaults and
-valid values are those of Kafka 4.1; the last column describes the differences. On the command line, `sparklog configs
-docs` prints the same, and `sparklog configs docs NAME` a single config.
+valid values are those of Kafka 4.1. The last column describes the differences. The command `sparklog configs docs`
+prints the documentation of all configs, and `sparklog configs docs NAME` prints the documentation of a single config.
 """
 _TOPICS = """
 ## Topic configs
 
-Set them with `sparklog topics create -c NAME=VALUE` and `sparklog configs alter TOPIC --add-config NAME=VALUE`. A topic
-stores only the configs that were set on it.
+Set topic configs with `sparklog topics create -c NAME=VALUE` or `sparklog configs alter TOPIC --add-config NAME=VALUE`.
+A topic stores only the configs that were set on the topic.
 
 """
 _ROOT = """
 ## Defaults of a root
 
-A root default applies to topics that do not set the config themselves. It has the name of the broker config. Set it
-with `sparklog configs alter --root-defaults --add-config NAME=VALUE`. Defaults that you set with `--pattern REGEX` have
-the names of topic configs, and apply only to topics whose names match. See [which value
-applies](../guides/retention.md#defaults-for-all-topics) and [when transactional ids
+A root default applies to all topics that do not override the config. Root defaults have the names of Kafka's broker
+configs. Set a root default with `sparklog configs alter --root-defaults --add-config NAME=VALUE`. Defaults that you set
+with `--pattern REGEX` have the names of topic configs, and apply only to topics whose names match the pattern. See
+[which value applies](../guides/retention.md#defaults-for-all-topics) and [when transactional ids
 expire](../guides/transactions.md#expire-unused-transactional-ids).
 
 """
 _PROPERTIES = """
 ## Properties of maintenance
 
-Both jobs read these settings from the file that you name with `--properties` (see `conf/sparklog.properties`). They are
-defaults of topic configs, which the topic's own configs override, and limits of a run. Writers do not read this file.
+The jobs `compact` and `retain` read these properties from the file that you specify with `--properties`. See
+`conf/sparklog.properties` for an example. The properties are defaults of topic configs, which the configs of a topic
+override, and limits of a run. Writers do not read this file.
 
 """
 _COLUMNS = ("name", "type", "default", "valid", "unit")
@@ -318,4 +324,6 @@ def markdown_config_docs() -> str:
 
 
 def _root_doc(setting: Setting) -> Setting:
-    return replace(setting, doc=f"default of `{setting.field}`", kafka="") if setting.field else setting
+    return (
+        replace(setting, doc=f"Default of the topic config `{setting.field}`.", kafka="") if setting.field else setting
+    )

@@ -111,7 +111,7 @@ def test_a_kafka_directory_has_no_configs(sparklog: Sparklog) -> None:
 def test_docs_say_what_each_config_means_and_name_the_nearest_one(sparklog: Sparklog) -> None:
     shown = sparklog("configs", "docs", "segment.bytes", "log.retention.hours").out
     assert shown.startswith("segment.bytes  topic, int (bytes)\n  Size at which a segment is full")
-    assert "  Kafka 4.1: At least 1048576" in shown
+    assert "  Kafka 4.1: The minimum is 1048576" in shown
     assert "log.retention.hours  maintenance, int (hours)\n" in shown
     every = json.loads(sparklog("configs", "docs", "--json").out)
     assert {each["name"] for each in every} == {*CONFIGS, *PROPERTIES}

@@ -77,6 +77,6 @@ def test_help_has_every_one_with_its_default() -> None:
         "--kind [x|y] Which. [default: x]",
         "--copy / --no-copy Or not. [default: copy]",
         "--dry-run Only say.",
-        "--json Print JSON.",
+        "--json Print the output as JSON.",
     ):
         assert part in text

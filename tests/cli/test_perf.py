@@ -120,7 +120,7 @@ def test_records_are_read_and_counted_as_kafka_counts_them(sparklog: Sparklog, r
         (("--record-size", 5, "--producer-props", "lingerms=5"), "expected NAME=VALUE with one of the names"),
         (
             ("--record-size", 5, "--producer-props", "linger.ms=x"),
-            "linger_ms must be a number of milliseconds from 0, found 'x'",
+            "linger_ms must be a number of milliseconds of at least 0, found 'x'",
         ),
         (("--record-size", 5, "--commit-intervals", "5,x"), "expected milliseconds separated by commas"),
     ],

@@ -39,9 +39,9 @@ def test_as_of(sparklog: Sparklog) -> None:
     [
         (("--as-of", "noon"), 2, "expected milliseconds or a time such as"),
         (("--as-of", "1", "--as-of-offsets", '{"0":1}'), 2, "give --as-of-offsets or --as-of, not both"),
-        (("--as-of-offsets", "5"), 2, "expected JSON like {\"0\":23}, found '5'"),
-        (("--as-of-offsets", '{"t":{"0":5}}'), 2, "expected JSON like"),
-        (("--as-of-offsets", '{"x":5}'), 2, "expected JSON like"),
+        (("--as-of-offsets", "5"), 2, "expected JSON such as {\"0\":23}, found '5'"),
+        (("--as-of-offsets", '{"t":{"0":5}}'), 2, "expected JSON such as"),
+        (("--as-of-offsets", '{"x":5}'), 2, "expected JSON such as"),
         (("--as-of-offsets", '{"0":7}'), 1, "as of offset 7 of t-0 is out of range: it has 0 to 6"),
         (("--as-of-offsets", '{"1":7}'), 1, "expected partitions 0 to 0 of topic t, found 1"),
         (("--value-format", "long"), 1, "a long"),

@@ -192,8 +192,8 @@ def test_a_batch_ends_where_it_is_told_to(world: TopicsWorld) -> None:
     ("options", "expected"),
     [
         ({"startingoffsets": "group"}, "startingOffsets=group needs a consumer group: set kafka.group.id"),
-        ({"startingoffsets": "grup"}, "must be 'earliest', 'latest', 'group' or JSON like"),
-        ({"endingoffsets": "group"}, "must be 'earliest', 'latest' or JSON like"),
+        ({"startingoffsets": "grup"}, "must be 'earliest', 'latest', 'group' or JSON such as"),
+        ({"endingoffsets": "group"}, "must be 'earliest', 'latest' or JSON such as"),
         ({"kafka.group.id": ""}, "a kafka.group.id has 1 to"),
         ({"kafka.group.instance.id": ""}, "a kafka.group.instance.id has 1 to"),
         (

@@ -71,8 +71,8 @@ def plan(path: str, schema: StructType = KEYS, **options: str) -> Any:
         (
             {"subscribe": "orders", "startingOffsets": "erliest"},
             (
-                "[SPARKLOG_BAD_REQUEST]: Option 'startingOffsets' must be 'earliest', 'latest', 'group' or JSON like "
-                "{\"topic\":{\"0\":23}}: found 'erliest'; did you mean 'earliest'?"
+                "[SPARKLOG_BAD_REQUEST]: Option 'startingOffsets' must be 'earliest', 'latest', 'group' or JSON such "
+                "as {\"topic\":{\"0\":23}}: found 'erliest'; did you mean 'earliest'?"
             ),
         ),
         (

@@ -173,7 +173,7 @@ def test_retain_expires_ids_where_the_root_says_so() -> None:
         retain_root(world.root(), Settings(world.now_ms))
         assert sum(item.state == "Dead" for item in list_transactions(world.root())) == expected
     for text in ("0", "x", str(2**31)):
-        with pytest.raises(BadRequest, match="must be an integer from 1 to 2147483647, or -1: never, found"):
+        with pytest.raises(BadRequest, match="must be an integer from 1 to 2147483647, or -1 \\(never\\), found"):
             root.alter_defaults({"transactional.id.expiration.ms": text})
     root.alter_defaults({"transactional.id.expiration.ms": -1})
     assert root.defaults().expiration_ms() is None

@@ -47,16 +47,16 @@ class Backups:
         Option(
             needs="--keep --keep-days",
             excludes="--topic --link",
-            help="Only delete backups according to --keep or --keep-days. No backup is created.",
+            help="Only delete the backups that --keep and --keep-days do not retain. No backup is created.",
         ),
     ] = False
     keep: Annotated[
-        int | None, opt.integer_option(low=1, text="Number of latest backups to keep when older backups are deleted.")
+        int | None, opt.integer_option(low=1, text="Number of latest backups to retain. Older backups are deleted.")
     ] = None
     keep_days: Annotated[
         int | None,
         opt.integer_option(
-            metavar="DAYS", text="Number of days for which backups are kept when older backups are deleted."
+            metavar="DAYS", text="Number of days for which to retain backups. Older backups are deleted."
         ),
     ] = None
 
@@ -70,12 +70,12 @@ def backup(
         str,
         Option(
             metavar="PATH",
-            help="Directory or bucket prefix of the backups, created if it does not exist.",
+            help="Directory or bucket prefix to write the backup to. It is created if it does not exist.",
             show_default=False,
         ),
     ],
     *,
-    root: Annotated[str | None, opt.root_option("Root to back up.")] = None,
+    root: Annotated[str | None, opt.root_option("Directory or URL of the root to back up.")] = None,
     topic: opt.TopicsOption = None,
     backups: Backups,
     link: opt.LinkOption = False,
@@ -152,8 +152,8 @@ class RestoreSelection:
         str,
         Option(
             metavar="latest|TIME|VERSION",
-            help="Restore the state at this time (milliseconds or ISO 8601, UTC if no time zone is given)"
-            " or this version of one topic.",
+            help="Restore the state at this time (in milliseconds or ISO 8601, UTC if no time zone is given),"
+            " or this version of a single topic.",
         ),
     ] = "latest"
     number: Annotated[
@@ -183,18 +183,16 @@ def restore(
             "--root",
             "-r",
             metavar="PATH",
-            help="Root to create. The directory must be empty or must not exist.",
+            help="Directory or URL of the root to create. The directory must be empty or must not exist.",
         ),
     ],
-    source: Annotated[
-        str | None, Argument(metavar="PATH", help="Directory of the backups, or a root, to restore from.")
-    ] = None,
+    source: Annotated[str | None, Argument(metavar="PATH", help="Backup directory or root to restore from.")] = None,
     from_: Annotated[
         str | None,
         Option(
             "--from",
             metavar="PATH",
-            help="Directory of the backups, or a root, to restore from, if PATH is not given.",
+            help="Backup directory or root to restore from. May be given instead of PATH.",
             show_default=False,
         ),
     ] = None,
@@ -253,9 +251,9 @@ def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
 @app.add("clone", "sparklog clone orders orders-tuesday --as-of 2026-01-27T12:00:00 --root /data/log")
 def clone(
     topic: Annotated[
-        str, Argument(metavar="TOPIC", help="Topic to clone. With --as-of, the topic may be a deleted one.")
+        str, Argument(metavar="TOPIC", help="Topic to clone. If --as-of is given, the topic may have been deleted.")
     ],
-    name: Annotated[str, Argument(metavar="NEW-NAME", help="Topic to create.")],
+    name: Annotated[str, Argument(metavar="NEW-NAME", help="Name of the topic to create.")],
     root: opt.RootOption,
     as_of: opt.AsOfOption = None,
     dry_run: opt.DryRunOption = False,
@@ -288,9 +286,14 @@ PAUSE_SECONDS = 1.0
 
 @app.add("repartition", "sparklog repartition orders --to orders-12 --partitions 12 --root /data/log")
 def repartition(
-    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic to copy. The command does not change it.")],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic to copy. The topic is not changed.")],
     to: Annotated[
-        str, Option(metavar="NEW-NAME", help="Topic to create, or whose copy to continue.", show_default=False)
+        str,
+        Option(
+            metavar="NEW-NAME",
+            help="Name of the topic to create. To continue an interrupted copy, give the same name again.",
+            show_default=False,
+        ),
     ],
     partitions: Annotated[
         int, integer_option("-p", low=1, text="Number of partitions of the new topic.", default=False)
@@ -302,7 +305,7 @@ def repartition(
         Option(
             excludes="--follow",
             why="groups can move only after writers have stopped",
-            help="After the copy, set the offsets of the consumer groups in the new topic.",
+            help="After the copy, commit the offsets of the consumer groups to the new topic.",
         ),
     ] = False,
     quiet: QuietOption = False,

@@ -32,7 +32,7 @@ RootDefaultsOption = Annotated[
         "--root-defaults",
         excludes="TOPIC --topic",
         why="defaults belong to the root, not to a topic",
-        help="Use the root defaults, which have the names of broker configs, and no topic.",
+        help="Use the root defaults instead of the configs of a topic. Root defaults have the names of broker configs.",
     ),
 ]
 
@@ -49,7 +49,9 @@ def describe(
     root: opt.SourceOption,
     *,
     topics: opt.Topics,
-    everything: Annotated[bool, Option("--all", help="Also print configs that have their built-in default.")] = False,
+    everything: Annotated[
+        bool, Option("--all", help="Print all configs, including configs with their built-in default.")
+    ] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
     """Describe topic configs or root defaults.
@@ -136,16 +138,20 @@ def alter(
         list[str] | None,
         Option(
             metavar="NAME=VALUE,...",
-            help="Configs to set. Enclose a value that contains commas in brackets: [a,b]. May be repeated.",
+            help="Configs to set. Use square brackets for a value that contains commas, such as NAME=[a,b]. May"
+            " be repeated.",
         ),
     ] = None,
     add_config_file: Annotated[
-        Path | None, Option(help="File of configs to set, with one NAME=VALUE per line.")
+        Path | None, Option(help="File with the configs to set, one NAME=VALUE per line.")
     ] = None,
     delete_config: Annotated[
-        list[str] | None, Option(metavar="NAME,...", help="Configs to reset to their defaults. May be repeated.")
+        list[str] | None,
+        Option(metavar="NAME,...", help="Names of the configs to reset to their defaults. May be repeated."),
     ] = None,
-    force: Annotated[bool, Option(help="Allow changes that may delete files in use or records without a key.")] = False,
+    force: Annotated[
+        bool, Option(help="Allow a change even if files in use, or records without a key, may then be deleted.")
+    ] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
     """Set or delete configs of a topic, or root defaults.
@@ -220,9 +226,10 @@ class _Alteration:
 @app.add("docs", "sparklog configs docs retention.ms")
 def docs(
     names: Annotated[
-        list[str] | None, Argument(metavar="[NAME]...", help="Configs to explain (all if omitted).")
+        list[str] | None,
+        Argument(metavar="[NAME]...", help="Names of the configs to explain. By default, all configs are explained."),
     ] = None,
-    markdown: Annotated[bool, Option(help="Print the page docs/reference/configs.md in Markdown.")] = False,
+    markdown: Annotated[bool, Option(help="Print the Markdown source of the page docs/reference/configs.md.")] = False,
 ) -> Output:
     """Explain topic configs, and properties of jobs."""
     from sparklog.maintenance.properties import config_docs, markdown_config_docs, one_config_doc

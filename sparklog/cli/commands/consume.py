@@ -41,12 +41,15 @@ KCAT_OFFSETS = {
     "stored": "; --group NAME starts at the group's offsets",
 }
 ONE_START, ONE_END = "each sets the start", "each sets the end"
-OFFSET_HELP = "Offset to start at. N requires --partition; -N starts N records before the end."
-SINCE_HELP = "Time to start at: milliseconds or ISO 8601, UTC if no time zone is given."
-TIMEOUT_HELP = "With --follow or --group: stop after this many milliseconds without a message."
-AS_OF_HELP = "Print the table as of this time, exclusive: milliseconds or ISO 8601, UTC if no time zone is given."
+OFFSET_HELP = "Offset to start at. N requires --partition. -N starts N records before the log end."
+SINCE_HELP = (
+    "Start at the first record at or after this time, in milliseconds or ISO 8601 (UTC if no time zone is given)."
+)
+TIMEOUT_HELP = "Stop if no record arrives for this many milliseconds. Requires --follow or --group."
+AS_OF_HELP = "Print the table as of this time (exclusive), in milliseconds or ISO 8601 (UTC if no time zone is given)."
 OFFSETS_HELP = (
-    'Print the table as of these offsets, exclusive: JSON such as {"0":23}. Other partitions are read to the end.'
+    'Print the table as of these offsets (exclusive), given as JSON such as {"0":23}. Other partitions are read'
+    " to the log end."
 )
 
 
@@ -56,7 +59,9 @@ class SelectedRecords(opt.TopicChoice):
 
     topics: Annotated[
         list[str] | None,
-        Argument(metavar="[TOPIC]...", help="Topics to consume from. Optional if the directory has only one topic."),
+        Argument(
+            metavar="[TOPIC]...", help="Topics to consume. May be omitted if the directory contains only one topic."
+        ),
     ] = None
     partition: Annotated[int | None, opt.integer_option("-p", text="Partition to consume from.", default="all")] = None
     key: Annotated[
@@ -68,8 +73,8 @@ class SelectedRecords(opt.TopicChoice):
             metavar="NAME=VALUE",
             excludes="--group",
             why="a group reads all records of its partitions",
-            help="Print only records with this header, with any value if only NAME is given. If repeated,"
-            " records must have all of the headers.",
+            help="Print only records with this header. If only NAME is given, the header may have any value. If"
+            " the option is repeated, a record must have all of the headers.",
         ),
     ] = None
     all_partitions: Annotated[
@@ -110,7 +115,7 @@ class ReadRange:
             metavar="NAME",
             excludes="--key --partition --offset --from-timestamp --to-offset --to-timestamp",
             why="a group reads all records of its partitions, from its offsets",
-            help="Consumer group to join. Commits the offsets of printed records.",
+            help="Consumer group to join. The offsets of the printed records are committed to the group.",
         ),
     ] = None
     from_beginning: Annotated[
@@ -118,7 +123,7 @@ class ReadRange:
         Option(
             excludes="--offset --from-timestamp",
             why=ONE_START,
-            help="Start at the earliest record, even with --follow.",
+            help="Start with the earliest record in the log, even if --follow is given.",
         ),
     ] = False
     offset: Annotated[
@@ -129,7 +134,7 @@ class ReadRange:
     to_offset: Annotated[
         int | None,
         opt.integer_option(
-            text="Offset to stop at, exclusive. Requires --partition.",
+            text="Stop before this offset. Requires --partition.",
             needs="--partition",
             excludes="--to-timestamp --follow",
             why=ONE_END,
@@ -141,10 +146,10 @@ class ReadRange:
             metavar="TIME",
             excludes="--follow",
             why=ONE_END,
-            help="Time to stop at, exclusive: stop before the first record at or after this time.",
+            help="Stop before the first record at or after this time.",
         ),
     ] = None
-    follow: Annotated[bool, Option("-f", help="At the log end, wait for new records and print them.")] = False
+    follow: Annotated[bool, Option("-f", help="Wait for new records at the log end, and print them.")] = False
     timeout_ms: Annotated[
         int | None,
         opt.integer_option(
@@ -277,7 +282,11 @@ def consume(
     printing: Printing,
     formats: Formats,
     as_json: Annotated[
-        bool, Option("--json", help="Print one JSON object with all columns per record, which `produce --json` reads.")
+        bool,
+        Option(
+            "--json",
+            help="Print each record as a JSON object with all columns. `sparklog produce --json` reads this format.",
+        ),
     ] = False,
 ) -> None:
     """Print the records of topics.
@@ -316,7 +325,7 @@ class KeyFormats(Formats):
     """The format of --key, and the formats of the output."""
 
     key_format: Annotated[
-        Format, Option(help="Format of --key and of printed keys. Numbers use the encoding of Kafka's serializers.")
+        Format, Option(help="Format of --key and of printed keys. Numbers are encoded as by Kafka's serializers.")
     ] = "string"
 
 
@@ -327,7 +336,9 @@ def get(
     *,
     topic: opt.SourceTopic,
     formats: KeyFormats,
-    partition: Annotated[int | None, opt.integer_option("-p", text="Partition to search.", default="by key")] = None,
+    partition: Annotated[
+        int | None, opt.integer_option("-p", text="Partition to search for the key.", default="by key")
+    ] = None,
     all_partitions: Annotated[bool, Option(excludes="--partition", help="Search all partitions for the key.")] = False,
     isolation: opt.IsolationOption = "read_committed",
     corrupt_records: opt.CorruptOption = "fail",
@@ -366,7 +377,7 @@ def get(
 class TablePrinting(Printing):
     """The output of rows: by default with the key."""
 
-    print_key: Annotated[bool, Option(help="Print the key.")] = True
+    print_key: Annotated[bool, Option(help="Print the record key.")] = True
 
 
 @app.add("table", "sparklog table orders --root /data/log --as-of 2026-01-31T12:00:00")
@@ -380,7 +391,7 @@ def table(
     corrupt_records: opt.CorruptOption = "fail",
     printing: TablePrinting,
     formats: Formats,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object with all columns per record.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print each record as a JSON object with all columns.")] = False,
 ) -> None:
     """Print a topic as a table: the latest record of each key.
 
@@ -408,7 +419,9 @@ def _offsets_of(text: str | None) -> dict[int, int] | None:
             raise ValueError
         return {int(partition): offset for partition, offset in offsets.items()}
     except ValueError:
-        raise BadParameter(f'expected JSON like {{"0":23}}, found {text!r}', param_hint="'--as-of-offsets'") from None
+        raise BadParameter(
+            f'expected JSON such as {{"0":23}}, found {text!r}', param_hint="'--as-of-offsets'"
+        ) from None
 
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
@@ -448,7 +461,11 @@ def offsets(
     ] = "latest",
     isolation: Annotated[
         opt.Isolation,
-        Option("--isolation-level", help="With read_committed, print the last stable offset as the latest offset."),
+        Option(
+            "--isolation-level",
+            help="Whether the latest offset is the last stable offset (read_committed)"
+            " or the log end offset (read_uncommitted).",
+        ),
     ] = "read_uncommitted",
 ) -> Output:
     """Print offsets of topics, as kafka-get-offsets does.

@@ -44,7 +44,7 @@ TopicOption = Annotated[
         "--topic",
         "-t",
         metavar="TOPIC[:P,...]",
-        help="Topic, or partitions of a topic, whose offsets to change. May be repeated.",
+        help="Topic whose offsets to reset or delete, optionally followed by its partitions. May be repeated.",
     ),
 ]
 
@@ -53,10 +53,10 @@ TopicOption = Annotated[
 class OneGroup:
     """The group of a command, as an argument or by --group."""
 
-    group: Annotated[str | None, Argument(metavar="GROUP", help="Name of the consumer group.")] = None
+    group: Annotated[str | None, Argument(metavar="GROUP", help="The consumer group to act on.")] = None
     group_option: Annotated[
         list[str] | None,
-        Option("--group", "-g", metavar="NAME", help="Name of the consumer group, if GROUP is not given."),
+        Option("--group", "-g", metavar="NAME", help="The consumer group to act on. May be given instead of GROUP."),
     ] = None
 
     @property
@@ -71,11 +71,16 @@ class OneGroup:
 class GroupNames:
     """The groups of a command, as arguments or by --group."""
 
-    groups: Annotated[list[str] | None, Argument(metavar="[GROUP]...", help="Consumer groups to describe.")] = None
+    groups: Annotated[
+        list[str] | None,
+        Argument(metavar="[GROUP]...", help="Consumer groups to describe, unless --group or --all-groups is given."),
+    ] = None
     group_option: Annotated[
         list[str] | None, Option("--group", "-g", metavar="NAME", help="Consumer group to describe. May be repeated.")
     ] = None
-    all_groups: Annotated[bool, Option(excludes="GROUP --group", help="Select all groups of the root.")] = False
+    all_groups: Annotated[bool, Option(excludes="GROUP --group", help="Describe all consumer groups of the root.")] = (
+        False
+    )
 
     def names(self) -> list[str] | None:
         """Return the names, None for all groups."""
@@ -119,7 +124,10 @@ def describe(
     state: Annotated[bool, Option(help="Describe the state of each group.")] = False,
     members: Annotated[bool, Option(excludes="--state", help="Describe the members of each group.")] = False,
     verbose: Annotated[
-        bool, Option(needs="--members", help="With --members: also show the partitions assigned to each member.")
+        bool,
+        Option(
+            needs="--members", help="Also show the partitions that are assigned to each member. Requires --members."
+        ),
     ] = False,
     max_lag: Annotated[
         int | None,
@@ -175,9 +183,13 @@ class ResetTo:
     to_earliest: Annotated[bool, Option(help="Reset offsets to the log start.")] = False
     to_latest: Annotated[bool, Option(help="Reset offsets to the log end.")] = False
     to_current: Annotated[
-        bool, Option(help="Reset offsets to the committed offsets, or to the log end in partitions without one.")
+        bool,
+        Option(
+            help="Reset offsets to the committed offsets. Partitions without a committed offset are"
+            " reset to the log end."
+        ),
     ] = False
-    to_offset: Annotated[int | None, opt.integer_option(text="Reset offsets to this offset.")] = None
+    to_offset: Annotated[int | None, opt.integer_option(text="Reset offsets to a specific offset.")] = None
     shift_by: Annotated[
         int | None, opt.integer_option(low=-INT64_MAX, text="Move offsets forward by N, or backward if N is negative.")
     ] = None
@@ -200,7 +212,7 @@ class ResetTo:
             metavar="CSV",
             excludes="--topic --all-topics",
             why="the file names the partitions",
-            help="Reset offsets to those in this CSV file, with one topic,partition,offset per line.",
+            help="Reset offsets to the values in this CSV file, which has one topic,partition,offset per line.",
         ),
     ] = None
 
@@ -228,15 +240,15 @@ def reset(
     group: OneGroup,
     topic: TopicOption = None,
     all_topics: Annotated[
-        bool, Option(excludes="--topic", help="Reset all partitions with committed offsets.")
+        bool, Option(excludes="--topic", help="Reset all partitions for which the group has committed offsets.")
     ] = False,
     to: ResetTo,
     execute: opt.ExecuteOption = False,
     dry_run: Annotated[bool, Option(help="Only print the new offsets. This is the default.")] = False,
     force: Annotated[
-        bool, Option(help="Reset the offsets even if the group is active. Its consumers are fenced.")
+        bool, Option(help="Reset the offsets even if the group has active members. The members are fenced.")
     ] = False,
-    export: Annotated[bool, Option(help="Print the new offsets as CSV for --from-file.")] = False,
+    export: Annotated[bool, Option(help="Print the new offsets in the CSV format of --from-file.")] = False,
 ) -> Output:
     """Reset the offsets of a group in some or all partitions.
 

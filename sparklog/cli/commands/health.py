@@ -71,7 +71,7 @@ def repair_log(
     *,
     location: Annotated[
         str | None,
-        Argument(metavar="[LOCATION]", excludes="--root", help="Location to repair, if --root is not given."),
+        Argument(metavar="[LOCATION]", excludes="--root", help="Location to repair. May be given instead of --root."),
     ] = None,
     root: Annotated[
         str | None,
@@ -82,7 +82,9 @@ def repair_log(
     dry_run: opt.DryRunOption = False,
     index_interval_bytes: Annotated[
         int | None,
-        opt.integer_option(text="Value of index.interval.bytes in a Kafka directory, if it is not Kafka's default."),
+        opt.integer_option(
+            text="Value of index.interval.bytes of the Kafka topics. Required only if the value is not Kafka's default."
+        ),
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> Output:
@@ -138,12 +140,12 @@ class WorkloadOptions:
 @app.add("doctor", "sparklog doctor --root /data/log")
 def doctor(
     *,
-    root: Annotated[str | None, opt.root_option("Also check this root and its store.")] = None,
+    root: Annotated[str | None, opt.root_option("Also check this root and the store of the root.")] = None,
     conf_file: Annotated[
         str | None,
         Option(metavar="FILE", help="Spark properties file to read. By default, spark-defaults.conf is read."),
     ] = None,
-    spark: Annotated[bool, Option(help="Also start a local Spark session and check it.")] = False,
+    spark: Annotated[bool, Option(help="Also start and check a local Spark session.")] = False,
     store: Annotated[
         str | None,
         Option(
@@ -160,7 +162,7 @@ def doctor(
             needs="--root",
             excludes="--store",
             why="it checks the jobs of a root",
-            help="Fail if the last success of a job on a topic is longer ago than this, such as 3h.",
+            help="Fail if a job has not succeeded on a topic for longer than this time, such as 3h.",
         ),
     ] = None,
     cost: Annotated[
@@ -168,7 +170,7 @@ def doctor(
         Option(
             excludes="--root --conf-file --spark --store --max-age",
             why="it only computes costs",
-            help="Only print the monthly cost of a topic in a bucket, for the workload given by the other options.",
+            help="Only print the monthly cost of a topic in a bucket. The other options describe the workload.",
         ),
     ] = False,
     workload: WorkloadOptions,
@@ -214,7 +216,7 @@ def jobs(
     root: opt.RootOption,
     topic: opt.TopicsOption = None,
     properties: opt.PropertiesOption = None,
-    runs: Annotated[bool, Option(help="Show the latest runs of the jobs, not the topics.")] = False,
+    runs: Annotated[bool, Option(help="Show the latest runs of the jobs instead of the state of each topic.")] = False,
 ) -> Output:
     """Show when maintenance jobs last ran, and which are overdue.
 
@@ -288,14 +290,14 @@ def report(
     html: Annotated[
         str | None, Option(metavar="FILE", help="File to write the page to (- for standard output).")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the data as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the data of the report as JSON.")] = False,
     topic: opt.TopicsOption = None,
     properties: opt.PropertiesOption = None,
     now: Annotated[
         str | None,
         Option(
             metavar="TIME",
-            help="Time of the report: milliseconds or ISO 8601, UTC if no time zone is given.",
+            help="Time to use as the current time, in milliseconds or ISO 8601 (UTC if no time zone is given).",
             show_default="now",
         ),
     ] = None,

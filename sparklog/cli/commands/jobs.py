@@ -23,7 +23,7 @@ from sparklog.version import __version__
 app = Commands()
 
 HELP = {
-    "compact": "Merge and seal small appends, and compact topics by key.",
+    "compact": "Merge small files, seal segments, and compact topics by key.",
     "retain": "Delete expired records and unreferenced files.",
     "stream": "Stream a Kafka log directory or a root to a root.",
     "mirror": "Mirror topics from or to a running Kafka cluster.",
@@ -57,7 +57,9 @@ for job_name, text in HELP.items():
 
 @app.add("conf", "sparklog conf crontab")
 def conf(
-    name: Annotated[str | None, Argument(help="Name of the file to print. If omitted, the names are listed.")] = None,
+    name: Annotated[
+        str | None, Argument(help="Name of the file to print. If omitted, the command lists the names.")
+    ] = None,
 ) -> None:
     """Print an example file, such as a schedule or the man page.
 

@@ -37,11 +37,12 @@ class ImportSelection:
     open_transactions: Annotated[
         Literal["keep", "abort", "refuse"],
         Option(
-            help="What to do with transactions that are open in Kafka: keep them open until an import contains their"
-            " end or the topic is written to, abort them (which ends imports of the topic), or refuse the import."
+            help="How to import transactions that are open in Kafka. keep: keep them open until an import"
+            " contains their end or the topic is written to. abort: abort them, after which the topic"
+            " accepts no further imports. refuse: reject the import."
         ),
     ] = "keep"
-    copy: Annotated[bool, Option(help="Copy closed segments even if hard links to Kafka's files are possible.")] = False
+    copy: Annotated[bool, Option(help="Copy closed segments instead of creating hard links to Kafka's files.")] = False
     groups: Annotated[bool, Option(help="Import the offsets of consumer groups from __consumer_offsets.")] = True
     transactions: Annotated[bool, Option(help="Import the ids of open transactions from __transaction_state.")] = True
 
@@ -71,7 +72,8 @@ def import_(
     log_dir: Annotated[
         str | None,
         Argument(
-            metavar="[PATH]", help="Kafka log directory to import, with the partition directories topic-0, topic-1, ..."
+            metavar="[PATH]",
+            help="Kafka log directory to import. It must contain partition directories such as topic-0 and topic-1.",
         ),
     ] = None,
     from_server_properties: Annotated[
@@ -218,15 +220,22 @@ class ExportRange:
 
     as_of: opt.AsOfOption = None
     partitions: Annotated[
-        str | None, Option("-p", metavar="0,2-4", help="Partitions to export.", show_default="all")
+        str | None,
+        Option(
+            "-p", metavar="0,2-4", help="Partitions to export, as a list of numbers and ranges.", show_default="all"
+        ),
     ] = None
     start: Annotated[
-        str | None, Option(metavar="N|P:N,...", help="First offset to export, for all partitions or by partition.")
+        str | None,
+        Option(
+            metavar="N|P:N,...", help="First offset to export. N applies to all partitions, and P:N to partition P."
+        ),
     ] = None
     end: Annotated[
         str | None,
         Option(
-            metavar="N|P:N,...", help="Offset to stop at, exclusive. A batch that contains it is exported as a whole."
+            metavar="N|P:N,...",
+            help="Export records before this offset. A batch that contains the offset is exported completely.",
         ),
     ] = None
     from_timestamp: Annotated[
@@ -234,11 +243,12 @@ class ExportRange:
         Option(
             metavar="TIME",
             excludes="--start",
-            help="Export records from this time on, in milliseconds or the format of --as-of.",
+            help="Start at the first record at or after this time, in milliseconds or ISO 8601 (UTC if no time"
+            " zone is given).",
         ),
     ] = None
     to_timestamp: Annotated[
-        str | None, Option(metavar="TIME", excludes="--end", help="Export records until this time, exclusive.")
+        str | None, Option(metavar="TIME", excludes="--end", help="Stop before the first record at or after this time.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -272,8 +282,8 @@ class Cluster:
         list[str] | None,
         Option(
             metavar="[TOPIC=]ID",
-            help="Topic id in the Kafka cluster. Default: the id of the imported topic, otherwise the"
-            " topic's sparklog id. May be repeated.",
+            help="Topic id in the Kafka cluster. By default, imported topics keep their Kafka topic id, and"
+            " other topics use their sparklog topic id. May be repeated.",
         ),
     ] = None
     groups: Annotated[
@@ -285,26 +295,34 @@ class Cluster:
             "--offsets-topic-num-partitions",
             low=1,
             high=100_000,
-            text="With --groups: number of partitions of __consumer_offsets.",
+            text="Number of partitions of __consumer_offsets. Requires --groups.",
             needs="--groups",
         ),
     ] = 50
     link: Annotated[
         bool,
-        Option(help="Create hard links to sealed segments, not copies, if source and target are on the same disk."),
+        Option(
+            help="Create hard links to sealed segments instead of copies if source and target are on the same disk."
+        ),
     ] = False
     keep_leader_epochs: Annotated[
         bool,
         Option(
-            help="Keep leader epochs, which are set to 0 by default. Use this if the cluster assigned them, or with"
-            " --link, because segments whose epochs are reset are copied."
+            help="Export the stored leader epochs. By default, leader epochs are reset to 0. Use this option if"
+            " the target cluster assigned the epochs, or together with --link, because a segment is copied"
+            " if its epochs are reset."
         ),
     ] = False
 
 
 @app.add("export", "sparklog export orders --root /data/log --to /data/kafka-logs --groups all")
 def export(
-    topics: Annotated[list[str], Argument(metavar="TOPIC...", help="Topics to export.")],
+    topics: Annotated[
+        list[str],
+        Argument(
+            metavar="TOPIC...", help="Topics to export. Each partition is exported as a Kafka partition directory."
+        ),
+    ],
     root: opt.RootOption,
     to: Annotated[
         str,

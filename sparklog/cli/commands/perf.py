@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 app = Commands("perf", "Measure throughput, as Kafka's performance tools do.")
 
-TopicOption = Annotated[str, Option("--topic", "-t", metavar="NAME", help="Topic to use.", show_default=False)]
+TopicOption = Annotated[
+    str, Option("--topic", "-t", metavar="NAME", help="Topic to produce to or consume from.", show_default=False)
+]
 IntervalOption = Annotated[
     int,
     integer_option(
-        "--reporting-interval", low=1, metavar="MS", text="Interval in milliseconds at which a line is printed."
+        "--reporting-interval", low=1, metavar="MS", text="Interval in milliseconds at which to print progress."
     ),
 ]
 HEADER = (
@@ -46,12 +48,13 @@ class PayloadOptions:
     """The values of the records: exactly one of the first three options."""
 
     record_size: Annotated[
-        int | None, integer_option(low=1, text="Send values of random letters with this size in bytes.")
+        int | None,
+        integer_option(low=1, text="Size of each record value in bytes. The values consist of random letters."),
     ] = None
     payload_file: Annotated[
-        Path | None, Option(exists=True, dir_okay=False, help="Send the values in this text file.")
+        Path | None, Option(exists=True, dir_okay=False, help="File to read the record values from.")
     ] = None
-    payload_monotonic: Annotated[bool, Option(help="Send the values 0, 1, 2 and so on.")] = False
+    payload_monotonic: Annotated[bool, Option(help="Use monotonically increasing integers as record values.")] = False
     payload_delimiter: Annotated[
         str,
         Option(
@@ -83,14 +86,17 @@ class ProducerSettings:
     producer_props: Annotated[
         list[str] | None,
         Option(
-            "--producer-props", "--producer-property", metavar="NAME=VALUE", help="Producer option. May be repeated."
+            "--producer-props",
+            "--producer-property",
+            metavar="NAME=VALUE",
+            help="Producer option to set. May be repeated.",
         ),
     ] = None
     more_props: Annotated[
-        list[str] | None, Argument(metavar="[NAME=VALUE]...", help="Additional producer options.")
+        list[str] | None, Argument(metavar="[NAME=VALUE]...", help="Additional producer options to set.")
     ] = None
     transactional_id: Annotated[
-        str | None, Option(help="Transactional id to use. Records are sent in transactions.")
+        str | None, Option(help="Transactional id to use. If it is set, records are sent in transactions.")
     ] = None
     transaction_duration_ms: Annotated[
         int | None, integer_option(low=1, text="Duration of each transaction in milliseconds.", default="3000")
@@ -116,7 +122,8 @@ def produce(
         str | None,
         Option(
             metavar="MS,MS,...",
-            help="Values of linger.ms, separated by commas. Runs once with each value and prints a table.",
+            help="Comma-separated values of linger.ms. The command runs once for each value, and prints a table"
+            " of the results.",
         ),
     ] = None,
     reporting_interval: IntervalOption = 1000,
@@ -242,9 +249,9 @@ def consume(
     messages: Annotated[int, integer_option(low=1, text="Number of records to read.")],
     group: Annotated[str | None, Option("-g", help="Consumer group to join.", show_default="none")] = None,
     from_latest: Annotated[
-        bool, Option(help="Start at the log end if the group has no offsets. By default, start at the log start.")
+        bool, Option(help="If the group has no committed offsets, start at the log end instead of the log start.")
     ] = False,
-    show_detailed_stats: Annotated[bool, Option(help="Print a line for each reporting interval.")] = False,
+    show_detailed_stats: Annotated[bool, Option(help="Print statistics for each reporting interval.")] = False,
     hide_header: Annotated[bool, Option(help="Do not print the header line.")] = False,
     timeout: Annotated[
         int, integer_option(metavar="MS", text="Stop if no record arrives for this many milliseconds.")

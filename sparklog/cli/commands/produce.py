@@ -46,20 +46,23 @@ class Lines:
             "--json",
             excludes="--key-separator --headers --null-marker --ignore-error",
             why="JSON objects contain all parts of a record",
-            help='Read each line as a JSON object: {"key": ..., "value": ..., "headers": ..., ...}.',
+            help="Parse each line as a JSON object with fields such as key, value and headers.",
         ),
     ] = False
     key_separator: Annotated[
         str | None,
         Option(
-            may_be_blank=True, help=r"Separator between key and value in a line (\t for a tab).", show_default="no keys"
+            may_be_blank=True,
+            help="Separator between the key and the value in a line (\\t for a tab).",
+            show_default="no keys",
         ),
     ] = None
     headers: Annotated[
-        bool, Option(help="Read headers from the start of each line, such as name:value,name:value and a tab.")
+        bool,
+        Option(help="Parse headers at the start of each line, in the format name:value,name:value followed by a tab."),
     ] = False
     null_marker: Annotated[
-        str | None, Option(may_be_blank=True, help="Text that represents a null key or a null value (a tombstone).")
+        str | None, Option(may_be_blank=True, help="Text that represents a null key or a null value (tombstone).")
     ] = None
     headers_delimiter: Annotated[
         str,
@@ -80,7 +83,7 @@ class Lines:
         bool,
         Option(
             needs="--key-separator --headers",
-            help="Accept lines without a separator. The missing key or headers are null.",
+            help="If a line does not contain a separator, use a null key or null headers instead of failing.",
         ),
     ] = False
 
@@ -121,24 +124,29 @@ def produce(
     formats: Formats,
     partition: Annotated[
         int | None,
-        integer_option(
-            "-p", high=INT32_MAX, text="Partition to which all records are appended, regardless of their keys."
-        ),
+        integer_option("-p", high=INT32_MAX, text="Append all records to this partition, regardless of their keys."),
     ] = None,
     linger_ms: Annotated[
         int,
-        integer_option(high=INT32_MAX, text="Maximum time in milliseconds that lines from a pipe wait to be batched."),
+        integer_option(
+            high=INT32_MAX,
+            text="Maximum time in milliseconds to wait for more lines of a pipe before a batch is appended.",
+        ),
     ] = 1000,
     num_partitions: Annotated[
         int | None,
         integer_option(
             low=1,
-            text="Number of partitions of the topic, if it is created.",
+            text="Number of partitions of the topic if the topic is created.",
             default="num.partitions of the root, or 1",
         ),
     ] = None,
     compression: Annotated[
-        Codec | None, Option(help="Compression codec, if the topic does not set one.", show_default="zstd")
+        Codec | None,
+        Option(
+            help="Compression codec. If the topic config compression.type is set to a codec, this option is ignored.",
+            show_default="zstd",
+        ),
     ] = None,
 ) -> None:
     """Append lines of standard input or a file to a topic.

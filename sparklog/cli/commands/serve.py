@@ -31,25 +31,27 @@ class Listening:
         list[str] | None,
         Option(
             metavar="HOST:PORT",
-            help="Addresses that clients connect to: first this server's, then those of the root's other servers.",
+            help="Addresses to advertise to clients: the address of this server, then the addresses of the"
+            " other servers of the root.",
             show_default="--listen",
         ),
     ] = None
     tls_cert: Annotated[
-        str | None, Option(metavar="FILE", needs="--tls-key", help="Certificate (PEM) for encrypted connections.")
+        str | None, Option(metavar="FILE", needs="--tls-key", help="File with the TLS certificate in PEM format.")
     ] = None
     tls_key: Annotated[
-        str | None, Option(metavar="FILE", needs="--tls-cert", help="Private key of the certificate (PEM).")
+        str | None,
+        Option(metavar="FILE", needs="--tls-cert", help="File with the private key of the certificate in PEM format."),
     ] = None
     users: Annotated[
         str | None,
-        Option(metavar="FILE", help="File with the users (SASL) and their permissions. See docs/guides/serve.md."),
+        Option(metavar="FILE", help="File with the SASL users and their permissions. See docs/guides/serve.md."),
     ] = None
     insecure: Annotated[
         bool, Option(help="Allow unencrypted connections on an address that other hosts can reach.")
     ] = False
     max_connections_per_ip: Annotated[
-        int, integer_option(low=1, text="Maximum number of connections from one address.")
+        int, integer_option(low=1, text="Maximum number of connections from each IP address.")
     ] = MAX_CONNECTIONS_PER_IP
     metrics_port: Annotated[
         int | None, integer_option(high=65535, text="Port on which to serve Prometheus metrics.", default="off")
@@ -133,8 +135,8 @@ def serve(
             metavar="LOCATION",
             envvar="SPARKLOG_ROOT",
             parser=resolve_root_name,
-            help="Root, topic directory, backup repository, or Kafka log or partition directory to serve."
-            " SPARKLOG_ROOT by default.",
+            help="Location to serve: a root, topic directory, backup repository, Kafka log directory or Kafka"
+            " partition directory. The default is the value of SPARKLOG_ROOT.",
         ),
     ] = None,
     *,
@@ -146,7 +148,7 @@ def serve(
             metavar="PATH",
             excludes="LOCATION",
             parser=resolve_root_name,
-            help="Location to serve, if LOCATION is not given.",
+            help="Location to serve. May be given instead of LOCATION.",
         ),
     ] = None,
     writable: Annotated[bool, Option(help="Allow clients to produce, and to create, alter and delete topics.")] = False,
@@ -165,7 +167,7 @@ def serve(
         Option(
             excludes="LOCATION --root --backup",
             why="it serves an empty root in memory, which is lost on exit",
-            help="Serve an empty root in memory for tests, and create requested topics.",
+            help="Serve an empty root in memory for tests. Topics are created when clients request them.",
         ),
     ] = False,
     corrupt_records: CorruptOption = "fail",

@@ -45,7 +45,7 @@ def delete_oldest(
             metavar="FILE",
             excludes="TOPIC --topic --partition --offset",
             why="the file names the partitions",
-            help="JSON file with the topics, partitions and offsets below which to delete records.",
+            help="JSON file with an offset for each partition. Records before the offset are deleted.",
         ),
     ] = None,
     topic_option: TopicOption = None,
@@ -143,7 +143,7 @@ class TopicList(Topics):
             "--topic",
             "-t",
             metavar="TOPIC,...",
-            help="Topics whose partition sizes to show, if TOPIC is not given.",
+            help="Topics whose partition sizes to show. May be given instead of TOPIC.",
         ),
     ] = None
 
@@ -249,7 +249,9 @@ def writer_of(commit: Commit) -> str | None:
 
 @app.add("history", "sparklog history orders --limit 10 --root /data/log")
 def history(
-    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic whose commits to show. It may be a deleted topic.")],
+    topic: Annotated[
+        str, Argument(metavar="TOPIC", help="Topic whose commits to show. The topic may have been deleted.")
+    ],
     root: RootOption,
     limit: Annotated[int, integer_option(low=1, text="Maximum number of commits to show.")] = 100,
 ) -> Output:
@@ -291,12 +293,15 @@ CHUNK_LINES = 512
 
 @dataclass
 class Files:
-    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or directories to dump.")] = None
-    files: Annotated[str | None, Option(metavar="A,B", help="Files or directories to dump, separated by commas.")] = (
-        None
-    )
+    paths: Annotated[
+        list[str] | None,
+        Argument(metavar="[PATH]...", help="Files to dump, or directories that contain the files to dump."),
+    ] = None
+    files: Annotated[
+        str | None, Option(metavar="A,B", help="Comma-separated list of files or directories to dump.")
+    ] = None
     root: Annotated[
-        str | None, Option("-r", metavar="PATH", help="Root that contains the paths, which are topics or objects.")
+        str | None, Option("-r", metavar="PATH", help="Root that contains the topics or objects given by PATH.")
     ] = None
 
     def names(self) -> list[str]:
@@ -310,11 +315,15 @@ class Files:
 class DumpSelection:
     deep_iteration: Annotated[bool, Option(help="Also print a line for each record.")] = False
     print_data_log: Annotated[
-        bool, Option(help="Print records with keys and values. Implied by the decoder options.")
+        bool, Option(help="Print the records with their keys and values. The decoder options imply this option.")
     ] = False
     verify_index_only: Annotated[bool, Option(help="Print only index mismatches.")] = False
     index_sanity_check: Annotated[
-        bool, Option(excludes="--verify-index-only", help="Only perform the index sanity check of a broker's startup.")
+        bool,
+        Option(
+            excludes="--verify-index-only",
+            help="Only perform the index sanity check that a broker performs at startup.",
+        ),
     ] = False
     max_message_size: Annotated[
         int, integer_option(text="Maximum number of bytes to read at the position of an index entry.")
@@ -335,7 +344,8 @@ class DecoderOptions:
             "--key-decoder-class",
             "--key-decoder",
             metavar="NAME",
-            help="Decoder for keys: string, int, long, bytes-hex, bytes-base64, json, or a Kafka decoder class.",
+            help="Decoder for keys. One of string, int, long, bytes-hex, bytes-base64 and json, or a Kafka"
+            " decoder class.",
         ),
     ] = None
     value_decoder: Annotated[
@@ -344,7 +354,7 @@ class DecoderOptions:
             "--value-decoder-class",
             "--value-decoder",
             metavar="NAME",
-            help="Decoder for values, with the same names as for --key-decoder-class.",
+            help="Decoder for values. Accepts the same names as --key-decoder-class.",
         ),
     ] = None
     offsets_decoder: Annotated[bool, Option(excludes=PLAIN, help="Decode the records of __consumer_offsets.")] = False

@@ -20,7 +20,7 @@ app = Commands("topics", "Create, list, describe, alter and delete topics.")
 ReplicationOption = Annotated[
     int | None,
     opt.integer_option(
-        "--replication-factor", low=-1, text="Has no effect, because the disk or bucket stores the replicas."
+        "--replication-factor", low=-1, text="Has no effect, because the disk or bucket replicates the data."
     ),
 ]
 
@@ -106,7 +106,7 @@ def describe(
     *,
     topics: opt.TopicChoice,
     topics_with_overrides: Annotated[
-        bool, Option(help="Show only topics with configs that were set, and only those configs.")
+        bool, Option(help="Show only topics with overridden configs, and only their overridden configs.")
     ] = False,
     if_exists: Annotated[bool, Option(help="Skip topics that do not exist.")] = False,
 ) -> Output:
@@ -177,7 +177,7 @@ def _show(rows: list[TopicRow]) -> None:
 @app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
 def alter(
     root: opt.RootOption,
-    partitions: Annotated[int, opt.integer_option("-p", low=1, text="Number of partitions after the change.")],
+    partitions: Annotated[int, opt.integer_option("-p", low=1, text="New number of partitions of the topic.")],
     *,
     topic: opt.OneTopic,
     replication_factor: ReplicationOption = None,

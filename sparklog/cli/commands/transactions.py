@@ -28,14 +28,14 @@ PRODUCER_HEADINGS = (
     *("PARTITION", "PRODUCER-EPOCH", "COORDINATOR-EPOCH", "LAST-SEQUENCE", "LAST-TIMESTAMP"),
     *("TRANSACTION-START", "SNAPSHOT"),
 )
-IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
+IdArgument = Annotated[str, Argument(metavar="ID", help="The transactional id to act on.")]
 
 
 @app.add("list", "sparklog transactions list --root /data/log")
 def list_(
     root: SourceOption,
     open_only: Annotated[
-        bool, Option("--open", help="List only ids whose transactions hold back readers of a topic.")
+        bool, Option("--open", help="List only transactional ids whose open transaction blocks readers of a topic.")
     ] = False,
 ) -> Output:
     """List transactional ids.

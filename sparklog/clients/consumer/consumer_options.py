@@ -26,30 +26,40 @@ class ConsumerOptions(TypedDict, total=False):
 
     # fmt: off
     auto_offset_reset: Annotated[OffsetReset, option("latest",
-        "Where to start if the committed offset is missing or out of range; `none` raises `NotFound`.")]
+        "Where to start if a partition has no committed offset, or if the committed offset is out of range. `none` "
+        "raises `NotFound`.")]
     enable_auto_commit: Annotated[bool, option(True,
-        "Commit the positions automatically during `poll`, and on `close`.")]
-    auto_commit_interval_ms: Annotated[int, option(5_000, "Minimum time between two automatic commits.", NUMBER)]
+        "Whether to commit the positions automatically during `poll` and `close`.")]
+    auto_commit_interval_ms: Annotated[int, option(5_000,
+        "Minimum time in milliseconds between two automatic commits.", NUMBER)]
     isolation_level: Annotated[IsolationLevel, option("read_committed",
-        "`read_committed` skips aborted records, and stops at the first open transaction.")]
+        "If set to `read_committed`, records of aborted transactions are skipped, and a partition is read only up to "
+        "its first open transaction.")]
     session_timeout_ms: Annotated[int, option(SESSION_TIMEOUT_MS,
-        "Time without a heartbeat after which a member is removed from its group.", int64(1, MAX_SESSION_TIMEOUT_MS))]
-    heartbeat_interval_ms: Annotated[int, option(3_000, "Time between two heartbeats.", int64(1))]
+        "Time in milliseconds without a heartbeat after which a member is removed from its group.",
+        int64(1, MAX_SESSION_TIMEOUT_MS))]
+    heartbeat_interval_ms: Annotated[int, option(3_000,
+        "Time in milliseconds between two heartbeats.", int64(1))]
     max_poll_interval_ms: Annotated[int, option(300_000,
-        "Time without a `poll` after which the consumer leaves its group.", int64(1))]
+        "Maximum time in milliseconds between two calls of `poll`. If it is exceeded, the consumer leaves its group.",
+        int64(1))]
     max_poll_records: Annotated[int | None, option(None,
-        "Maximum number of records that one `poll` returns; None: as many as one read returns.", int64(1))]
+        "Maximum number of records that a call of `poll` returns. If None, `poll` returns all records of one read.",
+        int64(1))]
     metadata_max_age_ms: Annotated[int, option(300_000,
-        "Time between two searches for topics that match the pattern.", NUMBER)]
+        "Time in milliseconds between two checks for topics that match the subscribed pattern.", NUMBER)]
     consumer_timeout_ms: Annotated[int | None, option(None,
-        "Time without records after which an iteration ends; None: it never ends.", NUMBER)]
+        "Time in milliseconds without records after which an iteration over the consumer ends. If None, the "
+        "iteration never ends.", NUMBER)]
     columns: Annotated[Sequence[str], option(COLUMNS,
-        "Columns of the record batches; other columns are not decoded.", NAMES)]
-    client_id: Annotated[str, option("sparklog-consumer", "Name of the program in listings of members.")]
+        "Columns of the record batches. Other columns are not decoded.", NAMES)]
+    client_id: Annotated[str, option("sparklog-consumer",
+        "Name of the program in listings of group members.")]
     group_instance_id: Annotated[str | None, option(None,
-        "Id of a static member, which it keeps across restarts; None: the member is dynamic.")]
+        "Id of a static member, which is retained across restarts. If None, the member is dynamic.")]
     partition_assignment_strategy: Annotated[Sequence[str], option((COOPERATIVE_STICKY,),
-        "Assignors that the member supports; all members of a group need one in common.", _STRATEGIES)]
+        "Assignors that the member supports. All members of a group must have at least one assignor in common.",
+        _STRATEGIES)]
     # fmt: on
 
 

@@ -16,11 +16,11 @@ from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 
 PartitionFunction: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int]
 """Takes the key, all partitions, and the available partitions (again all), as in kafka-python."""
-_MILLISECONDS = number("a number of milliseconds from 0", lambda value: 0 <= value < 1e12)
+_MILLISECONDS = number("a number of milliseconds of at least 0", lambda value: 0 <= value < 1e12)
 _BYTES = int64(1, MAX_BUFFER_BYTES)
-_FUNCTION = ValueType("a function of key and partitions", callable)
+_FUNCTION = ValueType("a function of a key and two lists of partitions", callable)
 _ALL = ValueType(
-    "'all', because a future resolves only once its record is durable",
+    "'all', because a future completes only after its record is durable",
     lambda value: value == "all" or (is_integer(value) and value == -1),
 )
 _RETRIES = replace(int64(INT32_MAX, INT32_MAX), valid=f"{INT32_MAX}, because the store decides about retries")
@@ -32,33 +32,49 @@ class ProducerOptions(TypedDict, total=False):
 
     # fmt: off
     linger_ms: Annotated[float, option(20,
-        "Time for which records of a topic accumulate before they are committed together.", _MILLISECONDS)]
+        "Time in milliseconds for which records of a topic are collected before they are committed together.",
+        _MILLISECONDS)]
     batch_size: Annotated[int, option(1 << 20,
-        "Bytes of records of one topic that are committed without further waiting.", _BYTES)]
+        "Size in bytes of the collected records of a topic at which the records are committed without further delay.",
+        _BYTES)]
     buffer_memory: Annotated[int, option(32 << 20,
-        "Memory for records that are not committed yet, with 200 bytes of overhead per record.", _BYTES)]
+        "Memory in bytes for records that are not yet committed, with an overhead of 200 bytes per record.", _BYTES)]
     max_block_ms: Annotated[int, option(60_000,
-        "Time for which `send` waits for free `buffer_memory` before it raises `Unavailable`.", int64(0))]
-    compression_type: Annotated[Codec, option("zstd", "Codec, unless the topic sets one.")]
+        "Time in milliseconds for which `send` waits for free `buffer_memory`. After this time, `send` raises "
+        "`Unavailable`.", int64(0))]
+    compression_type: Annotated[Codec, option("zstd",
+        "Compression codec. If the topic config `compression.type` is set to a codec, this option is ignored.")]
     partitioner: Annotated[PartitionFunction | None, option(None,
-        "Function that takes key (bytes or None), all partitions, and all partitions again, and returns one of them; "
-        "None: murmur2 of the key as in Kafka, and without a key another partition for each commit.", _FUNCTION)]
-    client_id: Annotated[str, option("sparklog-producer", "Name of the producer in thread names and messages.")]
+        "Function that returns the partition of a record. Its arguments are the key (bytes or None), the list of all "
+        "partitions, and the list of available partitions, which always contains all partitions. If None, a record "
+        "with a key goes to the partition of the key's murmur2 hash, as in Kafka, and records without a key go to a "
+        "different partition in each commit.", _FUNCTION)]
+    client_id: Annotated[str, option("sparklog-producer",
+        "Name of the producer in thread names and messages.")]
     key_serializer: Annotated[Serializer | None, option(None,
-        'Function, `str`, `bytes`, a name of `formats.FORMATS`, or `("avro", schema)`; None: keys are bytes or text. '
-        "It is not called for None, which becomes null.", ANY)]
-    value_serializer: Annotated[Serializer | None, option(None, "The same for values, where null is a tombstone.", ANY)]
+        'Serializer of keys: a function, `str`, `bytes`, a format name from `formats.FORMATS`, or `("avro", '
+        "schema)`. If None, keys must be bytes or strings. The key None is not serialized, and is written as null.",
+        ANY)]
+    value_serializer: Annotated[Serializer | None, option(None,
+        "Serializer of values, with the same choices as `key_serializer`. The value None is written as null (a "
+        "tombstone).", ANY)]
     producer_id: Annotated[str | None, option(None,
-        "Publish no record twice, even across restarts: `send` then takes a `sequence`.")]
+        "Id with which the producer avoids duplicate records across restarts. If it is set, each `send` requires a "
+        "`sequence`.")]
     transactional_id: Annotated[str | None, option(None,
-        "Id for writing transactions: see `Producer.begin_transaction`.")]
+        "Transactional id to use for transactions. See `Producer.begin_transaction`.")]
     transaction_timeout_ms: Annotated[int, option(DEFAULT_TRANSACTION_TIMEOUT_MS,
-        "Time after which others may abort an open transaction.", int64(1, MAX_TRANSACTION_TIMEOUT_MS))]
-    acks: Annotated[str | int, option("all", "Acknowledgements for which a future waits.", _ALL)]
-    retries: Annotated[int, option(INT32_MAX, "Number of retries.", _RETRIES)]
+        "Time in milliseconds after which other processes may abort an open transaction.",
+        int64(1, MAX_TRANSACTION_TIMEOUT_MS))]
+    acks: Annotated[str | int, option("all",
+        "Acknowledgements that are required before a future completes.", _ALL)]
+    retries: Annotated[int, option(INT32_MAX,
+        "Number of retries. The store decides how often to retry a request.", _RETRIES)]
     max_in_flight_requests_per_connection: Annotated[int, option(5,
-        "Has no effect: a topic has one commit in flight, so records of a partition stay in order.", int64(1, 5))]
-    enable_idempotence: Annotated[bool, option(True, "Whether the producer is idempotent.", _IDEMPOTENT)]
+        "Has no effect. A topic has at most one commit in flight, so the records of a partition are never reordered.",
+        int64(1, 5))]
+    enable_idempotence: Annotated[bool, option(True,
+        "Whether the producer writes exactly one copy of each record.", _IDEMPOTENT)]
     # fmt: on
 
 

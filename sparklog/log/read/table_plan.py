@@ -135,7 +135,7 @@ def _milliseconds(time: int | str) -> int:
     if (time_ms := as_integer(time)) is not None and 0 <= time_ms <= INT64_MAX:
         return time_ms
     raise BadRequest(
-        f"as_of is milliseconds, a time like '2026-01-31T12:00:00' (UTC), or offsets by partition, found {time!r}"
+        f"as_of is milliseconds, a time such as '2026-01-31T12:00:00' (UTC), or offsets by partition, found {time!r}"
     )
 
 

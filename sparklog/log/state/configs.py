@@ -121,86 +121,98 @@ _GZIP_LEVEL = ValueType(
     "1 to 9, or -1", parse=lambda text: -1 if text == "-1" else parse_integer(text, 1, 9), name="int"
 )
 _BROKERS = "Has no effect, because sparklog has no brokers. The value is validated, stored and exported."
-_DURABLE = "No effect, because every commit is durable before it is acknowledged: validated, stored and exported."
-_REMOVED = "Not in Kafka 4; accepted for topics of older brokers."
+_DURABLE = (
+    "Has no effect, because every commit is durable before it is acknowledged. The value is validated, stored and"
+    " exported."
+)
+_REMOVED = "Not in Kafka 4. Accepted for topics of older brokers."
 _ALL = (
     Setting("cleanup.policy", _POLICY, "delete",
-            "How old records are removed: `delete` expires segments by age and size, `compact` keeps only the latest "
-            "record of each key, `compact,delete` does both.", "", (WRITERS, COMPACT, RETAIN)),
+            "How old records are removed. `delete` expires segments by age and size. `compact` retains only the "
+            "latest record of each key. `compact,delete` does both.", "", (WRITERS, COMPACT, RETAIN)),
     Setting("compression.type", _CODEC, "producer",
-            "Codec of appended batches. `producer` uses the writer's option `compression.type`, which defaults to "
-            "zstd; any other value overrides the writer's option.", "", (WRITERS,)),
+            "Compression codec of appended batches. If set to `producer`, the writer's option `compression.type` is "
+            "used, which defaults to zstd. Any other value overrides the writer's option.", "", (WRITERS,)),
     Setting("inline.records.bytes", int32(0, 1 << 20), 128 << 10,
-            "A commit with up to this size of encoded records stores them inline, in the commit object itself; 0: "
-            "never. Each Spark task may contribute up to an eighth of it, but at least 16384 bytes. Releases before "
-            "0.4 reject topics that were created with a value above 0, or on which one was set. Topics that were "
-            "created by older releases do not use inline records until this config is set.", "bytes", (WRITERS,),
-            "Not in Kafka, whose log has no commits."),
+            "Maximum size of the encoded records of a commit that are stored inline, in the commit object itself. If "
+            "set to 0, records are never stored inline. Each Spark task may contribute up to an eighth of this "
+            "size, but at least 16384 bytes. Releases before 0.4 reject topics that were created with a value above "
+            "0, or on which such a value was set. Topics that were created by older releases do not use inline "
+            "records until this config is set.", "bytes", (WRITERS,),
+            "Not in Kafka, because a Kafka log has no commits."),
     Setting("carried.commits", int32(0, 127), 127,
-            "Maximum number of earlier commits that a commit contains copies of, so that opening a topic in a bucket "
-            "takes few reads; 0: none. Releases before 0.9 reject topics that were created with a value above 0, or "
-            "on which one was set. Topics that were created by older releases use no copies until this config is "
-            "set.", "commits", (WRITERS,),
-            "Not in Kafka, whose log has no commits."),
+            "Maximum number of earlier commits that are copied into each commit, so that opening a topic in a bucket "
+            "takes few reads. If set to 0, no commits are copied. Releases before 0.9 reject topics that were "
+            "created with a value above 0, or on which such a value was set. Topics that were created by older "
+            "releases do not use copies until this config is set.", "commits", (WRITERS,),
+            "Not in Kafka, because a Kafka log has no commits."),
     Setting("compression.gzip.level", _GZIP_LEVEL, -1,
-            "Level for the codec gzip; -1 is the default of zlib (6), or of isal if it is installed.",
+            "Compression level for gzip. The value -1 selects the default level of zlib (6), or of isal if isal is "
+            "installed.",
             "", (WRITERS,)),
-    Setting("compression.lz4.level", int32(1, 17), 9, "Level for the codec lz4.", "", (WRITERS,)),
+    Setting("compression.lz4.level", int32(1, 17), 9,
+            "Compression level for lz4.", "", (WRITERS,)),
     Setting("compression.zstd.level", int32(-131072, 22), 1,
-            "Level for the codec zstd.", "", (WRITERS,), "Default 3; 1 is much faster and compresses almost as well."),
+            "Compression level for zstd.", "", (WRITERS,),
+                "The default is 3. Level 1 is much faster and compresses almost as well."),
     Setting("segment.bytes", int32(14), 1 << 30,
-            "Size at which a segment is full and is sealed. Retention and compaction process entire segments.",
+            "Size at which a segment is full and is sealed. Retention and compaction always process entire segments.",
             "bytes", (COMPACT, RETAIN, EXPORTS),
-            "At least 1048576, because a broker keeps the files of each segment open."),
+            "The minimum is 1048576, because a broker keeps the files of each segment open."),
     Setting("segment.ms", int64(1), 604_800_000,
-            "Age of a segment's first record at which the segment is closed even if it is not full, so that it can "
-            "expire or be compacted.", "ms", (COMPACT, RETAIN)),
+            "Age of a segment's first record at which the segment is closed even if it is not full. A segment must "
+            "be closed before it can expire or be compacted.", "ms", (COMPACT, RETAIN)),
     Setting("segment.jitter.ms", int64(0), 0,
-            "Maximum random reduction of segment.ms, chosen for each segment, so that not all segments close at the "
-            "same time.", "ms", (COMPACT, RETAIN)),
+            "Maximum random jitter that is subtracted from segment.ms for each segment, so that segments are not all "
+            "closed at the same time.", "ms", (COMPACT, RETAIN)),
     Setting("segment.index.bytes", int32(4), 10 << 20,
-            "Size of a segment's offset index, with 8 bytes per entry, at which the segment is full.",
+            "Size of the offset index of a segment, at 8 bytes per entry, at which the segment is full.",
             "bytes", (COMPACT, EXPORTS)),
     Setting("index.interval.bytes", int32(0), 4096,
-            "Bytes of the log between two index entries of a sealed segment.", "bytes", (COMPACT, IMPORTS, EXPORTS)),
+            "Number of bytes of the log between two index entries of a sealed segment.",
+            "bytes", (COMPACT, IMPORTS, EXPORTS)),
     Setting("retention.ms", int64(-1), 604_800_000,
-            "Age of a segment, by its largest record timestamp, above which it expires; -1: never. Only with `delete`.",
+            "Age above which a segment expires. The age is measured from the largest record timestamp of the "
+            "segment. If set to -1, there is no limit. Applies only if cleanup.policy contains `delete`.",
             "ms", (RETAIN,)),
     Setting("retention.bytes", int64(INT64_MIN), -1,
-            "Size of one partition above which its oldest segments expire; negative: no limit. Only with `delete`.",
+            "Size of a partition above which its oldest segments expire. If set to a negative value, there is no "
+            "limit. Applies only if cleanup.policy contains `delete`.",
             "bytes", (RETAIN,)),
     Setting("file.delete.delay.ms", int64(0), 86_400_000,
-            "Time for which a file is kept after it is no longer referenced. Less than one hour (3600000) requires "
-            "force, because running jobs could fail to find their files.", "ms", (RETAIN,),
-            "Default 60000; a Spark job may read a file long after it planned to."),
+            "Time to wait before a file that is no longer referenced is deleted. A value below one hour (3600000) "
+            "requires force, because files could be deleted while running jobs need them.", "ms", (RETAIN,),
+            "The default is 60000. A Spark job may read a file long after the job was planned."),
     Setting("delete.retention.ms", int64(0), 86_400_000,
-            "Time for which compaction keeps a tombstone (a key with a null value) after the first pass that reads it.",
+            "Time for which compaction retains a tombstone (a key with a null value) after the first pass that reads "
+            "the tombstone.",
             "ms", (COMPACT,)),
     Setting("min.compaction.lag.ms", int64(0), 0,
             "Minimum age of a record before it can be compacted.", "ms", (COMPACT,)),
     Setting("max.compaction.lag.ms", int64(1), INT64_MAX,
             "Age of a partition's oldest dirty record above which the partition is compacted regardless of its dirty "
-            "ratio; at least min.compaction.lag.ms.", "ms", (COMPACT, RETAIN)),
+            "ratio. Must be at least min.compaction.lag.ms.", "ms", (COMPACT, RETAIN)),
     Setting("min.cleanable.dirty.ratio", SHARE, 0.5,
-            "Share of dirty bytes above which a partition is compacted.", "", (COMPACT,)),
+            "Ratio of dirty bytes above which a partition is compacted.", "", (COMPACT,)),
     Setting("max.message.bytes", int32(0), 1_048_588,
-            "Maximum size of a batch after compression, including its header. Writers split batches to fit; a single "
-            "record that does not fit is an error.", "bytes", (WRITERS,)),
+            "Maximum size of a batch after compression, including the batch header. Writers split larger batches. A "
+            "single record that does not fit into a batch is an error.", "bytes", (WRITERS,)),
     Setting("message.timestamp.type", one_of("CreateTime", "LogAppendTime"), "CreateTime",
-            "Timestamp of a record: `CreateTime` is the time of the writer (or its `timestamp` column), "
-            "`LogAppendTime` is the time of the commit.", "", (WRITERS,)),
+            "Timestamp of a record. `CreateTime` is the time of the writer (or the value of the column `timestamp`), "
+            "and `LogAppendTime` is the time of the commit.", "", (WRITERS,)),
     Setting("message.timestamp.before.max.ms", int64(0), INT64_MAX,
-            "Maximum time by which a record timestamp may be before the clock of the task that writes the record. "
-            "Only with `CreateTime`.", "ms", (WRITERS,)),
+            "Maximum time by which a record timestamp may be earlier than the clock of the task that writes the "
+            "record. Applies only to `CreateTime`.", "ms", (WRITERS,)),
     Setting("message.timestamp.after.max.ms", int64(0), INT64_MAX,
-            "Maximum time by which a record timestamp may be after the clock of the task that writes the record. "
-            "Only with `CreateTime`.", "ms", (WRITERS,),
-            "Default 3600000 (one hour); in sparklog, timestamps often come with the data, and the clock is that of a "
-            "task, not of a broker."),
+            "Maximum time by which a record timestamp may be later than the clock of the task that writes the "
+            "record. Applies only to `CreateTime`.", "ms", (WRITERS,),
+            "The default is 3600000 (one hour). In sparklog, timestamps often come with the data, and are "
+            "compared with the clock of a task instead of a broker."),
     Setting("message.timestamp.difference.max.ms", int64(0), INT64_MAX,
-            "Old name of the two limits above, used for each of them that is not set.", "ms", (WRITERS,), _REMOVED),
+            "Old name of message.timestamp.before.max.ms and message.timestamp.after.max.ms. The value applies to "
+            "each of these configs that is not set.", "ms", (WRITERS,), _REMOVED),
     Setting("message.format.version", LIST, "",
-            "Ignored, because record batches are always written with magic 2.", "", (), _REMOVED),
+            "Has no effect, because record batches are always written with magic 2.", "", (), _REMOVED),
     Setting("message.downconversion.enable", BOOLEAN, True, _BROKERS, "", (), _REMOVED),
     Setting("preallocate", BOOLEAN, False, _BROKERS),
     Setting("flush.messages", int64(1), INT64_MAX, _DURABLE, "records"),

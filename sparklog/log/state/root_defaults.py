@@ -35,17 +35,15 @@ ID = "defaults"
 NUM_PARTITIONS = "num.partitions"
 AUTO_CREATE = "auto.create.topics.enable"
 EXPIRATION = "transactional.id.expiration.ms"
-_PARTITIONS = Setting(
-    NUM_PARTITIONS, int32(1, MAX_PARTITIONS), 1, "Partitions of a topic that is created without a number."
-)
+_PARTITIONS = Setting(NUM_PARTITIONS, int32(1, MAX_PARTITIONS), 1, "Default number of partitions of a new topic.")
 CREATION: Mapping[str, Setting] = by_name(
     [_PARTITIONS, Setting(AUTO_CREATE, BOOLEAN, None, "Whether writers create topics that do not exist.")]
 )
 """Defaults that are not topic configs and apply when a topic is created."""
 # Ids only expire if this is set, because releases before 0.7 would start an expired id again from the beginning.
 _EXPIRATION = Setting(
-    EXPIRATION, or_never(int32(1)), -1, "Time without use after which a transactional id expires.", "ms",
-    kafka="Default 604800000.",
+    EXPIRATION, or_never(int32(1)), -1, "Time after its last use at which a transactional id expires.", "ms",
+    kafka="The default is 604800000.",
 )  # fmt: skip
 ROOT_SETTINGS: Mapping[str, Setting] = {**BY_NAME, **CREATION, EXPIRATION: _EXPIRATION}
 """Settings that a root can have a default for."""

@@ -113,7 +113,7 @@ def with_deleted_records(world: TopicsWorld) -> Topic:
 
 
 REFUSED: list[tuple[Callable[[TopicsWorld], Topic], AsOf, type[SparklogError], str]] = [
-    (compacted, "noon", BadRequest, "as_of is milliseconds, a time like .* found 'noon'"),
+    (compacted, "noon", BadRequest, "as_of is milliseconds, a time such as .* found 'noon'"),
     (compacted, -1, BadRequest, "found -1"),
     (compacted, True, BadRequest, "found True"),
     (compacted, {0: 7}, NotFound, "as of offset 7 of a-0 is out of range: it has 0 to 6"),

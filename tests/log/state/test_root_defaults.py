@@ -102,7 +102,7 @@ def test_synonyms_are_all_that_a_value_may_come_from_the_first_counts() -> None:
         ({"log.retention.ms": None}, "a", ["use retention.ms"]),
         ({"retention.mss": 1}, "a", ["unknown default", "'retention.ms'"]),
         ({"broker.id": 1}, None, ["cannot be a default of a root", "no brokers"]),
-        ({"log.retention.ms": 0}, None, ["log.retention.ms must be", "at least 1, or -1: never"]),
+        ({"log.retention.ms": 0}, None, ["log.retention.ms must be", "at least 1, or -1 (never)"]),
         ({"log.retention.hours": "week"}, None, ["log.retention.hours must be", "'week'"]),
         ({"log.segment.bytes": 3}, None, ["log.segment.bytes must be", "from 14", "'3'"]),
         ({"segment.bytes": 3}, "a", ["segment.bytes must be", "'3'"]),
