@@ -111,6 +111,16 @@ class Lines:
         return parse
 
 
+PartitionsOption = Annotated[
+    int | None,
+    integer_option(
+        low=1,
+        text="Number of partitions of the topic if the topic is created.",
+        default="num.partitions of the root, or 1",
+    ),
+]
+
+
 @app.add("produce", "echo 'k1:hello' | sparklog produce orders --root /data/log --key-separator :")
 def produce(
     root: RootOption,
@@ -133,14 +143,7 @@ def produce(
             text="Maximum time in milliseconds to wait for more lines of a pipe before a batch is appended.",
         ),
     ] = 1000,
-    num_partitions: Annotated[
-        int | None,
-        integer_option(
-            low=1,
-            text="Number of partitions of the topic if the topic is created.",
-            default="num.partitions of the root, or 1",
-        ),
-    ] = None,
+    num_partitions: PartitionsOption = None,
     compression: Annotated[
         Codec | None,
         Option(
