@@ -1,8 +1,8 @@
 """Pages of the site that lie outside of docs/, and the order of all pages: a hook of mkdocs, which mkdocs.yml names.
 
-The README is the first page. A link from any page to another file of the repository brings that file into the site: a
-page of text as it is, a notebook with its stored output, a program or a setting as a block of code. Links that work on
-a git host are changed to where their targets are in the site.
+docs/README.md is the first page. A link from any page to another file of the repository adds that file to the site: a
+page of text unchanged, a notebook with its stored output, and a program or a settings file as a block of code. Links
+that work on a git host are changed to the locations of their targets in the site.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-HOME = "README.md"
-INDEX = "docs/README.md"
-"""A map of docs/ for git hosts; the site has its menu."""
+HOME = "docs/README.md"
+README = "README.md"
+"""The repository's front page for git hosts. The site does not contain it: links to it lead to the first page."""
 PARTS = {
     "docs/start": "Start",
     "docs/guides": "Guides",
@@ -33,13 +33,7 @@ PARTS = {
 NOTEBOOK = "notebooks/dump_segment.ipynb"
 PROJECT = {"CHANGELOG.md": "Changes", "CONTRIBUTING.md": "Contribute", "SECURITY.md": "Security"}
 
-STYLE = """\
-.md-grid { max-width: 82rem; }
-.md-typeset pre > code, .md-typeset code { font-size: .62rem; }
-.md-typeset table:not([class]) { font-size: .68rem; }
-.md-typeset table:not([class]) code { white-space: nowrap; word-break: normal; }
-"""
-"""Lines of 120 columns fit in."""
+STYLE = Path(__file__).with_name("site.css")
 
 NOT_SEARCHED = ("tests/", "LICENSE")
 """Path prefixes of contributor pages, which are not searched because they would outrank guides."""
@@ -53,7 +47,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "sh", ".pr
 
 def in_site(path: str) -> str:
     """Return the name in the site of a file of the repository, such as `guides/index.md` for docs/guides/README.md."""
-    if path in (HOME, INDEX):
+    if path in (HOME, README):
         return "index.md"
     name = path.removeprefix("docs/")
     folder, file = posixpath.split(name)
@@ -165,15 +159,17 @@ def search_options(path: str) -> dict[str, Any]:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages outside of docs/, and those that all pages lead to; set the order of pages."""
-    files.append(File.generated(config, "site.css", content=STYLE))
+    files.append(File.generated(config, "site.css", content=STYLE.read_text()))
     indexes = [f"{part}/README.md" for part in PARTS]
-    for index in (INDEX, *indexes):
+    for index in (HOME, *indexes):
         file = files.get_file_from_path(index.removeprefix("docs/"))
         if file is not None:
             files.remove(file)  # mkdocs would take it for the site's own index
     in_menu = [HOME, *PROJECT, *indexes]
     paths = in_menu + [f"docs/{file.src_uri}" for file in files if file.is_documentation_page()]
     for path in paths:  # grows
+        if path == README:
+            continue
         name = in_site(path)
         text, pictures = page_of(path)
         if files.get_file_from_path(name) is None:
@@ -194,7 +190,9 @@ origins: dict[str, str] = {}
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Rewrite the links of a page, and set its search weight."""
+    """Rewrite the links of a page, and set its search weight. The first page is shown without side bars."""
     path = origins[page.file.src_uri]
     page.meta["search"] = search_options(path)
+    if path == HOME:
+        page.meta["hide"] = ["navigation", "toc"]
     return with_links_of_site(path, markdown)

@@ -1,4 +1,4 @@
-"""The snippets of the README and of docs/start are run, with the claims beside them that a test can check."""
+"""Run the snippets of the README, of the first page of docs/ and of docs/start, and check the claims beside them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from tests.datasource import spark_session
 
 REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"
+LANDING = REPOSITORY / "docs" / "README.md"
 START = REPOSITORY / "docs" / "start"
 SPARK, COMMANDS, PYTHON = START / "spark.md", START / "command-line.md", START / "python.md"
-RUN = (SPARK, README, COMMANDS, PYTHON)
+RUN = (SPARK, README, LANDING, COMMANDS, PYTHON)
 """Pages whose snippets are run, in this order: the session of the first is that of the others."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DATA = "/data/"
@@ -99,11 +100,16 @@ def test_the_command_line_prints_what_it_is_said_to(tmp_path: Path) -> None:
 
 
 def test_the_two_commands_are_there() -> None:
-    commands = [line.split("#")[0].split() for text in snippets("sh") for line in text.splitlines()]
+    commands = [line.split("#")[0].split() for text in snippets("sh", README) for line in text.splitlines()]
     assert commands == [["make", "demo"], ["make", "test"]]
     for command in commands:
         done = subprocess.run([*command, "-n"], capture_output=True, text=True, cwd=REPOSITORY, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_first_page_installs_as_the_quick_start_does() -> None:
+    (command,) = snippets("sh", LANDING)
+    assert f"`{command.strip()}`" in SPARK.read_text()
 
 
 def test_the_two_settings_are_the_same_everywhere() -> None:

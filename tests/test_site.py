@@ -46,6 +46,14 @@ def test_every_page_of_docs_is_in_the_site(site: Path) -> None:
     assert {page for page in pages if not (site / page.replace("README.html", "index.html")).exists()} == set()
 
 
+def test_the_first_page_is_a_page_of_its_own(site: Path) -> None:
+    page = (site / "index.html").read_text()
+    assert 'src="images/how-it-works.svg"' in page
+    assert page.count("<pre") == 2
+    for part in ("start", "guides", "reference", "design"):
+        assert f'href="{part}/index.html"' in page
+
+
 def test_a_browser_asks_no_other_host(site: Path) -> None:
     assert [page.name for page in site.rglob("*.html") if EXTERNAL.search(page.read_text())] == []
     assert [sheet.name for sheet in site.rglob("*.css") if EXTERNAL.search(sheet.read_text())] == []
