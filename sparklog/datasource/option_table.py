@@ -81,7 +81,38 @@ OPTIONS = (
             "Path or URL of a root, topic, Kafka log directory or Kafka partition directory. It can also be passed "
             "to `load`, `save` and `start`.",
             "", ALL_USES, "own, instead of `kafka.bootstrap.servers`"),
-    *map(_of_bucket, SETTINGS),
+    Setting("subscribe", TEXT, None,
+            "Comma-separated list of topics to read.", "", READ, "yes"),
+    Setting("subscribePattern", TEXT, None,
+            "Regular expression that matches the full names of the topics to read.",
+            "", READ, "with Java instead of Python syntax"),
+    Setting("assign", TEXT, None,
+            'Topics and partitions to read, as JSON such as {"topic":[0,1]}.', "", READ, "yes"),
+    Setting("startingOffsets", _JSON, None,
+            "Start at `earliest` (-2), `latest` (-1), the committed offsets of a consumer group (`group`), or "
+            f"offsets given as {OFFSETS_JSON}.",
+            "offset", READ, "without `group`"),
+    Setting("startingTimestamp", TIMESTAMP, None,
+            "Start at the first record at or after this time. This option overrides `startingOffsetsByTimestamp` and "
+            "`startingOffsets`.",
+            "ms", READ, "without ISO 8601"),
+    Setting("startingOffsetsByTimestamp", _JSON, None,
+            f"Start at a timestamp for each partition, given as {OFFSETS_JSON}. This option overrides "
+            "`startingOffsets`.",
+            "ms", READ, "without ISO 8601"),
+    Setting("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
+            "Action if a partition has no record at or after the starting timestamp: fail (`error`), or start at the "
+            "log end (`latest`).",
+            "", READ, "yes"),
+    Setting("endingOffsets", _JSON, None,
+            f"End at `latest` (-1), or at offsets given as {OFFSETS_JSON}.", "offset", BATCH, "yes"),
+    Setting("endingTimestamp", TIMESTAMP, None,
+            "End before the first record at or after this time. This option overrides `endingOffsetsByTimestamp` and "
+            "`endingOffsets`.",
+            "ms", BATCH, "without ISO 8601"),
+    Setting("endingOffsetsByTimestamp", _JSON, None,
+            f"End at a timestamp for each partition, given as {OFFSETS_JSON}. This option overrides `endingOffsets`.",
+            "ms", BATCH, "without ISO 8601"),
     Setting("includeHeaders", BOOLEAN, False,
             "Whether to include the column `headers` in a read.", "", ALL_USES, "yes", field="include_headers"),
     Setting("columns", TEXT, None,
@@ -99,38 +130,6 @@ OPTIONS = (
             "Whether to search all partitions for the keys, instead of only the partitions that Kafka's default "
             "partitioner selects.",
             "", READ, "own"),
-    Setting("subscribe", TEXT, None,
-            "Comma-separated list of topics to read.", "", READ, "yes"),
-    Setting("subscribePattern", TEXT, None,
-            "Regular expression that matches the full names of the topics to read.",
-            "", READ, "with Java instead of Python syntax"),
-    Setting("assign", TEXT, None,
-            'Topics and partitions to read, as JSON such as {"topic":[0,1]}.', "", READ, "yes"),
-    Setting("startingTimestamp", TIMESTAMP, None,
-            "Start at the first record at or after this time. This option overrides `startingOffsetsByTimestamp` and "
-            "`startingOffsets`.",
-            "ms", READ, "without ISO 8601"),
-    Setting("startingOffsetsByTimestamp", _JSON, None,
-            f"Start at a timestamp for each partition, given as {OFFSETS_JSON}. This option overrides "
-            "`startingOffsets`.",
-            "ms", READ, "without ISO 8601"),
-    Setting("startingOffsets", _JSON, None,
-            "Start at `earliest` (-2), `latest` (-1), the committed offsets of a consumer group (`group`), or "
-            f"offsets given as {OFFSETS_JSON}.",
-            "offset", READ, "without `group`"),
-    Setting("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
-            "Action if a partition has no record at or after the starting timestamp: fail (`error`), or start at the "
-            "log end (`latest`).",
-            "", READ, "yes"),
-    Setting("endingTimestamp", TIMESTAMP, None,
-            "End before the first record at or after this time. This option overrides `endingOffsetsByTimestamp` and "
-            "`endingOffsets`.",
-            "ms", BATCH, "without ISO 8601"),
-    Setting("endingOffsetsByTimestamp", _JSON, None,
-            f"End at a timestamp for each partition, given as {OFFSETS_JSON}. This option overrides `endingOffsets`.",
-            "ms", BATCH, "without ISO 8601"),
-    Setting("endingOffsets", _JSON, None,
-            f"End at `latest` (-1), or at offsets given as {OFFSETS_JSON}.", "offset", BATCH, "yes"),
     Setting("view", one_of("log", "table"), "log",
             "Whether to return all records (`log`), or only the latest record of each key that has not been deleted "
             "(`table`).",
@@ -236,6 +235,7 @@ OPTIONS = (
             "Time after which an open transaction of a write to several topics is aborted.",
             "ms", WRITE, "a producer setting",
             aliases=("kafka.transaction.timeout.ms",), field="transaction_timeout_ms"),
+    *map(_of_bucket, SETTINGS),
 )  # fmt: skip
 LEVELS = {codec: f"kafka.compression.{codec}.level" for codec in ("gzip", "lz4", "zstd")}
 """Options for the level of a codec, which apply if that codec is used."""
