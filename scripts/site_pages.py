@@ -8,6 +8,8 @@ that work on a git host are changed to the locations of their targets in the sit
 from __future__ import annotations
 
 import base64
+import html
+import itertools
 import json
 import posixpath
 import re
@@ -42,6 +44,11 @@ LESS_SEARCHED = {"CHANGELOG.md": 0.2, "CONTRIBUTING.md": 0.5, "docs/design/": 0.
 
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
+HEADER = re.compile(r"<th[^>]*>(.*?)</th>")
+CELL = re.compile(r"<td[^>]*>")
+DESCRIPTION = "what it does"
+"""The header of the column that tables of settings have."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "sh", ".properties": "properties"}
 
 
@@ -196,3 +203,18 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     if path == HOME:
         page.meta["hide"] = ["navigation", "toc"]
     return with_links_of_site(path, markdown)
+
+
+def on_page_content(page_html: str, **_: object) -> str:
+    """Mark tables of settings, which are too wide for a page, so that site.css shows each row as a block."""
+    return TABLE.sub(lambda match: with_labels(match[0]), page_html)
+
+
+def with_labels(table: str) -> str:
+    """Return a table of settings with the header of its column in each cell; return other tables unchanged."""
+    headers = HEADER.findall(table)
+    if DESCRIPTION not in headers or len(headers) < 4:
+        return table
+    labels = itertools.cycle(html.escape(header) for header in headers)
+    cells = CELL.sub(lambda match: f'<td data-label="{next(labels)}">', table)
+    return cells.replace("<table>", '<table class="settings">')

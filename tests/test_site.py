@@ -59,6 +59,16 @@ def test_a_browser_asks_no_other_host(site: Path) -> None:
     assert [sheet.name for sheet in site.rglob("*.css") if EXTERNAL.search(sheet.read_text())] == []
 
 
+def test_settings_are_blocks_with_the_headers_of_their_columns(site: Path) -> None:
+    page = (site / "reference" / "spark-options.html").read_text()
+    assert page.count('<table class="settings">') == 1
+    names = re.findall(r'<td data-label="name"><code>([^<]+)</code></td>', page)
+    assert names[:2] == ["path", "subscribe"]
+    assert len(names) > 60
+    assert page.count('data-label="default"') == page.count('data-label="what it does"') == len(names)
+    assert "display: flex" in (site / "site.css").read_text()
+
+
 def test_the_reference_shows_docstrings(site: Path) -> None:
     page = (site / "reference" / "python.html").read_text()
     for anchor in ("sparklog.open", "sparklog.Topic.append", "sparklog.transactional"):
