@@ -1,1 +1,1 @@
-"""A server that speaks Kafka's protocol over a root, a Kafka directory or a partition's folder."""
+"""A server for Kafka clients that serves a root, a Kafka log directory or a partition directory."""

@@ -1,27 +1,28 @@
 """Append produced batches to topics, with at most one commit per topic in flight.
 
-Batches that arrive during a commit wait for the next one, because a commit costs the same for one batch as for five.
-The first batch after an idle period is committed immediately. After a commit that started at time `s` and ended at
-time `e`, the next commit starts
+Batches that arrive during a commit are added to the next commit, because a commit of five batches costs as much as a
+commit of one. The first batch after an idle period is committed immediately. After a commit that started at time `s`
+and ended at time `e`, the next commit starts
 
 * not before `s + linger`; the linger is 5 ms on a disk and 50 ms in a bucket;
-* then as soon as `expected_batches` are pending. Each response triggers the next batch of a busy producer, so this is
-  the number of batches that were committed, plus those that were pending at `e`. It is at least three quarters of the
-  number expected before, because some batches may still be in sockets that the event loop has not read;
-* in any case at `e + max(linger, min(e - s, 500 ms))`: the producers may have finished, or disconnected if the store
-  was slow or failing.
+* as soon as `expected_batches` are pending. Each response triggers the next batch of a busy producer, so the expected
+  number is the number of batches that were committed, plus the number of batches that were pending at `e`. It is at
+  least three quarters of the previous number, because some batches may still be in sockets that the event loop has not
+  read;
+* at the latest at `e + max(linger, min(e - s, 500 ms))`, because producers may have finished, or may have disconnected
+  while the store was slow or failed.
 
-An example: three producers with one batch in flight each write to a disk, where a commit takes 8 ms.
+For example, three producers with one batch in flight each write to a disk, where a commit takes 8 ms:
 
 | ms | event                                                                                                      |
 |---:|------------------------------------------------------------------------------------------------------------|
-|  0 | Producer A's batch arrives after an idle period; commit 1 starts with it.                                  |
-|  3 | Batches of B and C arrive and wait.                                                                        |
+|  0 | Producer A's batch arrives after an idle period; commit 1 starts with this batch.                          |
+|  3 | The batches of B and C arrive and wait.                                                                    |
 |  8 | Commit 1 ends; A gets its response. Not before 5, not after 16, 3 batches expected (1 + 2 pending).        |
-|  9 | A's next batch is the third; commit 2 starts with all three.                                               |
-| 17 | Commit 2 ends; all three get their responses. Not before 14, not after 25, 3 batches expected.             |
+|  9 | A's next batch is the third pending batch; commit 2 starts with all three batches.                         |
+| 17 | Commit 2 ends; all producers get their responses. Not before 14, not after 25, 3 batches expected.         |
 | 18 | A and B send their next batches; C has finished.                                                           |
-| 25 | Commit 3 starts with two batches; after it, 2 are expected.                                                |
+| 25 | Commit 3 starts with two batches. When it ends, 2 batches are expected.                                    |
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from sparklog.serve.served_log import Runner, ServedLog
 
 LINGER_SECONDS, BUCKET_LINGER_SECONDS = 0.005, 0.05
 MAX_WAIT_SECONDS = 0.5
-"""Longest wait for the expected batches, unless the linger is longer."""
+"""The maximum time to wait for the expected batches, unless the linger is longer."""
 COMMIT_BYTES = 64 << 20
-"""Approximate maximum size of a commit; the remaining batches wait for the next one."""
+"""The approximate maximum size of a commit. The remaining batches are added to the next commit."""
 _LOG = logging.getLogger("sparklog.serve")
 
 
 @dataclass(slots=True, eq=False)
 class PendingBatch(ReceivedBatch):
-    """A batch that waits for its commit, and the future of its response."""
+    """A batch that waits for its commit, with the future of its response."""
 
     response: asyncio.Future[ProduceResponse]
 
@@ -58,7 +59,7 @@ class PendingBatch(ReceivedBatch):
 
 @dataclass(slots=True)
 class TopicQueue:
-    """The pending batches of a topic, and when their commit starts. Times are loop times; see the module."""
+    """The pending batches of a topic, and the start of their commit in event loop time; see the module."""
 
     linger_seconds: float
     pending: deque[PendingBatch] = field(default_factory=deque)
@@ -67,7 +68,7 @@ class TopicQueue:
     expected_batches: int = 1
     worker: asyncio.Task[None] | None = None
     _enough_pending: asyncio.Future[None] | None = None
-    """Completes when `expected_batches` are pending, if `wait_for_start` is waiting for them."""
+    """Completes when `expected_batches` are pending. None unless `wait_for_start` is waiting for these batches."""
 
     def add(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
@@ -82,12 +83,12 @@ class TopicQueue:
             await asyncio.sleep(self.earliest_start - loop.time())
         if len(self.pending) < self.expected_batches and self.latest_start > loop.time():
             self._enough_pending = loop.create_future()
-            # Unlike `wait_for`, this creates no task.
+            # Unlike `wait_for`, `wait` does not create a task.
             await asyncio.wait([self._enough_pending], timeout=self.latest_start - loop.time())
             self._enough_pending = None
 
     def drain(self) -> list[PendingBatch]:
-        """Remove and return the batches of the next commit: at least one, up to about `COMMIT_BYTES`."""
+        """Remove and return the batches of the next commit: at least one batch, up to about `COMMIT_BYTES`."""
         batches: list[PendingBatch] = []
         nbytes = 0
         while self.pending and (not batches or nbytes + self.pending[0].size <= COMMIT_BYTES):
@@ -96,14 +97,14 @@ class TopicQueue:
         return batches
 
     def schedule_next(self, batches: int, started: float, ended: float) -> None:
-        """Set when the next commit starts, after a commit of this many batches."""
+        """Schedule the next commit after a commit of this many batches."""
         self.earliest_start = started + self.linger_seconds
         self.latest_start = ended + max(self.linger_seconds, min(ended - started, MAX_WAIT_SECONDS))
         self.expected_batches = max(batches + len(self.pending), self.expected_batches * 3 // 4)
 
 
 class Appends:
-    """Appends batches to the topics of a root."""
+    """Appends produced batches to the topics of a root."""
 
     def __init__(self, log: ServedLog, run: Runner, linger_seconds: float | None = None) -> None:
         self._log = log
@@ -117,7 +118,7 @@ class Appends:
     def add(
         self, topic: str, partition: int, records: memoryview | None, version: int
     ) -> asyncio.Future[ProduceResponse]:
-        """Queue a batch; the future completes when the batch is durable or has been rejected."""
+        """Queue a batch, and return a future that completes when the batch is durable or was rejected."""
         loop = asyncio.get_running_loop()
         batch = PendingBatch(partition, records, version, loop.create_future())
         queue = self._topics.get(topic) or self._topics.setdefault(topic, TopicQueue(self._linger))
@@ -127,7 +128,7 @@ class Appends:
         return batch.response
 
     async def _commit_pending(self, topic: str, queue: TopicQueue) -> None:
-        """Commit the pending batches of a topic until there are none."""
+        """Commit the pending batches of a topic until no batches are pending."""
         loop = asyncio.get_running_loop()
         while queue.pending:
             await queue.wait_for_start()

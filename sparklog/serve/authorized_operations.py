@@ -1,6 +1,6 @@
-"""The operations that a client is authorized to perform, as a bit field with a bit per ACL operation (KIP-430).
+"""The operations that a client is authorized to perform, as a bit field with one bit per ACL operation (KIP-430).
 
-A writable server without a users file allows all operations that Kafka defines for a resource.
+If a server is writable and has no users file, a client may perform all operations that Kafka defines for a resource.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def topic_operations(request: ServedRequest, name: str) -> int:
 
 
 def cluster_operations(request: ServedRequest) -> int:
-    """Return the operations that the client may perform on the cluster. Whoever may write all topics may change it."""
+    """Return the operations that the client may perform on the cluster. A user who may write all topics may alter the
+    cluster.
+    """
     writes = request.services.options.writable and request.may(WRITE, "")
     writing = _CHANGE | Operation.CLUSTER_ACTION | Operation.IDEMPOTENT_WRITE if writes else NONE
     return int(writing | _READ_ONLY)

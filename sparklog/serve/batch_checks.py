@@ -1,14 +1,14 @@
 """Validate produced batches like Kafka's `LogValidator`, and check the sequences of idempotent producers.
 
-The server reads records to validate them, to get their timestamps, and to find missing keys; it does not change them.
-Like a broker, it writes the largest timestamp into the header and clears the LogAppendTime bit, and computes a new
-checksum if that changes the batch. Under LogAppendTime it sets the bit instead; the commit sets the timestamp.
-The producer's codec is kept: a topic's `compression.type` has no effect here.
+The server reads records to validate them, to determine their timestamps, and to detect missing keys, but does not
+change records. Like a broker, it writes the largest timestamp to the batch header and clears the LogAppendTime bit. If
+this changes the batch, it computes a new checksum. If the topic uses LogAppendTime, the server sets the bit, and the
+commit defines the timestamp. Batches keep the codec of the producer: a topic's `compression.type` has no effect.
 
 The topic's registry has an entry for each idempotent producer and partition: the number of the last committed record.
-The registry depends only on the commits, so all servers validate a batch in the same way, and a retry is written once
-even if another server gets it. A record number has the producer epoch in its high bits, and in the low 47 bits the
-sequence of the record, counted on after 2^31 - 1, where Kafka's sequences wrap around to 0.
+The registry depends only on the commits, so all servers validate a batch in the same way, and a retried batch is
+written once even if another server receives the retry. The high bits of a record number are the producer epoch. The low
+47 bits are the sequence of the record, which continues after 2^31 - 1, where Kafka's sequences wrap around to 0.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ from sparklog.log.state.writer_runs import KAFKA_WRITER
 from sparklog.serve.codes import Code, CodeError
 
 ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
-"""The first version of Produce with zstd: clients with older versions could not read such batches themselves."""
+"""The first version of Produce that supports zstd. Clients with older versions could not read zstd batches."""
 _ATTRIBUTES, _CRC, _MAX_TIMESTAMP, _KNOWN_CODECS = 22, slice(17, 21), slice(35, 43), range(len(CODECS))
 _PRODUCERS, _NULL_KEYS = int(SliceFlag.KAFKA_PRODUCERS), int(SliceFlag.HAS_NULL_KEYS)
 _APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 EPOCH_SHIFT = 47
 _WRITTEN = (1 << EPOCH_SHIFT) - 1
 _HALF = 1 << 30
-"""A batch up to this many sequences behind the last record is a duplicate; beyond that it is out of order."""
+"""A batch is a duplicate if it is up to this many sequences behind the last record. Otherwise it is out of order."""
 
 
 @dataclass(slots=True, eq=False)
 class ProducedBatch:
-    """A valid batch: its bytes, its sequence, and the facts that its slice records.
+    """A valid batch: its bytes, its sequence, and the properties that its slice records.
 
-    * `min_ts`, `max_ts`: the smallest and largest non-negative timestamp of its records in ms; -1 without any
+    * `min_ts`, `max_ts`: the smallest and largest non-negative record timestamp (ms), or -1 if no record has a
+      timestamp
     * `flags`: bits of `SliceFlag`
     """
 
@@ -72,9 +73,9 @@ class ProducedBatch:
 
 
 def checked_batch(records: memoryview | None, version: int, configs: TopicConfigs, now_ms: int) -> ProducedBatch:
-    """Return the records of a partition in a Produce request of this version as the batch to write.
+    """Return the batch to write for the records of one partition in a Produce request of this version.
 
-    Raises `CodeError` with a broker's error code if a topic with these configs rejects them.
+    Raises `CodeError` with a broker's error code if a topic with these configs rejects the records.
     """
     data = memoryview(bytearray(records or b""))
     size = data.nbytes
@@ -87,7 +88,7 @@ def checked_batch(records: memoryview | None, version: int, configs: TopicConfig
     if crc32c(data[CRC_START:]) != crc:
         raise CodeError(Code.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
     if size > configs.max_message_bytes:
-        message = f"the batch has {size} bytes, max.message.bytes is {configs.max_message_bytes}"
+        message = f"the batch size {size} exceeds max.message.bytes ({configs.max_message_bytes})"
         raise CodeError(Code.MESSAGE_TOO_LARGE, message)
     if attributes & (CONTROL_BIT | DELETE_HORIZON_BIT):
         raise _invalid("only a transaction coordinator may write control batches")
@@ -95,7 +96,10 @@ def checked_batch(records: memoryview | None, version: int, configs: TopicConfig
         raise _invalid(f"expected one offset per record, found {count} records and {delta + 1} offsets")
     codec = attributes & CODEC_MASK
     if codec == ZSTD and version < ZSTD_SINCE:
-        raise CodeError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd requires Produce {ZSTD_SINCE}, found {version}")
+        raise CodeError(
+            Code.UNSUPPORTED_COMPRESSION_TYPE,
+            f"zstd compression requires Produce version {ZSTD_SINCE} or later; the request has version {version}",
+        )
     if codec not in _KNOWN_CODECS:
         raise _invalid(f"expected a compression codec from 0 to 4, found {codec}")
     if base < 0:
@@ -110,9 +114,10 @@ def checked_batch(records: memoryview | None, version: int, configs: TopicConfig
 def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, now_ms: int) -> None:
     """Check the records of a batch, correct its header, and set its timestamps and flags.
 
-    `min_ts` and `max_ts` of the batch are the timestamps of its header before the call. The broker sets the largest
-    timestamp of the header and the LogAppendTime bit, whatever a producer sends: Sarama before 1.45.1 sends a largest
-    timestamp of -1. A negative record timestamp means none; -1 is exempt from `message.timestamp.before.max.ms`.
+    When this function is called, `min_ts` and `max_ts` of the batch are the timestamps in its header. The largest
+    timestamp and the LogAppendTime bit in the header are set as a broker does, whatever the producer has sent: Sarama
+    before 1.45.1 sends a largest timestamp of -1. A record with a negative timestamp has no timestamp; -1 is exempt
+    from `message.timestamp.before.max.ms`.
     """
     data, base_ms, sent_ms = batch.data, batch.min_ts, batch.max_ts
     try:
@@ -138,14 +143,14 @@ def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, no
 
 
 def _rejected(batch: ProducedBatch, configs: TopicConfigs, accepted_ms: tuple[int, int] | None) -> CodeError:
-    """Return the error for a batch, with its invalid records, as a broker does (KIP-467).
+    """Return the error for a batch, with its invalid records, like a broker (KIP-467).
 
     Invalid records have a timestamp outside `accepted_ms` or, in a compacted topic, no key.
     """
     from sparklog.format.arrow_numpy import valid_rows
     from sparklog.format.decode import decode
 
-    # If the bit is set, `decode` returns the header's timestamp for all records.
+    # If this bit is set, `decode` returns the timestamp of the header for all records.
     batch.data[_ATTRIBUTES] &= ~LOG_APPEND_TIME_BIT
     records = decode(batch.data, scan_headers(batch.data), columns=("timestamp", "key"), check_crc=False)
     code, reasons = Code.INVALID_RECORD, dict[int, str]()
@@ -153,13 +158,13 @@ def _rejected(batch: ProducedBatch, configs: TopicConfigs, accepted_ms: tuple[in
         code, times, (before, after) = Code.INVALID_TIMESTAMP, records.timestamp, accepted_ms
         untimely = (times != NO_TIMESTAMP) & ((times < before) | (times > after))
         for index in untimely.nonzero()[0].tolist():
-            reasons[index] = f"its timestamp is {times[index]}; the topic accepts {before} to {after}"
+            reasons[index] = f"the timestamp {times[index]} is out of range; the topic accepts {before} to {after}"
     if configs.is_compacted and records.key is not None:
         keyless = (~valid_rows(records.key)).nonzero()[0].tolist()
-        reasons |= dict.fromkeys(keyless, "it has no key, and the topic is compacted")
+        reasons |= dict.fromkeys(keyless, "the record has no key, but the topic is compacted")
     rows = [{"batchIndex": index, "batchIndexErrorMessage": reason} for index, reason in sorted(reasons.items())]
     first = min(reasons)
-    message = f"{len(rows)} of {batch.count} records cannot be accepted; record {first}: {reasons[first]}"
+    message = f"{len(rows)} of {batch.count} records are invalid; record {first}: {reasons[first]}"
     return CodeError(code, message, recordErrors=rows)
 
 
@@ -174,7 +179,7 @@ def _frame_problem(data: memoryview) -> CodeError:
         return CodeError(Code.CORRUPT_MESSAGE, f"unknown message format v{magic}")
     if magic < MAGIC:
         return CodeError(
-            Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "message formats v0 and v1 are not supported: use format v2"
+            Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "message formats v0 and v1 are not supported; use format v2"
         )
     headers = scan_headers(data, whole=False)
     return _invalid(f"expected one record batch, found {len(headers)}: {headers.reason}")
@@ -187,8 +192,9 @@ def writer_id(producer: int, partition: int) -> str:
 def next_number(last: int | None, batch: BatchHeader | ProducedBatch) -> int:
     """Return the number of a batch's last record, by Kafka's rules.
 
-    `last` is the number of the producer's last record; None for an unknown producer, which may begin at any sequence.
-    Raises `CodeError` if the batch does not follow `last`, with DUPLICATE_SEQUENCE_NUMBER if it was already committed.
+    `last` is the number of the producer's last record. None means that the producer is unknown; it may start at any
+    sequence. Raises `CodeError` if the batch does not follow `last`. The code is DUPLICATE_SEQUENCE_NUMBER if the batch
+    was already committed.
     """
     epoch, first, count = batch.producer_epoch, batch.base_sequence, batch.count
     if epoch < 0:

@@ -1,7 +1,7 @@
-"""Commit produced batches: validate them, write the valid ones into a file, and return a response to each.
+"""Commit produced batches: validate them, write the valid batches to a file, and return a response for each batch.
 
-Batches are validated against the state that their commit is based on. The first attempt uses the cached state. If that
-is not the latest state, or rejects a batch, the batches are validated again against the latest state. If the outcome of
+Batches are validated against the state that the commit is based on. The first attempt uses the cached state. If the
+cached state is outdated or rejects a batch, the batches are validated again against the latest state. If the result of
 a commit is unknown, the client retries, and the sequences in the log show which batches were written.
 """
 
@@ -33,7 +33,7 @@ BASE_OFFSET_BYTES = 8
 
 @dataclass(slots=True, eq=False)
 class ReceivedBatch:
-    """The records of a partition, as received in a Produce request of this version."""
+    """The records of one partition in a Produce request of this version."""
 
     partition: int
     records: memoryview | None
@@ -44,7 +44,7 @@ Responses = dict[ReceivedBatch, ProduceResponse]
 
 
 class CheckedBatches(NamedTuple):
-    """The valid batches, the entries of their producers in the commit, and the responses to the other batches."""
+    """The valid batches, the commit's entries for their producers, and the responses to the other batches."""
 
     accepted: dict[ReceivedBatch, ProducedBatch]
     writers: tuple[KafkaWriterKey, ...]
@@ -67,13 +67,15 @@ def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses
                 responses |= _committed(log, target, checked, is_optimistic)
             if len(responses) == len(batches):
                 return responses
-        raise Unavailable(f"producers of topic '{log.topic}' are writing through several servers: retry")
+        raise Unavailable(
+            f"producers write to topic '{log.topic}' through several servers at the same time; retry later"
+        )
     except SparklogError as error:
         return dict.fromkeys(batches, ProduceResponse(code_of(error), message=str(error))) | responses
 
 
 def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch]) -> CheckedBatches:
-    """Validate batches in order against the cached state."""
+    """Validate the batches in order, against the cached state."""
     registry, now_ms = log.state(refresh=False).registry, log.env.wall_ms()
     accepted: dict[ReceivedBatch, ProducedBatch] = {}
     writers: dict[str, KafkaWriterKey] = {}
@@ -98,7 +100,7 @@ def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatc
                     responses[batch] = ProduceResponse(problem.code)
                 elif before is None:
                     responses[batch] = _repeated(log, batch, produced, registry[id_])
-                # Otherwise it retries a batch of this same commit, and is validated again after the commit.
+                # Otherwise the batch repeats a batch of this commit. It is validated again after the commit.
                 continue
         accepted[batch] = produced
     return CheckedBatches(accepted, tuple(writers.values()), responses)
@@ -107,9 +109,9 @@ def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatc
 def _next_writer(
     id_: str, batch: ProducedBatch, before: KafkaWriterKey | None, registry: Mapping[str, WriterEntry]
 ) -> KafkaWriterKey:
-    """Return a producer's entry in a commit, with this batch after those in `before`.
+    """Return a producer's entry in a commit, after this batch is added to those in `before`.
 
-    Raises `CodeError` if the batch does not follow the producer's previous one.
+    Raises `CodeError` if the batch does not follow the producer's previous batch.
     """
     last = registry[id_].batch if id_ in registry else None
     follows = last if before is None else before.follows
@@ -118,7 +120,9 @@ def _next_writer(
 
 
 def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entry: WriterEntry) -> ProduceResponse:
-    """Return the response to a retry of a committed batch: its offset, if the log still contains the batch."""
+    """Return the response to a retry of a committed batch. It contains the batch's offset if the log still contains the
+    batch.
+    """
     from sparklog.serve.repeated_batches import find_repeated
 
     stored = find_repeated(log, received.partition, batch, entry)
@@ -130,7 +134,7 @@ def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entr
 
 
 def _committed(log: TopicLog, target: AppendTarget, checked: CheckedBatches, is_optimistic: bool) -> Responses:
-    """Commit the valid batches and return their responses; none if a later state requires another validation."""
+    """Commit the valid batches and return their responses, or none if the batches must be validated again."""
     received: dict[int, list[ReceivedBatch]] = {}
     for batch in checked.accepted:
         received.setdefault(batch.partition, []).append(batch)
@@ -152,12 +156,12 @@ def _committed(log: TopicLog, target: AppendTarget, checked: CheckedBatches, is_
 
 
 def _offsets(batches: Sequence[ProducedBatch]) -> list[int]:
-    """Return the offset of each batch relative to its slice, and the end of the last one."""
+    """Return the offset of each batch relative to its slice, and the end offset of the last batch."""
     return list(accumulate([batch.count for batch in batches], initial=0))
 
 
 def _file(log: TopicLog, target: AppendTarget, by_partition: Mapping[int, Sequence[ProducedBatch]]) -> FileSlices:
-    """Return the batches as a file with a slice per partition; a small file becomes inline records."""
+    """Return a file with one slice per partition. A small file becomes inline records."""
     slices: list[WrittenSlice] = []
     parts: list[bytes | memoryview] = []
     for partition in sorted(by_partition):
@@ -165,7 +169,8 @@ def _file(log: TopicLog, target: AppendTarget, by_partition: Mapping[int, Sequen
         slices.append(_slice(partition, by_partition[partition], data))
         parts += data
     if min([slice_.max_ts for slice_ in slices]) < 0 and not target.configs.log_append_time:
-        # Without timestamps, retention counts from the append, as a broker uses the segment's modification time.
+        # Retention of records without timestamps is based on the append time, like a broker's on the segment's
+        # modification time.
         now_ms = log.env.wall_ms()
         slices = [replace(slice_, max_ts=now_ms) if slice_.max_ts < 0 else slice_ for slice_ in slices]
     is_small = all(slice_.index is None for slice_ in slices)
@@ -175,7 +180,7 @@ def _file(log: TopicLog, target: AppendTarget, by_partition: Mapping[int, Sequen
 
 
 def _slice_parts(batches: Sequence[ProducedBatch]) -> list[bytes | memoryview]:
-    """Return the bytes of batches, back to back, with their offsets in the slice as base offsets."""
+    """Return the concatenated bytes of the batches. The base offset of each batch is its offset in the slice."""
     parts: list[bytes | memoryview] = []
     for batch, offset in zip(batches, _offsets(batches), strict=False):
         parts += (offset.to_bytes(BASE_OFFSET_BYTES, "big"), batch.data[BASE_OFFSET_BYTES:])

@@ -80,14 +80,14 @@ _BY_KIND: dict[type[SparklogError], Code] = {
     BadRequest: Code.INVALID_REQUEST,
     Corrupt: Code.CORRUPT_MESSAGE,
     Fenced: Code.NOT_COORDINATOR,
-    # Clients refresh their metadata and retry after this code.
+    # These codes make clients refresh their metadata and retry.
     Unavailable: Code.KAFKA_STORAGE_ERROR,
     Conflict: Code.KAFKA_STORAGE_ERROR,
 }
 
 
 class CodeError(Exception):
-    """An error with its code in the protocol; `fields` are additional fields of the response."""
+    """An error with its code in the Kafka protocol. `fields` are additional fields of the response."""
 
     def __init__(self, code: Code, message: str = "", **fields: object) -> None:
         super().__init__(message or code.name)
@@ -99,20 +99,22 @@ FAILURES = (CodeError, SparklogError)
 
 
 def code_of(error: SparklogError | CodeError) -> Code:
-    """Return the code of an error. Among other things it tells clients whether to retry."""
+    """Return the code of an error. Clients decide by the code whether to retry."""
     if isinstance(error, CodeError):
         return error.code
     return next((code for kind, code in _BY_KIND.items() if isinstance(error, kind)), Code.UNKNOWN_SERVER_ERROR)
 
 
 def failure(error: SparklogError | CodeError) -> Fields:
-    """Return the response fields for an error. The message is cut, because it may quote a long value of the request."""
+    """Return the response fields for an error. The message is truncated, because it may contain a long value of the
+    request.
+    """
     return {"errorCode": code_of(error), "errorMessage": str(error)[:MAX_MESSAGE_LENGTH]}
 
 
 @contextmanager
 def errors_as(kind: type[SparklogError], code: Code) -> Iterator[None]:
-    """Convert exceptions of a type to another code."""
+    """Convert exceptions of this type to errors with another code."""
     try:
         yield
     except kind as error:
@@ -123,7 +125,7 @@ def errors_as(kind: type[SparklogError], code: Code) -> Iterator[None]:
 class ProduceResponse:
     """The response to one batch.
 
-    * `time_ms`: the timestamp of the commit under LogAppendTime, else -1
+    * `time_ms`: the timestamp of the commit if the topic uses LogAppendTime, else -1
     * `record_errors`: the invalid records, as rows of the response
     """
 
@@ -136,7 +138,9 @@ class ProduceResponse:
 
 
 def partition_rows(request: Fields, respond: Callable[[str, Fields], Fields]) -> list[Fields]:
-    """Return the response rows of all partitions of a request; `respond` gets the topic and the partition's fields."""
+    """Return the response rows of all partitions in a request. `respond` gets a topic name and the fields of a
+    partition.
+    """
 
     def rows(topic: Fields) -> list[Fields]:
         return [{"partitionIndex": row["partitionIndex"], **respond(topic["name"], row)} for row in topic["partitions"]]

@@ -1,9 +1,9 @@
-"""Serve one connection: read requests, call their handlers, and send responses in the order of the requests.
+"""Serve one connection: read requests, call their handlers, and send the responses in request order.
 
-A request is a four-byte length, a header and a message. If a client sends anything else, the end of its request is
-unknown, so the connection is closed and one line is logged. The response to a request is sent before the next request
-is read, except for Produce: several Produce requests may be in flight, because a producer sends batches without waiting
-for responses.
+A request consists of a four-byte length, a header and a message. If a client sends anything else, the end of the
+request is unknown, so the server closes the connection and logs one line. The response to a request is sent before the
+next request is read. Produce requests are an exception: several of them may be in flight, because producers send
+batches without waiting for responses.
 """
 
 from __future__ import annotations
@@ -33,37 +33,39 @@ _HEADER = struct.Struct(">hhi")
 MIN_REQUEST_BYTES = _HEADER.size
 MAX_PRODUCES_IN_FLIGHT = 5
 SMALL_BYTES = 64 << 10
-"""Requests up to this size never wait for memory."""
+"""Requests up to this size do not wait for memory."""
 READ_BYTES = 1 << 20
-"""Maximum bytes of a larger request to read before counting their memory."""
+"""The maximum number of bytes of a larger request to read before counting their memory."""
 WRITE_BYTES = 256 << 10
-"""Bytes to pass to a stream in one call, because it copies the bytes that it cannot send and keeps them in memory."""
+"""The number of bytes to pass to a stream in one call, because a stream copies and keeps the bytes that it cannot send.
+"""
 MAX_BUFFERS = 512
-"""Buffers per `sendmsg` call; the system allows 1,024."""
+"""The maximum number of buffers per `sendmsg` call. The operating system allows 1,024."""
 
 
 class DropConnection(Exception):  # noqa: N818
-    """Raised to close a connection, with the reason."""
+    """Raised to close a connection. The message is the reason."""
 
 
 class Connection:
-    """A client connection; `run` serves it until it ends."""
+    """A client connection. `run` serves it until it is closed."""
 
     def __init__(self, services: Services, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._services = services
         self._reader = reader
         self._writer = writer
-        # `drain` waits until the buffer is empty. With TLS, a limit of 0 makes asyncio treat an empty buffer as full.
+        # `drain` waits until the buffer is empty. With TLS, asyncio treats an empty buffer as full if the limit is 0.
         writer.transport.set_write_buffer_limits(int(writer.get_extra_info("ssl_object") is not None), 0)
         peer = writer.get_extra_info("peername")
         self.client = Client(*(("?",) if not peer else (f"{peer[0]}:{peer[1]}", peer[0])))
         self._must_log_in = services.options.users is not None
-        """True while the client still has to log in."""
-        # Loop times of the connection, of its latest request, and of the first byte of the request being received.
+        """True until the client has logged in, if it has to log in."""
+        # Event loop times: the connection was opened, the latest request arrived, the request in progress started to
+        # arrive.
         self._connected = self._last = asyncio.get_running_loop().time()
         self._request_started: float | None = None
         self._produces: deque[tuple[ServedRequest, Produced, RequestBytes]] = deque()
-        """Produce requests without a response, in order."""
+        """The Produce requests without a response, in request order."""
 
     def is_overdue(self, now: float) -> bool:
         """Return True if the client takes too long to log in or to send a request, or has been idle for too long."""
@@ -75,10 +77,10 @@ class Connection:
         )
 
     def close(self) -> None:
-        # A TLS connection that has just ended no longer has a socket.
+        # A closed TLS connection no longer has a socket.
         if (connected := self._writer.get_extra_info("socket")) is not None:
             with suppress(OSError):
-                # This also ends a response that is being sent.
+                # This also aborts a response that is being sent.
                 connected.shutdown(SHUT_RDWR)
         self._writer.transport.abort()
 
@@ -100,7 +102,7 @@ class Connection:
                 await self._writer.wait_closed()
 
     async def _read_size(self) -> int:
-        """Wait for the next request; return its size in bytes."""
+        """Wait for the next request, and return its size in bytes."""
         size = await self._reader.read(_SIZE.size)
         self._request_started = asyncio.get_running_loop().time()
         if len(size) < _SIZE.size:
@@ -108,7 +110,7 @@ class Connection:
         return int(_SIZE.unpack(size)[0])
 
     async def _serve_next(self, size: int) -> None:
-        """Read a request of `size` bytes and respond to it."""
+        """Read a request of `size` bytes and send the response."""
         memory, limits, request = self._services.memory, self._services.options.limits, RequestBytes(self.close)
         limit = limits.request_bytes if self._is_logged_in else limits.login_request_bytes
         if not MIN_REQUEST_BYTES <= size <= limit:
@@ -127,7 +129,7 @@ class Connection:
                 memory.release(request)
 
     async def _read_large(self, size: int, request: RequestBytes) -> bytes:
-        """Read a large request, and count its memory only as bytes arrive, because clients can announce any size."""
+        """Read a large request. Count its memory only when bytes arrive, because a client can announce any size."""
         chunks = list[bytes]()
         while request.nbytes < size:
             chunk = await self._reader.read(min(size - request.nbytes, READ_BYTES))
@@ -140,11 +142,13 @@ class Connection:
 
     @property
     def _is_logged_in(self) -> bool:
-        """True if the client has logged in or does not have to."""
+        """True if the client has logged in or does not have to log in."""
         return self._services.options.users is None or self.client.user is not None
 
     async def _serve(self, data: bytes, memory: RequestBytes) -> bool:
-        """Serve a request. Return True if it is still in progress and will send its response and release its memory."""
+        """Serve a request. Return True if the request is still in progress; its memory is then released with its
+        response.
+        """
         self._last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
         api = table.APIS.get(key)
@@ -176,7 +180,7 @@ class Connection:
         schema, version = request.api.request, request.version
         header, position = read_message(message(table.FOLDER, "RequestHeader"), 1 + schema.is_flexible(version), data)
         self.client.name = (header["clientId"] or "")[:100]
-        # Like a broker, ignore bytes after the message: librdkafka 2.2 to 2.16 send one after a null list.
+        # Like a broker, ignore bytes after the message: librdkafka 2.2 to 2.16 send an extra byte after a null list.
         request.fields, _ = read_message(schema, version, data, position)
 
     async def _handled(self, request: ServedRequest) -> Fields | None:
@@ -189,7 +193,9 @@ class Connection:
             raise DropConnection(f"{request.api.name} failed: {error}") from error
 
     async def _produce(self, request: ServedRequest, memory: RequestBytes) -> None:
-        """Queue the batches of a request, when few enough requests are in flight; its response follows in order."""
+        """Queue the batches of a request once few enough requests are in flight. The response is sent later, in request
+        order.
+        """
         await self._wait_for_produces(MAX_PRODUCES_IN_FLIGHT - 1)
         # Stop reading from a client that does not receive its responses.
         await self._writer.drain()
@@ -206,7 +212,7 @@ class Connection:
             await asyncio.wait(self._produces[0][1].waiting)
 
     def _respond_to_produces(self, _: object = None) -> None:
-        """Send the responses that are complete, in request order and in one call: one commit completes several."""
+        """Send all complete responses in request order and in one call: one commit may complete several responses."""
         responses: list[Buffer] = []
         try:
             while self._produces and self._produces[0][1].is_done():
@@ -220,11 +226,11 @@ class Connection:
             self._writer.write(b"".join(responses))
 
     def _encoded(self, request: ServedRequest, fields: Fields | None) -> list[Buffer]:
-        """Return the buffers of a response; none if the request expects no response."""
+        """Return the buffers of a response. Return no buffers if the client does not expect a response."""
         if fields is None:
             return []
         output, schema = MessageBytes(), request.api.response
-        # The response header of ApiVersions is never flexible, because clients do not know the server's version yet.
+        # The response header of ApiVersions is never flexible, because clients do not know the server's versions yet.
         flexible = request.api.key != table.API_VERSIONS and schema.is_flexible(request.version)
         header = {"correlationId": request.correlation}
         write_message(message(table.FOLDER, "ResponseHeader"), int(flexible), header, output)
@@ -232,7 +238,7 @@ class Connection:
         first, *rest = output.finish()
         size = len(first) + sum(map(len, rest))
         self._services.metrics.sent_bytes += size
-        # The size and a small response are sent in one system call and one packet.
+        # Send the size and a small response in one system call and one packet.
         return [_SIZE.pack(size) + first, *rest]
 
     async def _send(self, parts: Sequence[Buffer]) -> None:
@@ -244,9 +250,11 @@ class Connection:
             await self._writer.drain()
 
     async def _send_records(self, parts: Sequence[memoryview]) -> None:
-        """Send buffers through the socket, because a stream takes one at a time and copies the bytes it cannot send."""
+        """Send buffers directly through the socket, because a stream sends one buffer at a time and copies unsent
+        bytes.
+        """
         await self._writer.drain()
-        # Use a copy of the socket: asyncio allows only the stream to wait on the original.
+        # Use a duplicate of the socket, because asyncio allows only the stream to wait for the original socket.
         with self._writer.get_extra_info("socket").dup() as direct:
             sent = 0
             with suppress(BlockingIOError):
@@ -259,7 +267,7 @@ class Connection:
 
 
 def _chunks(parts: Sequence[Buffer]) -> Iterator[bytearray]:
-    """Yield the bytes of buffers in chunks of `WRITE_BYTES`, to use few TLS records without copying everything."""
+    """Yield the bytes of buffers in chunks of `WRITE_BYTES`, to use few TLS records without a copy of all bytes."""
     chunk = bytearray()
     for part in parts:
         view = memoryview(part)

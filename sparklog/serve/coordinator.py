@@ -1,11 +1,12 @@
 """The groups that this server coordinates: their owner, their offsets, and their heartbeats.
 
-A group belongs to the server recorded in its journal as long as that server responds; otherwise to the first server
-that responds, in an order that depends on the group's name. Servers that know each other (`--advertise`) agree on it
-without exchanging requests. Servers that do not know each other fence each other by generations, as any two members of
-a group do. A group that members of the root share has no owner: each server coordinates its own clients in it.
+The group's journal records the server that coordinates the group. If that server does not respond, the next server that
+responds coordinates the group; the order of the servers depends on the group's name. Servers that are configured to
+know each other (`--advertise`) select the same server without exchanging requests. Servers that are not configured to
+know each other fence each other's generations, like any other members of a group. A group that is shared with consumers
+of the root has no owner: each server coordinates its own clients.
 
-Offsets that members commit while an entry is being written go into the next entry together.
+Offsets that members commit while an entry is being written are combined in the next entry.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _LOG = logging.getLogger("sparklog.serve")
 INSTANCE = "serve@"
 SESSION_MS = 45_000
 POLL_SECONDS = 1.0
-"""Between two reads of a group that members of the root share."""
+"""The time between reads of the journal of a shared group."""
 OWNER_POLLS = 5
-"""A group of which this server is the exclusive owner is read at every fifth turn."""
+"""A group that this server owns exclusively is read in every fifth turn."""
 Positions = dict[str, dict[int, OffsetAndMetadata]]
 
 
 class Coordinator:
-    """See the module. `peers`: the servers of the root."""
+    """Coordinates groups; see the module. `peers` are the servers of the root."""
 
     def __init__(self, root: Root, peers: Peers, run: Runner) -> None:
         self.root = root
@@ -48,15 +49,15 @@ class Coordinator:
         self.run = run
         self._groups: dict[str, GroupMembers] = {}
         self._next: dict[tuple[str, int], tuple[Positions, asyncio.Task[None]]] = {}
-        """For each group and generation: the offsets of the next entry, and the task that writes it."""
+        """For each group and generation, the offsets of the next entry and the task that writes the entry."""
         self._watching = asyncio.create_task(self._watch())
 
     def group(self, name: str) -> Group:
-        """Return the group's journal. `BadRequest` if the name is invalid."""
+        """Return the group's journal. Raises `BadRequest` if the name is invalid."""
         return Group(self.root, name)
 
     def members(self, name: str) -> GroupMembers:
-        """Return the members of a group that this server coordinates; a new group is empty."""
+        """Return the members of a group that this server coordinates. A new group is empty."""
         if name not in self._groups:
             begin, share = partial(self.run, self._join, name), partial(self.run, join_journal, self.group(name))
             self._groups[name] = GroupMembers(name, begin, self.root.env.new_id, share, self.run)
@@ -67,12 +68,14 @@ class Coordinator:
         return self.group(name).own(owner, session_timeout_ms=SESSION_MS, assignors=assignors, previous=previous)
 
     def local_members(self, name: str) -> GroupMembers | None:
-        """Return the members of a group that has clients of this server; None: it has none."""
+        """Return the members of a group, or None if this server has no clients in the group."""
         members = self._groups.get(name)
         return members if members is not None and members.members else None
 
     def exclusive_members(self, name: str) -> GroupMembers | None:
-        """Return the members of a group whose only members are clients of this server; None: it has others."""
+        """Return the members of a group, or None if the group has no members or is shared with members of other
+        processes.
+        """
         members = self.local_members(name)
         return None if members is None or members.is_shared else members
 
@@ -98,7 +101,7 @@ class Coordinator:
             raise CodeError(Code.NOT_COORDINATOR)
 
     async def commit(self, name: str, offsets: Positions, member: MemberState | None = None) -> None:
-        """Commit offsets of a member of this server. `CodeError` if it is not of the latest generation."""
+        """Commit offsets of a group. Raises `CodeError` if `member` does not belong to the latest generation."""
         members = self.members(name)
         if member is not None and member.classic is not None:
             await members.commit_shared(member, offsets)
@@ -113,11 +116,11 @@ class Coordinator:
         for topic, rows in offsets.items():
             together.setdefault(topic, {}).update(rows)
         try:
-            # If a client disconnects, the commits of others must still be written.
+            # If a client disconnects, the offsets of other clients must still be committed.
             await asyncio.shield(written)
         except Fenced:
             if members.membership is not membership:
-                # The next generation of this server has fenced the commit.
+                # A newer generation of this server has fenced the commit.
                 raise CodeError(Code.ILLEGAL_GENERATION) from None
             self._drop_group(name)
             raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
@@ -128,14 +131,14 @@ class Coordinator:
             await self.run(membership.commit, offsets)
 
     def _drop_group(self, name: str) -> None:
-        """Drop the members of a group that another owner has taken over: they join again, here or elsewhere."""
+        """Drop the members of a group that another server or member has taken over. The clients then rejoin."""
         members = self._groups.pop(name, None)
         if members is not None:
-            _LOG.warning("another owner has taken over group %s: its clients join again", name)
+            _LOG.warning("another owner has taken over group %s, so its clients must rejoin", name)
             members.close(Code.UNKNOWN_MEMBER_ID)
 
     async def _watch(self) -> None:
-        """Send the heartbeats of all groups with members, and see what other members do; evict empty groups."""
+        """Send the heartbeats of groups, check for members of other processes, and evict empty groups."""
         for turn in count():
             await asyncio.sleep(POLL_SECONDS)
             groups = list(self._groups.items())
@@ -154,8 +157,8 @@ class Coordinator:
         except Fenced:
             if members.membership is membership:
                 self._drop_group(name)
-        except Exception as error:  # noqa: BLE001 - the heartbeats of other groups must go on
-            _LOG.warning("group %s: no heartbeat could be written: %s", name, error)
+        except Exception as error:  # noqa: BLE001 - continue with the heartbeats of other groups
+            _LOG.warning("group %s: cannot send heartbeats: %s", name, error)
 
     def close(self) -> None:
         self._watching.cancel()
@@ -165,7 +168,7 @@ class Coordinator:
 
 
 def _has_waiting_members(membership: Membership) -> bool:
-    """Send the heartbeat of an exclusive owner if one is due. Return True if other members wait for its partitions."""
+    """Send an exclusive owner's heartbeat if it is due. Return True if other members wait for partitions."""
     membership.heartbeat_if_due()
     if membership.member.assignors == (ALL,):
         return False

@@ -1,29 +1,30 @@
-"""The members of one consumer group, in memory: Kafka's classic protocol, in which clients compute the assignment.
+"""One consumer group's members, in memory. In Kafka's classic protocol, the leader, a client, computes the assignment.
 
-| state               | a member that joins               | all others                                               |
-|---------------------|-----------------------------------|----------------------------------------------------------|
-| Empty               | starts a rebalance                |                                                          |
-| PreparingRebalance  | waits until all have joined again | heartbeats report it; who does not join again is removed |
-| CompletingRebalance | waits for the leader's assignment | wait for it in SyncGroup                                 |
-| Stable              | starts a rebalance if it is new   | send heartbeats and commits                              |
+| state               | a member that joins               | all other members                                          |
+|---------------------|-----------------------------------|------------------------------------------------------------|
+| Empty               | starts a rebalance                |                                                            |
+| PreparingRebalance  | waits until all have joined again | must rejoin (heartbeat responses say so), or are removed   |
+| CompletingRebalance | waits for the leader's assignment | wait for the assignment in SyncGroup                       |
+| Stable              | starts a rebalance if it is new   | send heartbeats and commits                                |
 
-The server is the group's exclusive owner: a rebalance ends with an entry of the group's journal, and the generation of
-the entry is the clients'. A server that takes over the group does so with the next generation, which fences the commits
-of this one. Nothing else about a member is stored.
+The server is the exclusive owner of the group. Each rebalance ends with a new entry in the group's journal, and the
+clients get the generation of that entry. If another server takes over the group, its entry has the next generation,
+which fences the commits of this server. No other data about members is stored.
 
-**Sharing the group.** If a member of the root (`sparklog.consumer`) joins, or another server has clients in the group,
-its assignment comes from the journal:
+**Shared groups.** If a consumer of the root (`sparklog.consumer`) joins the group, or another server has clients in the
+group, the journal determines the assignment:
 
-1. The owner's entry lists the assignors that all clients have and that sparklog runs, too. A member with another one
-   gets an error; if no assignor is left (Kafka Connect, Kafka Streams), so does every member.
-2. The member's entry shows the server that it waits. The server starts a rebalance.
-3. When all clients have joined again, the server replaces itself in the journal by its clients, with one entry.
-4. From then on each client is a member of the journal (`shared_members`), until the last client has left.
+1. The owner's entry lists the assignors that all clients support and that sparklog implements. A new member that
+   supports none of these assignors gets an error. If the list is empty (Kafka Connect, Kafka Streams), no other member
+   can join.
+2. The new member's entry in the journal shows that the member is waiting. The server starts a rebalance.
+3. When all clients have joined again, the server replaces itself in the journal with its clients, in one entry.
+4. From then on, each client is a member in the journal (`shared_members`), until the last client has left the group.
 
-A static member (KIP-345) that comes back within its session has the assignment that it had, under a new id and in the
-same generation; requests under its former id are fenced. Before JoinGroup 9 the response names the former id of the
-leader: a leader that comes back assigns nothing. As in Kafka, except that a change of the subscription starts a
-rebalance.
+A static member (KIP-345) that rejoins within its session timeout gets a new id, but keeps its assignment and
+generation. Requests with the previous id are fenced. If the leader rejoins with a JoinGroup version below 9, the
+response contains the leader's previous id, so that the client does not compute an assignment. This is Kafka's behavior,
+except that a changed subscription starts a rebalance.
 """
 
 from __future__ import annotations
@@ -48,23 +49,24 @@ from sparklog.serve.shared_members import assignment_bytes, leave_journal, refre
 
 EMPTY, PREPARING, COMPLETING, STABLE = "Empty", "PreparingRebalance", "CompletingRebalance", "Stable"
 FIRST_DELAY = 0.1
-"""Seconds that the first member of a group waits for others."""
+"""The time (seconds) that the first member of a group waits for other members."""
 MAX_MEMBERS = 10_000
 T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
 Begin = Callable[[Sequence[str], "GroupMetadata | None"], Awaitable[Membership]]
-"""Makes this server the exclusive owner, ready to share the group by these assignors, after an earlier generation.
+"""Makes this server the exclusive owner of the group. `assignors` are those with which the server can share the group.
 
-`Fenced`: another member came after that generation, so that clients must not go on with what they have read.
+Raises `Fenced` if another member has joined after the given generation, because the clients' positions may then be
+outdated.
 """
 Share = Callable[[Sequence[JoinDetails], GroupMetadata | None], Awaitable[list[ClassicMember]]]
-"""Adds clients to the group's journal, in place of this server if it is the owner. See `join_journal`."""
+"""Adds clients to the group's journal. If this server is the owner, the clients replace it. See `join_journal`."""
 Run = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The answer to a member that has joined; `members` is for the leader alone."""
+    """The response to a member that has joined. Only the leader gets `members`."""
 
     generation: int
     protocol: str
@@ -72,12 +74,12 @@ class Joined:
     member: str
     members: tuple[MemberState, ...] = ()
     skips_assignment: bool = False
-    """True for a leader that keeps the assignment: a static member that rejoins without a rebalance."""
+    """True for a leader that keeps the assignment because it is a static member that rejoins without a rebalance."""
 
 
 @dataclass(slots=True, eq=False)
 class MemberState:
-    """A member: what it joined with, what it was assigned, and the requests of it that wait."""
+    """A member: its join details, its assignment, and its pending JoinGroup and SyncGroup requests."""
 
     details: JoinDetails
     assignment: bytes = b""
@@ -85,22 +87,23 @@ class MemberState:
     syncing: asyncio.Future[bytes] | None = None
     expiry: asyncio.TimerHandle | None = None
     classic: ClassicMember | None = None
-    """The member of the journal, if the group is shared."""
+    """The member's handle in the journal, if the group is shared."""
     rejoining: asyncio.TimerHandle | None = None
-    """Removes the member of a shared group if it does not join again in time."""
+    """The timer that removes a member of a shared group if the member does not rejoin in time."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Calls of `classic` follow one another."""
+    """Serializes the calls of `classic`."""
 
     @property
     def id(self) -> str:
         return self.details.member
 
     def fail(self, code: Code) -> None:
-        """Answer what waits with an error."""
+        """Complete the pending requests with an error."""
         for waiting in (self.joining, self.syncing):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(CodeError(code))
-                # A client that has left does not ask for it.
+                # If the client has disconnected, nothing awaits the future. Retrieve the exception, so that asyncio
+                # does not log it.
                 waiting.exception()
         self.joining = self.syncing = None
 
@@ -110,7 +113,11 @@ class MemberState:
 
 @dataclass(slots=True)
 class GroupMembers:
-    """See the module. `new_id` makes ids of members, `run` calls functions that make requests to the store."""
+    """The members of one group; see the module.
+
+    * `new_id` creates member ids
+    * `run` calls functions that send requests to the store
+    """
 
     id: str
     begin: Begin
@@ -119,7 +126,7 @@ class GroupMembers:
     run: Run
     state: str = EMPTY
     is_shared: bool = False
-    """The clients are members of the journal; `state` is Stable."""
+    """True if the clients are members in the journal; `state` is then Stable."""
     membership: Membership | None = None
     members: dict[str, MemberState] = field(default_factory=dict)
     protocol: str = ""
@@ -139,15 +146,15 @@ class GroupMembers:
     def kind(self) -> str:
         return next((member.details.kind for member in self.members.values()), "")
 
-    # -- requests of members
+    # -- member requests
 
     async def join(self, details: JoinDetails, *, id_first: bool, may_skip: bool = False) -> Joined:
-        """Join, and wait for the rebalance. Raises `CodeError`.
+        """Add a member and wait until the rebalance completes. Raises `CodeError`.
 
         Args:
             details: the fields of the member's request.
-            id_first: reject a member without an id, with a new id to rejoin with (KIP-394).
-            may_skip: tell a static leader that rejoins to skip the assignment (KIP-814).
+            id_first: reject a member without an id, and return a new id to rejoin with (KIP-394).
+            may_skip: if a static leader rejoins, tell it to skip the assignment (KIP-814).
         """
         async with self.lock:
             joined: Awaitable[Joined]
@@ -167,7 +174,7 @@ class GroupMembers:
         return await joined
 
     async def sync(self, member_id: str, generation: int, instance: str | None, given: dict[str, bytes]) -> bytes:
-        """Take the leader's assignments, or wait for them; return the member's own."""
+        """Apply the leader's assignments, or wait for them. Return the member's own assignment."""
         member = self.checked(member_id, generation, instance)
         if self.state == PREPARING:
             raise CodeError(Code.REBALANCE_IN_PROGRESS)
@@ -178,7 +185,7 @@ class GroupMembers:
         if self.state == STABLE:
             return member.assignment
         if member_id != self.leader:
-            # A client that asks again has left the connection on which it asked before.
+            # If a client sends SyncGroup again, it has closed the connection of the previous request.
             member.fail(Code.UNKNOWN_MEMBER_ID)
             waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             member.syncing = waiting
@@ -193,7 +200,7 @@ class GroupMembers:
         return member.assignment
 
     def heartbeat(self, member_id: str, generation: int, instance: str | None) -> Code:
-        """Take a sign of life; return whether a rebalance waits for the member. Raises `CodeError`."""
+        """Process a heartbeat. Return REBALANCE_IN_PROGRESS if the member must rejoin. Raises `CodeError`."""
         member = self.checked(member_id, generation, instance)
         self.touch(member)
         if member.classic is None:
@@ -203,7 +210,7 @@ class GroupMembers:
         return Code.REBALANCE_IN_PROGRESS if must_rejoin else Code.NONE
 
     async def leave(self, member_id: str, instance: str | None) -> Code:
-        """Remove a member. If it was the last one, return only after the journal has an entry for the empty group."""
+        """Remove a member. If it was the last member, wait until the journal has an entry for the empty group."""
         async with self.lock:
             if self._remove_pending(member_id):
                 return Code.NONE
@@ -215,12 +222,12 @@ class GroupMembers:
             completing = self._remove(member)
             is_last = not self.members
         if is_last and completing is not None:
-            # If the client disconnects, the entry must still be written.
+            # The entry must be written even if the client disconnects.
             await asyncio.shield(completing)
         return Code.NONE
 
     def checked(self, member_id: str, generation: int, instance: str | None) -> MemberState:
-        """Return the member. `CodeError` if it is not one, or speaks of another generation."""
+        """Return the member. Raises `CodeError` if the member does not exist or sends another generation."""
         member = self._member(member_id, instance)
         if generation != (self.generation if member.classic is None else member.classic.generation):
             raise CodeError(Code.ILLEGAL_GENERATION)
@@ -235,23 +242,23 @@ class GroupMembers:
         return member
 
     def touch(self, member: MemberState) -> None:
-        """Begin the member's session timeout again."""
+        """Restart the member's session timeout."""
         _stop(member.expiry)
         seconds = member.details.session_ms / 1000
         member.expiry = asyncio.get_running_loop().call_later(seconds, self._expire, member)
 
     def close(self, code: Code) -> None:
-        """Give up all members: another one has the group."""
+        """Remove all members, because another server or member owns the group."""
         for member in list(self.members.values()):
             member.fail(code)
             self._drop(member)
         _stop(self._deadline)
         self.state, self.membership, self.is_shared = EMPTY, None, False
 
-    # -- joining
+    # -- joins
 
     def _join_rebalance(self, member: MemberState, details: JoinDetails) -> Awaitable[Joined]:
-        """Let a member take part in a rebalance, and start it if none is under way."""
+        """Add a member to the current rebalance; start a rebalance if none is in progress."""
         member.details = replace(details, member=member.id)
         member.fail(Code.UNKNOWN_MEMBER_ID)
         _stop(member.expiry)
@@ -263,7 +270,7 @@ class GroupMembers:
         return waiting
 
     def _entering(self, details: JoinDetails, id_first: bool) -> MemberState:
-        """Return the member that joins, a new one where it is new."""
+        """Return the member that joins. If the member is not known, create it."""
         self._check_protocols(details)
         current = self._member_of_instance(details.instance)
         if details.member:
@@ -287,7 +294,9 @@ class GroupMembers:
         return member
 
     def _remove_pending(self, member_id: str) -> bool:
-        """Return True for an id that was given, and that its member comes back with for the first time."""
+        """Return True if this id was assigned to a client with MEMBER_ID_REQUIRED and the client now joins with it or
+        leaves.
+        """
         timer = self._pending.pop(member_id, None)
         _stop(timer)
         return timer is not None
@@ -297,12 +306,12 @@ class GroupMembers:
         return member
 
     def _member_of_instance(self, instance: str | None) -> MemberState | None:
-        """Return the member of this instance."""
+        """Return the static member with this instance id."""
         members = self.members.values() if instance is not None else ()
         return next((member for member in members if member.details.instance == instance), None)
 
     def _skips_rebalance(self, member: MemberState, before: MemberState) -> bool:
-        """Return True if a static member needs no rebalance: it is joined as it was, under a new id."""
+        """Return True if a static member can rejoin under a new id without a rebalance."""
         return (
             self.state == STABLE
             and member is not before
@@ -317,7 +326,7 @@ class GroupMembers:
             raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
 
     def _repeats_request(self, member: MemberState, details: JoinDetails) -> bool:
-        """Return True if a member, not a new one, asks again for what it has: its answer may have been lost."""
+        """Return True if an existing member repeats its JoinGroup request, because the response may have been lost."""
         is_same = member.expiry is not None and member.details.protocols == details.protocols
         return is_same and (self.state == COMPLETING or member.id != self.leader)
 
@@ -328,7 +337,7 @@ class GroupMembers:
     # -- rebalances
 
     def _prepare(self, *, first: bool = False) -> None:
-        """Begin a rebalance. `first`: of an empty group, whose first member waits for others."""
+        """Start a rebalance. If the group was empty (`first`), wait a short time for other members."""
         self.state, self._is_delayed = PREPARING, first
         for member in self.members.values():
             member.fail(Code.REBALANCE_IN_PROGRESS)
@@ -338,7 +347,7 @@ class GroupMembers:
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._complete_soon, True)
 
     def _complete_soon(self, late: bool = False) -> asyncio.Task[None] | None:
-        """Start a task that completes the rebalance; return it, or None if the rebalance is being delayed."""
+        """Start a task that completes the rebalance, and return it. Return None if the rebalance is delayed."""
         if not late and self._is_delayed:
             return None
         return self._start(self._complete(late))
@@ -350,9 +359,10 @@ class GroupMembers:
         return task
 
     async def _complete(self, late: bool) -> None:
-        """End the rebalance once all have joined: the next generation is entered in the journal, and all are answered.
+        """Complete the rebalance once all members have joined: write the next generation to the journal, and send the
+        responses.
 
-        `late`: who has not joined by now is removed.
+        If `late` is true, remove the members that have not joined.
         """
         async with self.lock:
             absent = [member for member in self.members.values() if member.joining is None]
@@ -365,15 +375,17 @@ class GroupMembers:
                 if self.members and await self._begin_or_share():
                     return
             except Fenced as fenced:
-                _LOG.warning("group %s: its clients join again: %s", self.id, fenced)
+                _LOG.warning("group %s: the clients must rejoin: %s", self.id, fenced)
                 self.close(Code.UNKNOWN_MEMBER_ID)
                 return
             except (Conflict, CodeError) as conflict:
                 _LOG.warning("group %s: %s", self.id, conflict)
                 self.close(Code.INCONSISTENT_GROUP_PROTOCOL)
                 return
-            except Exception as error:  # noqa: BLE001 - members wait for an answer
-                _LOG.warning("group %s: a rebalance could not be written, members try again: %s", self.id, error)
+            except Exception as error:  # noqa: BLE001 - the members wait for a response
+                _LOG.warning(
+                    "group %s: cannot write the next generation, so the members must rejoin: %s", self.id, error
+                )
                 for member in self.members.values():
                     member.fail(Code.COORDINATOR_NOT_AVAILABLE)
                     self.touch(member)
@@ -382,11 +394,13 @@ class GroupMembers:
             if self.members:
                 self._complete_joins()
             else:
-                # All have left, or were given up meanwhile.
+                # All members have left or have been removed in the meantime.
                 await self._leave_journal()
 
     async def _begin_or_share(self) -> bool:
-        """Enter the next generation in the journal. True: its members share the group, and all have been answered."""
+        """Write the next generation to the journal. Return True if the group is shared; the members then have their
+        responses.
+        """
         all_details = [member.details for member in self.members.values()]
         assignors = shareable_assignors(all_details)
         previous = None if self.membership is None else self.membership.metadata
@@ -400,7 +414,8 @@ class GroupMembers:
                 raise
             owner = None
         if previous is None:
-            # What new clients say that they read was assigned by nobody who is known here.
+            # The generation in which these clients got their partitions is unknown, so ignore the partitions that they
+            # report as owned.
             all_details = [replace(details, keeps_owned=False) for details in all_details]
         joined = await self.share(all_details, owner)
         self.membership, self.is_shared, self.state, self.leader = None, True, STABLE, ""
@@ -431,17 +446,21 @@ class GroupMembers:
             try:
                 await asyncio.to_thread(membership.leave)
             except SparklogError as error:
-                _LOG.warning("group %s: its end could not be written, it ends by its timeout: %s", self.id, error)
+                _LOG.warning(
+                    "group %s: cannot write the entry for the empty group; the server's session will time out: %s",
+                    self.id,
+                    error,
+                )
 
     def _elected(self) -> str:
-        """Return the assignor that all have and most prefer."""
+        """Return the assignor that all members support and most members prefer."""
         all_details = [member.details for member in self.members.values()]
         common = common_assignors(all_details)
         votes = Counter(next(name for name, _ in one.protocols if name in common) for one in all_details)
         return max(sorted(votes), key=lambda name: votes[name])
 
     def _remove(self, member: MemberState) -> asyncio.Task[None] | None:
-        """Remove a member; return the task that completes the resulting rebalance."""
+        """Remove a member, and return the task that completes the resulting rebalance."""
         member.fail(Code.UNKNOWN_MEMBER_ID)
         self._drop(member)
         if member.classic is not None:
@@ -456,9 +475,9 @@ class GroupMembers:
         if member.turn.locked():
             self.touch(member)
             return
-        # A member that waits for an answer cannot say more.
+        # A member that waits for a response cannot send heartbeats.
         if self.members.get(member.id) is member and member.joining is None and member.syncing is None:
-            _LOG.info("group %s: %s was silent for its session timeout, or did not rejoin in time", self.id, member.id)
+            _LOG.info("group %s: member %s exceeded its session or rebalance timeout", self.id, member.id)
             self._remove(member)
 
     def _drop(self, member: MemberState) -> None:
@@ -467,16 +486,16 @@ class GroupMembers:
         if self.members.get(member.id) is member:
             del self.members[member.id]
 
-    # -- a group that members of the root share
+    # -- shared groups
 
     async def share_group(self) -> None:
-        """Start the rebalance in which the clients become members of the journal, as other members wait for them."""
+        """Start a rebalance in which the clients become members in the journal, because other members are waiting."""
         async with self.lock:
             if self.state == STABLE and not self.is_shared:
                 self._prepare()
 
     async def commit_shared(self, member: MemberState, offsets: Offsets) -> None:
-        """Commit offsets of a client that is a member of the journal."""
+        """Commit offsets of a client that is a member in the journal."""
         classic = member.classic
         assert classic is not None
         generation = classic.generation
@@ -484,12 +503,13 @@ class GroupMembers:
             try:
                 await self.run(classic.commit, generation, offsets)
             except Fenced:
-                # Raises if it is no longer a member. Otherwise one of the partitions is another member's now.
+                # This raises an error if the client is no longer a member. Otherwise a partition was reassigned to
+                # another member.
                 self._call_classic(member, classic.must_rejoin)
                 raise CodeError(Code.REBALANCE_IN_PROGRESS) from None
 
     async def _join_shared(self, member: MemberState, details: JoinDetails) -> Joined:
-        """Add a client to the journal, or apply the request of one that is a member."""
+        """Add a client to the journal, or process the JoinGroup request of an existing member."""
         _stop(member.rejoining)
         member.rejoining = None
         try:
@@ -514,12 +534,16 @@ class GroupMembers:
         return self._joined_shared(member, member.classic)
 
     def _joined_shared(self, member: MemberState, classic: ClassicMember) -> Joined:
-        """Return the response of a group without a leader, as Kafka's to a classic member of a consumer group."""
+        """Return the JoinGroup response of a group without a leader, like Kafka's response to a classic member of a
+        consumer group.
+        """
         self.protocol = common_assignor(classic.membership.state.members)
         return Joined(classic.generation, self.protocol, "", member.id)
 
     def _call_classic(self, member: MemberState, call: Callable[..., T], *arguments: object) -> T:
-        """Call a function of a member; if the group went on without it, drop it and tell the client."""
+        """Call a function of a member in the journal. If the member was removed from the group, drop it and raise
+        `CodeError`.
+        """
         try:
             return call(*arguments)
         except Fenced:
@@ -533,9 +557,9 @@ class GroupMembers:
         await self.run(leave_journal, classic)
 
     async def refresh_shared(self, group: Group) -> None:
-        """Read the group's journal, send heartbeats that are due, and drop clients that are no longer members.
+        """Read the group's journal, send the heartbeats that are due, and drop clients that are no longer members.
 
-        Clients whose assignment has changed get their rebalance timeout to join again.
+        A client whose assignment has changed must rejoin within its rebalance timeout.
         """
         state = await self.run(group.log.refresh)
         for member in list(self.members.values()):
@@ -554,7 +578,7 @@ class GroupMembers:
                 member.rejoining = asyncio.get_running_loop().call_later(seconds, self._expire, member)
 
     def leave_shared(self) -> None:
-        """Remove all clients from the journal: the server stops."""
+        """Remove all clients from the journal, because the server stops."""
         for member in list(self.members.values()):
             if member.classic is not None:
                 leave_journal(member.classic)
@@ -566,6 +590,8 @@ def _stop(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _topics(metadata: bytes) -> object:
-    """Return the topics of a consumer's subscription; of other members, or if unreadable, all that the client sent."""
+    """Return the topics of a consumer's subscription. If the metadata is not a valid subscription, return the metadata
+    itself.
+    """
     subscription = subscription_in(metadata)
     return metadata if subscription is None else subscription.topics

@@ -1,4 +1,4 @@
-"""What a client sends when it joins a group by Kafka's classic protocol."""
+"""The fields that a client sends when it joins a group with Kafka's classic protocol."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparklog.kafka.messages.message_codec import decode_prefix, split_version
 from sparklog.kafka.messages.message_schema import message
 
 CONSUMER = "consumer"
-"""The protocol type of consumers. Others are those of Kafka Connect, schema registries, and so on."""
+"""The protocol type of consumers. Kafka Connect and schema registries use other protocol types."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSubscription:
-    """A consumer's topics, and the partitions that it reads on while it joins: with eager assignors none."""
+    """A consumer's topics, and the partitions that it keeps during a rebalance (none with eager assignors)."""
 
     topics: tuple[str, ...]
     owned: Partitions = frozenset()
@@ -25,7 +25,7 @@ class ConsumerSubscription:
 
 @dataclass(frozen=True, slots=True)
 class JoinDetails:
-    """Details that a member joins with. `protocols`: name and metadata of each assignor, the preferred one first."""
+    """Details of a joining member. `protocols` are its assignors' names and metadata, in order of preference."""
 
     member: str
     instance: str | None
@@ -36,19 +36,23 @@ class JoinDetails:
     kind: str
     protocols: tuple[tuple[str, bytes], ...]
     keeps_owned: bool = True
-    """False: partitions that the subscription lists as owned do not count."""
+    """If False, ignore the owned partitions in the subscription."""
 
     @property
     def shared_assignors(self) -> tuple[str, ...]:
-        """The client's assignors that sparklog runs, too, in its order. Empty for other protocol types."""
+        """The client's assignors that sparklog implements, in the client's order. Empty for other protocol types."""
         return tuple(name for name, _ in self.protocols if name in ASSIGNORS) if self.kind == CONSUMER else ()
 
     def subscription(self) -> ConsumerSubscription | None:
-        """Return the subscription of a consumer; None if it cannot be read."""
+        """Return the subscription of a consumer. Return None if the metadata is invalid or the client is not a
+        consumer.
+        """
         return subscription_in(self.protocols[0][1]) if self.kind == CONSUMER and self.protocols else None
 
     def group_member(self, owned: Partitions = frozenset()) -> GroupMember | None:
-        """Return the client as a member of the group's journal; None if its protocol does not allow it."""
+        """Return the client as a member for the group's journal. Return None if the client does not support sparklog's
+        assignors.
+        """
         subscription, assignors = self.subscription(), self.shared_assignors
         if subscription is None or not assignors:
             return None
@@ -57,7 +61,7 @@ class JoinDetails:
 
 
 def subscription_in(metadata: bytes) -> ConsumerSubscription | None:
-    """Return the subscription in a consumer's metadata; None if it cannot be read."""
+    """Return the subscription in a consumer's metadata, or None if the metadata is invalid."""
     try:
         version, body = split_version(metadata, "subscription")
         fields = decode_prefix(message("groups", "ConsumerProtocolSubscription"), version, body)[0]
@@ -74,5 +78,5 @@ def common_assignors(all_details: Sequence[JoinDetails]) -> set[str]:
 
 
 def shareable_assignors(all_details: Sequence[JoinDetails]) -> tuple[str, ...]:
-    """Return the assignors by which members of the journal can join these clients."""
+    """Return the assignors that sparklog implements and all these clients support."""
     return tuple(name for name in ASSIGNORS if all(name in one.shared_assignors for one in all_details))

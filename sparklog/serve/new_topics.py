@@ -1,8 +1,8 @@
-"""Validate new topics and partitions like a broker: colliding names, replication factors, replica assignments.
+"""Validate new topics and partitions like a broker: colliding names, replication factors and replica assignments.
 
-A root has no replicas, so replication factors and assignments have no effect. They are validated nevertheless, because
-a request that a broker rejects is a mistake of the client, and so that a broker can create the same topic, for example
-for an export.
+A root has no replicas, so replication factors and assignments have no effect. They are validated for two reasons: a
+request that a broker rejects is a mistake of the client, and a broker must be able to create the same topic, for
+example to import an export of the topic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from sparklog.serve.served_log import ServedLog
 
 
 def check_collision(name: str, log: ServedLog) -> None:
-    """Raise `CodeError` if another topic's name differs only in `.` and `_`, which collide in broker metric names."""
+    """Raise `CodeError` if the names of two topics differ only in `.` and `_`, because they collide in broker metric
+    names.
+    """
     if "." not in name and "_" not in name:
         return
     folded = name.replace(".", "_")
@@ -25,12 +27,13 @@ def check_collision(name: str, log: ServedLog) -> None:
             raise CodeError(
                 Code.INVALID_TOPIC,
                 f"topic '{name}' collides with existing topic '{other}': their names differ only in '.' and '_',"
-                " which collide in a broker's metric names",
+                " so a broker's metrics would have the same names",
             )
 
 
 def checked_partitions(topic: Fields, default: int, node_ids: Collection[int]) -> int:
-    """Return the number of partitions of a topic in CreateTopics; `default` if the request does not set one.
+    """Return the number of partitions of a topic in a CreateTopics request, or `default` if the request does not set
+    it.
 
     Raises `CodeError` with a broker's error code if a broker would reject the topic.
     """
@@ -40,7 +43,7 @@ def checked_partitions(topic: Fields, default: int, node_ids: Collection[int]) -
     if replicas != -1 and not 1 <= replicas <= len(node_ids):
         servers = "1 server" if len(node_ids) == 1 else f"{len(node_ids)} servers"
         message = f"expected a replication factor of 1 to {len(node_ids)}, or -1 for the default, found {replicas}"
-        raise CodeError(Code.INVALID_REPLICATION_FACTOR, f"{message}: there is {servers}")
+        raise CodeError(Code.INVALID_REPLICATION_FACTOR, f"{message} (the root has {servers})")
     partitions = default if partitions == -1 else partitions
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise CodeError(Code.INVALID_PARTITIONS, f"expected 1 to {MAX_PARTITIONS} partitions, found {partitions}")
@@ -51,7 +54,9 @@ def _assigned_partitions(topic: Fields, node_ids: Collection[int]) -> int:
     """Return the number of partitions in a replica assignment."""
     for name in ("numPartitions", "replicationFactor"):
         if topic[name] != -1:
-            raise CodeError(Code.INVALID_REQUEST, f"expected {name} -1 with a replica assignment, found {topic[name]}")
+            raise CodeError(
+                Code.INVALID_REQUEST, f"expected {name} to be -1 if replicas are assigned, found {topic[name]}"
+            )
     rows = sorted(topic["assignments"], key=lambda row: row["partitionIndex"])
     if [row["partitionIndex"] for row in rows] != list(range(len(rows))):
         raise CodeError(Code.INVALID_REPLICA_ASSIGNMENT, "assigned partitions must be numbered from 0 without gaps")
@@ -60,19 +65,21 @@ def _assigned_partitions(topic: Fields, node_ids: Collection[int]) -> int:
 
 
 def check_assignments(assignments: Sequence[Sequence[int]], node_ids: Collection[int], partitions: int) -> None:
-    """Check the node ids assigned to each new partition. Raises `CodeError` with a broker's error code."""
+    """Check the node ids that are assigned to each new partition. Raises `CodeError` with a broker's error code."""
     problem = ""
     if len(assignments) != partitions:
         problem = f"expected assignments for {partitions} partitions, found {len(assignments)}"
     for nodes in assignments:
         unknown = sorted(set(nodes) - set(node_ids))
         if not nodes:
-            problem = "an assignment must have at least one server"
+            problem = "a replica assignment must have at least one server"
         elif len(set(nodes)) < len(nodes):
-            problem = f"an assignment must list a server only once, found {list(nodes)}"
+            problem = f"a replica assignment must list each server only once, found {list(nodes)}"
         elif unknown:
-            problem = f"an assignment has server {unknown[0]}, which does not exist"
+            problem = f"server {unknown[0]} in the replica assignment does not exist"
         elif len(nodes) != len(assignments[0]):
-            problem = f"partitions must have the same number of servers, found {len(assignments[0])} and {len(nodes)}"
+            problem = (
+                f"all partitions must have the same number of replicas, found {len(assignments[0])} and {len(nodes)}"
+            )
     if problem:
         raise CodeError(Code.INVALID_REPLICA_ASSIGNMENT, problem)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SINGLE_NODE_ID = 1
 NODE_IDS = 2, 1_000
-"""The range of the ids of several servers, end exclusive; Kafka's `reserved.broker.max.id` is 1000."""
+"""The range of node ids if there are several servers (end exclusive). Kafka's `reserved.broker.max.id` is 1000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Address:
 def node_ids(addresses: Sequence[Address]) -> dict[Address, int]:
     """Return the node id of each server. All servers with the same addresses, in any order, compute the same ids.
 
-    The ids are small, as those of brokers are, because librdkafka 2.3 to 2.15 crashes on ids of nine digits. A single
-    server has id 1. The ids of several servers are hashes of their addresses, so that adding a server does not change
-    the ids of the others. If two hashes are equal, the address that sorts last gets the next free id.
+    The ids are small, like broker ids, because librdkafka 2.3 to 2.15 crashes on ids with nine digits. A single server
+    has id 1. The ids of several servers are hashes of their addresses, so that adding a server does not change the ids
+    of the others. If two hashes are equal, the address that sorts last gets the next free id.
     """
     if len(set(addresses)) == 1:
         return {addresses[0]: SINGLE_NODE_ID}
@@ -74,16 +74,18 @@ class ServeLimits:
     """Limits of a server.
 
     * `connections`, `connections_per_ip`: open connections, including TLS handshakes in progress
-    * `request_bytes`: size of a request; `login_request_bytes`: size of a request before the client has logged in, as
-      Kafka's `sasl.server.max.receive.size`
-    * `waiting_request_bytes`: total size of requests without a response, including partially received ones
+    * `request_bytes`: size of a request
+    * `login_request_bytes`: size of a request before the client has logged in, like Kafka's
+      `sasl.server.max.receive.size`
+    * `waiting_request_bytes`: total size of requests without a response, including partially received requests
     * `response_bytes`: record bytes in a Fetch response, unless the first batch is larger
-    * `threads`: threads for blocking work
-    * `handshake_seconds`: duration of a TLS handshake; `login_seconds`: time from the connection to the end of login
-    * `request_seconds`: time from the first byte of a request to its last; clients time out after 30 to 60 s
-    * `idle_seconds`: time between two requests of a connection
-    * `logins`: passwords checked concurrently; only one of them may come from the same address
-    * `failed_login_seconds`: delay of the response to a failed login, as `connection.failed.authentication.delay.ms`
+    * `threads`: threads for blocking calls
+    * `handshake_seconds`: duration of a TLS handshake
+    * `login_seconds`: time from the start of the connection to the end of the login
+    * `request_seconds`: time from the first to the last byte of a request; clients time out after 30 to 60 s
+    * `idle_seconds`: time between two requests on a connection
+    * `logins`: number of passwords checked concurrently, at most one per client address
+    * `failed_login_seconds`: delay of the response to a failed login, like `connection.failed.authentication.delay.ms`
     """
 
     connections: int = 1_000
@@ -106,13 +108,13 @@ class ServeOptions:
     """Options of a server.
 
     * `listen`: the address to listen on; port 0 selects a free port
-    * `advertise`: the addresses that clients get: this server's first, then other servers of the same root; empty for
-      the listen address
+    * `advertise`: the addresses that clients get: this server's address, followed by those of the other servers of the
+      root; if empty, clients get the listen address
     * `insecure`: allow connections from other hosts without TLS
     * `writable`: accept records and topic changes from clients
     * `linger_seconds`: minimum time between two commits of a topic; None for 5 ms on a disk, 50 ms in a bucket
     * `auto_create`: create requested topics that do not exist
-    * `session_timeouts_ms`: minimum and maximum session timeout of group members, as Kafka's
+    * `session_timeouts_ms`: minimum and maximum session timeout of group members, like Kafka's
       `group.min.session.timeout.ms` and `group.max.session.timeout.ms`
     * `tls`: the TLS context for connections; None for plain text
     * `metrics_port`: port for Prometheus, on the same host
@@ -132,16 +134,16 @@ class ServeOptions:
     session_timeouts_ms: tuple[int, int] = GROUP_SESSION_TIMEOUTS_MS
 
     def __post_init__(self) -> None:
-        """Raise `BadRequest` if other hosts could connect without TLS, unless `insecure` allows it."""
+        """Raise `BadRequest` if other hosts could connect without TLS and `insecure` is not set."""
         if not (self.insecure or self.tls is not None or self.listen.is_loopback):
             raise BadRequest(
-                f"other hosts can connect to {self.listen} without encryption: listen on 127.0.0.1, set --tls-cert and"
+                f"other hosts can connect to {self.listen} without encryption; listen on 127.0.0.1, set --tls-cert and"
                 " --tls-key, or set --insecure"
             )
 
 
 def tls_context(cert: str, key: str) -> ssl.SSLContext:
-    """Return a TLS context from PEM files. Raises `BadRequest` if they cannot be read or do not match."""
+    """Return a TLS context from PEM files. Raises `BadRequest` if the files cannot be read or do not match."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     for path in (cert, key):
         if not os.path.isfile(path):

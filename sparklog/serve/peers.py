@@ -1,12 +1,13 @@
-"""The servers of a root that know each other (`--advertise`): which ones respond, and which one leads a partition.
+"""The servers of a root that are configured to know each other (`--advertise`), and the leader of each partition.
 
-Any server can append to any partition and read it, because commits order the writes of all servers. A leader is only
-advice: it spreads clients over the servers, and sends them to another server if one stops responding. Servers that see
-the same servers respond return the same leaders.
+Every server can append to every partition and read it, because commits order the writes of all servers. Leaders are
+only hints: they distribute clients over the servers, and direct clients to another server if a server stops responding.
+Servers that agree on which servers respond return the same leaders.
 
-Each server sends an ApiVersions request to each other server once per second, over a persistent connection. A server is
-not responding if it refuses connections or sends no response within four seconds (it hangs, or its host is down). The
-others omit it from metadata responses until it responds again. Probes make no requests to the store.
+Each server sends an ApiVersions request to every other server once per second, over a persistent connection. A server
+is considered unresponsive if it refuses connections, or does not respond within four seconds because it hangs or its
+host is down. Metadata responses of the other servers omit it until it responds again. Probes do not send requests to
+the store.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Peers:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start to probe the other servers."""
+        """Start probing the other servers."""
         self._tasks = [asyncio.create_task(self._probing(node)) for node in self._others]
 
     def close(self) -> None:
@@ -62,16 +63,17 @@ class Peers:
         return [self.own, *(node for node in self._others if node in self._responding)]
 
     async def responds(self, node: Address) -> bool:
-        """Return True if a server responds; wait for the first probe of it."""
+        """Return True if a server responds. Waits until the server has been probed once."""
         if self._tasks and node in self._probed:
             await self._probed[node].wait()
         return node in self._responding
 
     def leaders(self, topic: str) -> list[Address]:
-        """Return the leaders of a topic's partitions: the leader of partition p is at index p modulo their number.
+        """Return one server per rotation of the server list. The leader of partition p is at index p modulo the number
+        of servers.
 
-        The order of the servers depends on the topic's name. The next server that responds replaces a server that does
-        not, so that the other partitions keep their leaders.
+        The order of the servers depends on the topic's name. If a server does not respond, the next server that
+        responds replaces it, so the leaders of other partitions do not change.
         """
         nodes = sorted(self.nodes, key=lambda node: ranking(topic, node))
         rotations = ([*nodes[first:], *nodes[:first]] for first in range(len(nodes)))
@@ -89,8 +91,8 @@ class Peers:
     async def _probe(self, node: Address) -> None:
         """Probe a server once per second over one connection.
 
-        Raises if the first response does not arrive or a later one times out. The end of a connection after a response
-        is not a failure: the caller connects again.
+        Raises an error if the first response does not arrive, or if a later response times out. If the connection ends
+        after a response, the caller connects again.
         """
         opening = asyncio.open_connection(node.host, node.port, ssl=self._tls)
         reader, writer = await asyncio.wait_for(opening, RESPONSE_SECONDS)
@@ -115,24 +117,24 @@ class Peers:
             _LOG.info("server %s responds", node)
         elif not responds and (node in self._responding or not self._probed[node].is_set()):
             self._responding = self._responding - {node}
-            _LOG.warning("server %s does not respond (%s): its clients are directed to other servers", node, why)
+            _LOG.warning("server %s does not respond (%s); its clients are directed to other servers", node, why)
         self._probed[node].set()
 
 
 async def _read_response(reader: asyncio.StreamReader) -> None:
     (size,) = struct.unpack(">i", await reader.readexactly(4))
     if not 0 <= size <= MAX_RESPONSE_BYTES:
-        raise ConnectionError("the response is not of the Kafka protocol")
+        raise ConnectionError("the response is not a Kafka response")
     await reader.readexactly(size)
 
 
 def _without_check() -> ssl.SSLContext:
-    """Return the TLS context of probes. It does not check certificates, because probes contain no secret."""
+    """Return a TLS context for probes. It does not verify certificates, because probes do not contain secrets."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 def ranking(name: str, node: Address) -> bytes:
-    """Return the sort key of a server for a topic or group: the same on every server."""
+    """Return the sort key of a server for a topic or group. All servers compute the same key."""
     return hashlib.blake2b(f"{name} {node}".encode(), digest_size=8).digest()

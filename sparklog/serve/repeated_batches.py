@@ -1,9 +1,10 @@
 """Find the offset of a retried batch using only the log, as a new leader in Kafka does.
 
-A producer retries a batch if the response was lost, for example because the server was killed, and another server may
-get the retry. The registry shows that the batch was committed, and which commit contains the producer's latest batch.
-Merging, sealing and compaction preserve the producer id, epoch and base sequence in batch headers. So the search reads
-backwards from the end of that commit, through the slices that contain batches of idempotent producers.
+A producer retries a batch if the response is lost, for example because the server was killed. Another server may
+receive the retry. The registry shows that the batch was committed, and which commit contains the producer's latest
+batch. Merging, sealing and compaction preserve the producer id, epoch and base sequence in batch headers, so the batch
+can be found: the search reads backwards from the end of that commit, and only slices that contain batches of idempotent
+producers.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ from sparklog.serve.batch_checks import ProducedBatch
 from sparklog.serve.stored_batches import patched_batches
 
 REPEATABLE_BATCHES = 5
-"""Number of a producer's latest batches to search: idempotent Kafka clients have at most five requests in flight."""
+"""The number of a producer's latest batches to search. Idempotent Kafka clients have at most five requests in flight.
+"""
 WINDOW_BYTES, SEARCH_BYTES = 1 << 20, 64 << 20
-"""Bytes to read in one step and in total, because batches of other producers may lie in between."""
+"""Bytes to read in one step, and in total. The total is limited because other producers' batches may lie in between."""
 
 
 def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: WriterEntry) -> BatchHeader | None:
-    """Return the stored header of a retried batch, with its offset; `entry` is the producer's registry entry.
+    """Return the stored header of a retried batch, with its offset. `entry` is the producer's registry entry.
 
-    Returns None if the batch is not among the latest five of its producer, or its records have been deleted.
+    Returns None if the batch is not among the producer's latest five batches, or if its records have been deleted.
     """
     snapshot = log.snapshot(refresh=False)
     start = int(snapshot.state.log_start[partition])
-    # Each later record of the producer takes one offset.
+    # The producer's records after this batch. Each of these records has one offset.
     later = (entry.batch + 1 - batch.base_sequence) % (MAX_SEQUENCE + 1) - batch.count
     end = _end_of_commit(snapshot, partition, entry.version) - later
     found = 0
@@ -56,13 +58,15 @@ def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: Wr
             if found >= REPEATABLE_BATCHES:
                 return None
     except (Corrupt, NotFound):
-        # The batch is corrupt, or retention has deleted it. The registry still shows that it was committed.
+        # The batch is corrupt, or retention has deleted it. The registry still shows that the batch was committed.
         return None
     return None
 
 
 def _end_of_commit(snapshot: Snapshot, partition: int, version: int) -> int:
-    """Return the offset after the records that a commit appended to a partition; the log end if the commit is gone."""
+    """Return the offset after the records that a commit appended to a partition, or the log end if the commit was
+    deleted.
+    """
     log_end, key = int(snapshot.state.log_end[partition]), commit_key(snapshot.topic, version)
     try:
         commit = decode_commit(snapshot.store.get(key), key, version, whole=False)
@@ -74,7 +78,7 @@ def _end_of_commit(snapshot: Snapshot, partition: int, version: int) -> int:
 
 
 def _windows(snapshot: Snapshot, partition: int, start: int, end: int) -> Iterator[list[OffsetRange]]:
-    """Yield ranges of about `WINDOW_BYTES` that contain batches of idempotent producers, the latest first."""
+    """Yield offset ranges of about `WINDOW_BYTES` that contain batches of idempotent producers, latest first."""
     slices = snapshot.slices.select(partition, start, end) if start < end else None
     window, window_bytes, remaining = list[OffsetRange](), WINDOW_BYTES, SEARCH_BYTES
     for low, high, nbytes in _chunks(slices, start, end) if slices is not None else ():
@@ -90,7 +94,7 @@ def _windows(snapshot: Snapshot, partition: int, start: int, end: int) -> Iterat
 
 
 def _chunks(slices: Slices, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first offset, end offset and bytes of slices, the latest first; split large slices, such as segments."""
+    """Yield first offset, end offset and size of slices, latest first. Large slices, such as segments, are split."""
     for row in reversed(np.flatnonzero(slices.flags & int(SliceFlag.KAFKA_PRODUCERS)).tolist()):
         base, stop, size = (int(column[row]) for column in (slices.base, slices.end, slices.size))
         step = max((stop - base) * WINDOW_BYTES // max(size, 1), 1)

@@ -1,8 +1,8 @@
-"""The log that a server reads: a view of a root or a Kafka directory, shared by threads and waiting fetches.
+"""The log that a server reads: a view of a root or a Kafka directory that threads and waiting fetches share.
 
-Views are not thread-safe, so a lock serializes polling and planning; reads of files run in parallel. Fetches at the log
-end wait in `wait_for_change`. A single task polls the topics of all waiting fetches, at the poll interval of the view
-and after each commit of this process.
+Views are not thread-safe, so a lock serializes polling and planning. Files are read in parallel. Fetches at the log end
+wait in `wait_for_change`. A single task polls the topics of all waiting fetches, at the poll interval of the view and
+after each commit of this process.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from sparklog.serve.codes import Code, code_of
 from sparklog.storage.fork_safety import ForkLock
 
 LISTING_MS = 1_000
-"""How long a topic listing is cached on remote stores, because tools list topics repeatedly."""
+"""The time (ms) for which a topic listing is cached on remote stores, because tools list topics repeatedly."""
 NEAR_OFFSETS = 1 << 16
-"""Offsets to consider first when planning a read, because a partition may have a hundred thousand slices."""
+"""The number of offsets to consider first when planning a read, because a partition may have a hundred thousand slices.
+"""
 Ends: TypeAlias = Mapping[int, Bounds]
 Runner: TypeAlias = Callable[..., Awaitable[Any]]
 """Calls a function with arguments in a thread."""
@@ -41,9 +42,9 @@ Runner: TypeAlias = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PolledTopic:
-    """The state of a topic, as polled between `started` and `ended`. A topic that cannot be read has no `ends`.
+    """The state of a topic, as polled between `started` and `ended`.
 
-    `code` is then the reason.
+    If the topic cannot be read, `ends` is empty and `code` is the reason.
     """
 
     ends: Ends = field(default_factory=dict)
@@ -58,7 +59,7 @@ MISSING, DENIED = PolledTopic(), PolledTopic(code=Code.TOPIC_AUTHORIZATION_FAILE
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """Where a fetch continues: the next offset of a partition, for readers of one isolation level."""
+    """The position of a fetch: the next offset of a partition, for readers with one isolation level."""
 
     topic: str
     topic_id: str
@@ -70,8 +71,8 @@ class FetchPosition:
 class ServedLog:
     """The topics that a server reads.
 
-    * `root`: None for a Kafka directory
-    * `topic`: the only topic to serve; None: all topics
+    * `root`: the root, or None for a Kafka directory
+    * `topic`: the only topic to serve, or None for all topics
     * `skipped`: the corrupt records that `view` skips
     """
 
@@ -85,11 +86,11 @@ class ServedLog:
         self._lock = ForkLock()
         self._polled: dict[str, PolledTopic] = {}
         self._names: dict[str, str] = {}
-        """Names of the topics in `_polled`, by topic id."""
+        """The names of the topics in `_polled`, by topic id."""
         self._committed: ClockReading | None = None
         self._listed: tuple[ClockReading, list[str]] | None = None
         self._searched: tuple[ClockReading, list[str]] | None = None
-        """The latest listing whose topics were all polled to find an unknown id."""
+        """The latest listing whose topics were all polled to find an unknown topic id."""
         self._waiting: dict[asyncio.Future[None], Mapping[str, PolledTopic]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._pause: asyncio.Future[None] | None = None
@@ -106,13 +107,13 @@ class ServedLog:
             return [self._topic]
         with self._lock:
             if not self._is_remote or self._listed is None or self.env.elapsed_ms(self._listed[0]) > LISTING_MS:
-                # A topic that cannot be read is omitted; requests for it return the error.
+                # Omit topics that cannot be read. Requests for such a topic return the error.
                 listed = self._view.topics() if self.root is None else self.root.topics([])
                 self._listed = self.env.now(), listed
             return self._listed[1]
 
     def serves(self, topic: str) -> bool:
-        """Return True if a topic of this name may be served."""
+        """Return True if the server may serve a topic with this name."""
         return topic in self._polled or (is_topic_name(topic) and self._topic in (None, topic))
 
     def invalidate_listing(self) -> None:
@@ -120,7 +121,7 @@ class ServedLog:
             self._listed = None
 
     def poll(self, topics: Collection[str]) -> dict[str, PolledTopic]:
-        """Poll topics; return those that exist."""
+        """Poll topics, and return the existing topics."""
         view = self._view
         with self._lock:
             started = self.env.now()
@@ -142,7 +143,7 @@ class ServedLog:
     def _topic_id(self, topic: str) -> str:
         # A fetch by topic id must never return records of another topic.
         if self.root is None:
-            # Only Kafka directories need this import; the topics of a root always have unique ids.
+            # Only Kafka directories need this import. The topics of a root always have unique ids.
             from sparklog.kafka.in_place.view import KafkaView
 
             if isinstance(self._view, KafkaView):
@@ -150,7 +151,7 @@ class ServedLog:
         return self._view.topic_id(topic)
 
     def poll_each(self, topics: Collection[str]) -> dict[str, PolledTopic]:
-        """Poll topics; return all of them. A missing or unreadable topic does not affect the others."""
+        """Poll topics, and return the state of each topic. A missing or unreadable topic does not affect the others."""
         try:
             polled = self.poll(topics) if topics else {}
             return {name: polled.get(name, MISSING) for name in topics}
@@ -160,15 +161,15 @@ class ServedLog:
             return {name: self.poll_each([name])[name] for name in topics}
 
     def last_polled(self, topic: str) -> PolledTopic:
-        """Return the state of a topic at the latest poll, without a request or a wait."""
+        """Return the state of a topic at the latest poll. Does not send a request and does not wait."""
         return self._polled.get(topic, MISSING)
 
     def name_of(self, topic_id: str) -> str | None:
-        """Return the cached name of the topic with an id, without a request or a wait."""
+        """Return the cached name of the topic with this id. Does not send a request and does not wait."""
         return self._names.get(topic_id)
 
     def names_of(self, topic_ids: Collection[str]) -> dict[str, str]:
-        """Return the names of topics by their ids; poll all listed topics if an id is unknown."""
+        """Return the names of topics by topic id. If an id is unknown, poll all listed topics."""
         if any(self.name_of(topic_id) is None for topic_id in topic_ids):
             topics = self.topics()
             if self._listed is None or self._listed is not self._searched:
@@ -178,7 +179,9 @@ class ServedLog:
         return {topic_id: name for topic_id, name in names.items() if name is not None}
 
     def is_recent(self, polled: PolledTopic) -> bool:
-        """Return True if the poll is younger than the poll interval, and this process has not committed since."""
+        """Return True if the topic was polled within the poll interval, and this process has not committed since the
+        poll.
+        """
         if polled.started is None or polled.ended is None:
             return False
         if self._committed is not None and polled.started.elapsed_ms(self._committed) <= 0:
@@ -186,9 +189,10 @@ class ServedLog:
         return self.env.elapsed_ms(polled.ended) < self._view.poll_interval_ms
 
     def plan(self, offsets: OffsetRange, isolation: str, nbytes: int) -> tuple[ReadPart | None, int]:
-        """Plan the first part of a range, about `nbytes` of stored bytes; return it and the offset where it ends.
+        """Plan the first part of a range, with about `nbytes` stored bytes. Return the part and the offset where it
+        ends.
 
-        The part is None if it contains no visible records.
+        The part is None if it does not contain visible records.
         """
         with self._lock:
             stop = end = offsets.start
@@ -201,9 +205,10 @@ class ServedLog:
             return (parts[0] if parts else None), stop
 
     def record_at(self, topic: str, partition: int, time_ms: int | None, isolation: str) -> TimestampOffset | None:
-        """Return the first record at or after `time_ms`; None: the record with the largest timestamp, in any isolation.
+        """Return the first record at or after `time_ms`, or the record with the largest timestamp if `time_ms` is None.
 
-        If no record has a timestamp, the largest timestamp is -1, that of the first record, as on a broker.
+        The largest timestamp is that of all records, whatever the isolation level. If no record has a timestamp, return
+        the first record, with timestamp -1, as a broker does.
         """
         with self._lock:
             is_largest = time_ms is None
@@ -212,11 +217,12 @@ class ServedLog:
             elif time_ms < 0:
                 return None
             found = self._view.offsets_for_timestamps(topic, {partition: time_ms}, isolation).get(partition)
-            # In a Kafka directory a batch header may have -1 although its records have timestamps. A broker finds none.
+            # In a Kafka directory, a batch header may have timestamp -1 although its records have timestamps. As on a
+            # broker, such a batch has no largest timestamp.
             return None if is_largest and time_ms < 0 and found is not None and found.timestamp >= 0 else found
 
     def _largest_timestamp(self, topic: str, partition: int) -> int:
-        """Return the largest record timestamp (ms), from metadata only; -1 if no record has a timestamp."""
+        """Return the largest record timestamp (ms) from metadata only, or -1 if no record has a timestamp."""
         view: Any = self._view
         if self.root is None:
             segments = view.partition_states(topic)[partition].segments
@@ -231,13 +237,13 @@ class ServedLog:
     # -- waiting, on the event loop
 
     async def wait_for_change(self, polled: Mapping[str, PolledTopic], seconds: float, run: Runner) -> None:
-        """Wait until the bounds of one of these topics differ from `polled`, for at most `seconds`."""
+        """Wait until the bounds of a topic differ from its bounds in `polled`, for at most `seconds`."""
         changed = asyncio.get_running_loop().create_future()
         self._waiting[changed] = polled
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watching(run))
         try:
-            # Unlike `wait_for`, this creates no task and loses no cancellation.
+            # Unlike `wait_for`, `wait` does not create a task and does not lose a cancellation.
             await asyncio.wait([changed], timeout=seconds)
         finally:
             del self._waiting[changed]
@@ -260,7 +266,7 @@ class ServedLog:
             try:
                 polled = await run(self.poll, topics)
             except SparklogError:
-                # Each fetch polls again when its wait is over, and gets the error then.
+                # When the wait is over, each fetch polls again and gets the error.
                 polled = None
             for changed, awaited in self._waiting.items() if polled is not None else ():
                 if any(polled.get(name, MISSING).ends != topic.ends for name, topic in awaited.items()):

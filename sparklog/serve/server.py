@@ -1,4 +1,4 @@
-"""Run a server: accept connections, serve the metrics, and stop. A server keeps no state that is not in the log."""
+"""Run a server: accept connections, serve metrics, and stop. The server has no state that is not in the log."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _LOG = logging.getLogger("sparklog.serve")
 def open_served(
     location: Location, *, create: bool = False, backup: int | None = None, corrupt_records: str = "fail"
 ) -> ServedLog:
-    """Open a root, a topic directory, a backup, a Kafka log directory or a partition directory to serve it.
+    """Open a root, a topic directory, a backup, a Kafka log directory or a partition directory for a server.
 
     Args:
-        location: what to serve.
-        create: create a new root if the location is empty.
+        location: the location to serve.
+        create: create a root if the location is empty.
         backup: number of a backup in a backup repository.
         corrupt_records: as for `opening.open_view`.
     """
@@ -61,7 +61,7 @@ def open_served(
 
 
 def in_memory() -> ServedLog:
-    """Return an empty root in the memory of this process to serve."""
+    """Return an empty in-memory root to serve."""
     from sparklog.storage.memory import MemoryStore
 
     root = open_root(MemoryStore(SYSTEM.wall_ms), create=True)
@@ -69,21 +69,21 @@ def in_memory() -> ServedLog:
 
 
 class Server:
-    """Serves a log. `start` returns when the server listens; `stop` closes all connections."""
+    """Serves a log. `start` returns when the server listens, and `stop` closes all connections."""
 
     def __init__(self, log: ServedLog, options: ServeOptions) -> None:
         if options.writable and (log.root is None or not log.root.store.writable):
-            raise BadRequest(f"{log.location} is read-only, as all backups and Kafka directories are: omit --writable")
+            raise BadRequest(f"{log.location} is read-only, like all backups and Kafka directories; omit --writable")
         self._services = Services(log, options)
         self._connections: set[Connection] = set()
         self._hosts: Counter[str] = Counter()
-        """Number of open connections by address, including TLS handshakes in progress."""
+        """The number of open connections by address, including TLS handshakes in progress."""
         self._scrapes: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
 
     async def start(self) -> Address:
-        """Listen, and return the address."""
+        """Start to listen, and return the address."""
         options = self._services.options
         self._sockets = await _listen(options.listen)
         address = Address(options.listen.host, self._sockets[0].getsockname()[1])
@@ -116,13 +116,13 @@ class Server:
         self._services.close()
 
     async def _accepting(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled. Unlike asyncio's server, also count those in a TLS handshake."""
+        """Accept connections until cancelled. Unlike asyncio's server, also count connections in a TLS handshake."""
         metrics, limits = self._services.metrics, self._services.options.limits
         while True:
             try:
                 accepted, peer = await asyncio.get_running_loop().sock_accept(listener)
             except OSError as error:
-                # The process may have no free file descriptor: wait for some connections to end.
+                # The process may have no free file descriptors, so wait until some connections have been closed.
                 _LOG.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
@@ -141,7 +141,7 @@ class Server:
         protocol = asyncio.StreamReaderProtocol(reader)
         seconds = None if options.tls is None else options.limits.handshake_seconds
         try:
-            # `stop` cancels this task. A failed TLS handshake affects only its client.
+            # `stop` cancels this task. A failed TLS handshake only affects its client.
             with suppress(asyncio.CancelledError, OSError):
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol, accepted, ssl=options.tls, ssl_handshake_timeout=seconds
@@ -158,7 +158,7 @@ class Server:
                 del self._hosts[host]
 
     async def _scraped(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the counters to Prometheus, whatever the request."""
+        """Send the counters to Prometheus. The request is ignored."""
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SCRAPE_SECONDS)
             body = self._services.metrics.text(len(self._connections), len(self._services.log.skipped)).encode()
@@ -170,7 +170,8 @@ class Server:
     async def _sweeping(self) -> None:
         """Close overdue connections until cancelled; see `Connection.is_overdue`.
 
-        First, soon after the server listens, import the modules that the first requests would otherwise wait for.
+        Shortly after the server has started to listen, this task imports the modules of the handlers, so that the first
+        requests do not have to wait for them.
         """
         loop = asyncio.get_running_loop()
         await asyncio.sleep(IMPORT_SECONDS)
@@ -183,7 +184,7 @@ class Server:
 
 
 async def _listen(address: Address) -> list[socket.socket]:
-    """Return sockets that listen on an address; one for each IP address of a host name."""
+    """Return sockets that listen on an address. A host name with several IP addresses has one socket per address."""
     host, port = address.host, address.port
     try:
         rows = await asyncio.get_running_loop().getaddrinfo(
@@ -219,7 +220,7 @@ async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Calla
 
 @contextmanager
 def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Address]:
-    """Serve in a thread during a `with` block, for tests and programs; yields the address."""
+    """Serve in a thread during a `with` block, for tests and programs. Yields the address."""
     log = location if isinstance(location, ServedLog) else open_served(resolve(location))
     result: Future[Address] = Future()
     leaving = threading.Event()

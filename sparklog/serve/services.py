@@ -1,4 +1,4 @@
-"""The services that request handlers use, and a request with its client."""
+"""The services that request handlers use, and the requests with their clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STALL_SECONDS = 2.0
-"""A request has stalled if no bytes arrive for this long; its connection is closed if others need its memory."""
+"""A request has stalled if no bytes have arrived for this long. If other requests need its memory, its connection is
+closed.
+"""
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class ServerMetrics:
     refused: int = 0
 
     def text(self, connections: int, skipped: int) -> str:
-        """Return the counters in Prometheus text format, with the open connections and the skipped corrupt ranges."""
+        """Return the counters, the open connections and the skipped corrupt ranges in Prometheus text format."""
         from sparklog.tools.report.metrics import Labels, Metric, text_of
 
         def metric(name: str, text: str, *values: tuple[Labels, int]) -> Metric:
@@ -62,8 +64,8 @@ class RequestBytes:
     """The bytes of one request that have arrived so far.
 
     * `close`: closes the connection of the request
-    * `last`: when the latest bytes arrived (loop time)
-    * `waits`: True while the request waits for memory, so that the pause is not the client's
+    * `last`: the time when the latest bytes arrived (event loop time)
+    * `waits`: True while the request waits for memory. During this time, the client is not responsible for the pause.
     """
 
     close: Callable[[], None]
@@ -73,14 +75,15 @@ class RequestBytes:
 
 
 class RequestMemory:
-    """The memory of unanswered requests that have arrived at least in part.
+    """The memory of requests that have arrived at least partially and have no response yet.
 
-    Small requests are counted but never wait. Large requests wait for memory in order of arrival. Two rules prevent
-    deadlocks:
+    The bytes of small requests are counted, but small requests do not wait. Large requests wait for memory in order of
+    arrival. Two rules prevent deadlocks:
 
-    * One request at a time may exceed the limit; otherwise partly received requests could wait for each other forever.
-    * If no memory becomes free for `STALL_SECONDS`, the connection whose request has stalled the longest is closed;
-      otherwise clients that stop in the middle of a request could block all others.
+    * One request at a time may exceed the limit. Otherwise, partially received requests could wait for each other
+      forever.
+    * If no memory is released for `STALL_SECONDS`, the connection whose request has stalled the longest is closed.
+      Otherwise, clients that stop in the middle of a request could block all other clients.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -96,7 +99,7 @@ class RequestMemory:
         request.nbytes += nbytes
 
     async def acquire(self, request: RequestBytes, nbytes: int) -> None:
-        """Wait until there is memory for the bytes of a large request that have just arrived, and count them."""
+        """Wait until there is memory for the bytes of a large request that have just arrived, and count these bytes."""
         self._arriving.add(request)
         if self._exceeding is not request and (self._free_bytes < nbytes or self._turn.locked()):
             request.waits = True
@@ -122,7 +125,7 @@ class RequestMemory:
         self._freed.set()
 
     async def _wait(self) -> None:
-        """Wait until a request releases its memory; close a stalled connection if none does."""
+        """Wait until a request releases its memory. If no request does, close a stalled connection."""
         self._freed.clear()
         try:
             await asyncio.wait_for(self._freed.wait(), STALL_SECONDS)
@@ -136,20 +139,21 @@ class RequestMemory:
 
 
 class Logins:
-    """Limits concurrent logins, because checking a password is deliberately slow and costs the client nothing.
+    """Limits concurrent logins, because checking a password is deliberately expensive for the server and cheap for the
+    client.
 
-    Only one login per address is checked at a time, and the response to a failed login is delayed, so that an address
-    that tries many passwords does not block other addresses.
+    Only one login per address is checked at a time, and the response to a failed login is delayed. Therefore, an
+    address that tries many passwords does not block other addresses.
     """
 
     def __init__(self, limits: ServeLimits) -> None:
         self._free = asyncio.Semaphore(limits.logins)
         self._delay = limits.failed_login_seconds
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
-        """By address: its lock, and the number of logins that hold the lock or wait for it."""
+        """For each address, its lock and the number of logins that hold the lock or wait for it."""
 
     async def step(self, host: str, check: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Return the response to one message of a login, from `check`; its exceptions are raised."""
+        """Process one message of a login with `check`, and return the response. Raises the exceptions of `check`."""
         turn, count = self._turns.get(host, (asyncio.Lock(), 0))
         self._turns[host] = turn, count + 1
         try:
@@ -170,7 +174,7 @@ class Logins:
 class Services:
     """The log, its readers and writers, and the servers of this root.
 
-    Services that only some requests need are imported and created on first use.
+    Services that only some requests need are imported and created when they are first used.
     """
 
     def __init__(self, log: ServedLog, options: ServeOptions) -> None:
@@ -195,12 +199,14 @@ class Services:
         return StoredBatches(self.log)
 
     def has_buffered(self, position: FetchPosition, nbytes: int) -> bool:
-        """Return True if a fetch finds `nbytes` in memory. Does not block: the event loop calls this."""
+        """Return True if `nbytes` from a fetch position are buffered. Does not block, because the event loop calls this
+        method.
+        """
         return "batches" in vars(self) and self.batches.has_buffered(position, nbytes)
 
     @cached_property
     def coordinator(self) -> Coordinator | None:
-        """None for a Kafka directory, which has no group journals."""
+        """The group coordinator. None for a Kafka directory, which has no group journals."""
         if self.log.root is None:
             return None
         from sparklog.serve.coordinator import Coordinator
@@ -227,7 +233,7 @@ class Services:
 
 @dataclass(slots=True)
 class Client:
-    """The client of a connection; `name` is its client id, and `host` its address."""
+    """The client of a connection. `name` is the client id, and `host` is the client's address."""
 
     peer: str
     host: str = ""
@@ -241,7 +247,7 @@ class Client:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """A decoded request. The response repeats its `correlation` id."""
+    """A decoded request. The response contains the same `correlation` id."""
 
     services: Services
     client: Client

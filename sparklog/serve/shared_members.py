@@ -1,7 +1,8 @@
-"""Clients of this server in a group that members of the root share: the requests to the group's journal.
+"""Journal requests for clients of this server in a shared group.
 
-The clients are ordinary members of the journal (`classic_member`), and the server is their process: it sends their
-heartbeats, and removes clients that leave or are silent. Servers of one root may each have clients in such a group.
+The clients are ordinary members in the group's journal (`classic_member`), and the server acts for them: it sends their
+heartbeats, and removes clients that leave or whose session times out. Several servers of a root may have clients in the
+same group.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _LOG = logging.getLogger("sparklog.serve")
 
 
 def join_journal(group: Group, joining: Sequence[JoinDetails], owner: GroupMetadata | None) -> list[ClassicMember]:
-    """Add clients to the group, all with one entry. `Conflict` if the members have no assignor in common.
+    """Add clients to the group in one entry. Raises `Conflict` if the members have no assignor in common.
 
     Args:
-        owner: the exclusive owner that has stood for the clients. What cooperative ones still read they own from here
-            on; None: the clients are new to the group.
+        owner: the exclusive owner that the clients replace. Cooperative clients keep the partitions that they own. If
+            None, the clients are new to the group.
 
     Raises:
-        CodeError: INCONSISTENT_GROUP_PROTOCOL for clients that are not consumers, or have assignors of their own.
+        CodeError: INCONSISTENT_GROUP_PROTOCOL if a client is not a consumer, or supports none of sparklog's assignors.
     """
     claims = Counter(partition for details in joining for partition in _owned(details)) if owner is not None else {}
     members = []
@@ -48,7 +49,7 @@ def join_journal(group: Group, joining: Sequence[JoinDetails], owner: GroupMetad
 
 
 def rejoin_journal(classic: ClassicMember, details: JoinDetails) -> None:
-    """Apply the JoinGroup request of a client that is a member."""
+    """Process the JoinGroup request of a client that is already a member."""
     subscription = details.subscription()
     if subscription is None or not details.shared_assignors:
         raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
@@ -57,16 +58,23 @@ def rejoin_journal(classic: ClassicMember, details: JoinDetails) -> None:
 
 
 def leave_journal(classic: ClassicMember) -> None:
-    """Remove a member. If that fails, its session times out."""
+    """Remove a member. If the request fails, the member is removed when its session times out."""
     try:
         classic.membership.leave()
     except SparklogError as error:
         name = classic.membership.metadata.member_id
-        _LOG.warning("group %s: %s stays for its session timeout: %s", classic.membership.group.id, name, error)
+        _LOG.warning(
+            "group %s: cannot remove member %s, which remains until its session times out: %s",
+            classic.membership.group.id,
+            name,
+            error,
+        )
 
 
 def refresh_member(classic: ClassicMember, state: GroupState) -> None:
-    """Go on with a state of the group, send a heartbeat if one is due, and report new partitions of topics."""
+    """Apply the latest state of the group to a member, send a heartbeat if it is due, and report new partitions of
+    topics.
+    """
     classic.membership.apply(state)
     classic.membership.heartbeat_if_due()
     _report_partitions(classic)
@@ -75,7 +83,7 @@ def refresh_member(classic: ClassicMember, state: GroupState) -> None:
 def _report_partitions(classic: ClassicMember) -> None:
     membership = classic.membership
     topics, state = membership.member.topics, membership.state
-    # Topics that exist are polled for the clients' fetches.
+    # The server polls existing topics anyway, for the clients' fetches.
     counts = partition_counts(membership.group, topics, refresh=[t for t in topics if t not in state.partitions])
     if any(count > state.partitions.get(topic, 0) for topic, count in counts.items()):
         membership.subscribe(topics, counts)
@@ -84,7 +92,9 @@ def _report_partitions(classic: ClassicMember) -> None:
 def partition_counts(
     group: GroupJournal, topics: Collection[str], *, refresh: Collection[str] | None = None
 ) -> Mapping[str, int]:
-    """Return the number of partitions of each topic that exists. `refresh`: topics to read anew (None: all)."""
+    """Return the number of partitions of each existing topic. `refresh` lists the topics to read again (None: all
+    topics).
+    """
     counts = {}
     for topic in topics:
         log = group.root.engine.log(topic)
@@ -95,7 +105,7 @@ def partition_counts(
 
 
 def assignment_bytes(partitions: Partitions) -> bytes:
-    """Return partitions as a consumer reads them from a SyncGroup response."""
+    """Return an assignment in the format of a SyncGroup response."""
     rows: list[Any] = [{"topic": topic, "partitions": numbers} for topic, numbers in by_topic(partitions).items()]
     return encode_versioned(message("groups", "ConsumerProtocolAssignment"), 0, {"assignedPartitions": rows})
 

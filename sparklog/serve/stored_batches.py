@@ -1,14 +1,14 @@
 """Read stored batches for fetches, without decoding them.
 
-Headers get the fields that the slice defines, as when maintenance rewrites a slice: base offsets, the leader epoch and,
-under LogAppendTime, the commit time, with an updated checksum. If a fetch starts inside a batch, it gets the entire
-batch, as in Kafka.
+Batch headers get the fields that their slice defines: base offsets, the leader epoch and, if LogAppendTime is used, the
+commit time, with an updated checksum. Maintenance rewrites slices in the same way. If a fetch starts inside a batch, it
+returns the entire batch, as in Kafka.
 
-If the rest of a range contains no visible batch (all are aborted or compacted), an empty batch covers its offsets.
-Clients continue after it, as they do after a batch that Kafka's cleaner has emptied.
+If the remainder of a range contains no visible batches, because all of them were aborted or compacted, an empty batch
+covers the offsets. Clients continue after this batch, as after a batch that Kafka's cleaner has emptied.
 
-A window is read in one go and returned in the sizes that the client requests. The remainder is buffered for the next
-fetch.
+A window of batches is read at once and returned in the sizes that the client requests. The remainder is buffered for
+the next fetch.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import UntilError
 
 WINDOW_BYTES = 4 << 20
-"""Approximate size of a read from a partition."""
+"""The approximate number of bytes to read from a partition at once."""
 BUFFER_BYTES = 64 << 20
-"""Maximum size of the batches that are buffered for the next fetches of all clients."""
+"""The maximum total size of the batches that are buffered for the next fetches of all clients."""
 MAX_DELTA = 2**31 - 2
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """Consecutive batches: batch i is at `position[i]` to `position[i + 1]`, and `following[i]` is the offset after it.
+    """Consecutive batches. Batch i is at `position[i]` to `position[i + 1]`, and `following[i]` is the offset after the
+    batch.
 
-    * `first`: the first remaining batch; `base`: the position at which `data` starts
-    * `aborted`: aborted Kafka transactions; None if readers do not need them
+    * `first`: the index of the first remaining batch
+    * `base`: the position at which `data` starts
+    * `aborted`: aborted Kafka transactions, or None if readers do not need them
     """
 
     data: memoryview
@@ -61,7 +63,7 @@ class _Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Size of the remaining batches."""
+        """The size of the remaining batches."""
         return self.position[-1] - self.position[self.first]
 
     def consume(self, nbytes: int, *, at_least_one: bool) -> memoryview:
@@ -72,20 +74,20 @@ class _Chunk:
         end = self.position[self.first]
         consumed, rest = self.data[start - self.base : end - self.base], self.data[end - self.base :]
         if 2 * len(rest) < len(self.data):
-            # Copy a small remainder, so that it does not keep the memory of the entire window.
+            # Copy a small remainder, so that it does not keep the memory of the entire window in use.
             self.data, self.base = memoryview(bytes(rest)), end
         return consumed
 
 
 @dataclass(slots=True)
 class FetchedRecords:
-    """The response to a fetch of one partition: consecutive `buffers` of batches, up to offset `next`."""
+    """The result of a fetch from one partition: the `buffers` of consecutive batches, up to offset `next`."""
 
     buffers: list[memoryview] = field(default_factory=list)
     nbytes: int = 0
     next: int = 0
     aborted: list[tuple[int, int]] | None = None
-    """Producer id and first offset of each aborted Kafka transaction in the batches."""
+    """The producer id and first offset of each aborted Kafka transaction in the batches."""
 
 
 class StoredBatches:
@@ -98,16 +100,16 @@ class StoredBatches:
         self._free_bytes = BUFFER_BYTES
 
     def has_buffered(self, position: FetchPosition, nbytes: int) -> bool:
-        """Return True if at least `nbytes` from a position are buffered. Does not wait for the lock."""
+        """Return True if at least `nbytes` from this position are buffered. Does not wait for the lock."""
         chunk = self._buffered.get(position)
         return chunk is not None and chunk.nbytes >= nbytes
 
     def read(self, position: FetchPosition, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
         """Return batches from a position to offset `end`, up to `nbytes`.
 
-        `at_least_one`: return the first batch however large it is. Raises the errors of record reads: `NotFound` for
-        deleted offsets, `Corrupt` for a corrupt batch at the start. A later corrupt batch ends the result; the next
-        fetch starts there.
+        If `at_least_one` is true, the first batch is returned whatever its size. Raises `NotFound` if the offsets have
+        been deleted, and `Corrupt` if the first batch is corrupt. If a later batch is corrupt, the result ends before
+        that batch, and the next fetch starts there.
         """
         records = FetchedRecords(next=position.offset)
         aborted = list[AbortedTransactions]()
@@ -149,7 +151,7 @@ class StoredBatches:
                 self._free_bytes += self._buffered.popitem(last=False)[1].nbytes
 
     def _load(self, position: FetchPosition, end: int, nbytes: int) -> _Chunk:
-        """Read the next window, with at least one batch."""
+        """Read the next window, which has at least one batch."""
         start = position.offset
         while start < end:
             offsets = OffsetRange(position.topic, position.partition, start, end)
@@ -162,7 +164,7 @@ class StoredBatches:
 
 
 def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the distinct transactions with offsets in [start, end), as producer id and first offset, in order."""
+    """Return (producer id, first offset) of each transaction with offsets in [start, end), in offset order."""
     transactions = set[tuple[int, int]]()
     for part in parts:
         overlapping = part.overlapping(start, end)
@@ -171,7 +173,9 @@ def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[
 
 
 def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
-    """Read the batches of a part that overlap the offsets [start, end), with the header fields of their slices."""
+    """Read the batches of a part that overlap offsets [start, end). Their headers get the fields that the slices
+    define.
+    """
     if isinstance(part, NativeReadPart):
         return _joined(patched_batches(part), start, end, part.slices.hidden)
     pairs = ((memoryview(window.data), window.headers) for window in part.windows(WINDOW_BYTES // 4))
@@ -181,8 +185,8 @@ def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
 def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHeaders]]:
     """Yield the batches of a part, concatenated, with the header fields that their slices define.
 
-    Fetched data is copied while it is in the CPU cache, so that its memory can be reused. Raises `Corrupt` after
-    yielding the valid batches before a corrupt one.
+    Fetched data is copied while it is in the CPU cache, so that its memory can be reused. If a batch is corrupt,
+    `Corrupt` is raised after the batches before it have been yielded.
     """
     opened: dict[tuple[str, str], ReadLatest] = {}
     cursor = Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
@@ -196,13 +200,13 @@ def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHea
         if end > len(memory):
             memory = np.concatenate((memory, new_array(end, np.uint8)))
         memory[starts[-1] : end] = np.frombuffer(batches.data, np.uint8)
-    # A range that is small compared with its slices must not keep the memory of all of them.
+    # Copy a range that is small compared with its slices, so that it does not keep the memory of all slices in use.
     data = (memory[:end].copy() if 2 * end < len(memory) else memory).data[:end]
     try:
         headers = scan_headers(data, contents=False)
     except Corrupt:
         for (planned, position), start, stop in zip(sources, starts, [*starts[1:], end], strict=True):
-            # Scan again to report the file and position of the corrupt batch.
+            # Scan again, so that the error reports the file and position of the corrupt batch.
             scan_headers(data[start:stop], contents=False, file=planned.file, file_position=position)
         raise
     source = np.searchsorted(starts, headers.position, side="right") - 1
@@ -216,9 +220,10 @@ def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHea
 def _joined(
     windows: Iterable[tuple[memoryview, BatchHeaders]], start: int, end: int, aborted: AbortedTransactions | None
 ) -> _Chunk:
-    """Concatenate the batches of windows that overlap the range; a single window is not copied.
+    """Concatenate the batches of windows that overlap the range. A single window is not copied.
 
-    Raises `Corrupt` if the range has no valid batch before the corrupt one.
+    Raises `Corrupt` if the first batch in the range is corrupt. If a later batch is corrupt, the result ends before
+    that batch.
     """
     position, following, parts, base = [0], list[int](), list[memoryview](), 0
     try:

@@ -1,14 +1,14 @@
 """Users: who may connect, which topics they may read and write, and which groups they may use.
 
-The users file has a line for each user: the name, a hash of the password, and the allowed prefixes of names:
+The users file has one line per user: the name, a password hash, and the allowed prefixes of topic and group names:
 
     anna SCRAM-SHA-256$4096:<salt>$<stored key>:<server key> read:orders write:orders group:shop
 
-`read:` without a prefix allows all topics. Lines that start with # are comments. `hashed` creates a hash in the format
-of PostgreSQL, with salt and keys in base64. Neither the file nor the server stores the password.
+`read:` without a prefix allows all topics. Lines that start with # are comments. `hashed` creates a hash in
+PostgreSQL's format, with a base64-encoded salt and keys. Neither the file nor the server stores the password.
 
-The same hash is used for SASL/PLAIN, which sends the password in clear text and so needs TLS, and for SCRAM-SHA-256
-(RFC 5802, RFC 7677). Channel binding is not supported.
+The same hash is used for SASL/PLAIN, which sends the password in clear text and therefore requires TLS, and for
+SCRAM-SHA-256 (RFC 5802, RFC 7677). Channel binding is not supported.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ WRONG = "the name or the password is wrong"
 ITERATIONS = 4096
 MAX_ITERATIONS = 1_000_000
 _HASH = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([^$:]*)\$([^$:]{43}=):([^$:]{43}=)")
-"""Iterations, salt, stored key and server key; the keys have 32 bytes."""
+"""Iterations, salt, stored key and server key. Each key has 32 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A password hash: enough to verify the password, but not to recover it."""
+    """A password hash. It can verify the password, but does not reveal it."""
 
     iterations: int
     salt: bytes
@@ -52,7 +52,7 @@ class Verifier:
 
     @classmethod
     def parse(cls, text: str) -> Verifier:
-        """Parse a hash. Raises `ValueError` if the text is not one."""
+        """Parse a password hash. Raises `ValueError` if the hash is invalid."""
         match = _HASH.fullmatch(text)
         if match is None or not ITERATIONS <= int(match[1]) <= MAX_ITERATIONS:
             raise ValueError(text)
@@ -68,7 +68,7 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user with the allowed prefixes of names by operation."""
+    """A user and, for each operation, the prefixes of the names that the user may access."""
 
     name: str
     verifier: Verifier
@@ -79,12 +79,12 @@ class User:
 
 
 def hashed(password: str, random: Random) -> str:
-    """Return the hash of a password, with a random salt, for a users file."""
+    """Return the hash of a password for a users file, with a random salt."""
     return str(Verifier.of(password, random.getrandbits(128).to_bytes(16, "big")))
 
 
 def read_users(path: str) -> dict[str, User]:
-    """Return the users of a file, by name. Raises `BadRequest` with the number of the first invalid line."""
+    """Return the users in a file, by name. Raises `BadRequest` with the number of the first invalid line."""
     users: dict[str, User] = {}
     try:
         lines = Path(path).read_text("utf-8").splitlines()
@@ -103,17 +103,17 @@ def read_users(path: str) -> dict[str, User]:
                 prefixes[operation] += (prefix,)
         except (ValueError, LookupError):
             raise BadRequest(
-                f"line {number} of {path}: expected a name, a hash ({SCRAM}$...) and any of "
-                f"{', '.join(f'{operation}:PREFIX' for operation in OPERATIONS)}"
+                f"line {number} of {path}: expected `NAME {SCRAM}$... [OPERATION:PREFIX ...]`, where OPERATION is "
+                f"one of {', '.join(OPERATIONS)}"
             ) from None
         if name in users:
-            raise BadRequest(f"line {number} of {path}: there is another line for user {name}")
+            raise BadRequest(f"line {number} of {path}: user {name} is already defined in another line")
         users[name] = User(name, verifier, prefixes)
     return users
 
 
 class SaslExchange:
-    """An authentication: `step` handles a message of the client and returns the response; the last one sets `user`."""
+    """A SASL authentication. `step` processes a client message and returns the response. The last step sets `user`."""
 
     def __init__(self, mechanism: str, users: Mapping[str, User], random: Random) -> None:
         self.user: User | None = None
@@ -125,16 +125,20 @@ class SaslExchange:
         self._nonce = ""
 
     def step(self, data: bytes) -> bytes:
-        """Process a message of the client. Raises `CodeError` if the message, the name or the password is wrong."""
+        """Process a message of the client. Raises `CodeError` if the message is invalid, or the name or password is
+        wrong.
+        """
         handle = self._plain if self._mechanism == PLAIN else self._final if self._messages else self._first
         try:
             return handle(data.decode())
         except ValueError as error:
-            # This includes text that is not UTF-8 or base64.
+            # This includes text that is not valid UTF-8 or base64.
             raise CodeError(Code.SASL_AUTHENTICATION_FAILED, str(error)) from None
 
     def _user(self, name: str) -> User:
-        """Return a user; for an unknown name, one without a valid password, so that clients cannot find out names."""
+        """Return a user. For an unknown name, return a user that cannot log in, so that clients cannot discover user
+        names.
+        """
         secret = b"".join(user.verifier.server_key for user in self._users.values())
         salt = _hmac(secret, name.encode())[:16]
         return self._users.get(name) or User(name, Verifier(ITERATIONS, salt, bytes(32), bytes(32)), {})
@@ -153,7 +157,7 @@ class SaslExchange:
         header, _, bare = text.partition(",,")
         fields = _fields(bare)
         if not header.startswith(("n", "y")) or not fields.get("n") or not fields.get("r") or "m" in fields:
-            raise ValueError("expected a first message of SCRAM without channel binding")
+            raise ValueError("expected the first SCRAM message, without channel binding")
         self._claimed_user = self._user(fields["n"].replace("=2C", ",").replace("=3D", "="))
         self._nonce = fields["r"] + _text(self._random.getrandbits(192).to_bytes(24, "big"))
         response = (
@@ -172,7 +176,7 @@ class SaslExchange:
         signature = _hmac(verifier.stored_key, message)
         key = bytes(left ^ right for left, right in zip(proof, signature, strict=False))
         is_valid = hmac.compare_digest(hashlib.sha256(key).digest(), verifier.stored_key)
-        # Like Kafka, allow a prefix: librdkafka before 2.6 repeats its own nonce in front.
+        # Like Kafka, accept a prefix, because librdkafka before 2.6 sends its own nonce twice.
         is_fresh = fields.get("r", "").endswith(self._nonce)
         if not is_valid or not is_fresh or binding != f"{header},,":
             raise ValueError(WRONG)

@@ -1,1 +1,1 @@
-"""The requests that are served, a module for each family of them."""
+"""The request handlers, in one module per family of APIs."""

@@ -1,7 +1,7 @@
-"""Admin requests about features that a root does not have: ACLs, quotas, replicas, a quorum.
+"""Admin requests for features that a root does not have: ACLs, quotas, replicas and a quorum.
 
 The responses are those of a single broker without these features: ACLs are disabled, lists are empty, and no election
-is needed. DescribeProducers and ListConfigResources describe the producers and configs of the root.
+is needed. DescribeProducers and ListConfigResources return the producers and configs of the root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparklog.serve.users import READ
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = CONFIG_RESOURCES = (2, 4, 8, 16, 32)
 PREFERRED, UNCLEAN = 0, 1
-"""Types of elections."""
+"""Election types."""
 QUOTA_ENTITIES = ("user", "client-id", "ip")
 METADATA_PARTITION = ("__cluster_metadata", 0)
 
@@ -51,13 +51,13 @@ async def delete_acls(request: ServedRequest) -> Fields:
 
 
 async def describe_user_scram_credentials(request: ServedRequest) -> Fields:
-    """Return no credentials: those of `--users` are in a file and are not disclosed."""
+    """Return no credentials, because the credentials in the file of `--users` are not disclosed."""
     names = [user["name"] for user in request.fields["users"] or ()]
 
     def row(name: str) -> Fields:
-        code, text = Code.RESOURCE_NOT_FOUND, "there is no SCRAM credential of user"
+        code, text = Code.RESOURCE_NOT_FOUND, "no SCRAM credentials exist for user"
         if names.count(name) > 1:
-            code, text = Code.DUPLICATE_RESOURCE, "a request must list a user only once, found"
+            code, text = Code.DUPLICATE_RESOURCE, "the request must list each user only once, found"
         return {"user": name, **failure(CodeError(code, f"{text} {name!r}"))}
 
     return {"errorMessage": "", "results": [row(name) for name in dict.fromkeys(names)]}
@@ -67,9 +67,7 @@ async def describe_client_quotas(request: ServedRequest) -> Fields:
     for component in request.fields["components"]:
         kind = component["entityType"]
         if kind not in QUOTA_ENTITIES:
-            error = CodeError(
-                Code.UNSUPPORTED_VERSION, f"expected an entity of type user, client-id or ip, found {kind!r}"
-            )
+            error = CodeError(Code.UNSUPPORTED_VERSION, f"expected entity type user, client-id or ip, found {kind!r}")
             return {**failure(error), "entries": None}
     return {"errorMessage": "", "entries": []}
 
@@ -80,7 +78,7 @@ async def alter_client_quotas(request: ServedRequest) -> Fields:
 
 
 async def alter_user_scram_credentials(request: ServedRequest) -> Fields:
-    fields, text = request.fields, "users are defined in the file of `sparklog serve --users`: edit that file"
+    fields, text = request.fields, "users are defined in the file of `sparklog serve --users`; edit this file"
     users = dict.fromkeys(row["name"] for row in (*fields["deletions"], *fields["upsertions"]))
     return {"results": [{"user": name, **failure(CodeError(Code.UNSUPPORTED_VERSION, text))} for name in users]}
 
@@ -129,7 +127,7 @@ def elect_leaders(request: ServedRequest) -> Fields:
     kind, topics = request.fields["electionType"], request.fields["topicPartitions"] or []
     error = None
     if kind not in (PREFERRED, UNCLEAN):
-        error = CodeError(Code.INVALID_REQUEST, f"expected an election of type 0 or 1, found {kind}")
+        error = CodeError(Code.INVALID_REQUEST, f"expected election type 0 or 1, found {kind}")
     polled = _visible(request, (topic["topic"] for topic in topics), may_see)
 
     def row(topic: str, number: int) -> Fields:
@@ -144,7 +142,7 @@ def elect_leaders(request: ServedRequest) -> Fields:
 
 
 async def describe_quorum(request: ServedRequest) -> Fields:
-    """Return a quorum that consists of this server; its offsets are 0, because a root has no metadata log."""
+    """Return a quorum that consists of this server. Its offsets are 0, because a root has no metadata log."""
     services, found = request.services, False
     own = services.peers.own
     node_id, topics = services.node_ids[own], list[Fields]()
@@ -188,7 +186,7 @@ def describe_producers(request: ServedRequest) -> Fields:
 
 
 def _producers(request: ServedRequest, topic: str) -> dict[int, list[Fields]]:
-    """Return the idempotent producers in a topic's registry, by partition; none for a Kafka directory."""
+    """Return the idempotent producers in a topic's registry, by partition. A Kafka directory has no registry."""
     root = request.services.log.root
     rows: dict[int, list[Fields]] = {}
     for name, entry in root.topic(topic).log.state(refresh=False).registry.items() if root is not None else ():
@@ -219,7 +217,7 @@ def list_config_resources(request: ServedRequest) -> Fields:
 def _visible(
     request: ServedRequest, names: Iterable[str], may: Callable[[ServedRequest, str], bool]
 ) -> dict[str, PolledTopic]:
-    """Poll topics; return all of them, with `DENIED` for topics that the client may not see."""
+    """Poll topics, and return the state of each topic. The state of a topic that the client may not see is `DENIED`."""
     topics = list(dict.fromkeys(names))
     polled = request.services.log.poll_each([name for name in topics if may(request, name)])
     invalid = PolledTopic(code=Code.INVALID_TOPIC)

@@ -1,12 +1,12 @@
-"""Fetch: return stored batches, within the size and wait limits of the request.
+"""Fetch: return stored batches, within the size and time limits of the request.
 
-With `read_committed`, reads end at the last stable offset and skip records of aborted sparklog transactions; the
-response lists the aborted Kafka transactions of imported topics. If there are not enough records, a fetch waits for a
-commit. Fetch sessions are not supported: a client that requests one gets none, and lists all partitions in each
-request.
+With `read_committed`, reads end at the last stable offset and skip records of aborted sparklog transactions. The
+response lists aborted Kafka transactions of imported topics. If there are not enough records, a fetch waits for a
+commit. Fetch sessions are not supported: if a client requests a session, it does not get one, and lists all partitions
+in each request.
 
-Since version 13, requests refer to topics by id. A client of a deleted topic therefore never reads a later topic of the
-same name; it gets `UNKNOWN_TOPIC_ID`.
+Since version 13, requests refer to topics by id. If a topic was deleted and created again with the same name, a client
+of the deleted topic therefore gets `UNKNOWN_TOPIC_ID` and does not read the new topic.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
 FULL_EPOCHS = (0, -1)
-"""Epochs of a full fetch request, which lists all of its partitions: 0 starts a session, -1 uses none. As in Kafka, the
-session id is then ignored: kafka-go sends id -1 with epoch -1."""
+"""Epochs of a full fetch request, which lists all its partitions: 0 starts a session, and -1 does not use one. As in
+Kafka, the session id of such a request is ignored: kafka-go sends id -1 with epoch -1.
+"""
 ID_VERSION = 13
 """The first version that refers to topics by id."""
 UNKNOWN_ID = PolledTopic(code=Code.UNKNOWN_TOPIC_ID)
@@ -31,7 +32,7 @@ UNKNOWN_ID = PolledTopic(code=Code.UNKNOWN_TOPIC_ID)
 
 @dataclass(slots=True)
 class _Response:
-    """The response so far: its topics, their size and the maximum size; `polled` has the state of the topics."""
+    """An incomplete response: its topics, their size and the maximum size. `polled` has the state of the topics."""
 
     max_bytes: int
     polled: dict[str, PolledTopic]
@@ -50,7 +51,7 @@ async def fetch(request: ServedRequest) -> Fields:
     deadline = loop.time() + max(0, fields["maxWaitMs"]) / 1000
     is_fresh, is_buffered = False, _is_buffered(request)
     while True:
-        # Buffered batches are returned directly, because a thread costs more than the copy.
+        # Return buffered batches without a thread, because switching to a thread costs more than copying the batches.
         response = _read(request, is_fresh) if is_buffered else await services.run(_read, request, is_fresh)
         remaining = deadline - loop.time()
         if response.failed or response.nbytes >= fields["minBytes"] or remaining <= 0 or not response.polled:
@@ -60,7 +61,7 @@ async def fetch(request: ServedRequest) -> Fields:
 
 
 async def _name_topics(request: ServedRequest) -> None:
-    """Set the name of each topic in a request, from its id; the name of an unknown id is empty."""
+    """Set the name of each topic in a request from its id. If an id is unknown, the name is empty."""
     log, topics = request.services.log, request.fields["topics"]
     ids = [topic["topicId"] for topic in topics]
     if any(log.name_of(topic_id) is None for topic_id in ids):
@@ -86,7 +87,7 @@ def _is_buffered(request: ServedRequest) -> bool:
 
 
 def _read(request: ServedRequest, is_fresh: bool) -> _Response:
-    """Read the available batches. `is_fresh`: the topics have just been polled."""
+    """Read the available batches. If `is_fresh` is true, the topics have just been polled."""
     fields = request.fields
     limit = request.services.options.limits.response_bytes
     response = _Response(min(fields["maxBytes"], limit) if fields["maxBytes"] > 0 else limit, _poll(request, is_fresh))
@@ -131,10 +132,10 @@ def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, re
 
 
 def _poll(request: ServedRequest, is_fresh: bool) -> dict[str, PolledTopic]:
-    """Return the state of all topics, and poll those that may have new records, in one call.
+    """Return the state of all topics. Topics that may have new records are polled in one call.
 
-    A client that has read most of its topics to the end still lists all of them in each request. A fetch that may wait
-    uses a recent poll, because waiting polls again.
+    A client that has read most of its topics to the end still lists all topics in each request. A fetch that may wait
+    uses a recent poll, because it polls again while it waits.
     """
     log, topics, stale = request.services.log, dict[str, PolledTopic](), list[str]()
     waits = request.fields["maxWaitMs"] > 0 and request.fields["minBytes"] > 0

@@ -1,11 +1,12 @@
-"""Groups: their members, their offsets, and what operators ask about them.
+"""Requests about groups: members, offsets, and administration.
 
-`sparklog groups`, consumers of the root and Spark queries with `kafka.group.id` see the same offsets. A commit without
-a member (generation -1) sets offsets as an operator does, if the group has no members. A group whose members are not
-only clients of this server (but consumers of the root, a Spark query, another server) is described from its journal.
+`sparklog groups`, consumers of the root and Spark queries with `kafka.group.id` use the same offsets. A commit without
+a member (generation -1) sets the offsets of a group without members, as an operator does. If a group also has members
+outside this server (consumers of the root, a Spark query, clients of another server), its description is read from the
+journal.
 
-Not supported: KIP-848's protocol, in which a broker computes the assignment; a retention time per offset commit; leader
-epochs in responses; transaction coordinators.
+The following are not supported: the consumer protocol of KIP-848, in which a broker computes the assignment; a
+retention time per offset commit; leader epochs in responses; transaction coordinators.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from sparklog.serve.users import GROUP, READ
 
 CLASSIC = "classic"
 GROUP_KEY, SHARE_KEY = 0, 2
-"""Key types of FindCoordinator; 1 is a transaction."""
+"""Key types of FindCoordinator. Key type 1 is a transactional id."""
 GROUPS_VERSION, KEYS_VERSION = 8, 4
 """The first versions of OffsetFetch and FindCoordinator that can request several groups."""
 NO_OFFSET: Fields = {"committedOffset": -1, "metadata": ""}
 
 
 def _check_group(request: ServedRequest, group: str) -> None:
-    """Raise `BadRequest` if the name is invalid, and `CodeError` if the client may not use the group."""
+    """Raise `BadRequest` if the group id is invalid, and `CodeError` if the client may not use the group."""
     check_id(group, "group id")
     if not request.may(GROUP, group):
-        raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "the group is not yours")
+        raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "the user may not use this group")
 
 
 def _coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
-    """Return the coordinator. Raises as `_check_group`.
+    """Return the coordinator. Raises the errors of `_check_group`.
 
-    Also raises `CodeError` if groups have no journal, or a journal that cannot be written, unless `reading`.
+    Also raises `CodeError` if groups have no journals or if, unless `reading` is set, journals cannot be written.
     """
     _check_group(request, group)
     coordinator = request.services.coordinator
@@ -62,20 +63,20 @@ def _coordinator_of(request: ServedRequest, group: str, *, reading: bool = False
 
 
 def _members_of(request: ServedRequest) -> GroupMembers:
-    """Return the members of the group that a request names. Raises as `_coordinator_of`."""
+    """Return the members of the group in a request. Raises the errors of `_coordinator_of`."""
     group = request.fields["groupId"]
     return _coordinator_of(request, group).members(group)
 
 
 def _code(error: Exception) -> Code:
-    """Return the error code for one of `FAILURES`: clients retry what the store could not do."""
+    """Return the error code for one of `FAILURES`. Clients retry if a request to the store has failed."""
     if isinstance(error, CodeError):
         return error.code
     return Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
 
 
 def _with_code(handler: Callable[..., Awaitable[Fields]]) -> Callable[..., Awaitable[Fields]]:
-    """Respond to a failed request, or a failed part of one, with the error code alone."""
+    """Respond to a failed request, or to a failed part of a request, with only the error code."""
 
     @wraps(handler)
     async def response(*arguments: Any) -> Fields:
@@ -98,7 +99,7 @@ async def join_group(request: ServedRequest) -> Fields:
         client=request.client.name,
         host=request.client.peer.rpartition(":")[0],
         session_ms=fields["sessionTimeoutMs"],
-        # Version 0 knows one timeout for both.
+        # Version 0 has one field for both timeouts.
         rebalance_ms=fields["rebalanceTimeoutMs"] if request.version >= 1 else fields["sessionTimeoutMs"],
         kind=fields["protocolType"],
         protocols=tuple((protocol["name"], protocol["metadata"]) for protocol in fields["protocols"]),
@@ -174,7 +175,7 @@ async def offset_commit(request: ServedRequest) -> Fields:
 
 
 def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
-    """Return the responses for all partitions; add the offsets that can be committed to `positions`."""
+    """Return the responses for all partitions, and add the offsets that can be committed to `positions`."""
     log, names = request.services.log, [topic["name"] for topic in request.fields["topics"]]
     bounds = {name: log.last_polled(name).ends or log.poll([name]).get(name, MISSING).ends for name in names}
 
@@ -224,7 +225,7 @@ async def offset_fetch(request: ServedRequest) -> Fields:
 
 
 async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fields] | None) -> Fields:
-    """Return the committed offsets of a group for the requested topics; None: all topics."""
+    """Return the committed offsets of a group for the requested topics (None: all topics)."""
     numbers = None if requested is None else {topic["name"]: topic["partitionIndexes"] for topic in requested}
     try:
         coordinator = _coordinator_of(request, group, reading=True)
@@ -236,7 +237,7 @@ async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fiel
 
 
 def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]] | None) -> list[Fields]:
-    """Return the committed offsets of partitions by topic (None: of all topics that the client may read)."""
+    """Return the committed offsets of these partitions by topic (None: of all topics that the client may read)."""
     committed = {
         topic_partition: item
         for topic_partition, item in group.committed().items()
@@ -280,7 +281,7 @@ async def offset_delete(request: ServedRequest) -> Fields:
     return {"topics": rows}
 
 
-# -- whole groups
+# -- entire groups
 
 
 async def find_coordinator(request: ServedRequest) -> Fields:
@@ -295,13 +296,14 @@ async def _find_coordinator(request: ServedRequest, group: str) -> Fields:
     services, coordinator = request.services, request.services.coordinator
     try:
         if request.fields["keyType"] == SHARE_KEY:
-            raise CodeError(Code.INVALID_REQUEST, "share groups are not served")
+            raise CodeError(Code.INVALID_REQUEST, "share groups are not supported")
         if request.fields["keyType"] != GROUP_KEY:
-            # Clients show this message. With TRANSACTIONAL_ID_AUTHORIZATION_FAILED they would only report missing ACLs.
-            text = "sparklog serve has no transactions of Kafka's protocol: use sparklog.transactional"
+            # A Kafka directory has no groups. Do not return an error, because librdkafka also requests a coordinator to
+            # read without a group.
+            text = "sparklog serve does not support Kafka transactions; use sparklog.transactional"
             raise CodeError(Code.UNSUPPORTED_VERSION, text)
         _check_group(request, group)
-        # A Kafka directory has no groups. librdkafka asks also for reads without one, which a refusal would fail.
+        # Clients show this message. For TRANSACTIONAL_ID_AUTHORIZATION_FAILED, clients would only report missing ACLs.
         node = services.peers.own if coordinator is None else await coordinator.owner(group)
     except FAILURES as error:
         return {**failure(error), "errorCode": _code(error), "nodeId": -1}
@@ -314,7 +316,7 @@ async def list_groups(request: ServedRequest) -> Fields:
     if coordinator is None:
         return {"groups": []}
     groups = Groups(coordinator.root)
-    # A group that cannot be read is left out. Requests for it return the error.
+    # Omit groups that cannot be read. Requests for such a group return the error.
     descriptions = await coordinator.run(lambda: groups.descriptions(groups.names([]), []))
     states = {
         name: (coordinator.exclusive_members(name) or description).state for name, description in descriptions.items()

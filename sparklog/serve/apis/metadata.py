@@ -1,7 +1,7 @@
-"""Topics, partitions, servers, stored bytes, offsets: Metadata, DescribeTopicPartitions, DescribeCluster and others.
+"""Metadata, DescribeTopicPartitions, DescribeCluster, DescribeLogDirs and ListOffsets.
 
-Every server accepts requests for every partition, so leaders are only advice: see `sparklog.serve.peers`. Leader epochs
-are -1, so clients do not check them. A metadata request creates a missing topic if the root default
+Every server accepts requests for every partition, so leaders are only hints: see `sparklog.serve.peers`. Leader epochs
+are -1, so that clients do not check them. A Metadata request creates a missing topic if the root default
 `auto.create.topics.enable` is true, or if the root is in memory, for tests. The only log directory is the served
 location.
 """
@@ -22,7 +22,7 @@ from sparklog.serve.users import READ, WRITE
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 MAX_DESCRIBED_PARTITIONS = 2_000
-"""Partitions in one response of DescribeTopicPartitions, as a broker's `max.request.partition.size.limit`."""
+"""The maximum number of partitions in a DescribeTopicPartitions response, like `max.request.partition.size.limit`."""
 BROKERS, CONTROLLERS = 1, 2
 """Endpoint types of DescribeCluster."""
 ID_VERSION = 12
@@ -34,10 +34,10 @@ OFFSET_VERSIONS = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, 
 
 def metadata(request: ServedRequest) -> Fields:
     topics, services = request.fields["topics"], request.services
-    # An empty list requests all topics in version 0, a null list in later versions.
+    # An empty list requests all topics in version 0. In later versions, a null list does.
     is_all = topics is None or (request.version == 0 and not topics)
     ids = [] if is_all or request.version < ID_VERSION else requested_ids(topics)
-    # Like a broker, ignore names if a request has topic ids.
+    # Like a broker, ignore names if the request has topic ids.
     by_id = services.log.names_of(ids)
     if ids:
         names = list(by_id.values())
@@ -66,17 +66,17 @@ def metadata(request: ServedRequest) -> Fields:
 
 
 def _partitions(services: Services, topic: str, partitions: list[int]) -> list[Fields]:
-    """Return the rows of partitions in a response, with leaders and replicas."""
+    """Return the response rows of partitions, with their leaders and replicas."""
     nodes = [services.node_ids[node] for node in services.peers.leaders(topic)]
     leaders = [{"leaderId": node, "replicaNodes": [node], "isrNodes": [node]} for node in nodes]
     return [{"partitionIndex": partition, **leaders[partition % len(leaders)]} for partition in partitions]
 
 
 def _topic_row(request: ServedRequest, name: str, state: PolledTopic, partitions: list[Fields]) -> Fields:
-    """Return the row of a topic in a response: its id and partitions, or an error code."""
+    """Return the response row of a topic: its id and partitions, or an error code."""
     if state.ends:
         row = {"name": name, "topicId": state.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
-        # DescribeTopicPartitions has no such field and always returns the operations.
+        # DescribeTopicPartitions does not have this field and always returns the operations.
         if request.fields.get("includeTopicAuthorizedOperations", True):
             row["topicAuthorizedOperations"] = topic_operations(request, name)
         return row
@@ -85,7 +85,9 @@ def _topic_row(request: ServedRequest, name: str, state: PolledTopic, partitions
 
 
 def describe_topic_partitions(request: ServedRequest) -> Fields:
-    """Describe topics in name order, up to the requested number of partitions; `nextCursor` continues after them."""
+    """Describe topics in name order, up to the requested number of partitions. `nextCursor` is where the next request
+    continues.
+    """
     fields, services = request.fields, request.services
     cursor, requested = fields["cursor"], [topic["name"] for topic in fields["topics"]]
     start, first = ("", 0) if cursor is None else (cursor["topicName"], cursor["partitionIndex"])
@@ -94,7 +96,7 @@ def describe_topic_partitions(request: ServedRequest) -> Fields:
     names = sorted(name for name in set(requested or services.log.topics()) if name >= start)
     polled = services.log.poll_each([name for name in names if may_see(request, name)])
     if not requested:
-        # A topic deleted in the meantime is not an error if the client requests all topics.
+        # If the client requests all topics, ignore a topic that was deleted in the meantime.
         names = [name for name in names if polled.get(name, DENIED).ends]
     remaining, topics = max(1, min(fields["responsePartitionLimit"], MAX_DESCRIBED_PARTITIONS)), list[Fields]()
     no_others: Fields = {"eligibleLeaderReplicas": [], "lastKnownElr": []}
@@ -134,7 +136,7 @@ def describe_cluster(request: ServedRequest) -> Fields:
 
 def _cluster(request: ServedRequest, id_name: str) -> Fields:
     services, ids = request.services, request.services.node_ids
-    # Like a fenced broker, a server that does not respond is omitted.
+    # Omit servers that do not respond, as a controller omits fenced brokers.
     brokers = [{id_name: ids[node], "host": node.host, "port": node.port} for node in services.peers.responding]
     cluster_id = "sparklog" if services.log.root is None else services.log.root.id
     cluster = {"clusterId": cluster_id, "controllerId": ids[services.peers.own], "brokers": brokers}
@@ -144,7 +146,9 @@ def _cluster(request: ServedRequest, id_name: str) -> Fields:
 
 
 def _create_missing(services: Services, names: list[str]) -> None:
-    """Create missing topics if the root default `auto.create.topics.enable`, or else the server option, allows it."""
+    """Create missing topics if allowed by `auto.create.topics.enable` or, if that root default is not set, by the
+    server option.
+    """
     log, root = services.log, services.log.root
     if root is None or not names:
         return
@@ -154,7 +158,8 @@ def _create_missing(services: Services, names: list[str]) -> None:
         name for name, is_set in settings.items() if (services.options.auto_create if is_set is None else is_set)
     ]
     for name in set(allowed) - log.poll(allowed).keys() if allowed else ():
-        # If a topic cannot be created (for example, its name differs only in case from another one), it stays unknown.
+        # If a topic cannot be created (for example, because its name differs from an existing one only in case), the
+        # response reports UNKNOWN_TOPIC_OR_PARTITION.
         with suppress(*FAILURES):
             check_collision(name, log)
             root.ensure_topic(name)
@@ -188,7 +193,7 @@ def list_offsets(request: ServedRequest) -> Fields:
         if row["timestamp"] < 0 and request.version < OFFSET_VERSIONS.get(row["timestamp"], 1 << 15):
             return {"errorCode": Code.UNSUPPORTED_VERSION}
         if row["timestamp"] == LATEST_TIERED:
-            # Like a broker without tiered storage, return no such offset.
+            # Like a broker without tiered storage, return no offset.
             return {}
         if row["timestamp"] in (EARLIEST, EARLIEST_LOCAL):
             return {"offset": bounds.log_start}
@@ -199,8 +204,8 @@ def list_offsets(request: ServedRequest) -> Fields:
 
 
 def _first_at(request: ServedRequest, topic: str, row: Fields, end: int) -> Fields:
-    """Return the first record at or after a timestamp, if it is below offset `end`."""
-    # As in Kafka, the largest timestamp is that of all records, so its record may not be visible.
+    """Return the first record at or after a timestamp if its offset is below `end`."""
+    # As in Kafka, the largest timestamp is that of all records, so its record may not be visible to the client.
     log, time_ms = request.services.log, None if row["timestamp"] == MAX_TIMESTAMP else row["timestamp"]
     try:
         record = log.record_at(topic, row["partitionIndex"], time_ms, request.isolation)

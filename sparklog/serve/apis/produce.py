@@ -1,8 +1,8 @@
 """Produce and InitProducerId, for plain and idempotent producers. Transactions are not supported.
 
-A response to `acks` 1 or all means that the commit is durable; with `acks` 0 there is no response. Both APIs require
-`--writable`. Producer ids are random numbers of 62 bits, so that no two producers share one and servers do not need a
-counter. A producer that already has an id and an epoch gets a new id.
+With `acks` 1 or all, the response means that the commit is durable. With `acks` 0, there is no response. Both APIs
+require `--writable`. Producer ids are random 62-bit numbers, so that producers get different ids without a counter that
+servers share. A producer that already has an id and an epoch gets a new id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparklog.serve.users import WRITE
 
 _LOG = logging.getLogger("sparklog.serve")
 MIN_PRODUCER_ID = 1 << 32
-"""Above the ids in imported topics, because brokers count from 0."""
+"""Above the producer ids in imported topics, because brokers assign ids from 0."""
 ACKS = (0, 1, -1)
 TRANSACTIONAL_BIT = 0x10
 Response: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
@@ -27,7 +27,7 @@ Response: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
 
 @dataclass(slots=True)
 class Produced:
-    """A request with its batches queued: their responses, or futures of them, by topic and partition."""
+    """A request whose batches are queued: the responses, or their futures, by topic and partition."""
 
     topics: list[tuple[str, list[tuple[int, Response]]]]
     has_response: bool
@@ -40,20 +40,22 @@ class Produced:
         return not self.waiting
 
     def fields(self) -> Fields | None:
-        """Return the fields of the response, when all batches are done; None if the client expects no response."""
+        """Return the fields of the response after all batches are complete. Return None if the client does not expect a
+        response.
+        """
         responses = [{"name": name, "partitionResponses": [_row(*row) for row in rows]} for name, rows in self.topics]
         return {"responses": responses} if self.has_response else None
 
 
 def produce(request: ServedRequest) -> Produced:
-    """Queue all batches; the response to each follows when it is durable or has been rejected."""
+    """Queue all batches. A batch gets its response when it is durable or was rejected."""
     fields, code = request.fields, Code.NONE
     if not request.services.options.writable:
         code = Code.TOPIC_AUTHORIZATION_FAILED
     elif fields["acks"] not in ACKS:
         code = Code.INVALID_REQUIRED_ACKS
     elif fields["transactionalId"] is not None or _is_transactional(fields):
-        _LOG.warning("rejected a transaction of %s: use sparklog.transactional instead", request.client)
+        _LOG.warning("rejected a transaction of %s; use sparklog.transactional instead", request.client)
         code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     topics = [
         (topic["name"], [(row["index"], _append(request, topic["name"], row, code)) for row in topic["partitionData"]])
@@ -64,7 +66,7 @@ def produce(request: ServedRequest) -> Produced:
 
 
 def _append(request: ServedRequest, topic: str, row: Fields, code: Code) -> Response:
-    """Queue a batch, unless the error `code` rejects the entire request."""
+    """Queue a batch. If `code` is an error, the entire request is rejected, so return the error."""
     if code is not Code.NONE:
         return ProduceResponse(code)
     if not request.may(WRITE, topic):

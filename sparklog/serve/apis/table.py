@@ -1,7 +1,8 @@
-"""The supported APIs: key, name, versions as ApiVersions lists them, and the module with the handler.
+"""The supported APIs: key, name, the versions that ApiVersions lists, and the module of the handler.
 
-The maximum version of each API is the latest one that clients of Kafka 4.1, librdkafka, kafka-python, aiokafka and Node
-use, or the last one that needs no broker state. docs/reference/serve.md lists the unsupported features.
+The maximum version of each API is the latest version that the clients of Kafka 4.1, librdkafka, kafka-python, aiokafka
+and Node use, or the last version that does not require broker state. docs/reference/serve.md lists the unsupported
+features.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from sparklog.serve.codes import Code
 
 FOLDER = "protocol"
 Handler: TypeAlias = Callable[[Any], Any]
-"""Takes a `ServedRequest` and returns the fields of the response, or a coroutine of them; for Produce, a `Produced`."""
+"""Takes a `ServedRequest`, and returns the fields of the response or a coroutine of them. For Produce, returns a
+`Produced`.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,14 @@ class Api:
 
     @cached_property
     def handler(self) -> Handler:
-        """The function that handles requests. Imported on the first one, so that a server starts to listen sooner."""
+        """The function that handles requests. It is imported on first use, so that a server starts to listen sooner."""
         function = re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
         handler: Handler = getattr(import_module(f"sparklog.serve.apis.{self.module}"), function)
         return handler
 
     @cached_property
     def blocks(self) -> bool:
-        """True if the handler waits for the store, so that it must run in a thread."""
+        """True if the handler waits for the store and must therefore run in a thread."""
         return not iscoroutinefunction(self.handler)
 
 

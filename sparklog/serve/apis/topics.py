@@ -1,10 +1,10 @@
-"""Changes of topics and configs, with `--writable`, and DescribeConfigs.
+"""Changes of topics and configs, which require `--writable`, and DescribeConfigs.
 
 The changes are CreateTopics, DeleteTopics (by name or by id), CreatePartitions, DeleteRecords, AlterConfigs and
 IncrementalAlterConfigs. DescribeConfigs returns configs with their sources. The configs of a server, or of all brokers
-together, are the root defaults. The configs of a Kafka directory are unknown, because Kafka stores them elsewhere.
-Replication factors and replica assignments are validated against the servers of this root, as a broker does, but have
-no effect.
+together, are the root defaults. The configs of a Kafka directory are unknown, because Kafka does not store configs in
+its log directories. Replication factors and replica assignments are validated against the servers of this root, as a
+broker does, but have no effect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from sparklog.serve.users import GROUP, READ, WRITE
 
 TOPIC, BROKER, CLIENT_METRICS, GROUP_CONFIGS = 2, 4, 16, 32
 DELETE_BY_ID_VERSION, CONFIGS_VERSION = 6, 5
-"""The first versions of DeleteTopics with topic ids, and of CreateTopics with the new topic's configs in responses."""
+"""The first version of DeleteTopics with topic ids, and the first version of CreateTopics that returns the topic's
+configs.
+"""
 SET, DELETE, APPEND, SUBTRACT = OPERATIONS = range(4)
 SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
 TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
@@ -46,11 +48,11 @@ def _change(
     change: Callable[[Root], Fields | None],
     denied: Code = Code.TOPIC_AUTHORIZATION_FAILED,
 ) -> Fields:
-    """Change a topic and return the response fields; if that fails, an error code and message."""
+    """Change a topic and return the response fields. If the change fails, return an error code and message."""
     root = request.services.log.root
     try:
         if root is None or not request.services.options.writable:
-            raise CodeError(denied, "the server is read-only: start it with --writable")
+            raise CodeError(denied, "the server is read-only; restart it with --writable")
         if not request.may(WRITE, name):
             raise CodeError(denied, f"the user may not write to '{name}'")
         return change(root) or {}
@@ -59,20 +61,22 @@ def _change(
 
 
 def _changes(request: ServedRequest, change: Callable[[Fields, bool, Root], Fields | None]) -> list[Fields]:
-    """Change each topic of a request. `change` gets the topic's fields, whether to only validate, and the root."""
+    """Change each topic in a request. `change` gets the topic's fields, whether to only validate the change, and the
+    root.
+    """
     topics, only_check = request.fields["topics"], request.fields["validateOnly"]
     return [{"name": row["name"], **_change(request, row["name"], partial(change, row, only_check))} for row in topics]
 
 
 def create_topics(request: ServedRequest) -> Fields:
-    """Create topics; a topic that a request lists twice is not created and gets one row in the response."""
+    """Create topics. A topic that the request lists twice is not created and has one row in the response."""
     names = Counter(topic["name"] for topic in request.fields["topics"])
     only_check, rows = request.fields["validateOnly"], list[Fields]()
     for topic in request.fields["topics"]:
         name = topic["name"]
         if names[name] == 1:
             rows.append({"name": name, **_change(request, name, partial(_create, request, topic, only_check))})
-    twice = failure(CodeError(Code.INVALID_REQUEST, "the request must list a topic only once"))
+    twice = failure(CodeError(Code.INVALID_REQUEST, "the request must list each topic only once"))
     rows += [{"name": name, **twice} for name, count in names.items() if count > 1]
     request.services.log.invalidate_listing()
     return {"topics": rows}
@@ -88,7 +92,7 @@ def _create(request: ServedRequest, topic: Fields, only_check: bool, root: Root)
             raise CodeError(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' already exists")
         for config, value in configs.items():
             if value is None:
-                raise CodeError(Code.INVALID_CONFIG, f"expected a value for {config}, found null: omit the config")
+                raise CodeError(Code.INVALID_CONFIG, f"expected a value for {config}, found null; omit the config")
         explicit = TopicConfigs.of(configs)
         partitions = checked_partitions(topic, root.defaults().partitions(name), request.services.node_ids.values())
         topic_id = NO_UUID
@@ -103,7 +107,7 @@ def _create(request: ServedRequest, topic: Fields, only_check: bool, root: Root)
 
 
 def _created(topic: str, configs: TopicConfigs, defaults: RootDefaults, name: str) -> Fields:
-    """Return a config of a new topic for the response of CreateTopics."""
+    """Return a config of a new topic for the CreateTopics response."""
     source = defaults.synonyms(topic, configs, name)[0].source
     return {"name": name, "value": configs.text(name), "configSource": SOURCES[source]}
 
@@ -194,7 +198,7 @@ def incremental_alter_configs(request: ServedRequest) -> Fields:
 
 
 def _alter_each(request: ServedRequest, *, replaces: bool) -> Fields:
-    """Change configs of each resource; with `replaces`, the requested configs replace all explicit ones."""
+    """Alter the configs of each resource. If `replaces` is true, the requested configs replace all explicit configs."""
     only_check, rows = request.fields["validateOnly"], []
     for resource in request.fields["resources"]:
         is_topic = resource["resourceType"] == TOPIC
@@ -212,7 +216,7 @@ def _resource(fields: Fields) -> Fields:
 def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> None:
     kind, name, items = resource["resourceType"], resource["resourceName"], resource["configs"]
     if kind != TOPIC and (kind != BROKER or name):
-        raise CodeError(Code.INVALID_REQUEST, "expected a topic, or all brokers for the root defaults")
+        raise CodeError(Code.INVALID_REQUEST, "expected a topic, or all brokers (to alter the root defaults)")
     with errors_as(BadRequest, Code.INVALID_CONFIG):
         if kind == BROKER:
             before = root.defaults()
@@ -229,7 +233,7 @@ def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> No
 
 
 def _replaced(items: list[Fields], explicit: Iterable[str]) -> dict[str, object | None]:
-    """Return the changes of AlterConfigs by name; None removes a config that is set and not in the request."""
+    """Return the changes of an AlterConfigs request by name. None removes a config that is not in the request."""
     for item in items:
         if item["value"] is None:
             raise CodeError(Code.INVALID_REQUEST, f"expected a value for {item['name']}, found null")
@@ -237,14 +241,16 @@ def _replaced(items: list[Fields], explicit: Iterable[str]) -> dict[str, object 
 
 
 def _changed(items: list[Fields], lists: Mapping[str, str]) -> dict[str, object | None]:
-    """Return the changes of IncrementalAlterConfigs by name; None removes a config. `lists`: values of list configs."""
+    """Return the changes of an IncrementalAlterConfigs request by name. None removes a config. `lists` are the values
+    of list configs.
+    """
     changes: dict[str, object | None] = {}
     for item in items:
         name, value, operation = item["name"], item["value"], item["configOperation"]
         if operation not in OPERATIONS or (value is None and operation != DELETE):
             raise CodeError(
                 Code.INVALID_REQUEST,
-                f"expected operation 0 to 3 on {name}, with a value unless it is 1, found {operation}",
+                f"invalid operation {operation} on {name}: expected 0 to 3, and a value for all operations except 1",
             )
         if operation in (APPEND, SUBTRACT):
             if name not in lists:
@@ -277,23 +283,23 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
     log = request.services.log
     root = log.root
     if kind == CLIENT_METRICS or (kind == GROUP_CONFIGS and request.may(GROUP, name)):
-        # Client metrics and groups have no configs here.
+        # Client metrics and groups have no configs in sparklog.
         return []
     if kind == GROUP_CONFIGS:
-        raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "not allowed")
+        raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "the user may not read this group")
     if kind not in (TOPIC, BROKER):
         raise CodeError(Code.INVALID_REQUEST, f"resources of type {kind} are not supported")
     if kind == TOPIC and not request.may(READ, name):
-        raise CodeError(Code.TOPIC_AUTHORIZATION_FAILED, "not allowed")
+        raise CodeError(Code.TOPIC_AUTHORIZATION_FAILED, "the user may not read this topic")
     if kind == TOPIC and root is None and name not in log.poll([name]):
-        raise NotFound(f"no topic '{name}'")
+        raise NotFound(f"topic '{name}' does not exist")
     if root is None:
         return []
     if kind == TOPIC:
         configs = described(name, root.topic(name).log.state(refresh=False), defaults(root))
         return [_row(item.name, item.value, CONFIGS[item.name].type.name, item.doc, item.synonyms) for item in configs]
     rows = defaults(root).rows() if request.may(READ, "") else ()
-    # Without a name, the resource is all brokers: return only the explicit defaults.
+    # A resource without a name is all brokers. Return only the explicit defaults for it.
     return [_default_row(row) for row in rows if row.pattern is None and (name or row.source == ROOT_DEFAULT)]
 
 
