@@ -437,7 +437,7 @@ def test_right_ones_are_taken(place: Place) -> None:
         (lambda p: p.topic.append({"value": ["a"]}, compression="lz4"),
          "append: got an unexpected keyword argument 'compression'; it takes data, options, writer"),
         (lambda p: p.root.topic(5), "name must be a string, found 5"),
-        (lambda p: p.root.ensure_topic("t", partitions="3"), "a topic has 1 to 100000 partitions, found '3'"),
+        (lambda p: p.root.ensure_topic("t", partitions="3"), "the number of partitions must be 1 to 100000, found '3'"),
         (lambda p: sparklog.consumer(p.root, "g", topics="t.*"),
          "'t.*' is not a topic name: use pattern= to subscribe with a regular expression"),
         (lambda p: sparklog.consumer(p.root, "g", topics=()), "a consumer needs at least one topic, found none"),

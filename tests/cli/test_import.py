@@ -137,14 +137,14 @@ def test_groups_and_their_offsets_come_along(fixtures: Path, root: Path, sparklo
     assert table[2] == ["GROUP", "OFFSETS", "OF-OTHER-TOPICS"]
     assert ["g-classic", "2", "2"] in table
     described = sparklog("topics", "describe", "txn-a")
-    assert "producer 4 ('tx-open') in partition 0, from 62" in described.out
+    assert "producer 4 ('tx-open') in partition 0, from offset 62" in described.out
     kafkas = KafkaView(folder).topic_id("txn-a")
     assert described.lines[1] == f"Imported from the Kafka topic with id {kafkas}"
     (row,) = json.loads(sparklog("topics", "describe", "txn-a", "--json").out)
     assert (row["kafkaTopicId"], row["topicId"]) == (kafkas, package.open(root).topic("txn-a").log.state().topic_id)
     found = json.loads(sparklog("import", folder, "-t", "txn-b", "--json", "--no-groups", "--no-transactions").out)
     assert found["groups"] == []
-    assert "producer 4 in partition 1, from 19" in sparklog("topics", "describe", "txn-b").out
+    assert "producer 4 in partition 1, from offset 19" in sparklog("topics", "describe", "txn-b").out
     (again,) = [
         each
         for each in json.loads(sparklog("import", folder, "--dry-run", "--json").out)["groups"]

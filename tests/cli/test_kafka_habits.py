@@ -162,7 +162,7 @@ def test_wrong_usage_is_one_line(sparklog: Sparklog, place: Path, line: str, say
         ("produce ordets", "topic 'ordets' does not exist in {root}; did you mean 'orders'? ["),
         (
             "topics create a -c compression.type=none",
-            "lz4 or zstd, found 'none'; a topic without compression is uncompressed [",
+            "lz4 or zstd, found 'none'; use uncompressed for a topic without compression [",
         ),
         ("consume --include nothing", "no topic in {root} matches 'nothing': see `sparklog topics list` ["),
         ("consume orders --format '%x'", "--format takes %t %p %o %T %h %k %K %s %S and %%, found '%x' ["),

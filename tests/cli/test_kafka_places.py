@@ -164,5 +164,5 @@ def test_an_imported_topic_prints_the_same(fixtures: Path, sparklog: Sparklog, r
     }
     (said,) = described["openTransactions"]
     stable = facts["txn-a-0"]["lastStableOffset"]
-    assert said.startswith("Kafka's open transaction of producer ")
-    assert said.endswith(f" in partition 0, from {stable}")
+    assert said.startswith("the open Kafka transaction of producer ")
+    assert said.endswith(f" in partition 0, from offset {stable}")

@@ -112,11 +112,11 @@ def test_a_dry_run_changes_nothing_and_json_tells_the_same(sparklog: Sparklog, l
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ((*ALTER, "retention.ms=1"), 1, "use log.retention.ms"),
+        ((*ALTER, "retention.ms=1"), 1, "set log.retention.ms"),
         ((*ALTER, "log.rentention.ms=1"), 1, "did you mean 'log.retention.ms'"),
         ((*ALTER, "num.partitions=0"), 1, "num.partitions must be an integer from 1 to 100000"),
         ((*ALTER, "retention.ms=1", "--pattern", "a("), 1, "'a(' is not a regular expression"),
-        ((*ALTER, "log.segment.delete.delay.ms=1"), 1, "or force it"),
+        ((*ALTER, "log.segment.delete.delay.ms=1"), 1, "or use force"),
         ((*ALTER, "num.partitions=1", "--topic", "t"), 2, "give --root-defaults or --topic, not both"),
         ((*DESCRIBE, "t"), 2, "give --root-defaults or TOPIC, not both"),
         (("import",), 2, "expected the PATH of a log directory or --from-server-properties"),
@@ -145,7 +145,7 @@ def test_produce_creates_no_topic_where_the_root_forbids_it(sparklog: Sparklog, 
     produce = ("produce", "clicks", "--file", str(tmp_path / "lines"))
     sparklog(*ALTER, "auto.create.topics.enable=false")
     for words in ((), ("--num-partitions", "2")):
-        assert "auto.create.topics.enable=false" in sparklog(*produce, *words, code=1).err
+        assert "auto.create.topics.enable is false" in sparklog(*produce, *words, code=1).err
     assert log.topics() == []
     sparklog("topics", "create", "clicks")
     sparklog(*produce)
@@ -201,7 +201,7 @@ def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
     ]
     assert "hush" not in str(rows)
     texts = [row.text for row in rows]
-    assert "on the disk before it is acknowledged" in texts[2]
+    assert "durable before it is acknowledged" in texts[2]
     assert "--properties" in texts[3]
     assert "did you mean 'num.partitions'" in texts[4]
     wrong, taken = broker_settings("auto.create.topics.enable=1\nnum.partitions=3", "f")

@@ -81,11 +81,11 @@ def test_deleting_a_missing_topic_says_what_lists_topics(place: Path) -> None:
 def test_a_missing_topic_of_many_or_none_is_answered_with_some(tmp_path: Path) -> None:
     root = library.open(tmp_path / "r", create=True)
     assert "does not exist in" in answer(tmp_path, "consume x", 1)
-    assert "; it has no topics [" in answer(tmp_path, "consume x", 1)
+    assert "; the root has no topics [" in answer(tmp_path, "consume x", 1)
     for number in range(6):
         root.create_topic(f"topic-{number}")
     some = "topic-0, topic-1, topic-2, topic-3, topic-4"
-    assert f"; it has topics such as {some} [" in answer(tmp_path, "consume x", 1)
+    assert f"; the root has topics such as {some} [" in answer(tmp_path, "consume x", 1)
 
 
 def test_python_is_told_of_python(place: Path) -> None:
@@ -98,10 +98,10 @@ def test_python_is_told_of_python(place: Path) -> None:
 def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None:
     root = library.open(tmp_path / "r", create=True)
     root.alter_defaults({"auto.create.topics.enable": "false"})
-    with pytest.raises(NotFound, match=r"writers do not create topics; create it: root.create_topic\('x'\)"):
+    with pytest.raises(NotFound, match=r"because .* is false; create it with root.create_topic\('x'\)"):
         topic_for_writer(root, "x")
     (tmp_path / "lines").write_text("a\n")
-    command = f"create it: sparklog topics create x --root {tmp_path}/r ["
+    command = f"create it with sparklog topics create x --root {tmp_path}/r ["
     assert command in answer(tmp_path, "produce x --file {p}/lines", 1)
 
 
@@ -191,7 +191,7 @@ def test_an_error_names_what_is_wrong(place: Path, line: str, code: int, says: s
 
 
 def test_values_are_quoted_in_errors_of_python(place: Path) -> None:
-    with pytest.raises(BadRequest, match="partitions, found '3'"):
+    with pytest.raises(BadRequest, match="partitions must be 1 to 100000, found '3'"):
         library.open(place / "r").create_topic("x", partitions="3")  # type: ignore[arg-type]
 
 

@@ -319,7 +319,7 @@ def test_an_append_ends_them_first(place: CountedRoot, tmp_path: Path, caplog: p
     topic = opened(place, tmp_path)
     assert topic.append(pa.table({"value": ["new"], "partition": pa.array([0], pa.int32())})).base == {0: 8}
     assert [values(topic, partition) for partition in range(3)] == [[b"a", b"c", b"new"], [], [b"g"]]
-    assert "aborted Kafka's open transaction of producer 9 in partition 0, from 5" in caplog.text
+    assert "aborted the open Kafka transaction of producer 9 in partition 0, from offset 5" in caplog.text
     assert topic.log.state().kafka_open == ()
     version = topic.log.state().version
     topic.append(pa.table({"value": ["more"]}))
@@ -327,7 +327,7 @@ def test_an_append_ends_them_first(place: CountedRoot, tmp_path: Path, caplog: p
 
 
 def test_the_import_can_abort_or_refuse_them(place: CountedRoot, tmp_path: Path) -> None:
-    with pytest.raises(Conflict, match=r"topic t has 3 open transactions \(first: Kafka's open"):
+    with pytest.raises(Conflict, match=r"topic t has 3 open transactions \(first: the open Kafka"):
         opened(place, tmp_path, open_transactions="refuse")
     assert [item.key for item in place.inner.list("t/") if "/_log/" not in item.key] == []
     assert place.root.topics() == []

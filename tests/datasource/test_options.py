@@ -103,11 +103,11 @@ def test_of_several_bounds_the_connectors_first_counts(side: str) -> None:
 def test_a_brokers_security_has_no_effect_and_is_answered() -> None:
     names = ["kafka.security.protocol", "kafka.sasl.jaas.config", "kafka.ssl.truststore.location"]
     (warning,) = parse_options(dict.fromkeys(names, "secret")).warnings
-    assert warning.startswith(f"{', '.join(sorted(names))} have no effect: it secures connections to a broker")
+    assert warning.startswith(f"{', '.join(sorted(names))} have no effect: it secures connections to brokers")
     assert "secret" not in warning
     assert parse_options({"kafka.bootstrap.servers": "host:9092"}).warnings == ()
     for name in ("security.protocol", "sasl.mechanism", "ssl.keystore.location"):
-        assert message({name: "x"}).startswith(f"Unknown option '{name}': it secures connections to a broker")
+        assert message({name: "x"}).startswith(f"Unknown option '{name}': it secures connections to brokers")
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ def test_keys_of_batches_and_streams(tmp_path: Path) -> None:
     write(0, WriterKey("q", 0, "run-1"))
     write(0, WriterKey("q", 0, "run-1"))
     write(10, WriterKey("q", 1, "run-1"))
-    with pytest.raises(Conflict, match="checkpoint older than the log"):
+    with pytest.raises(Conflict, match="checkpoint is older than the log"):
         write(20, WriterKey("q", 0, "run-1"))
     write(10, WriterKey("q", 1, "run-2"))
     with pytest.raises(sparklog.Fenced):
@@ -472,7 +472,7 @@ def test_a_sink_that_names_its_topic_in_another_way_after_a_restart(tmp_path: Pa
     write(before, 2, "r3")
     write(before, 3, "r3")
     assert len(values(root, "t")) == 40
-    with pytest.raises(Conflict, match="checkpoint older than the log"):
+    with pytest.raises(Conflict, match="checkpoint is older than the log"):
         write(after, 1, "r4")
     assert len(values(root, "t")) == 40
 
@@ -509,7 +509,7 @@ def test_batch_writes_with_a_topic_column(tmp_path: Path, caplog: pytest.LogCapt
     assert one.id.startswith("one-write:")
     for version in (5, 5, 4):
         publish(sink, [write_task(sink, [rows(range(20, 30), ["a", "b"])], "x")], WriterKey("app", version, mode="txn"))
-    assert "batch 5 of 'app' is already in transactional id 'app'" in caplog.text
+    assert "batch 5 of writer 'app' was already committed to transactional id 'app'" in caplog.text
     assert values(root, "a") == [0, 2, 4, 6, 8, 10, 11, 20, 22, 24, 26, 28]
     assert values(root, "b") == [1, 3, 5, 7, 9, 21, 23, 25, 27, 29]
 
@@ -592,7 +592,10 @@ def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog:
         ),
         (
             "log",
-            "topic 'new' does not exist in {path}; it has no topics; root.ensure_topic('new') creates it; or {let_it}",
+            (
+                "topic 'new' does not exist in {path}; the root has no topics; root.ensure_topic('new') creates it; "
+                "or {let_it}"
+            ),
         ),
     ],
 )

@@ -468,7 +468,7 @@ def test_damage_behind_what_was_committed_keeps_that(root: Root, tmp_path: Path)
 @pytest.mark.usefixtures("small_pieces")
 def test_who_refuses_open_transactions_has_all_or_nothing(root: Root, tmp_path: Path) -> None:
     three_topics(tmp_path)
-    with pytest.raises(Conflict, match=r"topic t has 1 open transaction \(first: .* from 6\)"):
+    with pytest.raises(Conflict, match=r"topic t has 1 open transaction \(first: .* from offset 6\)"):
         import_log_dir(root, tmp_path, ImportOptions(topics=["t"], open_transactions="refuse"))
     assert root.topics() == []
     write_partition(tmp_path, "t-0", {8: marker(8, 7, commit=True)})

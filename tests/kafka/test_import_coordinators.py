@@ -291,7 +291,7 @@ def test_what_was_decided_is_known_and_kept(root: Root, decided: Path) -> None:
         ("goes-on", None, HOUR_MS - 5, 60_000),
     ]
     assert (read(root, "t"), read(root, "u")) == ([], [b"a"])
-    assert "('commits') in partition 0, from 0, decided: commit" in str(found[0])
+    assert "('commits') in partition 0, from offset 0, decided: commit" in str(found[0])
     assert World(root.store, seed=3).root().topic("t").log.state().kafka_open == found
     # The next import brings the markers.
     ends = marker(3, 7, commit=True) + marker(4, 8, commit=False) + marker(5, 9, commit=True)
@@ -333,7 +333,7 @@ def test_what_was_decided_ends_so_whoever_ends_it(
         topic.append(pa.table({"value": [b"new"]}))
         new = [b"new"]
         assert (
-            "before the first append to topic t: committed Kafka's open transaction of producer 7 ('commits')"
+            "before the first append to topic t: committed the open Kafka transaction of producer 7 ('commits')"
             in caplog.text
         )
     elif way == "by hand":

@@ -113,7 +113,7 @@ def test_an_instance_stays_fenced_after_any_number_of_others() -> None:
         world.producer(instance=f"i{number}").begin().abort()
     live = world.producer(instance="i7").begin()
     live.append("a", rows("1"))
-    with pytest.raises(Fenced, match="instance i0 of transactional id 'job' was superseded by i7"):
+    with pytest.raises(Fenced, match="instance i0 of transactional id 'job' was superseded by instance i7"):
         oldest.begin()
     live.commit()
     assert world.values("a") == ["1"]
@@ -159,7 +159,7 @@ def test_a_share_that_comes_too_late_is_refused_and_never_seen() -> None:
     assert world.values("a") == ["owner", "next"]
     with pytest.raises(Conflict, match="without this part"):
         world.producer().join(0)
-    with pytest.raises(Conflict, match="does not exist: the next one is 1"):
+    with pytest.raises(Conflict, match="does not exist, because the next transaction is 1"):
         world.producer().join(9)
     for wrong in ("0", None, True, owner):
         with pytest.raises(BadRequest, match=r"the `n` of the one that `begin` returned; found"):

@@ -130,7 +130,7 @@ class TestJepsen:
             world.producer(instance=f"i{number}").begin().abort()
         live = world.producer(instance="i6").begin()
         live.append("a", rows("live"))
-        with pytest.raises(Fenced, match="instance zombie of transactional id 'job' was superseded by i6"):
+        with pytest.raises(Fenced, match="instance zombie of transactional id 'job' was superseded by instance i6"):
             zombie.begin()
         live.commit()
         assert world.values_by_topic()["a"] == ["live"]
@@ -205,7 +205,7 @@ class TestTwoDriversOfOneBatch:
             return found
 
         topic.log.commit_append = other_driver  # type: ignore[method-assign, assignment]
-        with pytest.raises(Fenced, match="superseded by run-2"):
+        with pytest.raises(Fenced, match="superseded by instance run-2"):
             publish(root, "query", written(world, root, "first"), key=self.key("run-1"))
         assert world.values_by_topic() == {"a": ["second"], "b": ["second"], "c": ["second"]}
 
@@ -225,7 +225,7 @@ class TestTwoDriversOfOneBatch:
         for batch in (0, 1):
             publish(root, "query", written(world, root, f"{batch}"), key=self.key("run-1", batch))
         copy = world.root()
-        with pytest.raises(Conflict, match=r"checkpoint older .* transactional id 'query' already has batch 1"):
+        with pytest.raises(Conflict, match=r"checkpoint is older .* transactional id 'query' has batch 1"):
             publish(copy, "query", written(world, copy, "0"), key=self.key("restored", 0))
         with pytest.raises(Conflict, match="replay mismatch: batch 1 of writer 'query' has 0 records"):
             publish(copy, "query", [], key=self.key("restored", 1))

@@ -77,7 +77,7 @@ def test_a_commit_after_it_was_ended_by_somebody_else() -> None:
     world.root().engine.decisions.log("other").abort(0, "operator")
     world.now_ms += MINUTE
     refused(world, late.commit, Conflict, r"transaction 0 of 'other' is already decided \(by an operator\)")
-    with pytest.raises(Conflict, match=r"already decided \(by an operator\), so nothing of this was published"):
+    with pytest.raises(Conflict, match=r"already decided \(by an operator\), so these records were not published"):
         transaction.commit()
     assert world.values_by_topic() == {"a": [], "b": [], "c": []}
 

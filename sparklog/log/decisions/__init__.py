@@ -1,1 +1,1 @@
-"""Transaction decisions: one journal per transactional id, and the offsets up to which readers may read."""
+"""Transaction decisions: one journal per transactional id, and the offsets up to which readers can read."""

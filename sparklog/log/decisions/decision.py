@@ -1,9 +1,10 @@
 """Entries of a transactional id's journal, `_transactions/<id>/_log`, and the steps from one state to the next.
 
-An entry contains the complete state after it; docs/reference/format-transactions.md describes its fields. The state
-stays small because a COMMIT is pruned once all its participants (topics and groups) have recorded it. `newest` is the
-number of the latest decision: all transactions up to it are decided, and none after it. A decided n that is not among
-`commits` was aborted, or was committed and recorded by all its participants.
+Each entry contains the complete state after it; docs/reference/format-transactions.md describes its fields. The state
+remains small because a COMMIT is pruned when all its participants (topics and groups) have recorded it. `newest` is the
+number of the latest decision. All transactions up to this number are decided, and all later transactions are undecided.
+If a decided transaction is not in `commits`, it was aborted, or it was committed and all its participants have recorded
+the COMMIT.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ REASONS = BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERAT
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepare, which is one commit of a topic. `part` is the job that wrote it; None if there is a single job."""
+    """A prepare, which is one commit of a topic. `part` is the job that wrote it, or None if there is only one job."""
 
     topic: str
     topic_id: str
@@ -80,7 +81,7 @@ class CommitDecision:
 
 @dataclass(frozen=True, slots=True)
 class Decisions(StateEntry):
-    """The latest entry of a transactional id, which is its state."""
+    """The latest entry of a transactional id, which is the state of the id."""
 
     op: str = ""
     n: int | None = None
@@ -96,14 +97,14 @@ class Decisions(StateEntry):
     epoch: int | None = None
     content: Content | None = None
     expired: Mapping[str, str] = field(default_factory=dict)
-    """In an archive (`expired_ids`): the latest entry of each expired id, as it was written."""
+    """In an archive (`expired_ids`), the latest entry of each expired id, as it was written."""
 
     def is_decided(self, n: int) -> bool:
-        """Return True if `n` is decided; a decision never changes."""
+        """Return True if `n` is decided. A decision never changes."""
         return n <= self.newest
 
     def commit_of(self, n: int) -> CommitDecision | None:
-        """Return the COMMIT of `n`; None if `n` is undecided or aborted, or if its COMMIT was pruned."""
+        """Return the COMMIT of `n`, or None if `n` is undecided or aborted, or if its COMMIT was pruned."""
         return next((item for item in self.commits if item.n == n), None)
 
     def is_known_aborted(self, n: int) -> bool:
@@ -111,11 +112,11 @@ class Decisions(StateEntry):
         return n == self.newest and self.commit_of(n) is None
 
     def is_clear(self, n: int) -> bool:
-        """Return True if this entry has the outcome of `n`; False if a COMMIT of `n` may have been pruned."""
+        """Return True if this entry contains the outcome of `n`, and False if a COMMIT of `n` may have been pruned."""
         return n == self.newest or self.commit_of(n) is not None
 
     def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
-        """Return the outcome of a decided `n`, as a topic records it."""
+        """Return the outcome of a decided `n`, in the form in which a topic records it."""
         committed = self.commit_of(n)
         if committed is None:
             return Resolved(self.id, n)
@@ -129,7 +130,7 @@ class Decisions(StateEntry):
         return committed is not None and any((item.group, item.number) == (group, number) for item in committed.groups)
 
     def entry(self) -> WriterEntry | None:
-        """Return the registry entry that detects replayed batches; None before the first batch."""
+        """Return the registry entry that detects replayed batches, or None before the first batch."""
         if self.batch is None:
             return None
         return WriterEntry(
@@ -137,14 +138,14 @@ class Decisions(StateEntry):
         )
 
 
-# -- Steps. Each returns the state after one more entry, or None if there is nothing to write. The journal sets the
-#    entry's number and the CRC-32C of the previous entry.
+# -- Steps. Each step returns the state after the next entry, or None if there is nothing to write. The journal sets the
+#    number of the entry and the CRC-32C of the previous entry.
 
 
 def init(state: Decisions, run: str, epoch: int | None = None, now_ms: int = 0) -> Decisions | None:
-    """Make `run` the instance, and abort the open transaction of an earlier one.
+    """Make `run` the instance of the id, and abort the open transaction of an earlier instance.
 
-    Raises `Fenced` if `run` was superseded.
+    Raises `Fenced` if another instance has taken over from `run`.
     """
     if state.run == run:
         return None
@@ -161,7 +162,7 @@ def prepare(
     part: str | None = None,
     groups: Sequence[PreparedGroup] = (),
 ) -> Decisions | None:
-    """Record the prepares of a job for `n`; they replace those of a failed earlier attempt of the same part."""
+    """Record the prepares of a job for `n`. They replace the prepares of an earlier failed attempt of the same part."""
     check_undecided(state, n)
     others = tuple(item for item in state.prepared if part is None or item.part != part)
     other_groups = tuple(item for item in state.prepared_groups if part is None or item.part != part)
@@ -185,7 +186,7 @@ def commit(
     run: str | None = None,
     resolved: Collection[int] = (),
 ) -> Decisions | None:
-    """COMMIT `n` with these prepares and those that jobs recorded; return None if it is committed already.
+    """COMMIT `n` with these prepares and the recorded prepares of jobs. Return None if it is already committed.
 
     `resolved` are the COMMITs that all their participants have recorded. Raises `Fenced` or `Conflict` if `n` was
     aborted.
@@ -204,12 +205,12 @@ def commit(
     if key is None:
         return after
     if not decide(state.entry(), key, count, f"transactional id '{state.id}'", time_ms).write:
-        raise Conflict(f"batch {key.batch} of '{key.id}' was committed by another run in the meantime; check again")
+        raise Conflict(f"batch {key.batch} of '{key.id}' was committed by another run in the meantime; retry")
     return replace(after, batch=key.batch, count=count, content=key.content)
 
 
 def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
-    """ABORT `n` unless it is decided."""
+    """ABORT `n`, unless it is already decided."""
     return None if state.is_decided(n) else _aborted(replace(state, op=ABORT), n, reason)
 
 
@@ -218,13 +219,13 @@ def _aborted(state: Decisions, n: int, reason: str) -> Decisions:
 
 
 def prune(state: Decisions, resolved: Collection[int]) -> Decisions | None:
-    """Prune COMMITs that all their participants have recorded, except the latest decision."""
+    """Prune the COMMITs that all their participants have recorded, except the latest decision."""
     commits = _unresolved(state, state.newest, resolved)
     return None if commits == state.commits else replace(state, op=FORGET, n=None, commits=commits)
 
 
 def expire(state: Decisions, number: int, resolved: Collection[int]) -> Decisions | None:
-    """Expire an idle id if its latest entry is `number`, nothing is prepared, and all COMMITs are recorded."""
+    """Expire an idle id if its latest entry is `number`, it has no prepares, and all COMMITs are recorded."""
     n = state.newest + 1
     if state.number != number or state.prepared or state.prepared_groups or _unresolved(state, n, resolved):
         return None
@@ -245,7 +246,7 @@ def _with_feature(state: Decisions, feature: str) -> Decisions:
 
 
 def _with_escaped_topics(state: Decisions, prepares: Sequence[Prepared]) -> Decisions:
-    """Add the feature `escapedTopics` if needed. Older releases would consider such topics deleted."""
+    """Add the feature `escapedTopics` if it is needed. Older releases would treat such topics as deleted."""
     is_escaped = any(topic_folder(item.topic) != item.topic for item in prepares)
     return _with_feature(state, ESCAPED_TOPICS) if is_escaped else state
 
@@ -255,26 +256,30 @@ def _unresolved(state: Decisions, latest: int, resolved: Collection[int]) -> tup
 
 
 def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
-    """Raise `Fenced` if a newer instance aborted `n`, and `Conflict` if it is otherwise decided or does not exist."""
+    """Raise `Fenced` if a newer instance aborted `n`, and `Conflict` if `n` is otherwise decided or does not exist."""
     if n > state.newest + 1:
         raise Conflict(
-            f"transaction {n} of '{state.id}' does not exist: the next one is {state.newest + 1}; begin a new one"
+            f"transaction {n} of '{state.id}' does not exist, because the next transaction is {state.newest + 1}; "
+            "begin a new transaction"
         )
     if not state.is_decided(n):
         return
     if run is not None and state.run != run:
         raise fenced(state, run)
     if state.commit_of(n) is not None:
-        raise Conflict(f"transaction {n} of '{state.id}' was committed without this part: use a new transaction")
+        raise Conflict(f"transaction {n} of '{state.id}' was committed without this part; use a new transaction")
     if n == state.newest and state.reason == BY_NEWER_INSTANCE:
-        raise Fenced(f"transaction {n} of '{state.id}' was aborted by a newer instance ({state.run}); stop this one")
+        raise Fenced(
+            f"transaction {n} of '{state.id}' was aborted by a newer instance ({state.run}); stop this instance"
+        )
     if n == state.newest and state.reason == BY_NEWER_GENERATION:
         raise Fenced(
-            f"transaction {n} of '{state.id}' was aborted by a newer member of its consumer group; stop this one"
+            f"transaction {n} of '{state.id}' was aborted by a newer member of its consumer group; stop this instance"
         )
     why = _WHY.get(state.reason or "", "") if n == state.newest else ""
     raise Conflict(
-        f"transaction {n} of '{state.id}' is already decided{why}, so nothing of this was published; begin a new one"
+        f"transaction {n} of '{state.id}' is already decided{why}, so these records were not published; "
+        "begin a new transaction"
     )
 
 
@@ -286,7 +291,9 @@ _WHY = {
 
 
 def fenced(state: Decisions, run: str) -> Fenced:
-    return Fenced(f"instance {run} of transactional id '{state.id}' was superseded by {state.run}; stop this instance")
+    return Fenced(
+        f"instance {run} of transactional id '{state.id}' was superseded by instance {state.run}; stop this instance"
+    )
 
 
 PREPARED_JSON = Document(
@@ -311,7 +318,7 @@ COMMITTED_JSON = Document(
 def _check_order(item: Fields, entry: Decisions) -> None:
     numbers = [committed.n for committed in entry.commits]
     if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > entry.newest):
-        raise item.bad("commits", f"in the order of their numbers, none above {entry.newest}")
+        raise item.bad("commits", f"ordered by number, with numbers up to {entry.newest}")
 
 
 DECISION_JSON = StoredDocument(

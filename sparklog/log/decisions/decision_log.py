@@ -1,26 +1,28 @@
 """Decision logs: the journal of each transactional id, and the outcomes of transactions that are open in topics.
 
-A transaction over the topics a and b, by Writer A:
+A transaction over topics a and b, by Writer A:
 
-1. A commits its slices to a and to b, as open. Each slice has the transaction's id and number n, and the version of its
-   prepare.
+1. A commits its slices to a and to b, as open slices. Each slice has the transactional id, the transaction's number n,
+   and the version of its prepare.
 2. A writes one entry to the journal of the id, which commits n.
-3. The next commit to each topic, by any writer, records the outcome of n there (in Kafka: the marker). It also aborts
-   transactions past their timeout by the store's clock.
+3. The next commit to each topic, by any writer, records the outcome of n in the topic, like a marker in Kafka. It also
+   aborts transactions that have exceeded their timeout by the store's clock.
 
-Readers need not wait for step 3: `consistent_snapshots` returns snapshots as if the outcomes were recorded, and makes
-those of several topics agree, so that they contain all of a transaction or nothing of it.
+Readers do not have to wait for step 3: `consistent_snapshots` returns snapshots as if the outcomes were recorded, and
+makes the snapshots of several topics consistent, so that they contain a transaction either completely or not at all.
 
-The latest entry of the journal drops a COMMIT once all its participants have recorded it. If a mount's cache hides such
-a record from a reader, a pruned COMMIT looks like an ABORT. So the reader searches for the entry that decided, which is
-kept for a week. If that is deleted or hidden as well, the outcome is unclear, and the transaction counts as open for
-that week (`KEEP_MS`). A reader that still sees it open after that knows that it was aborted.
+The latest entry of the journal no longer has a COMMIT that all participants have recorded. If the cache of a mount
+hides such a record from a reader, a pruned COMMIT looks like an ABORT. Therefore, the reader searches for the entry
+that decided the transaction, which is kept for a week. If that entry is deleted or hidden as well, the outcome is
+unclear, and the transaction counts as open for a week (`KEEP_MS`). If a reader still finds it open after this time, it
+was aborted.
 
-The ends of a read of several partitions must agree as well (`consistent_ends`). A transaction that is open in one
-partition hides later ones there, beyond the last stable offset, and in no other partition. A reader that read up to
-that offset everywhere could see only a part of a later transaction. So the ends of all partitions and topics move back
-to where such a transaction starts, until no transaction is partially visible. An end never moves below one that was
-returned before for the same topics.
+The ends of a read of several partitions must also be consistent (`consistent_ends`). A transaction that is open in one
+partition hides later transactions in this partition, because they are beyond the last stable offset, but does not hide
+them in other partitions. A reader that reads each partition up to its last stable offset could therefore read only a
+part of a later transaction. To prevent this, the ends of all partitions and topics are moved back to the start of such
+a transaction, until no transaction is partially visible. An end is never below an end that was returned before for the
+same topics.
 """
 
 from __future__ import annotations
@@ -55,16 +57,18 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("sparklog.log")
 MAX_CACHED_OUTCOMES = 256
-"""How many outcomes of old transactions are cached, for topics and groups that still show them open."""
+"""The maximum number of cached outcomes of old transactions, for topics and groups in which they are still open."""
 
 MIN_EXPIRED_AGE_MS = 86_400_000
-"""An id whose latest entry is younger has not expired, because its objects are kept longer; no archive is read."""
+"""If the latest entry of an id is younger, the id has not expired, because its objects are kept longer. No archive is
+read.
+"""
 
 ReadSnapshot = Callable[[str], Snapshot]
 
 
 class DecisionLog(EntryLog["Decisions"]):
-    """The journal of one transactional id. Threads may share it."""
+    """The journal of one transactional id. Threads may share an instance."""
 
     def __init__(self, root: RootAccess, transactional_id: str) -> None:
         from sparklog.log.decisions.decision import DECISIONS
@@ -75,12 +79,12 @@ class DecisionLog(EntryLog["Decisions"]):
         self._outcomes: OrderedDict[int, Decisions] = OrderedDict()
 
     def deciding(self, n: int) -> Decisions:
-        """Return the cached state if it decides `n`, else the latest one."""
+        """Return the cached state if it decides `n`, and otherwise the latest state."""
         state = self.current()
         return state if state.is_decided(n) else self.refresh()
 
     def outcome(self, n: int) -> Decisions | None:
-        """Return a state that has the outcome of a decided `n`; None while the outcome is unclear: see the module."""
+        """Return a state with the outcome of a decided `n`, or None while the outcome is unclear; see the module."""
         state = self.current()
         if not state.is_decided(n) or state.is_clear(n):
             return state
@@ -95,9 +99,10 @@ class DecisionLog(EntryLog["Decisions"]):
         return decided
 
     def has_expired(self, n: int) -> bool:
-        """Return True if the entry that decided an unclear `n` may be deleted: the entries after it are a week old.
+        """Return True if the entries after the decision on an unclear `n` are a week old, so that the decision may be
+        deleted.
 
-        If a later snapshot still shows `n` as open, it was aborted. False if the store's clock cannot be read.
+        If a later snapshot still has `n` as open, `n` was aborted. Returns False if the store's clock cannot be read.
         """
         number = self._search(n)[1]
         info = self.store.stat(self.key(number))
@@ -113,7 +118,7 @@ class DecisionLog(EntryLog["Decisions"]):
             return False
 
     def is_hidden(self) -> bool:
-        """Return True if a listing shows entries that a mount's cache of names hides from this process."""
+        """Return True if a listing contains entries that the directory cache of a mount hides from this process."""
         number = self.current().number
         return self.store.hides_names and self._numbered.last_listed(number) > number
 
@@ -135,17 +140,18 @@ class DecisionLog(EntryLog["Decisions"]):
         state = super().write(checked_step)
         if was_expired and state.op != EXPIRE:
             reached("transactions: an expired id is used again")
-            # With a checkpoint, the next process need not read the archive.
+            # With a checkpoint, the next process does not have to read the archive.
             try:
                 self.write_checkpoint()
             except (SparklogError, OSError) as error:
-                _LOG.warning("no checkpoint of %s: %s", self.title, error)
+                _LOG.warning("cannot write a checkpoint of %s: %s", self.title, error)
         return state
 
     def _opened(self, checkpoints: Sequence[int], seen: ClockReading) -> Advance[Decisions, Decisions]:
         """Open the journal. If the id has expired, continue from its latest entry, which is in an archive.
 
-        Maintenance deletes the objects up to that entry, and a stalled process may create some again. They are ignored.
+        Maintenance deletes the objects up to this entry, and a stalled process may create some of them again. They are
+        ignored.
         """
         opened, damage = None, None
         try:
@@ -166,20 +172,20 @@ class DecisionLog(EntryLog["Decisions"]):
         return opened
 
     def _archived_entry(self) -> Decisions | None:
-        """Read the latest entry of this id from the archive; None if the id has not expired."""
+        """Read the latest entry of this id from the archive. Return None if the id has not expired."""
         from sparklog.log.decisions.expired_ids import archived_entry
 
         return archived_entry(self._root, self.id)
 
     def _archived(self) -> EntryRef | None:
-        """Return number and CRC-32C of the archived entry: it and those before it may be deleted."""
+        """Return the number and CRC-32C of the archived entry. This entry and earlier entries may have been deleted."""
         entry = self._archived_entry()
         return None if entry is None or entry.crc is None else (entry.number, entry.crc)
 
     def _search(self, n: int) -> tuple[Decisions | None, int]:
-        """Search for the entry that decided `n`; also return the oldest number read whose entry decides `n` or more.
+        """Search for the entry that decided `n`. Also return the smallest number read whose entry decides `n` or more.
 
-        `newest` grows along the journal, so few entries are read: backwards in doubling steps, then by bisection.
+        `newest` increases along the journal, so few entries are read: backwards in doubling steps, then by bisection.
         """
         above, low, step = self.current(), 0, 1
         while low < above.number:
@@ -192,14 +198,14 @@ class DecisionLog(EntryLog["Decisions"]):
                 after = above if above.number == number + 1 else self._entry(number + 1)
                 if after is not None and after.prev_crc == entry.crc:
                     return entry, number
-            # The entry is older, or a stalled process has created a deleted number again.
+            # The entry is older, or a stalled process has created an entry with a deleted number again.
             if entry is not None and entry.is_decided(n):
                 reached("transactions: an entry with a reused number is skipped")
             low = number + 1
         return None, above.number
 
     def _entry(self, number: int) -> Decisions | None:
-        """Read an entry; return None if it is deleted, hidden or damaged."""
+        """Read an entry. Return None if it is deleted, hidden or damaged."""
         data = self._numbered.read(number)
         if data is None:
             return None
@@ -211,9 +217,9 @@ class DecisionLog(EntryLog["Decisions"]):
 
 
 class DecisionLogs:
-    """The decision logs of a root that this process used most recently.
+    """The decision logs of a root that this process has used most recently.
 
-    Their number is bounded because each write to several topics without an id has a log of its own.
+    Their number is limited, because each write to several topics without an id has its own log.
     """
 
     def __init__(self, root: RootAccess) -> None:
@@ -241,7 +247,9 @@ class DecisionLogs:
         return Backoff(self._root.env)
 
     def resolve(self, topic: str, topic_state: TopicState) -> list[Resolved]:
-        """Return outcomes of open transactions, and abort overdue ones. Failures are left to a later commit."""
+        """Return the outcomes of open transactions, and abort overdue transactions. If this fails, a later commit
+        retries it.
+        """
         from sparklog.log.decisions.decision import BY_TIMEOUT
 
         outcomes = []
@@ -264,7 +272,9 @@ class DecisionLogs:
         return outcomes
 
     def deciding(self, transactions: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
-        """Yield `DecisionLog.deciding` of each (id, n), or its error; in parallel on a remote store."""
+        """Yield `DecisionLog.deciding` of each (id, n), or its error. On a remote store, the requests are sent in
+        parallel.
+        """
 
         def read(transaction: tuple[str, int]) -> Decisions | SparklogError | OSError:
             try:
@@ -275,12 +285,12 @@ class DecisionLogs:
         return map_requests(self._root.store, read, transactions)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare], now_ms: int | None = None) -> bool:
-        """Return True if a prepare is older than its timeout. `now_ms` is the store's clock; None reads it."""
+        """Return True if a prepare is older than its timeout. `now_ms` is the store's clock; if None, it is read."""
         now = self._root.store.now_ms() if now_ms is None else now_ms
         return any(now - self.prepared_ms(topic, item) > timeout_of(item) for item in prepares)
 
     def prepared_ms(self, topic: str, prepare: Prepare) -> int:
-        """Return when a prepare was written, by the store's clock; its commit time if the commit was deleted."""
+        """Return the time of a prepare by the store's clock, or its commit time if the commit was deleted."""
         info = self._root.store.stat(commit_key(topic, prepare.version))
         return prepare.time_ms if info is None else info.modified_ms
 
@@ -290,7 +300,7 @@ def timeout_of(prepare: Prepare) -> int:
 
 
 def open_transactions(state: TopicState) -> dict[tuple[str, int], list[Prepare]]:
-    """Return the prepares whose outcome is not recorded yet, by (id, n), in order of versions."""
+    """Return the prepares whose outcome is not recorded yet, by (id, n), in version order."""
     prepares: dict[tuple[str, int], list[Prepare]] = {}
     for item in state.open:
         prepares.setdefault((item.txn.id, item.txn.n), []).append(item)
@@ -303,7 +313,7 @@ class _Round:
 
     states: dict[str, Decisions | None] = field(default_factory=dict)
     has_expired: dict[tuple[str, str, int], bool] = field(default_factory=dict)
-    """Unclear (topic, id, n): the value of `DecisionLog.has_expired` before the topic was read again."""
+    """For each unclear (topic, id, n), the value of `DecisionLog.has_expired` before the topic was read again."""
     undecided: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     """The topics in which each (id, n) counts as open."""
 
@@ -311,12 +321,12 @@ class _Round:
 def consistent_snapshots(
     logs: DecisionLogs, raw: dict[str, Snapshot], read_snapshot: ReadSnapshot
 ) -> tuple[dict[str, Snapshot], set[str]]:
-    """Return snapshots of topics as readers see them, made to agree; also return the names of deleted topics.
+    """Return consistent snapshots of topics as readers see them, and the names of deleted topics.
 
-    1. Decisions are read after the snapshots in `raw` that they are used for, one state per id.
-    2. A snapshot is stale if another one references a later version of its topic, or shows that a transaction which it
-       shows as open is committed. `read_snapshot` reads it again, for as long as caches may hide the later version.
-    3. Once no snapshot is stale, the outcomes are applied to all of them.
+    1. Decisions are read after the snapshots in `raw` that they are used for, with one state per id.
+    2. A snapshot is outdated if another snapshot references a later version of its topic, or contains the COMMIT of a
+       transaction that is open in it. `read_snapshot` reads it again, for as long as caches may hide the later version.
+    3. When no snapshot is outdated, the outcomes are applied to all of them.
     """
     decisions = _Round()
     deleted: set[str] = set()
@@ -345,23 +355,23 @@ def consistent_snapshots(
             reached("transactions: a reader waits for a version that a cache hides")
             if not backoff.tries:
                 seconds = SETTLE_MS // 1000
-                _LOG.info("%s: waiting up to %s s for later versions", ", ".join(sorted(late)), seconds)
+                _LOG.info("waiting for later versions of %s (up to %s s)", ", ".join(sorted(late)), seconds)
             if not backoff.wait():
                 break
     raise Unavailable(
-        f"{', '.join(sorted(raw))}: a transaction refers to versions that cannot be read; try again later (topics that "
-        "share transactions no longer agree if one of them was restored or copied alone)"
+        f"cannot read versions of {', '.join(sorted(raw))} that a transaction references; retry later (topics that "
+        "share transactions become inconsistent if one of them is restored or copied alone)"
     )
 
 
 def read_snapshot(logs: DecisionLogs, log: CommitLog) -> Snapshot:
-    """Return the latest snapshot of one topic as readers see it. Raises `NotFound` if there is no topic."""
+    """Return the latest snapshot of one topic as readers see it. Raises `NotFound` if the topic does not exist."""
     shown, _ = consistent_snapshots(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
     return shown.get(log.topic) or log.snapshot()
 
 
 def reader_of(store: Store, topic: str) -> ReadLatest:
-    """Return `read_snapshot` for a task that only has a store; later calls read only later commits."""
+    """Return `read_snapshot` for a task that only has a store. Later calls read only later commits."""
     root = RootAccess(store, SYSTEM)
     logs, log = DecisionLogs(root), CommitLog(root, topic)
     return lambda: read_snapshot(logs, log)
@@ -375,7 +385,7 @@ def with_outcomes(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
 
 
 def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: _Round) -> None:
-    """Read a state of each id with open transactions, late enough to decide all that are decided."""
+    """Read a state of each id with open transactions. The state is recent enough for all decided transactions."""
     highest: dict[str, int] = {}
     for snapshot in raw.values():
         for item in snapshot.state.open:
@@ -385,7 +395,7 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: 
             decisions.states[name] = state
             continue
         if not isinstance(state, Corrupt | BadRequest) or len(raw) > 1:
-            # Another topic may have recorded the outcome, so reading both would expose half of a transaction.
+            # Another topic may have recorded the outcome, so reading both topics would expose a part of a transaction.
             raise state
         # Offsets below the open slices can still be read.
         _LOG.warning("the transactions of '%s' count as open: %s", name, state)
@@ -393,7 +403,7 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: 
 
 
 def _behind(raw: Mapping[str, Snapshot], decisions: _Round) -> set[str]:
-    """Return topics that show a transaction as open that another topic has recorded as committed."""
+    """Return the topics in which a transaction is open that another topic has recorded as committed."""
     if not decisions.undecided or len(raw) < 2:
         return set()
     late: set[str] = set()
@@ -408,11 +418,11 @@ def _behind(raw: Mapping[str, Snapshot], decisions: _Round) -> set[str]:
 def _behind_merges(
     logs: DecisionLogs, raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolved]], decisions: _Round
 ) -> set[str]:
-    """Return topics that show a transaction as open whose records another topic may show after a merge.
+    """Return the topics in which a transaction is open whose merged records may be visible in another topic.
 
-    Merged slices no longer have their transaction. But the other topic still has the latest version of each participant
-    of its committed transactions. If that is the version of an open prepare here, the transaction is committed. If it
-    is a later one, the transaction may be committed, and its decision is hidden from this process.
+    Merged slices no longer have their transaction. However, the other topic still has the latest version of each
+    participant of its committed transactions. If this is the version of an open prepare here, the transaction is
+    committed. If it is a later version, the transaction may be committed, and its decision is hidden from this process.
     """
     latest_versions: dict[str, int] = {}
     for name, snapshot in raw.items() if decisions.undecided and len(raw) > 1 else ():
@@ -430,7 +440,7 @@ def _behind_merges(
 
 
 def _needed(raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
-    """Return topics whose snapshots are older than a version that another topic references, and that version."""
+    """Return the topics whose snapshots are older than a version that another topic references, and these versions."""
     needed: dict[str, int] = {}
     for name, snapshot in raw.items():
         for other, version in snapshot.state.with_decisions(outcomes[name]).siblings.items():
@@ -442,11 +452,10 @@ def _needed(raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolve
 def _outcomes(
     logs: DecisionLogs, name: str, topic_state: TopicState, decisions: _Round, unclear: set[str]
 ) -> list[Resolved]:
-    """Return the outcomes of a topic's open transactions; an undecided or unclear one counts as open.
+    """Return the outcomes of a topic's open transactions. An undecided or unclear transaction counts as open.
 
-    If a decision was deleted, the topic is added to `unclear`, so that it is read once more. If it still shows the
-    transaction as open then, the transaction was aborted, if `has_expired` was true before the topic
-    was read again.
+    If a decision was deleted, the topic is added to `unclear`, so that it is read again. If the transaction is then
+    still open in the topic, and `has_expired` was true before the topic was read again, the transaction was aborted.
     """
     outcomes = []
     for transactional_id, n in open_transactions(topic_state):
@@ -473,7 +482,7 @@ Transaction = tuple[str, int]
 
 
 def consistent_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
-    """Return the ends, per topic and partition, of a read_committed read of all these snapshots."""
+    """Return the ends of a read_committed read of all these snapshots, by topic and partition."""
     states = {name: snapshot.state for name, snapshot in snapshots.items()}
     if not any(_has_open_transaction(state) for state in states.values()):
         return {name: state.last_stable() for name, state in states.items()}
@@ -481,20 +490,22 @@ def consistent_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
 
 
 def own_consistent_ends(state: TopicState, slices: Slices) -> Offsets:
-    """Return the ends of a read of one topic, given all its slices. Maintenance does not touch records beyond them."""
+    """Return the ends of a read of one topic, given all its slices. Maintenance does not change records beyond these
+    ends.
+    """
     if not _has_open_transaction(state):
         return state.last_stable()
     return _ends_of_whole({"": state}, {"": _committed(slices)})[""]
 
 
 def _has_open_transaction(state: TopicState) -> bool:
-    """Return True if a transaction is open, including those that Kafka left open in an imported topic."""
+    """Return True if a transaction is open, including transactions that Kafka left open in an imported topic."""
     stable = state.last_stable()
     return stable is not state.log_end and bool((stable < state.log_end).any())
 
 
 def limited_to(snapshot: Snapshot, ends: Offsets) -> Snapshot:
-    """Return the snapshot as if a transaction were open from these ends on, so that plans leave later records alone."""
+    """Return the snapshot as if a transaction were open from these ends on, so that plans exclude later records."""
     state = snapshot.state
     below = np.flatnonzero(ends < state.last_stable()).tolist()
     if not below:
@@ -520,7 +531,7 @@ def _ends_of_whole(states: Mapping[str, TopicState], rows: Mapping[str, Slices])
 
 
 def _committed(rows: Slices) -> Slices:
-    """Return the slices of committed transactions, as far as they are not merged."""
+    """Return the slices of committed transactions that have not been merged."""
     return rows[np.flatnonzero(rows.status == COMMITTED)]
 
 

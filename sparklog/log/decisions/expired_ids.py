@@ -1,12 +1,13 @@
-"""Archives of expired transactional ids, which keep the latest entry of each id forever.
+"""Archives of expired transactional ids. They keep the latest entry of each id forever.
 
-An entry's number is never reused: a process that was stopped for weeks between two requests could create, delete or
-read as the latest an entry that another process has created since. So the latest entry of an expired id is archived as
-it was written. It is a checkpoint of the id's journal, stored elsewhere: a process that opens the journal continues
-with the next number, the same chain, and the registry entry that detects replayed batches.
+The number of an entry is never reused. Otherwise, a process that was stopped for weeks between two requests could
+create, delete or read as the latest an entry that another process has created in the meantime. Therefore, the latest
+entry of an expired id is archived as it was written. It is a checkpoint of the id's journal that is stored in another
+place: a process that opens the journal continues with the next number, the same chain, and the registry entry that
+detects replayed batches.
 
-The ids are spread over sixteen archives. Each is the journal of an id that sparklog has reserved, so backups, copies
-and checks treat it like any other journal of decisions. Nothing is removed from an archive.
+The ids are distributed over sixteen archives. Each archive is the journal of an id that is reserved by sparklog, so
+backups, copies and checks treat it like any other journal of decisions. Nothing is removed from an archive.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.seen_state import RootAccess
 
 ONE_WRITE = "one-write:"
-"""Prefix of the ids of writes without an id. A process reuses such an id; its journal is deleted a week later."""
+"""The prefix of the ids of writes without an id. A process reuses such an id; its journal is deleted a week later."""
 ARCHIVE = "expired-ids:"
 RESERVED = (ONE_WRITE, ARCHIVE)
 
 
 def archive_of(transactional_id: str) -> str:
-    """Return the id of the archive for an id that expires."""
+    """Return the id of the archive for a transactional id that expires."""
     return ARCHIVE + hashlib.sha256(transactional_id.encode()).hexdigest()[0]
 
 
 def entry_in(archive: Decisions, transactional_id: str) -> Decisions | None:
-    """Return the latest entry of an expired id; None if it is not archived. Raises `Corrupt` if it is damaged."""
+    """Return the latest entry of an expired id, or None if it is not archived. Raises `Corrupt` if the entry is
+    damaged.
+    """
     text = archive.expired.get(transactional_id)
     if text is None:
         return None
@@ -41,7 +44,7 @@ def entry_in(archive: Decisions, transactional_id: str) -> Decisions | None:
 
 
 def archived_entry(root: RootAccess, transactional_id: str) -> Decisions | None:
-    """Read the latest entry of an expired id from its archive; None if there is none, or if the id is reserved."""
+    """Read the latest entry of an expired id from its archive. None if it is not archived or the id is reserved."""
     if transactional_id.startswith(RESERVED):
         return None
     archive = EntryLog(root, DECISIONS, archive_of(transactional_id))
@@ -49,7 +52,7 @@ def archived_entry(root: RootAccess, transactional_id: str) -> Decisions | None:
 
 
 def archive_newer(archive: Decisions, entries: Mapping[str, Decisions]) -> Decisions | None:
-    """Archive the latest entries of expired ids, unless the archive has the same or later ones."""
+    """Archive the latest entries of expired ids, unless the archive has the same or later entries."""
 
     def is_newer(entry: Decisions) -> bool:
         before = entry_in(archive, entry.id)

@@ -1,7 +1,8 @@
-"""The intent that appends files. Each slice gets the log end of its partition as base offset.
+"""The intent that appends files. The base offset of each slice is the log end of its partition.
 
 Writers count offsets from 0 within a slice, so that tasks need no coordination. The commit records the base offset of
-each slice, the log end of the latest state. After a lost race offsets are assigned again; no byte of a batch changes.
+each slice, which is the partition's log end in the latest state. If another writer commits first, the base offsets are
+assigned again. The bytes of the batches do not change.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey, decide
 
 @dataclass(frozen=True, slots=True)
 class AppendIntent:
-    """Append entire files. At most one of them is an inline file, whose bytes go into the commit."""
+    """Append complete files. At most one of them is an inline file, whose bytes become inline records of the commit."""
 
     topic_id: str
     files: tuple[FileSlices, ...]
-    now_ms: int  # time of the request; a run whose epoch is far ahead of it supersedes no other
-    key: WriterKey | None = None  # makes it idempotent
-    txn: Txn | None = None  # its slices stay open until this is decided
-    kafka_writers: tuple[KafkaWriterKey, ...] = ()  # whose batches are in the files
+    now_ms: int  # time of the request; a run whose epoch is far ahead of this time does not supersede other runs
+    key: WriterKey | None = None  # makes the append idempotent
+    txn: Txn | None = None  # the slices stay open until this transaction is decided
+    kafka_writers: tuple[KafkaWriterKey, ...] = ()  # the Kafka producers of the batches in the files
     written_for: tuple[int, TopicConfigs] | None = (
-        None  # partition count and configs that the topic must still have; None: any
+        None  # the topic must still have this partition count and these configs; None: not checked
     )
     needs_table: ClassVar[bool] = False
 
@@ -56,14 +57,14 @@ class AppendIntent:
                     return Draft(TAKEOVER, writer=writer)
                 return Nothing(decision.note, entry.version, skipped=True)
         if self.written_for not in (None, (state.partitions, state.configs)):
-            raise Conflict(f"topic '{topic}' has other partitions or configs by now: write the rows again")
+            raise Conflict(f"topic '{topic}' has changed its partitions or configs; write the rows again")
         files = [file for file in self.files if file.partition]
         if not files:
             return Nothing("nothing to append", state.version)
         written = [file for file in files if file.path != INLINE_PATH]
         check_floor(topic, written, state.floor)
         if state.configs.is_compacted and any(flags & HAS_NULL_KEYS for file in files for flags in file.flags):
-            raise BadRequest(f"topic '{topic}' is compacted, so every record needs a key; found records without one")
+            raise BadRequest(f"topic '{topic}' is compacted, so every record needs a key; found records without keys")
         inline = None
         if len(written) < len(files):
             inline = InlineRecords.of(next(file.data for file in files if file.path == INLINE_PATH))
@@ -73,7 +74,7 @@ class AppendIntent:
 
 
 def assign_offsets(topic: str, files: Sequence[FileSlices], state: TopicState) -> tuple[FileSlices, ...]:
-    """Return the files with the base offset of each slice: the log end of its partition, after the slices before it."""
+    """Return the files with base offsets: each slice starts at the end of the previous slice of its partition."""
     end = state.log_end.tolist()
     based = []
     for file in files:

@@ -1,8 +1,9 @@
 """The broker configs that set defaults of topic configs, as in Kafka's `ServerTopicConfigSynonyms`.
 
-If a topic config has several broker configs, the first that is set applies; most of these differ in their unit (ms,
-minutes, hours). Names that only Kafka 3 has are included. `inline.records.bytes`, which Kafka does not have, has the
-same name here, and `carried.commits` has none, because a root has no default for it.
+If a topic config has several broker configs, the first one that is set applies. Most of these broker configs differ in
+their unit (ms, minutes, hours). Names that only Kafka 3 supports are included. Kafka does not have
+`inline.records.bytes`, so its broker config has the same name. `carried.commits` has no broker config, because it
+cannot be a root default.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PERIODS = {
     "segment.ms": ("log.roll", 1, ("ms", "hours")),
     "segment.jitter.ms": ("log.roll.jitter", 0, ("ms", "hours")),
 }
-"""Configs with one broker config per unit: the prefix of their names, the minimum, and the units."""
+"""Configs with one broker config per unit: the prefix of the names, the minimum value, and the units."""
 _NAMES = {
     "segment.index.bytes": "log.index.size.max.bytes",
     "flush.messages": "log.flush.interval.messages",
@@ -29,17 +30,19 @@ _NAMES = {
     "file.delete.delay.ms": "log.segment.delete.delay.ms",
     "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
 }
-"""Names that cannot be derived from the name of the topic config."""
+"""Broker config names that cannot be derived from the name of the topic config."""
 
 
 def topic_value(setting: Setting, value: object) -> str:
-    """Return the topic config's value for a value of the broker config; `BadRequest` if it is invalid."""
+    """Return the value of the topic config for a value of the broker config. Raises `BadRequest` if the value is
+    invalid.
+    """
     parsed = setting.parse(value)
     return to_string(max(parsed * UNITS_MS[setting.unit], -1) if setting.field in _PERIODS else parsed)
 
 
 def _named(config: Setting) -> tuple[Setting, ...]:
-    """Return the broker configs of a topic config; the last has the built-in default."""
+    """Return the broker configs of a topic config. The last one has the built-in default."""
     if config.name in _PERIODS:
         return tuple(_of_unit(config, unit) for unit in _PERIODS[config.name][2])
     names = (_NAMES.get(config.name) or _regular_name(config.name)).split()
@@ -67,5 +70,5 @@ def _regular_name(config: str) -> str:
 
 
 BROKER_NAMES: Mapping[str, tuple[Setting, ...]] = {name: _named(config) for name, config in CONFIGS.items()}
-"""For each topic config, its broker configs in order of precedence."""
+"""The broker configs of each topic config, in order of precedence."""
 BY_NAME: Mapping[str, Setting] = by_name(setting for settings in BROKER_NAMES.values() for setting in settings)

@@ -1,13 +1,13 @@
-"""Checkpoints: the entire state at a version, in two objects, so that opening does not read every commit.
+"""Checkpoints: the complete state at a version in two objects, so that opening a topic does not read every commit.
 
     _log/checkpoints/<version>.json           the topic state and a reference to the table: all that appends need
     _log/checkpoints/<version>-<id>.arrow     the slice table: an Arrow IPC file, zstd, sorted by partition and base
 
 1. Writer A writes the table under a unique name.
-2. Writer A creates the JSON object, with the name, size and CRC-32C of its table, if the object does not exist.
-3. If Writer B has created it before, A's table is unreferenced, and B's object references B's table.
+2. Writer A creates the JSON object with the name, size and CRC-32C of its table, if the object does not exist.
+3. If Writer B has already created the JSON object, A's table is unreferenced, and the object references B's table.
 
-If a checkpoint is damaged, readers use the one before.
+If a checkpoint is damaged, readers use the previous checkpoint.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMN_NAMES = {column.name: column.checkpoint for column in SLICE_COLUMNS}
-"""Column names in the file, by their names in memory; `file` and `txn` are dictionaries of text."""
+"""The column names in the file, by column names in memory. `file` and `txn` are dictionaries of strings."""
 REMEDY = "run sparklog repair"
 LARGE_TABLE = 1 << 20
-"""Minimum size of a table for which Arrow's threads pay off; a small table took twice the CPU with them."""
+"""The minimum size of a table for which Arrow's threads are used. For a small table, they doubled the CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRef:
-    """A reference to a slice table: its file name, size, CRC-32C, rows, and the number of rows that are not sealed."""
+    """A reference to a slice table: file name, size, CRC-32C, number of rows, and number of unsealed rows."""
 
     name: str
     size: int
@@ -69,7 +69,7 @@ class Checkpoint:
 
 def _table_name(item: Fields, name: str) -> str:
     if not is_checkpoint_table_name(item.text(name)):
-        raise item.bad(name, "the name of a slice table")
+        raise item.bad(name, "the file name of a slice table")
     return item.text(name)
 
 
@@ -100,8 +100,8 @@ def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
     """Return the checkpoint in `data`.
 
     Raises:
-        BadRequest: If a newer release wrote it
-        Corrupt: If it is damaged, or of another version
+        BadRequest: If a newer release wrote the checkpoint
+        Corrupt: If the checkpoint is damaged, or has another version
     """
     checkpoint = CHECKPOINT_JSON.decode(data, key)
     if (stored := checkpoint.state.version) != version:
@@ -110,17 +110,17 @@ def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
 
 
 def write_slice_table(store: Store, snapshot: Snapshot, unique: str) -> TableRef:
-    """Write the slice table of a checkpoint and return the reference to it."""
+    """Write the slice table of a checkpoint, and return the reference to it."""
     key, data, table = slice_table(snapshot, unique)
     if not store.create(key, data) and store.get(key) != data:
-        # The name is unique, so if it exists, an earlier attempt of ours succeeded, or the store failed. A checkpoint
-        # must not reference a table that is missing or differs.
-        raise Unavailable(f"{key} does not have the bytes that were written; retry later")
+        # The name is unique. If it exists, an earlier attempt of this writer succeeded, or the store failed. A
+        # checkpoint must not reference a table that is missing or has other bytes.
+        raise Unavailable(f"{key} differs from the bytes that were written; retry later")
     return table
 
 
 def slice_table(snapshot: Snapshot, unique: str) -> tuple[str, bytes, TableRef]:
-    """Return the key and bytes of a slice table, and the reference to it."""
+    """Encode the slice table of a snapshot. Return its key, its bytes and a reference to it."""
     data, unsealed = encode_table(snapshot.slices)
     name = checkpoint_table_name(snapshot.version, unique)
     table = TableRef(name, len(data), crc32c.crc32c(data), len(snapshot.slices), unsealed)
@@ -128,7 +128,7 @@ def slice_table(snapshot: Snapshot, unique: str) -> tuple[str, bytes, TableRef]:
 
 
 def encode_table(table: SliceTable) -> tuple[bytes, int]:
-    """Return the bytes of the Arrow file, and the number of slices that are not sealed."""
+    """Return the bytes of the Arrow file, and the number of unsealed slices."""
     import pyarrow as pa
 
     from sparklog.format.arrow_numpy import fixed_array
@@ -150,7 +150,7 @@ def encode_table(table: SliceTable) -> tuple[bytes, int]:
 
 
 def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTable:
-    """Return the table in an Arrow file's bytes; `Corrupt`, naming `key`, if they do not match the reference."""
+    """Decode a slice table. Raises `Corrupt` with `key` if the bytes do not match the reference."""
     import pyarrow as pa
 
     from sparklog.format.arrow_numpy import fixed_values
@@ -189,7 +189,7 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
 
 
 def _dictionary(codes: npt.NDArray[Any], texts: Texts) -> pa.DictionaryArray:
-    """Return codes as an Arrow dictionary of the texts in use; a negative code is the empty text."""
+    """Return codes as an Arrow dictionary of the strings in use. A negative code becomes the empty string."""
     import pyarrow as pa
 
     from sparklog.format.arrow_numpy import fixed_array, text_array

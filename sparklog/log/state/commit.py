@@ -2,17 +2,18 @@
 
 `COMMIT_JSON` and the tables above it define the fields; docs/reference/format-commits.md describes them.
 
-An edit replaces slices of one partition. Its inputs are the slices in `remove`, its outputs the slices in `files`, of
-its partition and with offsets in `[start, end)`. Edits of one commit do not overlap, so slices do not refer to edits.
+An edit replaces slices of one partition. Its inputs are the slices of the partition in `remove`, and its outputs are
+the slices of the partition in `files`, with offsets in `[start, end)`. Edits of one commit do not overlap, so slices do
+not have to reference their edits.
 
-A commit object has up to three sections, back to back:
+A commit object has up to three sections, without gaps:
 
-1. the document: canonical JSON, one line
-2. copies of earlier commits' documents (`EmbeddedCommits`), see `sparklog.log.state.embedded_commits`
+1. the document: canonical JSON in one line
+2. copies of the documents of earlier commits (`EmbeddedCommits`); see `sparklog.log.state.embedded_commits`
 3. the inline records (`InlineRecords`): the bytes of an append file
 
-If there are inline records, one of `files` has the path "" and positions relative to section 3 in the document.
-`decode_commit` makes it a file like any other: with the commit's own path, the size of the entire object, and
+If there are inline records, one of the `files` has the path "", and its positions are relative to section 3.
+`decode_commit` converts it to a regular file: it gets the path of the commit, the size of the entire object, and
 positions relative to the start of the object.
 """
 
@@ -74,20 +75,21 @@ OPS = CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL
     "retain", "merge", "seal", "compact", "takeover", "maintain",
 )  # fmt: skip
 COPYING_OPS = (CREATE, IMPORT)
-"""Ops that add entire partitions with the offsets they have elsewhere: `create` of a clone, and `import`."""
+"""Ops that add entire partitions and copy their offsets: `create` (of a clone) and `import`."""
 INLINE_CONFIG = "inline.records.bytes"
 CARRIED_CONFIG = "carried.commits"
 MAX_EMBEDDED = 127
 """The maximum number of earlier commits whose documents a commit contains."""
 _EMBEDDED_SIZE = re.compile(rb'"carried":{"commits":\d+,"bytes":(\d+),"crc":\d+}')
-"""The size of the embedded documents in a document. No text in JSON matches, because its quotes are escaped."""
+"""Finds the size of the embedded documents in a document. JSON strings do not match, because their quotes are escaped.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A batch of a writer: `kind` is `stream` or `txn`, `count` the number of records.
+    """A batch of a writer. `kind` is `stream` or `txn`, and `count` is the number of records.
 
-    Commits of release 0.1.0 have no `epoch` and no `content`.
+    Commits of release 0.1.0 do not have `epoch` and `content`.
     """
 
     kind: str
@@ -101,7 +103,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class RemovedSlices:
-    """Slices of one file that edits replace; each tuple has one value per slice."""
+    """Slices of one file that edits replace. Each tuple has one value per slice."""
 
     path: str
     partition: tuple[int, ...]
@@ -113,7 +115,7 @@ class RemovedSlices:
 class Edit:
     """A rewrite of offsets `[start, end)` of a partition.
 
-    `first_dirty_offset` is the partition's first dirty offset after the edit; None leaves it as it is.
+    `first_dirty_offset` is the partition's first dirty offset after the edit. None does not change it.
     """
 
     partition: int
@@ -126,7 +128,7 @@ class Edit:
 class Txn:
     """The open transaction that a commit's slices belong to.
 
-    `siblings`: for each topic that the transaction prepared before this one, the version of that prepare.
+    `siblings` has the version of the prepare of each topic that the transaction prepared before this topic.
     """
 
     id: str
@@ -137,7 +139,9 @@ class Txn:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The decision on transaction (id, n): its prepares at the versions in `committed` count, others are aborted."""
+    """The decision on transaction (id, n). Its prepares at the versions in `committed` are committed; all others are
+    aborted.
+    """
 
     id: str
     n: int
@@ -147,7 +151,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class VersionLease:
-    """A lease of `version`: the vacuum keeps its files until `expires_ms` (None: until the lease is released)."""
+    """A lease of `version`. The vacuum keeps its files until `expires_ms` (None: until the lease is released)."""
 
     version: int
     expires_ms: int | None = None
@@ -155,7 +159,9 @@ class VersionLease:
 
 @dataclass(frozen=True, slots=True)
 class InlineRecords:
-    """The records in a commit object: size and CRC-32C. Only the encoder needs `data`; decoded commits have none."""
+    """The size and CRC-32C of the records in a commit object. Only the encoder needs `data`; decoded commits do not
+    have it.
+    """
 
     nbytes: int
     crc: int
@@ -168,9 +174,9 @@ class InlineRecords:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedCommits:
-    """The compressed documents of the `commits` commits before this one: their size and CRC-32C.
+    """The compressed documents of the `commits` previous commits, with their size and CRC-32C.
 
-    Only the encoder needs `data`; decoded commits have none.
+    Only the encoder needs `data`; decoded commits do not have it.
     """
 
     commits: int
@@ -181,11 +187,11 @@ class EmbeddedCommits:
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """The changes that a commit makes to a topic. A field with its default value changes nothing.
+    """The changes that a commit makes to a topic. A field with its default value does not change anything.
 
     Changes and commits are mutable until they are published: `embed_commits` and `decode_commit` complete a commit
-    before other code sees it, and nothing changes it afterwards. They are not frozen because creating a frozen object
-    takes three times as long, and a read of a thousand topics creates thousands.
+    before other code uses it, and the commit does not change afterwards. They are not frozen, because creating a frozen
+    object takes three times as long, and a read of a thousand topics creates thousands of commits.
     """
 
     writer: Writer | None = None
@@ -210,7 +216,7 @@ class Changes:
 
 @dataclass(slots=True)
 class Commit(Changes):
-    """One commit; see `Changes` for when it may be changed."""
+    """A commit. See `Changes` for when a commit may be changed."""
 
     version: int
     topic_id: str
@@ -221,10 +227,10 @@ class Commit(Changes):
     op: str
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
-    clock_ms: int | None = None  # the writer's clock; None if it is `time_ms`
+    clock_ms: int | None = None  # the writer's clock; None if it is equal to `time_ms`
     clock_since: int | None = None  # see `sparklog.log.journal.clocks`
     embedded: EmbeddedCommits | None = None
-    crc: int = field(default=0, compare=False)  # of the stored object; 0 before it is encoded
+    crc: int = field(default=0, compare=False)  # CRC-32C of the stored object; 0 before the commit is encoded
     nbytes: int = field(default=0, compare=False)  # size of the document
 
     @property
@@ -234,7 +240,7 @@ class Commit(Changes):
 
     @property
     def made_ms(self) -> int:
-        """The time of the commit (ms), which is the LogAppendTime of its records."""
+        """The commit time by the writer's clock (ms). It is the LogAppendTime of the commit's records."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
@@ -357,11 +363,12 @@ COMMIT_JSON = StoredDocument(
 
 
 def features_of(changes: Changes, op: str) -> tuple[str, ...]:
-    """Return the features that a release must know to read or write the topic after these changes.
+    """Return the features that a release must support to read or write the topic after these changes.
 
-    A commit that sets a config, or creates a topic on which the config's default applies, already requires the feature.
-    Otherwise an older release would read the first commit with inline records or embedded documents as corrupt,
-    instead of finding the required feature in a commit that it can read.
+    A commit requires the feature of a config as soon as it sets the config, or creates a topic for which the config's
+    default applies. Otherwise, an older release could not read the first commit with inline records or embedded
+    documents, and would report it as corrupt. With the feature in an earlier commit, which it can read, it reports the
+    missing feature.
     """
 
     def is_set(config: str) -> bool:
@@ -379,7 +386,9 @@ def features_of(changes: Changes, op: str) -> tuple[str, ...]:
 
 
 def embed_commits(commit: Commit, embedded: EmbeddedCommits) -> Commit:
-    """Add copies of earlier documents, and their feature, to a commit that is not published yet; return it."""
+    """Add copies of earlier documents, and their feature, to a commit that has not been published yet. Return the
+    commit.
+    """
     commit.embedded = embedded
     commit.read_features = tuple(sorted({*commit.read_features, CARRIED_COMMITS}))
     commit.write_features = tuple(sorted({*commit.write_features, CARRIED_COMMITS}))
@@ -392,7 +401,7 @@ def encode_commit(commit: Commit) -> bytes:
     data = b"".join([COMMIT_JSON.encode(commit), *parts])
     if len(data) > MAX_DOCUMENT:
         raise BadRequest(
-            f"the commit has {len(data)} bytes, the maximum is {MAX_DOCUMENT}; write fewer records or changes at a time"
+            f"the commit size {len(data)} exceeds the maximum {MAX_DOCUMENT}; write fewer records or changes at a time"
         )
     return data
 
@@ -402,13 +411,13 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
 
     Args:
         data: The object, or only its document
-        key: The object's key, for messages
-        version: The number that the commit must have
-        whole: Whether to check also the sections after the document
+        key: The object's key, for error messages
+        version: The version that the commit must have
+        whole: Whether to also check the sections after the document
 
     Raises:
-        BadRequest: If a newer release wrote it
-        Corrupt: If it is damaged
+        BadRequest: If a newer release wrote the commit
+        Corrupt: If the commit is damaged
     """
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
@@ -430,14 +439,14 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
 
 
 def inline_records_of(data: bytes) -> bytes:
-    """Return the inline records of a commit object; empty if there are none."""
+    """Return the inline records of a commit object. The result is empty if the commit has no inline records."""
     document = document_of(data)
     embedded = _EMBEDDED_SIZE.search(document)
     return data[len(document) + (int(embedded[1]) if embedded else 0) :]
 
 
 def _check_parts(parts: Sequence[EmbeddedCommits | InlineRecords], rest: memoryview, key: str) -> None:
-    """Raise `Corrupt` unless the sections after the document have the sizes and CRC-32Cs in it."""
+    """Raise `Corrupt` if the sections after the document do not have the sizes and CRC-32Cs in the document."""
     if len(rest) != (expected := sum(part.nbytes for part in parts)):
         raise Corrupt(f"commit: expected {expected} bytes after the document, found {len(rest)}; restore it", file=key)
     for part in parts:
@@ -448,23 +457,25 @@ def _check_parts(parts: Sequence[EmbeddedCommits | InlineRecords], rest: memoryv
 
 
 def _check_inline(item: Fields, files: Sequence[FileSlices], inline: InlineRecords | None) -> None:
-    """Raise `Corrupt` unless exactly one file without a path describes the inline records."""
+    """Raise `Corrupt` unless the commit has inline records and one inline file, or neither."""
     inline_files = [file for file in files if file.path == INLINE_PATH]
     if len(inline_files) != (inline is not None):
-        raise item.bad("inline", f"present together with one file without a path (there are {len(inline_files)})")
+        raise item.bad(
+            "inline", f"present if and only if there is one file without a path (there are {len(inline_files)})"
+        )
     for file in inline_files:
         if not file.position and inline and file.size == inline.nbytes == sum(file.nbytes) + file.footer_length:
             continue
-        raise item.bad("inline", f"of the size of its file, {file.size}, which its slices and its footer fill")
+        raise item.bad("inline", f"as large as its file ({file.size} bytes), without gaps between slices and footer")
 
 
 def _locate_inline_file(files: Sequence[FileSlices], path: str, start: int) -> None:
-    """Give the inline file of a commit just read the commit's own path, and positions in the object.
+    """Set the path, size and positions of the inline file of a decoded commit.
 
-    `start`: the position of the inline records in the object.
+    `start` is the position of the inline records in the object, and `path` is the path of the commit.
     """
     for file in files:
         if file.path == INLINE_PATH:
-            # Its slices are back to back: `_check_inline` has checked that they fill it.
+            # The slices have no gaps: `_check_inline` has checked that they fill the file.
             file.position = tuple(accumulate(file.nbytes, initial=start))[: len(file)]
             file.path, file.size = path, start + file.size

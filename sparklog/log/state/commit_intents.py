@@ -1,30 +1,33 @@
 """Intents: changes to commit, which are validated against the latest state before each attempt.
 
-`Intent.draft(state)` is called for the first attempt and again after every lost race, so that a change is never
-validated against an outdated state. It returns a `Draft`, or `Nothing` if no commit is needed, or raises.
+`Intent.draft(state)` is called before the first attempt, and again whenever another writer has committed first, so that
+a change is never validated against an outdated state. It returns a `Draft`, or `Nothing` if no commit is needed, or
+raises an error.
 
-| intent     | module                       | validation after concurrent commits                                     |
-|------------|------------------------------|-------------------------------------------------------------------------|
-| append     | `log.state.append_offsets`   | new offsets; checks registry, topic id, retention floor, null keys      |
-| log starts | here                         | applied as a maximum                                                    |
-| alter      | here                         | a conflict if the same config or the partition count was changed        |
-| create     | here                         | a conflict if the topic exists by now                                   |
-| delete     | here                         | not found if deleted; a conflict if created again                       |
-| maintain   | here                         | floor as a maximum; leases above it, or of leased versions; idle writers |
-| import     | here                         | a conflict unless each partition still ends where the import starts     |
-| rewrite    | `log.state.rewrites`         | an edit is dropped if an input is gone, unless it is below the log start |
-| give up    | `log.topic.cloning`          | nothing if the clone, or another topic, exists                          |
-| clone      | `log.topic.cloning`          | a conflict if the log of that name has changed, or a lease has ended    |
-| end Kafka  | `log.write.kafka_markers`    | nothing if all transactions have ended; a conflict if some have         |
-| take over  | `transactions.publishing`    | checks the registry; nothing if the run is known                        |
-| upkeep     | `retention.vacuum`           | drafted from the leases and writers of the latest state                 |
+| intent        | module                    | validation after concurrent commits                                    |
+|---------------|---------------------------|------------------------------------------------------------------------|
+| append        | `log.state.append_offsets` | new offsets; checks registry, topic id, retention floor and null keys |
+| log starts    | this module               | the higher log start applies                                           |
+| alter         | this module               | a conflict if the same config or the partition count has changed       |
+| create        | this module               | a conflict if the topic exists                                         |
+| delete        | this module               | not found if deleted; a conflict if the topic was created again        |
+| maintain      | this module               | the higher retention floor applies; a conflict if a lease is below it  |
+| import        | this module               | a conflict if the log end of a partition has changed                   |
+| rewrite       | `log.state.rewrites`      | drops edits whose inputs above the log start no longer exist           |
+| abandon clone | `log.topic.cloning`       | no commit if the clone or another topic exists                         |
+| clone         | `log.topic.cloning`       | a conflict if the log of this name has changed or a lease has expired  |
+| end Kafka     | `log.write.kafka_markers` | no commit if all transactions ended; a conflict if some have ended     |
+| take over     | `transactions.publishing` | checks the registry; no commit if the run is known                     |
+| upkeep        | `retention.vacuum`        | drafted from the leases and writers in the latest state                |
 
-Upkeep and maintain both draft MAINTAIN. A `MaintainIntent` lists what a caller found in one state, and is validated
-against the latest. An `UpkeepIntent` consists of rules (remove what has expired) and applies to any topic of that name.
+Upkeep and maintain both draft MAINTAIN commits. A `MaintainIntent` lists what the caller found in one state, and is
+validated against the latest state. An `UpkeepIntent` consists of rules (remove what has expired), and applies to any
+topic with this name.
 
 An import adds entire partitions, or their next records, with Kafka's offsets. Only imports may leave gaps and set a log
-end, because a Kafka log can end after its last record. So an import has an edit without inputs for each partition: its
-range is the imported offsets, and its `first_dirty_offset` Kafka's cleaner checkpoint.
+end, because a Kafka log can end after its last record. An import therefore has an edit without inputs for each
+partition. The range of the edit is the range of the imported offsets, and its `first_dirty_offset` is Kafka's cleaner
+checkpoint.
 """
 
 from __future__ import annotations
@@ -69,9 +72,9 @@ HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 @dataclass(slots=True)
 class Draft(Changes):
-    """The part of a commit that an intent decides. None stands for the topic's current value.
+    """The fields of a commit that an intent determines. None means the topic's current value.
 
-    `dropped`: edits of the intent that no longer apply.
+    `dropped` lists the edits of the intent that no longer apply.
     """
 
     op: str
@@ -80,7 +83,9 @@ class Draft(Changes):
     dropped: tuple[Edit, ...] = ()
 
     def commit(self, state: TopicState, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
-        """Return the commit after `state`. `now_ms`: the writer's clock, `store_ms`: the store's (None: the same)."""
+        """Return the commit that follows `state`. `now_ms` is the writer's clock, and `store_ms` is the store's (None:
+        the same).
+        """
         check_features(state)
         features = features_of(self, self.op)
         times = next_times(state, state.version + 1, now_ms, now_ms if store_ms is None else store_ms)
@@ -100,9 +105,9 @@ class Draft(Changes):
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No commit is needed, for the reason in `note`.
+    """No commit is needed. `note` has the reason.
 
-    `version`: the commit that made the same change before, if one did, else the topic's version.
+    `version` is the version of the commit that made the same change before, or else the topic's version.
     """
 
     note: str
@@ -114,8 +119,8 @@ class Nothing:
 class Intent(Protocol):
     """A change to commit.
 
-    `draft` gets the latest state, the state that the caller decided on (`origin`) and, if `needs_table`, the slice
-    table. An intent is `repeatable` if committing it a second time changes nothing.
+    The arguments of `draft` are the latest state, the state that the caller based the change on (`origin`) and, if
+    `needs_table` is true, the slice table. An intent is `repeatable` if a second commit of it does not change anything.
     """
 
     @property
@@ -126,24 +131,26 @@ class Intent(Protocol):
 
 
 def check_features(state: TopicState) -> None:
-    """Raise `BadRequest` if the topic requires features that this release cannot write.
+    """Raise `BadRequest` if the topic requires features that this release does not support for writing.
 
-    Checkpoints need the check as well, because they would lose the fields of an unknown feature.
+    Checkpoints need this check too, because a checkpoint would lose the fields of an unknown feature.
     """
     if not KNOWN_WRITE_FEATURES.issuperset(state.write_features):
         unknown = ", ".join(sorted(set(state.write_features) - KNOWN_WRITE_FEATURES))
-        raise BadRequest(f"this topic needs the sparklog features {unknown} to be written; upgrade sparklog")
+        raise BadRequest(f"writing to this topic requires the sparklog features {unknown}; upgrade sparklog")
 
 
 def check_topic(topic: str, state: TopicState, topic_id: str) -> None:
-    """Raise `NotFound` if the topic does not exist, `Conflict` if its id is not the one that the caller read."""
+    """Raise `NotFound` if the topic does not exist, and `Conflict` if its topic id differs from the id that the caller
+    read.
+    """
     if state.deleted:
         raise NotFound(f"topic '{topic}' was deleted; create it again")
     check_topic_id(topic, state, topic_id)
 
 
 def check_topic_id(topic: str, state: TopicState, topic_id: str) -> None:
-    """Raise `Conflict` if the id of the topic, which may be deleted, is not the one that the caller read."""
+    """Raise `Conflict` if the topic id differs from the id that the caller read. The topic may be deleted."""
     if state.topic_id != topic_id:
         raise Conflict(
             f"topic '{topic}' was deleted and created again: expected topic id {topic_id}, found "
@@ -152,23 +159,27 @@ def check_topic_id(topic: str, state: TopicState, topic_id: str) -> None:
 
 
 def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
-    """Raise `Conflict` if a file is based on a version below the retention floor, so that it may be deleted."""
+    """Raise `Conflict` if a file is based on a version below the retention floor, because the file may have been
+    deleted.
+    """
     for file in files:
         read_version = path_read_version(file.path)
         if read_version is None:
             raise BadRequest(f"'{file.path}' is not the path of a data file of topic '{topic}'")
-        # The floor limits what the vacuum of this topic deletes. An absolute path is a file of another topic, which a
-        # lease in that topic's log protects, whatever its version.
+        # The floor limits what the vacuum of this topic deletes. A file with an absolute path belongs to another topic.
+        # A lease in that topic's log protects the file, whatever its version is.
         if read_version < floor and not file.path.startswith("/"):
             raise Conflict(
-                f"{file.path} is based on version {read_version} of topic '{topic}', below the retention floor "
-                f"{floor}: the vacuum may have deleted it; write the records again"
+                f"{file.path} is based on version {read_version} of topic '{topic}', which is below the retention "
+                f"floor {floor}, so the vacuum may have deleted the file; write the records again"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class LogStartIntent:
-    """Advance log starts (retention, delete-records). They are applied as a maximum, so their order does not matter."""
+    """Advance log starts (retention, delete-records). The higher log start applies, so the order of commits does not
+    matter.
+    """
 
     topic_id: str
     log_starts: Mapping[int, int]
@@ -198,7 +209,7 @@ class LogStartIntent:
 class AlterIntent:
     """Set configs (None: reset to the default) and add partitions.
 
-    `drop_keyless` allows compaction of a topic with records without keys, which drops them.
+    If `drop_keyless` is true, a topic with records without keys may become compacted; compaction drops these records.
     """
 
     topic_id: str
@@ -233,8 +244,8 @@ class AlterIntent:
                 )
             if not state.partitions < count <= MAX_PARTITIONS:
                 raise BadRequest(
-                    f"topic '{topic}' has {units.count(state.partitions, 'partition')}, and their number can only "
-                    f"grow, up to {MAX_PARTITIONS}; found {count}"
+                    f"topic '{topic}' has {units.count(state.partitions, 'partition')}; the number can only "
+                    f"increase, up to {MAX_PARTITIONS}; found {count}"
                 )
         if not changes and count is None:
             return Nothing("nothing changes", state.version)
@@ -249,15 +260,15 @@ def _check_keys(topic: str, table: SliceTable) -> None:
     if len(keyless):
         row = int(keyless[0])
         raise BadRequest(
-            f"topic '{topic}' holds records without a key (in {len(keyless)} of {len(rows)} slices, the first is "
-            f"partition {rows.partition[row]}, offsets {rows.base[row]} to {rows.end[row]}): compaction would "
-            "drop them; copy the topic with keys, or alter it with force"
+            f"topic '{topic}' contains records without keys (in {len(keyless)} of {len(rows)} slices, first in "
+            f"partition {rows.partition[row]}, offsets {rows.base[row]} to {rows.end[row]}), which compaction would "
+            "drop; copy the topic with keys, or alter it with force"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CreateIntent:
-    """Create a topic: commit 0, or the commit after a delete. `writers` are the first entries of its registry."""
+    """Create a topic in commit 0 or in the commit after a delete. `writers` are the initial entries of its registry."""
 
     topic_id: str
     partitions: int
@@ -284,7 +295,7 @@ class CreateIntent:
 
 @dataclass(frozen=True, slots=True)
 class DeleteIntent:
-    """Delete a topic. With `version`, a later commit is a `Conflict`."""
+    """Delete a topic. If `version` is set and the topic has a later commit, a `Conflict` is raised."""
 
     topic_id: str
     version: int | None = None
@@ -294,18 +305,19 @@ class DeleteIntent:
     def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, state, self.topic_id)
         if self.version is not None and state.version != self.version:
-            raise Conflict(f"topic '{topic}' is at version {state.version}, expected {self.version}: it is in use")
+            raise Conflict(f"topic '{topic}' is in use: its version is {state.version}, expected {self.version}")
         return Draft(DELETE)
 
 
 @dataclass(frozen=True, slots=True)
 class MaintainIntent:
-    """Maintenance to record. It also applies to a deleted topic, because leases may still need its files."""
+    """Record maintenance. Deleted topics also need maintenance commits, because leases may protect their files."""
 
     topic_id: str
-    holds: Mapping[str, VersionLease | None] = field(default_factory=dict)  # by name; None releases it
-    floor: int | None = None  # the retention floor: the minimum read version of files in later commits
-    expired: Mapping[str, int] = field(default_factory=dict)  # by id of the idle writer, the version of its last entry
+    holds: Mapping[str, VersionLease | None] = field(default_factory=dict)  # leases by name; None releases a lease
+    # the retention floor, which is the minimum version that files in later commits may be based on
+    floor: int | None = None
+    expired: Mapping[str, int] = field(default_factory=dict)  # idle writers: for each id, the version of its last entry
     resolved: tuple[Resolved, ...] = ()  # decisions on open transactions
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
@@ -323,13 +335,13 @@ class MaintainIntent:
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
 
     def _new_leases(self, topic: str, state: TopicState, floor: int) -> dict[str, VersionLease | None]:
-        # A version below the floor can be leased if another lease protects it: the vacuum deletes nothing that the
-        # latest state leases.
+        # A version below the floor can be leased if another lease protects it, because the vacuum does not delete files
+        # of versions that are leased in the latest state.
         leased = {lease.version for lease in state.holds.values()}
         for name, lease in self.holds.items():
             if lease is not None and lease.version < floor and lease.version not in leased:
                 raise Conflict(
-                    f"lease '{name}' needs version {lease.version} of topic '{topic}', below the "
+                    f"lease '{name}' requires version {lease.version} of topic '{topic}', which is below the "
                     f"retention floor {floor}; lease a later version"
                 )
         return {name: lease for name, lease in self.holds.items() if state.holds.get(name) != lease}
@@ -337,25 +349,25 @@ class MaintainIntent:
 
 @dataclass(frozen=True, slots=True)
 class ImportedPartition:
-    """Offsets `[since, log_end)` of a partition of a Kafka log, to import."""
+    """Offsets `[since, log_end)` to import from a partition of a Kafka log."""
 
     partition: int
     log_start: int
     log_end: int
-    first_dirty_offset: int | None  # None: not compacted, or not where the import starts
+    first_dirty_offset: int | None  # None if the log was not compacted, or not at the start of the import
     leader_epoch: int
-    files: tuple[FileSlices, ...]  # with slice base offsets, in offset order; the first may start below `log_start`
-    open: tuple[KafkaOpen, ...] = ()  # transactions that no marker up to `log_end` ends
+    files: tuple[FileSlices, ...]  # with base offsets, in offset order; the first slice may start below `log_start`
+    open: tuple[KafkaOpen, ...] = ()  # transactions without a marker below `log_end`
     since: int = 0
-    ended: tuple[KafkaEnded, ...] = ()  # open transactions in the topic that end before `log_end`
-    imported: ImportedEnd | None = None  # where the next import continues (None: no batch is known)
+    ended: tuple[KafkaEnded, ...] = ()  # open transactions of the topic that end below `log_end`
+    imported: ImportedEnd | None = None  # the position where the next import continues; None if no batch is known
 
     def edit(self) -> Edit:
         start = min([max(self.log_start, self.since), *(base for file in self.files for base in file.base)])
         cleaned = self.first_dirty_offset
         if cleaned is not None and not 0 <= cleaned <= self.log_end:
-            # The log has lost its end, or the checkpoint is corrupt. As in Kafka, the entire log counts as dirty: if it
-            # counted as clean, a tombstone could be removed before the values that it hides.
+            # The log has lost its end, or the checkpoint is corrupt. As in Kafka, the entire log then counts as dirty.
+            # If it counted as clean, compaction could remove a tombstone before the values that it deletes.
             cleaned = None
         return Edit(self.partition, start, self.log_end, cleaned)
 
@@ -378,19 +390,21 @@ class ImportedPartition:
         return bool(state.log_start[self.partition] >= self.log_start) and is_open == set(self.still_open())
 
     def check_since(self, topic: str, state: TopicState) -> None:
-        """Raise `Conflict` unless the partition ends at `since`, so that no record is imported twice."""
+        """Raise `Conflict` if the log end of the partition is not `since`, so that no record is imported twice."""
         end = int(state.log_end[self.partition])
         if end != self.since:
             expected = "an empty partition" if self.since == 0 else f"log end {self.since}"
             raise Conflict(
                 f"cannot import into partition {self.partition} of topic '{topic}': expected {expected}, found log end "
-                f"{end}; another process writes or imports to it: retry, or import under another name"
+                f"{end}; another process writes to the topic; retry, or import with another name"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class ImportIntent:
-    """Import partitions, or their next records. The leader epoch increases. `kafka_topic_id` is "" if unknown."""
+    """Import partitions, or their next records. This increases the leader epoch. `kafka_topic_id` is "" if it is
+    unknown.
+    """
 
     topic_id: str
     partitions: tuple[ImportedPartition, ...]

@@ -1,4 +1,6 @@
-"""The journal of one topic. Its entries are commits; its state is the topic state and a slice table, loaded lazily."""
+"""The journal of one topic. Its entries are commits. Its state is the topic state and a slice table, which is loaded
+lazily.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,12 @@ if TYPE_CHECKING:
 
 MAX_LOAD_ATTEMPTS = 8
 OWN_OBJECTS = 2
-"""The number of latest commits that are read as objects of their own when a log is opened, not as copies."""
+"""The number of latest commits whose own objects are read when a log is opened. Earlier commits are read from copies.
+"""
 _LOG = logging.getLogger("sparklog.log")
 
 Resolver = Callable[[str, TopicState], Sequence[Resolved]]
-"""Returns the decisions on open transactions of a topic, which the next commit records."""
+"""Returns the decisions on open transactions of a topic. The next commit records these decisions."""
 
 
 SHOWN_TOPICS = 5
@@ -52,14 +55,15 @@ SHOWN_TOPICS = 5
 def no_topic(name: str, location: str, others: Sequence[str] | None = None, *, is_wanted: bool = True) -> NotFound:
     """Return the error for a topic that does not exist.
 
-    `others` are existing topics, None if unknown. If the topic `is_wanted`, the error says how to create it.
+    `others` are the existing topics, or None if they are unknown. If `is_wanted` is true, the message says how to
+    create the topic.
     """
     if others is None:
         hint = advice(python="root.topics() lists the topics", shell="`sparklog topics list` lists the topics")
     elif not others:
-        hint = "it has no topics"
+        hint = "the root has no topics"
     elif len(others) > SHOWN_TOPICS:
-        hint = f"it has topics such as {', '.join(others[:SHOWN_TOPICS])}"
+        hint = f"the root has topics such as {', '.join(others[:SHOWN_TOPICS])}"
     else:
         hint = f"the topics are {', '.join(others)}"
     create = advice(python=f"; root.ensure_topic({name!r}) creates it", shell="") if is_wanted else ""
@@ -68,7 +72,9 @@ def no_topic(name: str, location: str, others: Sequence[str] | None = None, *, i
 
 @dataclass(frozen=True)
 class LogState:
-    """The state of a topic, with its slice table or what is needed to load it: `checkpoint` and the commits since."""
+    """The state of a topic. If `table` is None, `checkpoint` and the commits in `tail` are used to load the slice
+    table.
+    """
 
     topic_state: TopicState
     checkpoint: Checkpoint | None
@@ -93,7 +99,9 @@ _EMPTY_STATE = LogState(EMPTY, None, (), SliceTable())
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The commit that was written (None: `nothing` has the reason), the topic state after it, and dropped edits."""
+    """The result of a commit: the written commit, or None and the reason in `nothing`; the topic state; the dropped
+    edits.
+    """
 
     commit: Commit | None
     state: TopicState
@@ -114,15 +122,17 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         self._checked: tuple[TopicState, Commit | None, TopicState] = EMPTY, None, EMPTY
 
     def existing(self, refresh: bool = True) -> LogState:
-        """Return the latest state or, without `refresh`, the latest cached state. `NotFound` if there is no topic."""
+        """Return the latest state, or the latest cached state if `refresh` is false. Raises `NotFound` if there is no
+        topic.
+        """
         return self._existing(refresh).state
 
     def snapshot(self, refresh: bool = True) -> Snapshot:
-        """Return the latest state with all slices; `refresh` is as in `existing`."""
+        """Return the latest state with all slices. `refresh` is as in `existing`."""
         return self._snapshot(self._existing(refresh))
 
     def snapshot_if_exists(self) -> Snapshot | None:
-        """Return the latest state with all slices; None if there is no topic."""
+        """Return the latest state with all slices, or None if the topic does not exist."""
         latest = self._refresh_from(self._latest).latest
         return self._snapshot(latest) if latest.state.topic_state.exists else None
 
@@ -142,7 +152,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return no_topic(self.topic, self.store.location)
 
     def _with_table(self, base: SeenState[LogState]) -> SeenState[LogState]:
-        """Load the slice table, or that of a later state if the checkpoint has been deleted."""
+        """Load the slice table. If its checkpoint has been deleted, load the table of a later state."""
         if base.state.table is not None:
             return base
         missing: set[int] = set()
@@ -151,15 +161,15 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
             try:
                 return self._publish(replace(base, state=self._load_table(base.state)))
             except (Corrupt, NotFound) as error:
-                _LOG.warning("checkpoint %s of %s: %s", version, self.title, error)
-                # If the checkpoint was deleted since it was read, a later one exists. If it is corrupt, or is still
-                # listed without its table, fall back to the one before it.
+                _LOG.warning("cannot load the slice table of checkpoint %s of %s: %s", version, self.title, error)
+                # If the checkpoint was deleted after it was read, a later checkpoint exists. If it is corrupt, or is
+                # still listed without its table, use the previous checkpoint.
                 below = version if isinstance(error, Corrupt) or version in missing else None
             missing.add(version)
             base = self._reopen(below).latest
             if base.state.table is not None:
                 return base
-        raise Unavailable(f"no slice table of {self.title} can be loaded; run verify")
+        raise Unavailable(f"cannot load a slice table of {self.title}; run sparklog verify")
 
     def _load_table(self, state: LogState) -> LogState:
         checkpoint = state.checkpoint
@@ -175,7 +185,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
     def commit(
         self, intent: Intent, origin: TopicState | None = None, *, root_checked: ClockReading | None = None
     ) -> CommitResult:
-        """Commit what `intent` drafts.
+        """Commit the draft of `intent`.
 
         `origin` is the topic state that the intent is based on, and `root_checked` is the result of
         `refresh_checking_root`.
@@ -201,7 +211,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return _EMPTY_STATE
 
     def _decode(self, data: bytes, key: str, number: int) -> Commit:
-        # Only the document is checked: corrupt inline records are an error for their readers alone.
+        # Check only the document, because corrupt inline records only affect readers of these records.
         commit = decode_commit(data, key, number, whole=False)
         if commit.inline is not None:
             RECENT_RECORDS.add(self.store, key, commit.inline_start, data[commit.inline_start :])
@@ -209,7 +219,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return commit
 
     def _opened(self, checkpoints: Sequence[int], seen: ClockReading) -> Advance[LogState, Commit]:
-        """Read the latest checkpoint and the commits after it; list them first if the store is remote."""
+        """Read the latest checkpoint and the commits after it. On a remote store, list the commits first."""
         if not (self._numbered.is_remote and self.store.lists_after):
             return super()._opened(checkpoints, seen)
         latest = checkpoints[-1] if checkpoints else -1
@@ -223,11 +233,11 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return self._read_from(state, seen, self._read_with_embedded(state, numbers), max(numbers, default=latest))
 
     def _read_with_embedded(self, state: LogState, listed: Sequence[int]) -> list[Commit] | None:
-        """Read the commits after a state from few objects; None if they must be read one by one.
+        """Read the commits after a state from few objects. Return None if they must be read one by one.
 
-        A listing may be outdated, so reading continues after the last commit that it shows without a gap. That commit
-        and the one before must exist as objects: a commit that its writer withdraws may have copies of the documents
-        of a log that was deleted.
+        A listing may be outdated, so reading continues after the last commit in the listing that follows without a gap.
+        The objects of that commit and of the previous commit must exist: a commit that its writer withdraws may contain
+        copies of documents of a deleted log.
         """
         if state.number >= 0 and CARRIED_COMMITS not in state.topic_state.read_features:
             return None
@@ -272,7 +282,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         topic_state, table = state.topic_state, state.table
         base, own_entry, after = self._checked
         for commit in entries:
-            # For a commit of our own, `_check` has already computed the state after it.
+            # For a commit of this process, `_check` has already computed the next state.
             topic_state = after if base is topic_state and own_entry is commit else topic_state.apply(commit)
             if table is not None:
                 table = table.apply(commit, topic_state)
@@ -288,8 +298,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         try:
             return self._with_table(base)
         except (SparklogError, OSError) as error:
-            # The table is only loaded to save memory, so the commits that led here must not fail.
-            _LOG.warning("the slice table of topic %s is not loaded: %s", self.topic, error)
+            # The table is only loaded to save memory. If this fails, the commits that triggered it must not fail.
+            _LOG.warning("cannot load the slice table of topic %s: %s", self.topic, error)
             return base
 
     @property
@@ -301,7 +311,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return LogState(checkpoint.state, checkpoint, (), None)
 
     def _write_checkpoint(self, base: SeenState[LogState]) -> SeenState[LogState]:
-        """Write a checkpoint, unless another process has written one in the meantime that makes it unnecessary."""
+        """Write a checkpoint, unless a checkpoint that another process has written in the meantime is sufficient."""
         from sparklog.log.state.commit_intents import check_features
 
         check_features(base.state.topic_state)

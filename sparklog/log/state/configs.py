@@ -1,9 +1,11 @@
-"""Topic configs: values set on a topic (`TopicConfigs`) override root defaults, which override those in `CONFIGS`.
+"""Topic configs. Values set on a topic (`TopicConfigs`) override root defaults, which override the defaults in
+`CONFIGS`.
 
-All topic configs of Kafka 3 and 4 are accepted, so that a dump of a broker's configs can be used unchanged. Configs
-without effect here (`min.insync.replicas`, tiering, throttles) are validated and stored. If a default or a range
-differs from that of Kafka 4.1's `LogConfig`, `kafka` describes the difference and its reason. `sparklog configs
-docs` and docs/reference/configs.md show this table. The error for another Kafka setting says what replaces it.
+All topic configs of Kafka 3 and 4 are accepted, so that the configs exported from a broker can be used without changes.
+Configs that have no effect in sparklog (`min.insync.replicas`, tiering, throttles) are validated and stored. If a
+default or a range differs from Kafka 4.1's `LogConfig`, the `kafka` field describes the difference and its reason.
+`sparklog configs docs` and docs/reference/configs.md show this table. The error for another Kafka setting describes its
+replacement.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from sparklog.common.settings import (
 from sparklog.errors import BadRequest, did_you_mean
 
 SECURITY = (
-    "it secures connections to a broker, and a root has none: permissions of the files decide who may read and write"
+    "it secures connections to brokers, and a root has no brokers; file permissions control who may read and write"
 )
-_FLUSH = "every commit is on the disk before it is acknowledged"
+_FLUSH = "every commit is durable before it is acknowledged"
 _NO_REPLICAS = "there are no replicas"
-_BACKUPS = _NO_REPLICAS + ": keep backups (`sparklog backup`)"
-_SESSION = "a member gives its own time with kafka.session.timeout.ms"
-# Reasons, each with the names of the settings that have no effect for that reason.
+_BACKUPS = _NO_REPLICAS + "; create backups with `sparklog backup`"
+_SESSION = "each group member sets kafka.session.timeout.ms"
+# Reasons, each with the names of the settings that have no effect for this reason.
 _NO_EFFECT_REASONS = {
     SECURITY: "authorizer.class.name",
     "there are no brokers": "broker.id node.id num.io.threads num.network.threads process.roles broker.rack "
@@ -46,42 +48,42 @@ _NO_EFFECT_REASONS = {
     "controller.listener.names listener.security.protocol.map controller.quorum.bootstrap.servers "
     "controller.quorum.voters socket.send.buffer.bytes socket.receive.buffer.bytes socket.request.max.bytes "
     "port host.name advertised.port advertised.host.name socket.",
-    "give the place of the root instead": "zookeeper. log.dir log.dirs",
-    "leave `sparklog compact` out of the schedule, or run it with --seal-only": "log.cleaner.enable",
-    "each partition is one Spark task: give Spark more or fewer cores": "log.cleaner.threads",
-    "the schedule says how often `sparklog compact` runs": "log.cleaner.backoff.ms",
-    "the schedule says how often `sparklog retain` runs": "log.retention.check.interval.ms",
-    "a task's buffers have a fixed size": "log.cleaner.io.buffer.size",
-    "who may write to the folder may delete topics": "delete.topic.enable",
-    "a root is opened without recovery": "num.recovery.threads.per.data.dir",
+    "specify the location of the root": "zookeeper. log.dir log.dirs",
+    "remove `sparklog compact` from the schedule, or run it with --seal-only": "log.cleaner.enable",
+    "each partition is one Spark task; change the number of Spark cores": "log.cleaner.threads",
+    "the schedule determines how often `sparklog compact` runs": "log.cleaner.backoff.ms",
+    "the schedule determines how often `sparklog retain` runs": "log.retention.check.interval.ms",
+    "the buffers of tasks have a fixed size": "log.cleaner.io.buffer.size",
+    "users who may write to the directory may delete topics": "delete.topic.enable",
+    "roots are opened without recovery": "num.recovery.threads.per.data.dir",
     "there are no share groups": "share.coordinator.state.topic.replication.factor "
     "share.coordinator.state.topic.min.isr",
     _NO_REPLICAS: "replica. "
     "num.replica.fetchers num.standby.replicas replica.lag.time.max.ms transaction.state.log.min.isr",
     _BACKUPS: "default.replication.factor offsets.topic.replication.factor replication.factor "
     "transaction.state.log.replication.factor",
-    "there are no replicas to wait for: " + _FLUSH: "acks request.required.acks",
+    "there are no replicas to wait for, and " + _FLUSH: "acks request.required.acks",
     _FLUSH: "log.flush.interval.messages log.flush.interval.ms log.flush.scheduler.interval.ms "
     "log.flush.offset.checkpoint.interval.ms",
-    "the delay is fixed: 100 ms in sparklog serve, otherwise none": "group.initial.rebalance.delay.ms",
+    "the delay is fixed (100 ms in sparklog serve, otherwise 0)": "group.initial.rebalance.delay.ms",
     _SESSION: "group.min.session.timeout.ms",
-    _SESSION + ", a day at most": "group.max.session.timeout.ms",
-    "each group has a log of its own": "offsets.topic.num.partitions",
-    "each transactional id has a log of its own": "transaction.state.log.num.partitions",
-    "a transaction's own transaction.timeout.ms is a day at most": "transaction.max.timeout.ms",
-    "it is a default of the root: sparklog configs alter --root-defaults": "transactional.id.expiration.ms",
-    "a streaming query writes exactly once, as its checkpoint says": "processing.guarantee",
-    "name the consumer group with kafka.group.id, a writer with txnAppId": "application.id",
-    "there is one way to write": "producer.type",
-    "give Spark a checkpointLocation": "state.dir",
-    "give Spark more or fewer cores": "num.stream.threads",
+    _SESSION + " (at most one day)": "group.max.session.timeout.ms",
+    "each group has its own journal": "offsets.topic.num.partitions",
+    "each transactional id has its own journal": "transaction.state.log.num.partitions",
+    "the maximum transaction.timeout.ms is one day": "transaction.max.timeout.ms",
+    "it is a root default; set it with sparklog configs alter --root-defaults": "transactional.id.expiration.ms",
+    "streaming queries with a checkpoint write each record exactly once": "processing.guarantee",
+    "set kafka.group.id for a consumer group, and txnAppId for a writer": "application.id",
+    "there is only one type of producer": "producer.type",
+    "set checkpointLocation in Spark": "state.dir",
+    "change the number of Spark cores": "num.stream.threads",
 }
 _NAMES = {name: reason for reason, names in _NO_EFFECT_REASONS.items() for name in names.split()}
 _PREFIXES = tuple(name for name in _NAMES if name.endswith("."))
 
 
 def is_security(name: str) -> bool:
-    """Return True for a connection security setting, with or without the prefix `kafka.` or that of a listener."""
+    """Return True if a setting secures connections. The prefix `kafka.` or the prefix of a listener is optional."""
     plain = name.lower().removeprefix("kafka.")
     if plain.startswith("listener.name."):
         plain = plain.split(".", 3)[-1]
@@ -89,7 +91,7 @@ def is_security(name: str) -> bool:
 
 
 def no_effect_reason(name: str) -> str | None:
-    """Return why a Kafka setting has no effect here, or None for other names. The prefix `kafka.` is optional."""
+    """Return why a Kafka setting has no effect, or None for other names. The prefix `kafka.` is optional."""
     if is_security(name):
         return SECURITY
     plain = name.lower().removeprefix("kafka.")
@@ -105,7 +107,7 @@ EXPORTS = "exports"
 
 
 def policy(text: str) -> tuple[str, ...]:
-    """Return the distinct parts of a cleanup.policy. Raises ValueError for parts other than delete and compact."""
+    """Return the distinct parts of a cleanup.policy. Raises ValueError if a part is neither delete nor compact."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if not parts or any(part not in ("delete", "compact") for part in parts):
         raise ValueError(text)
@@ -115,7 +117,7 @@ def policy(text: str) -> tuple[str, ...]:
 _POLICY = ValueType("delete, compact or both", parse=policy, name="list")
 _CODEC = one_of(
     *("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
-    hints={"none": "a topic without compression is uncompressed"},
+    hints={"none": "use uncompressed for a topic without compression"},
 )
 _GZIP_LEVEL = ValueType(
     "1 to 9, or -1", parse=lambda text: -1 if text == "-1" else parse_integer(text, 1, 9), name="int"
@@ -237,12 +239,12 @@ def definition(name: str) -> Setting:
     except KeyError:
         why = no_effect_reason(name)
         if why is not None:
-            raise BadRequest(f"'{name}' is no topic config: {why}; leave it out") from None
+            raise BadRequest(f"'{name}' is not a topic config: {why}; omit it") from None
         raise BadRequest(f"unknown topic config '{name}'{did_you_mean(name, CONFIGS)}") from None
 
 
 def canonical(name: str, value: object) -> str:
-    """Return the text under which a topic stores this value; `BadRequest` if name or value is not valid."""
+    """Return the string that a topic stores for this value. Raises `BadRequest` if the name or value is invalid."""
     return to_string(definition(name).parse(value))
 
 
@@ -251,13 +253,16 @@ ROOT_DEFAULT = "DYNAMIC_DEFAULT_BROKER_CONFIG"
 DEFAULT_CONFIG = "DEFAULT_CONFIG"
 
 MIN_DELETE_DELAY_MS = 3_600_000
-"""Below this, `file.delete.delay.ms` needs force: jobs that planned before a rewrite would miss their files."""
+"""The minimum `file.delete.delay.ms` without force. Running jobs could fail to find their files if the delay were
+shorter.
+"""
 
 
 class _Integer:
-    """An attribute with the value of an int or long config, cached under the config's name after the first access.
+    """An attribute with the value of an int or long config. The value is cached under the config's name after the first
+    access.
 
-    Unlike with `cached_property`, replacing the attribute of the class takes effect immediately, as simulations need.
+    Unlike with `cached_property`, replacing the class attribute takes effect immediately, which simulations rely on.
     """
 
     def __init__(self, name: str) -> None:
@@ -273,10 +278,10 @@ class _Integer:
 
 @dataclass(frozen=True)
 class TopicConfigs:
-    """A topic's configs: the values set on it (`explicit`, canonical text) override the defaults. Values are typed.
+    """A topic's configs: the values set on the topic (`explicit`, canonical strings) and the defaults.
 
-    `defaults` are those of the root, which are read once per open handle or run and are not part of a topic's state.
-    Values that every append needs are cached, because parsing their texts would take longer than using them.
+    `defaults` are the root defaults. They are read once per open handle or run, and are not part of a topic's state.
+    Values that every append needs are cached, because parsing the strings takes longer than the use of the values.
     """
 
     explicit: Mapping[str, str] = field(default_factory=dict)
@@ -295,13 +300,15 @@ class TopicConfigs:
 
     @classmethod
     def of(cls, values: Mapping[str, object] | None) -> TopicConfigs:
-        """Return a user's configs. Raises BadRequest for an unknown name, an invalid value or a contradiction."""
+        """Return a user's configs. Raises BadRequest if a name is unknown, or a value is invalid or contradicts another
+        value.
+        """
         configs = cls({name: canonical(name, value) for name, value in sorted((values or {}).items())})
         configs.check()
         return configs
 
     def changed(self, changes: Mapping[str, object | None]) -> TopicConfigs:
-        """Return the configs with these changes (None: reset to the default), after checking the result."""
+        """Apply changes (None: reset to the default), check the result and return it."""
         merged: dict[str, str] = dict(self.explicit)
         for name, value in changes.items():
             if value is None:
@@ -329,7 +336,7 @@ class TopicConfigs:
         return self.default(name) if value is None else value
 
     def default(self, name: str) -> str:
-        """Return the value that applies if the topic does not set one."""
+        """Return the value that applies if the topic does not set the config."""
         value = self.defaults.get(name, _DEFAULTS.get(name))
         return definition(name).default_text if value is None else value
 
@@ -340,7 +347,7 @@ class TopicConfigs:
         return int(self.text(name))
 
     def source(self, name: str) -> str:
-        """Return the source of the value, with Kafka's name for it."""
+        """Return the source of the value. The names of the sources are Kafka's."""
         return TOPIC_CONFIG if name in self.explicit else ROOT_DEFAULT if name in self.defaults else DEFAULT_CONFIG
 
     @property
@@ -368,14 +375,18 @@ class TopicConfigs:
         return self._bound("message.timestamp.after.max.ms")
 
     def codec(self, option: str | None = None) -> str:
-        """Return the codec to write with: a concrete topic codec wins, `producer` takes the option (default zstd)."""
+        """Return the codec to write with: the topic's codec or, if that is `producer`, the writer's `option` (default
+        zstd).
+        """
         codec = self.text("compression.type")
         if codec == "producer":
             return option or "zstd"
         return "none" if codec == "uncompressed" else codec
 
     def level(self, codec: str, option: int | None = None) -> int | None:
-        """Return the level for `codec`: the writer's option, else the topic's; None if the codec has no levels."""
+        """Return the level for `codec`: the writer's option, or else the topic's level. None if the codec has no
+        levels.
+        """
         if option is not None:
             return option
         return self.integer(f"compression.{codec}.level") if codec in ("gzip", "lz4", "zstd") else None
@@ -386,10 +397,10 @@ class TopicConfigs:
 
 
 def check_delete_delay(changes: Mapping[str, object | None], force: bool) -> None:
-    """Raise BadRequest for a `file.delete.delay.ms` below one hour, unless forced."""
+    """Raise BadRequest if `file.delete.delay.ms` is below one hour and `force` is false."""
     value = changes.get("file.delete.delay.ms")
     if value is not None and not force and int(canonical("file.delete.delay.ms", value)) < MIN_DELETE_DELAY_MS:
         raise BadRequest(
-            f"file.delete.delay.ms below {MIN_DELETE_DELAY_MS} (one hour) takes files away from jobs that planned to "
-            f"read them, found {value}; raise it, or force it"
+            f"file.delete.delay.ms below {MIN_DELETE_DELAY_MS} (one hour) may delete files of running jobs, "
+            f"found {value}; increase the delay, or use force"
         )

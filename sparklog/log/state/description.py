@@ -1,4 +1,4 @@
-"""A description of a topic for users: partitions, sizes, and configs with their sources."""
+"""The description of a topic for users: partitions, sizes, and configs with their sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparklog.log.state.topic_state import TopicState
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition: log start, log end and last stable offset, and the slices and bytes that it stores."""
+    """One partition: log start, log end and last stable offset, and the number and size of its slices."""
 
     partition: int
     log_start: int
@@ -26,7 +26,7 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigDescription:
-    """One config: its value, the source of the value, and the default. The first of `synonyms` applies."""
+    """One config: its value, the source of the value, and the default. The first of the `synonyms` applies."""
 
     name: str
     value: str
@@ -38,7 +38,7 @@ class ConfigDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """Description of a topic."""
+    """The description of a topic."""
 
     name: str
     topic_id: str
@@ -52,13 +52,15 @@ class TopicDescription:
     open_transactions: tuple[tuple[str, int], ...]
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_topic_id: str = ""
-    """The id of the Kafka topic that it was imported from; empty if it was not imported, or that topic had no id."""
+    """The id of the Kafka topic that this topic was imported from. Empty if there is none, or if the Kafka topic has no
+    id.
+    """
 
 
 def describe_configs(topic: str, state: TopicState, defaults: RootDefaults) -> tuple[ConfigDescription, ...]:
-    """Return the effective value of every config of a topic, set or default."""
+    """Return the effective value of each config of a topic."""
     configs = TopicConfigs(state.configs.explicit, defaults.of_topic(topic))
-    # A topic of an older release may not use these, whatever their defaults are.
+    # A topic that an older release created may not use these features, whatever the defaults are.
     effective = {INLINE_CONFIG: state.inline_bytes(configs), CARRIED_CONFIG: state.carried_commits}
     return tuple(
         ConfigDescription(
@@ -74,7 +76,7 @@ def describe_configs(topic: str, state: TopicState, defaults: RootDefaults) -> t
 
 
 def describe(snapshot: Snapshot, defaults: RootDefaults) -> TopicDescription:
-    """Describe the topic at this version, with the defaults of its root."""
+    """Describe the topic in a snapshot, with the defaults of its root."""
     state, rows = snapshot.state, snapshot.slices.all()
     partitions = []
     for partition in range(state.partitions):

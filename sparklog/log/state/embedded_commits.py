@@ -1,19 +1,20 @@
-"""Copies of earlier commits' documents in a commit, so that opening a log, or reading a day of it, takes few objects.
+"""Copies of earlier commits' documents in a commit, so that few objects are read to open a log or to read a day of it.
 
-Commit n contains the documents of the 2^j - 1 commits before it, where 2^j, at most 128, is the largest power of two
-that divides n + 1. As in a Fenwick tree, reading a block of 128 up to commit n takes at most one object per 1 bit of
-n + 1. The sixth of every eight commits contains the five before it; with the second latest commit, which readers fetch
-anyway, six objects are always enough. The copies are one zstd frame, in order of their numbers, between the commit's
-own document, which has their count, length and CRC-32C, and its records.
+Commit n contains the documents of the 2^j - 1 previous commits, where 2^j is the largest power of two, up to 128, that
+divides n + 1. As in a Fenwick tree, reading a block of 128 commits up to commit n takes at most one object per 1 bit of
+n + 1. In addition, the sixth of every eight commits contains the documents of the five previous commits. With the
+second latest commit, which readers fetch anyway, six objects are therefore always sufficient. The copies are one zstd
+frame, in commit order, between the commit's own document and its inline records. The document has their number, length
+and CRC-32C.
 
 A copy is valid only as a link of the chain: the next commit has the CRC-32C of the entire object, which can be computed
-from its document alone. If a copy is missing or does not match, commits are read one by one, as if none were embedded.
-A writer embeds only documents that it knows, so there may be fewer or none. The topic config `carried.commits` limits
-their number; the stored field and the feature are named after it.
+from the document alone. If a copy is missing or does not match, the commits are read one by one, as if no documents
+were embedded. A writer embeds only documents that it has cached, so a commit may contain fewer copies or none. The
+topic config `carried.commits` limits their number. The stored field and the feature have the same name as the config.
 
-`RecentRecords` caches the inline records of recent commits, for all topics and stores: a follower reads each new commit
-object, and would request its records a moment later. The store is authoritative: readers check the CRC-32C of cached
-bytes, and on a mismatch evict them and read the store.
+`RecentRecords` caches the inline records of recent commits of all topics and stores, because a follower that has read a
+commit object needs its records immediately afterwards. The store is authoritative: readers check the CRC-32C of cached
+bytes. If it does not match, they evict the bytes and read the store.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import Store
 
 BLOCK_COMMITS = MAX_EMBEDDED + 1
-"""Commits per block; the last commit of a block contains the documents of all others."""
+"""The number of commits per block. The last commit of a block contains the documents of all other commits in the block.
+"""
 
 
 def embedded_count(number: int) -> int:
-    """Return the number of earlier commits that a commit contains."""
+    """Return the number of earlier commits whose documents a commit contains."""
     return 5 if number % 8 == 5 else min((number + 1) & -(number + 1), BLOCK_COMMITS) - 1
 
 
@@ -56,7 +58,7 @@ def encode_embedded(documents: Sequence[bytes]) -> EmbeddedCommits:
 
 
 def decode_embedded(embedded: EmbeddedCommits | None) -> list[bytes]:
-    """Return the documents in order of their numbers; `Corrupt` if `data` is damaged."""
+    """Return the documents in commit order. Raises `Corrupt` if `data` is damaged."""
     if embedded is None:
         return []
     if len(embedded.data) == embedded.nbytes and crc32c(embedded.data) == embedded.crc:
@@ -75,7 +77,7 @@ def embedded_in(commit: Commit, data: bytes) -> EmbeddedCommits | None:
 
 
 def with_embedded_copies(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:
-    """Return commits by number: those of the objects, and the embedded ones from `first` on."""
+    """Return commits by number: the commits in `objects`, and their embedded commits from `first` on."""
     commits = {number: commit for number, (commit, _) in objects.items()}
     for number, (commit, data) in objects.items():
         try:
@@ -89,9 +91,9 @@ def with_embedded_copies(topic: str, objects: Mapping[int, tuple[Commit, bytes]]
 
 
 def verified_chain(commits: Mapping[int, Commit], first: int, last: int, crc: int | None) -> list[Commit] | None:
-    """Return commits `first` to `last`, or None if one is missing or does not follow its predecessor.
+    """Return commits `first` to `last`, or None if a commit is missing or does not follow its predecessor.
 
-    `crc`: the CRC-32C of the commit before `first`.
+    `crc` is the CRC-32C of the commit before `first`.
     """
     chain = []
     for number in range(first, last + 1):
@@ -112,16 +114,17 @@ class _RecentCommit:
 
 
 class RecentDocuments:
-    """Documents of the latest commits that this process has read or written, most of them as embedded copies.
+    """Documents of the latest commits that this process has read or written. Most of them are embedded copies.
 
-    They may include commits that lost a race; the chain excludes these. Threads may share it.
+    Commits that were not created because another writer committed first may be included; `copies_for` skips them,
+    because they are not in the chain. Threads may share an instance.
     """
 
     def __init__(self) -> None:
         self._commits: dict[int, _RecentCommit] = {}
 
     def add(self, commit: Commit, data: bytes, max_bytes: int) -> None:
-        """Cache a commit's documents: up to `max_bytes` in total, and always the latest commit."""
+        """Cache a commit's documents, up to `max_bytes` in total. The latest commit is always cached."""
         number, commits = commit.version, self._commits
         commits[number] = _RecentCommit(commit.crc, commit.prev_crc, data[: commit.nbytes], embedded_in(commit, data))
         previous = commits.get(number - 1)
@@ -130,7 +133,7 @@ class RecentDocuments:
             others == 1 and previous is not None and len(previous.document) + commit.nbytes <= max_bytes
         ):
             return
-        # The previous commit contains the documents `[first_copy, number - 1)`, if it is this commit's predecessor.
+        # If the previous commit is this commit's predecessor, it contains the documents `[first_copy, number - 1)`.
         is_predecessor = previous is not None and previous.crc == commit.prev_crc
         copies = previous.embedded.commits if is_predecessor and previous is not None and previous.embedded else 0
         first_copy = number - 1 - copies
@@ -145,9 +148,9 @@ class RecentDocuments:
         self._commits.clear()
 
     def copies_for(self, number: int, prev_crc: int | None, max_commits: int, max_bytes: int) -> EmbeddedCommits | None:
-        """Return the documents to embed in commit `number`: as many as are known, up to the limits.
+        """Return the documents to embed in commit `number`: as many cached documents as the limits allow.
 
-        `prev_crc`: the CRC-32C of commit `number - 1`.
+        `prev_crc` is the CRC-32C of commit `number - 1`.
         """
         count, documents, nbytes = min(embedded_count(number), max_commits), list[bytes](), 0
         crc = prev_crc
@@ -177,7 +180,7 @@ class _CachedRecords:
 
 
 class RecentRecords:
-    """Cached inline records by store and key, latest last. Threads may share it."""
+    """Cached inline records by store and key, latest last. Threads may share an instance."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -185,7 +188,7 @@ class RecentRecords:
         self._bytes = 0
 
     def add(self, store: Store, key: str, start: int, records: bytes) -> None:
-        """Cache the inline records of a commit, which begin at byte `start` of its object."""
+        """Cache the inline records of a commit. They begin at byte `start` of its object."""
         with self._lock:
             self._evict((id(store), key))
             self._cached[id(store), key] = _CachedRecords(weakref.ref(store), start, records)
@@ -195,7 +198,7 @@ class RecentRecords:
                 self._evict(next(iter(self._cached)))
 
     def read(self, store: Store, key: str, start: int, length: int) -> bytes | None:
-        """Return bytes of an object, None if they are not cached."""
+        """Return bytes of an object, or None if they are not cached."""
         cached = self._cached.get((id(store), key))
         if cached is None or cached.store() is not store:
             return None
@@ -203,7 +206,7 @@ class RecentRecords:
         return cached.data[low : low + length] if 0 <= low <= len(cached.data) - length else None
 
     def evict(self, store: Store, key: str) -> bool:
-        """Evict an object's bytes; return False if none were cached."""
+        """Evict an object's bytes. Return False if none were cached."""
         with self._lock:
             return self._evict((id(store), key))
 

@@ -1,15 +1,16 @@
-"""Older versions of a topic: the commits and checkpoints in its log, and the states that they allow to rebuild.
+"""Older versions of a topic: the commits and checkpoints in its log, and the states that can be rebuilt from them.
 
-A state is rebuilt from the latest valid checkpoint at or below its version, and the commits after it. `CommitLog` has
-the latest state.
+A state is rebuilt from the latest valid checkpoint at or below its version and the commits after this checkpoint.
+`CommitLog` has the latest state.
 
-A commit number can be used twice after the vacuum has deleted the commit:
+A commit number can be used twice if the vacuum has deleted the commit:
 
-1. Writer A stalls before it creates commit 7. Writer B commits 7, others follow.
+1. Writer A stalls before it creates commit 7. Writer B creates commit 7, and more commits follow.
 2. The vacuum deletes commit 7, which a checkpoint covers.
-3. Writer A continues and creates its own commit 7, which has the CRC of commit 6 and so looks valid.
+3. Writer A continues and creates its own commit 7. It contains the CRC of commit 6, so it appears to be valid.
 
-Therefore commits only count as links of the chain from a checkpoint: each must have the CRC that its successor records.
+Therefore, a commit is only valid as a link of the chain from a checkpoint: its CRC must be the one that the next commit
+records.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _Read = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommitFiles:
-    """The commits in the log, by version: int64[n] each. `modified_ms` is by the store's clock."""
+    """The commits in the log, one int64[n] array per field. `modified_ms` is the store's modification time."""
 
     version: npt.NDArray[np.int64]
     size: npt.NDArray[np.int64]
@@ -73,16 +74,16 @@ class CommitFiles:
 
 
 def start_after_last_gap(versions: npt.NDArray[np.int64]) -> int:
-    """Return the index of the first version after the last gap: versions before a gap cannot be continued."""
+    """Return the index of the first version after the last gap. The versions before a gap cannot be continued."""
     gaps = np.flatnonzero(np.diff(versions) != 1)
     return int(gaps[-1]) + 1 if len(gaps) else 0
 
 
 class History:
-    """The commits and checkpoints of a topic, from one listing each.
+    """The commits and checkpoints of a topic, each from one listing.
 
-    `tables` has all slice tables, referenced or not. With an `env`, reads wait up to 90 s for a listed commit that a
-    mount's cache of names does not show yet.
+    `tables` contains all slice tables, including unreferenced ones. If `env` is set, reads wait for up to 90 s for a
+    listed commit that a mount's directory cache still hides.
     """
 
     def __init__(self, store: Store, topic: str, env: Env | None = None) -> None:
@@ -98,7 +99,9 @@ class History:
         self._table_keys: dict[int, str] = {}
 
     def checkpoint(self, version: int) -> Snapshot | None:
-        """Return the state in a checkpoint, after checking both objects and the CRC of its commit; None if damaged."""
+        """Return the state in a checkpoint after checking both objects and the CRC of its commit. Return None if it is
+        damaged.
+        """
         if version not in self._valid:
             try:
                 self._valid[version] = self._verify(version)
@@ -112,7 +115,7 @@ class History:
         self._valid[version] = None
 
     def table_of(self, version: int) -> str | None:
-        """Return the key of the slice table of a checkpoint; None if the checkpoint is damaged."""
+        """Return the key of a checkpoint's slice table, or None if the checkpoint is damaged."""
         return None if self.checkpoint(version) is None else self._table_keys[version]
 
     def _verify(self, version: int) -> Snapshot:
@@ -125,18 +128,22 @@ class History:
         if self.commits.has(version, version):
             crc = self.commit(version).crc
             if crc != (stored := checkpoint.state.crc):
-                raise Corrupt(f"commit {version} has CRC-32C {crc}, its checkpoint has {stored}", file=key)
+                raise Corrupt(f"commit {version} has CRC-32C {crc}, but its checkpoint expects {stored}", file=key)
         self._table_keys[version] = table_key
         return Snapshot(self.topic, self.store, checkpoint.state, table)
 
     def checkpoints_below(self, version: int) -> Iterator[int]:
-        """Yield the versions of valid checkpoints at or below a version, latest first; each is read when needed."""
+        """Yield the versions of valid checkpoints at or below a version, latest first. Each checkpoint is read when
+        needed.
+        """
         return (base for base in reversed(self.checkpoints) if base <= version and self.checkpoint(base) is not None)
 
     def base_of(self, version: int) -> int | None:
-        """Return the version that `at(version)` starts from: a checkpoint, or -1 (no commits); None: there is none."""
+        """Return the version that `at(version)` starts from: a checkpoint, -1 for the empty state, or None if there is
+        none.
+        """
         for base in self.checkpoints_below(version):
-            # An older checkpoint does not help, because it needs the commits after this one as well.
+            # An older checkpoint does not help, because it also needs the commits after this checkpoint.
             return base if self.commits.has(base + 1, version) else None
         return -1 if self.commits.has(0, version) else None
 
@@ -166,17 +173,21 @@ class History:
         return Snapshot(self.topic, self.store, state, table)
 
     def version_at(self, time_ms: int) -> int:
-        """Return the latest version at or before a time (ms, by the writers' clocks), or raise `NotFound`."""
+        """Return the latest version at or before a time (ms, by the writers' clocks). Raises `NotFound` if there is
+        none.
+        """
         versions = self.commits.version
         first, last = (int(versions[start_after_last_gap(versions)]), int(versions[-1])) if len(versions) else (0, -1)
         version = latest_at(self.commit, first, last, time_ms)
         if version >= first:
             return version
-        reason = "it was created later" if first == 0 else f"its log starts at version {first}, which is later"
+        reason = "the topic was created later" if first == 0 else f"the log starts at version {first}, which is later"
         raise NotFound(f"topic '{self.topic}' has no version at {iso_time(time_ms)}: {reason}")
 
     def walk(self, state: TopicState, last: int) -> Iterator[tuple[TopicState, Commit]]:
-        """Yield each commit after `state` up to version `last`, with the state after it. Raises the errors of `at`."""
+        """Yield each commit after `state` up to version `last`, with the state after the commit. Raises the errors of
+        `at`.
+        """
         for commit in self._commits(state, last):
             try:
                 state = state.apply(commit)
@@ -186,7 +197,9 @@ class History:
             yield state, commit
 
     def _commits(self, state: TopicState, last: int) -> Iterator[Commit]:
-        """Yield the commits after `state`, block by block: from embedded copies if these are valid, else one by one."""
+        """Yield the commits after `state` block by block. Valid embedded copies are used; other commits are read one by
+        one.
+        """
         first, crc = state.version + 1, state.crc
         next_block = (first // BLOCK_COMMITS + 1) * BLOCK_COMMITS
         starts = [first, *range(next_block, last + 1, BLOCK_COMMITS)] if first <= last else []
@@ -219,7 +232,7 @@ class History:
         ]
 
     def commit(self, version: int) -> Commit:
-        """Return one commit without checking the chain; `NotFound` if it was deleted."""
+        """Return one commit without checking the chain. Raises `NotFound` if the commit was deleted."""
         return self._decode(version, self._data(version))
 
     def _decode(self, version: int, data: bytes) -> Commit:
@@ -227,7 +240,7 @@ class History:
 
     @contextmanager
     def _reader(self) -> Iterator[_Read]:
-        """Yield a function that reads objects in order: in parallel, if the store's requests cost a round trip."""
+        """Yield a function that reads objects in order. On a remote store, it reads them in parallel."""
         if self.store.parallel_reads <= 1:
             yield map
             return
@@ -242,5 +255,5 @@ class History:
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:
     versions = ((entry_number(info.key), info) for info in listing)
     rows = ((version, info.size, info.modified_ms) for version, info in versions if version is not None)
-    # Without an intermediate list: at a commit per second, a week is 600,000 rows.
+    # Do not create an intermediate list: with one commit per second, a week has 600,000 rows.
     return CommitFiles(*np.fromiter(rows, np.dtype((np.int64, 3))).T)

@@ -1,8 +1,9 @@
-"""Invariants of every topic at every version: checks that run before each commit is written.
+"""Invariants of every topic at every version. They are checked before a commit is written.
 
 `check_commit` checks a commit against the topic states before and after it. It is cheap, and runs for every commit.
-`check_state` checks an entire state, slices included, for tests, the simulation and `verify`. Neither repeats what
-`decode_commit` and `TopicState.apply` check of every commit: its paths and its link to the commit before it.
+`check_state` checks an entire state, including its slices, for tests, the simulation and `verify`. Neither function
+repeats the checks of `decode_commit` and `TopicState.apply`, such as the paths in a commit and its link to the previous
+commit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def time_never_decreases(before: TopicState, commit: Commit, after: TopicState) 
 
 
 def appends_are_dense(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """An appended slice starts at the log end. An import may leave gaps, but offsets are never reused."""
+    """An appended slice starts at the log end. An import may leave gaps, but does not reuse offsets."""
     if commit.edits and commit.op != IMPORT:
         return None
     end = dict(enumerate(before.log_end.tolist()))
@@ -34,9 +35,9 @@ def appends_are_dense(before: TopicState, commit: Commit, after: TopicState) -> 
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
             expected = end.get(partition, 0)
             if base < expected or (base > expected and commit.op != IMPORT):
-                return f"a slice of partition {partition} starts at {base}, the log ends at {expected}"
+                return f"a slice of partition {partition} starts at {base}, but the log end is {expected}"
             if offsets < 1:
-                return f"a slice of partition {partition} at {base} has no offsets"
+                return f"the slice of partition {partition} at {base} has no offsets"
             end[partition] = base + offsets
     return None
 
@@ -50,11 +51,11 @@ def partitions_exist(before: TopicState, commit: Commit, after: TopicState) -> s
     for file in commit.files:
         partitions += file.partition
     wrong = [partition for partition in partitions if partition >= count]
-    return f"partition {min(wrong)} does not exist, there are {count}" if wrong else None
+    return f"partition {min(wrong)} does not exist; the topic has {count} partitions" if wrong else None
 
 
 def log_start_in_range(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """log start <= log end, and neither decreases."""
+    """The log start is at most the log end, and neither decreases."""
     if after.deleted or commit.op == CREATE:
         return None
     n = before.partitions
@@ -80,10 +81,12 @@ def slices_above_log_start(before: TopicState, commit: Commit, after: TopicState
 
 
 def outputs_within_edits(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """Edits of a partition are disjoint and below the last stable offset. Each added or removed slice is in an edit."""
+    """Edits of a partition do not overlap and end below the last stable offset. Added and removed slices are inside
+    edits.
+    """
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None
-    # Edits of imports and clones have the ranges of the imported logs, including Kafka's open transactions.
+    # Edits of imports and clones have the ranges of the copied logs, which may contain Kafka's open transactions.
     stable = after.log_end if commit.op in COPYING_OPS else before.last_stable()
     spans: dict[int, list[tuple[int, int]]] = {}
     for edit in commit.edits:
@@ -107,12 +110,12 @@ def outputs_within_edits(before: TopicState, commit: Commit, after: TopicState) 
     for item in commit.remove:
         for partition, base in zip(item.partition, item.base, strict=True):
             if not _inside(spans.get(partition, []), base, base + 1):
-                return f"the removed slice at {base} of partition {partition} is outside every edit"
+                return f"the removed slice at {base} of partition {partition} is not in an edit"
     return None
 
 
 def kafka_transactions_are_known(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """Only imports add open Kafka transactions, once each; a commit that ends one appends its marker."""
+    """Only imports and clones add open Kafka transactions. A commit that ends a transaction appends a marker."""
     if not (after.kafka_open or commit.kafka_open or commit.kafka_ended):
         return None
     if commit.kafka_open and commit.op not in COPYING_OPS:
@@ -121,14 +124,14 @@ def kafka_transactions_are_known(before: TopicState, commit: Commit, after: Topi
     if len(set(ended)) < len(ended) or any(
         transaction.end > after.log_end[transaction.partition] for transaction in commit.kafka_open
     ):
-        return "a Kafka transaction would be open twice, or end beyond its log"
+        return "a Kafka transaction would be open twice, or end after the log end"
     appended = {partition for file in commit.files for partition in file.partition}
     missing = sorted({transaction.partition for transaction in commit.kafka_ended} - appended)
     return f"transactions of partition {missing[0]} would end without a marker" if missing else None
 
 
 def floor_and_leases_in_range(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """The retention floor is a version and never decreases. A new lease is not below it, or of a leased version."""
+    """The retention floor is a version and never decreases. A new lease is not below it, or is of a leased version."""
     if commit.floor is not None and not before.floor <= commit.floor <= before.version:
         return f"retention floor {commit.floor} must be between {before.floor} and {before.version}"
     for name, lease in commit.holds.items():
@@ -152,7 +155,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check_commit(before: TopicState, commit: Commit, after: TopicState) -> None:
-    """Raise `BadRequest` with the invariant that a commit would violate, before it is written."""
+    """Raise `BadRequest` if a commit that is about to be written violates an invariant."""
     for check in CHECKS:
         problem = check(before, commit, after)
         if problem is not None:
@@ -163,7 +166,7 @@ def check_state(state: TopicState, table: SliceTable) -> None:
     """Raise `Corrupt` unless the slices are ordered, disjoint, within the log and consistent with the state."""
     rows = table.all()
     if table.version != state.version:
-        raise Corrupt(f"slices have version {table.version}, the topic state has version {state.version}")
+        raise Corrupt(f"the slices have version {table.version}, but the topic state has version {state.version}")
     if state.deleted and len(rows):
         raise Corrupt(f"a deleted topic still has {len(rows)} slices")
     if (state.log_start > state.log_end).any():
@@ -178,9 +181,9 @@ def check_state(state: TopicState, table: SliceTable) -> None:
     if (rows.partition[1:] < rows.partition[:-1]).any() or (same & (rows.base[1:] < rows.end[:-1])).any():
         raise Corrupt("slices of a partition overlap or are out of order")
     if (rows.end <= rows.base).any() or (rows.end > state.log_end[rows.partition]).any():
-        raise Corrupt("a slice is empty or ends beyond its log end")
+        raise Corrupt("a slice is empty or ends after the log end")
     if (rows.end <= state.log_start[rows.partition]).any():
-        raise Corrupt("a slice is entirely below its log start")
+        raise Corrupt("a slice is entirely below the log start")
     if not np.isin(rows.status, (PLAIN, OPEN, COMMITTED, ABORTED)).all():
         raise Corrupt("a slice has an unknown status")
     is_open = rows.status == OPEN

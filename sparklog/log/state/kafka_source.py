@@ -1,11 +1,11 @@
-"""What commits and states of an imported topic record about Kafka.
+"""The fields of commits and states that describe the Kafka topic of an imported topic.
 
-* `KafkaSource`: Kafka's topic id and, per partition, the last imported batch and the log end. The next import uses
-  them to check that it continues the same log, and that nothing was written to the topic since.
-* `KafkaOpen`: transactions without a marker in Kafka's log. They keep the last stable offset where Kafka had it, until
-  a commit appends the marker that Kafka would have written (see `sparklog.log.write.kafka_markers`). Like open slices,
-  a transaction is dropped once the log start passes all its records. A producer has at most one open transaction in a
-  partition.
+* `KafkaSource`: Kafka's topic id and, for each partition, the last imported batch and the log end. The next import uses
+  them to check that it continues the same log, and that the topic has not been written to since the last import.
+* `KafkaOpen`: the transactions that have no marker in Kafka's log. The last stable offset stays below them, as in
+  Kafka, until a commit appends the marker that Kafka would have written (see `sparklog.log.write.kafka_markers`). Like
+  the open slices of a sparklog transaction, a transaction is dropped when the log start passes all its records. A
+  producer has at most one open transaction in a partition.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sparklog.log.journal.documents import INT32_MAX, TEXT, UINT32_MAX, Document
 from sparklog.log.journal.names import MAX_PARTITIONS
 
 COMMIT, ABORT = DECISIONS = ("commit", "abort")
-"""Possible decisions on a transaction without a marker."""
+"""The possible decisions on a transaction without a marker."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedEnd:
-    """End of an imported partition: its log end, and last offset, checksum and leader epoch of its last batch."""
+    """The end of an imported partition: log end, and last offset, checksum and leader epoch of the last batch."""
 
     end: int
     last: int = -1
@@ -32,19 +32,19 @@ class ImportedEnd:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """The Kafka topic that a topic was imported from: its id, and the end of each imported partition."""
+    """The Kafka topic that a topic was imported from: its topic id, and the end of each imported partition."""
 
     topic_id: str
     ends: Mapping[int, ImportedEnd] = field(default_factory=dict)
 
     def after(self, newer: KafkaSource) -> KafkaSource:
-        """Return the ends of both, where the newer's win. The id may become known only later."""
+        """Merge two sources. The ends of `newer` take precedence. The id may be unknown in the first import."""
         return KafkaSource(newer.topic_id or self.topic_id, {**self.ends, **newer.ends})
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaOpen:
-    """An open Kafka transaction of a producer in one partition. `decided`: the decision, if known."""
+    """An open Kafka transaction of a producer in one partition. `decided` is the decision, if it is known."""
 
     partition: int
     producer: int
@@ -59,8 +59,8 @@ class KafkaOpen:
     def __str__(self) -> str:
         owner = "" if self.transactional_id is None else f" ('{self.transactional_id}')"
         decided = "" if self.decided is None else f", decided: {self.decided}"
-        where = f"in partition {self.partition}, from {self.first}"
-        return f"Kafka's open transaction of producer {self.producer}{owner} {where}{decided}"
+        where = f"in partition {self.partition}, from offset {self.first}"
+        return f"the open Kafka transaction of producer {self.producer}{owner} {where}{decided}"
 
     @property
     def ended(self) -> KafkaEnded:
@@ -93,7 +93,7 @@ KAFKA_ENDED_JSON = Document(KafkaEnded, Member("partition", PARTITION), Member("
 
 
 def _columns_of(source: KafkaSource) -> tuple[object, ...]:
-    """Return the topic's id, the partitions, and a column per field of `ImportedEnd`."""
+    """Return the topic id, the partitions, and one column per field of `ImportedEnd`."""
     rows = [(partition, end.end, end.last, end.crc, end.epoch) for partition, end in sorted(source.ends.items())]
     return source.topic_id, *(zip(*rows, strict=True) if rows else [()] * 5)
 

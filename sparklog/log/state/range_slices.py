@@ -1,8 +1,8 @@
-"""Select the slices of many ranges, of one topic or of a thousand: the first step of a read plan.
+"""Select the slices of many offset ranges in one or many topics. This is the first step of a read plan.
 
-A numpy call takes some microseconds, for one row as for a thousand. So topics with few slices are not searched one by
-one: their slices are joined into one table, in which the upper half of a partition number is the topic's index. For a
-topic with many slices, that table only has the slices near the ranges.
+A numpy call takes some microseconds, whether it processes one row or a thousand. Therefore, topics with few slices are
+not searched one by one. Their slices are joined into one table, in which the upper half of a partition number is the
+topic's index. For a topic with many slices, this table only contains the slices near the ranges.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sparklog.log.state.topic_state import Offsets
 from sparklog.log.state.view import OffsetRange
 
 FEW_SLICES = 64
-"""Slices per range up to which all slices of a topic are joined, without selecting those near the ranges."""
+"""If a topic has at most this many slices per range, all its slices are joined, not only those near the ranges."""
 _TOPIC_SHIFT = 32
 _PARTITION_MASK = (1 << _TOPIC_SHIFT) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RangeSlices:
-    """The slices of ranges of topics in these snapshots.
+    """The slices of offset ranges in these snapshots.
 
     The slices of `ranges[i]` are `rows[cuts[i] : cuts[i + 1]]`, in offset order. `cuts`: int64[n + 1].
     """
@@ -59,14 +59,14 @@ def select_ranges(snapshots: Mapping[str, Snapshot], ranges: Sequence[OffsetRang
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows to join: parts of tables and pending commits, each with the index of its topic."""
+    """Rows to join: parts of tables, and pending commits, each with the index of its topic."""
 
     parts: list[tuple[int, Slices]] = field(default_factory=list)
     commits: list[tuple[int, Commit]] = field(default_factory=list)
 
 
 def _joined(tables: Sequence[tuple[SliceTable, Sequence[OffsetRange]]]) -> SliceTable:
-    """Return one table with all slices of these ranges; topics have indexes in the order given."""
+    """Return one table with all slices of these ranges. The index of a topic is its position in `tables`."""
     if len(tables) == 1:
         return tables[0][0]
     rows = _Rows()
@@ -85,12 +85,12 @@ def _joined(tables: Sequence[tuple[SliceTable, Sequence[OffsetRange]]]) -> Slice
 
 
 def _of_partitions(table: SliceTable, ranges: Sequence[OffsetRange]) -> list[Slices]:
-    """Return the slices of each partition between the start of its first and the end of its last range."""
+    """Return the slices of each partition between the start of its first range and the end of its last range."""
     return [table.select(partition, *span) for (_, partition), span in spans_of(ranges).items()]
 
 
 def spans_of(ranges: Iterable[OffsetRange]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the least start and the greatest end of the ranges of each partition, by topic and partition."""
+    """Return the smallest start and the largest end of the ranges of each (topic, partition)."""
     spans: dict[tuple[str, int], tuple[int, int]] = {}
     for offsets in ranges:
         key = offsets.topic, offsets.partition
@@ -100,7 +100,7 @@ def spans_of(ranges: Iterable[OffsetRange]) -> dict[tuple[str, int], tuple[int, 
 
 
 def _topics(commits: Sequence[tuple[int, Commit]]) -> Offsets:
-    """Return the topic index of each slice of these commits: int64[n]."""
+    """Return the topic index of each slice in these commits: int64[n]."""
     slices = ([number] * len(file) for number, commit in commits for file in commit.files)
     return np.fromiter(chain.from_iterable(slices), np.int64)
 
@@ -110,7 +110,7 @@ def _numbered(columns: Columns, topics: Offsets | np.int64) -> Columns:
 
 
 def _recoded(part: Slices, paths: Texts, txn_ids: Texts) -> Columns:
-    """Return the columns with another table's codes of texts."""
+    """Return the columns with the string codes of another table."""
 
     def codes(column: npt.NDArray[np.int32], before: Texts, after: Texts) -> npt.NDArray[np.int32]:
         numbers = {code: after.code(before[code]) if code >= 0 else code for code in set(column.tolist())}

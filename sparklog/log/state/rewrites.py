@@ -1,10 +1,11 @@
-"""Rewrites: edits that replace the slices of an offset range (merging, sealing, compaction), and their commit.
+"""Rewrites: edits that replace the slices of an offset range (merging, sealing, compaction), and the commit of a
+rewrite.
 
-A rewrite that was planned on an older state is valid if each input still exists or is entirely below the log start.
-One commit has all edits of a work item, each with the outputs in its range.
+A rewrite that was planned on an older state is valid if each of its inputs still exists or is entirely below the log
+start. One commit contains all edits of a work item, each with the outputs in its range.
 
-A merge of ten thousand partitions has one file with ten thousand slices and as many edits, which each attempt to commit
-validates. So slices are found by partition and base offset, not by comparing all pairs.
+A merge of ten thousand partitions has one file with ten thousand slices and as many edits, and each attempt to commit
+validates them. Therefore, slices are found by partition and base offset, not by comparing all pairs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """An edit of one partition and its inputs. It is committed entirely or not at all."""
+    """An edit of one partition, with its inputs. It is committed atomically."""
 
     edit: Edit
     inputs: tuple[Input, ...]
@@ -45,7 +46,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class RewriteIntent:
-    """Merge, seal or compact: replace each edit's inputs by the slices of `files` (with `base`) in its range."""
+    """Merge, seal or compact: replace the inputs of each edit with the slices of `files` (with `base`) in its range."""
 
     op: str
     topic_id: str
@@ -76,13 +77,13 @@ class RewriteIntent:
                 _check_covered(topic, rewrite, files, table)
                 inputs.append((rewrite.edit, removals))
         if not inputs:
-            return Nothing("no edit applies any more", state.version, dropped=tuple(dropped))
+            return Nothing("none of the edits applies", state.version, dropped=tuple(dropped))
         edits = tuple(edit for edit, _ in inputs)
         return Draft(self.op, files=outputs.of(edits), remove=_removals(inputs), edits=edits, dropped=tuple(dropped))
 
 
 class Outputs:
-    """The slices of some files (with `base`), indexed by partition and base offset."""
+    """The slices of files (with `base`), indexed by partition and base offset."""
 
     def __init__(self, files: Sequence[FileSlices]) -> None:
         self._files = files
@@ -93,11 +94,11 @@ class Outputs:
         self._slices = {partition: sorted(rows) for partition, rows in slices.items()}
 
     def of(self, edits: Iterable[Edit]) -> tuple[FileSlices, ...]:
-        """Return the files with only the slices whose base offset is in an edit, without files that have none."""
+        """Return the files with only the slices whose base offset is in an edit. Omit files without such slices."""
         return tuple(self._part_of(number, sorted(rows)) for number, rows in sorted(self._rows_of(edits).items()))
 
     def outside(self, edits: Iterable[Edit]) -> str | None:
-        """Return a description of a slice whose base offset is not in an edit; None if there is none."""
+        """Describe a slice whose base offset is not in any edit. Return None if there is no such slice."""
         inside = self._rows_of(edits)
         for number, file in enumerate(self._files):
             rows = set(range(len(file))) - inside.get(number, set())
@@ -107,7 +108,7 @@ class Outputs:
         return None
 
     def _rows_of(self, edits: Iterable[Edit]) -> dict[int, set[int]]:
-        """Return the rows in the edits, by index of their file."""
+        """Return the rows whose base offset is in an edit, by index of their file."""
         rows: dict[int, set[int]] = {}
         for edit in edits:
             slices = self._slices.get(edit.partition, [])
@@ -117,7 +118,7 @@ class Outputs:
         return rows
 
     def _part_of(self, number: int, rows: Sequence[int]) -> FileSlices:
-        """Return some slices of a file, with explicit positions if others are omitted."""
+        """Return some of a file's slices. If slices are omitted, the result has explicit positions."""
         file = self._files[number]
         if len(rows) == len(file):
             return file
@@ -127,7 +128,9 @@ class Outputs:
 
 
 def _inputs_to_remove(rewrite: Rewrite, state: TopicState, table: SliceTable) -> list[Input] | None:
-    """Return the inputs above the log start, by file; None if one no longer exists, so that the edit is dropped."""
+    """Return the inputs above the log start, by file. Return None if an input no longer exists; the edit is then
+    dropped.
+    """
     log_start = int(state.log_start[rewrite.edit.partition])
     by_path: dict[str, list[Input]] = {}
     for item in rewrite.inputs:
@@ -149,7 +152,7 @@ def _removals(inputs: Iterable[tuple[Edit, Sequence[Input]]]) -> tuple[RemovedSl
 
 
 def _is_committed(outputs: Sequence[FileSlices], table: SliceTable) -> bool:
-    """Return True if the table has these outputs, because an earlier attempt with unknown result succeeded."""
+    """Return True if the table has these outputs, because an earlier attempt with an unknown result succeeded."""
     removals = [RemovedSlices(file.path, file.partition, file.base, file.starts) for file in outputs]
     return bool(removals) and bool((table.find(*removals) >= 0).all())
 

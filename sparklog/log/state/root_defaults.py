@@ -1,11 +1,11 @@
-"""The defaults of a root: values of topic configs that a topic does not set, under the names of broker configs.
+"""The defaults of a root. They apply to topics that do not set a config, and have the names of broker configs.
 
-As in Kafka, defaults are not copied to topics: a change applies to all topics immediately. Defaults of a pattern apply
-to topics whose entire name matches. They have the names of topic configs, and take precedence over those of the root.
-`num.partitions` and `auto.create.topics.enable` apply when a topic is created; `transactional.id.expiration.ms` does
-not concern topics.
+As in Kafka, defaults are not copied to topics, so a change applies to all topics immediately. Defaults of a pattern
+apply to topics whose entire name matches the pattern. They have the names of topic configs, and take precedence over
+the defaults of the root. `num.partitions` and `auto.create.topics.enable` apply when a topic is created.
+`transactional.id.expiration.ms` does not apply to topics.
 
-Each entry of the journal `_root/defaults/_log` has all defaults. A root without entries has none.
+Each entry of the journal `_root/defaults/_log` contains all defaults. A root without entries has no defaults.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ CREATION: Mapping[str, Setting] = by_name(
     [_PARTITIONS, Setting(AUTO_CREATE, BOOLEAN, None, "Whether writers create topics that do not exist.")]
 )
 """Defaults that are not topic configs and apply when a topic is created."""
-# Ids only expire if this is set, because releases before 0.7 would start an expired id again from the beginning.
+# Ids only expire if this default is set, because releases before 0.7 would restart an expired id from the beginning.
 _EXPIRATION = Setting(
     EXPIRATION, or_never(int32(1)), -1, "Time after its last use at which a transactional id expires.", "ms",
     kafka="The default is 604800000.",
 )  # fmt: skip
 ROOT_SETTINGS: Mapping[str, Setting] = {**BY_NAME, **CREATION, EXPIRATION: _EXPIRATION}
-"""Settings that a root can have a default for."""
+"""Settings that can have a default for the root."""
 PATTERN_SETTINGS: Mapping[str, Setting] = {**CONFIGS, **CREATION}
-"""Settings that a pattern can have a default for."""
+"""Settings that can have a default for a pattern."""
 
 
 @dataclass(frozen=True, slots=True)
 class PatternDefaults:
-    """Defaults, by topic config, for topics whose entire name matches a regular expression."""
+    """Defaults of topic configs for topics whose entire name matches a regular expression."""
 
     pattern: str
     configs: Mapping[str, str]
@@ -64,7 +64,7 @@ class PatternDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """A value of a config, the name under which it was set, and Kafka's name of its source."""
+    """A value of a config, the name of the setting that has this value, and Kafka's name of its source."""
 
     name: str
     value: str
@@ -73,7 +73,7 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class DefaultRow:
-    """A default of the root or of a pattern. `default`: the built-in value."""
+    """A default of the root or of a pattern. `default` is the built-in value."""
 
     pattern: str | None
     name: str
@@ -84,13 +84,13 @@ class DefaultRow:
 
 @dataclass(frozen=True, slots=True)
 class RootDefaults(StateEntry):
-    """The defaults of a root. `configs` are by broker config; the last of the `patterns` that match wins."""
+    """The defaults of a root. `configs` are by broker config. If several `patterns` match, the last one applies."""
 
     configs: Mapping[str, str] = field(default_factory=dict)
     patterns: tuple[PatternDefaults, ...] = ()
 
     def of_topic(self, topic: str) -> dict[str, str]:
-        """Return the defaults of a topic by topic config, without built-in ones."""
+        """Return the defaults of a topic by topic config, without built-in defaults."""
         if not self.configs and not self.patterns:
             return {}
         defaults = {}
@@ -103,7 +103,7 @@ class RootDefaults(StateEntry):
         return defaults
 
     def synonyms(self, topic: str, configs: TopicConfigs, name: str) -> list[ConfigSynonym]:
-        """Return the possible values of a topic's config in order of precedence, as Kafka's DescribeConfigs does."""
+        """Return the possible values of a topic's config in order of precedence, like Kafka's DescribeConfigs."""
         explicit, by_pattern = configs.explicit.get(name), self._of_pattern(topic, name)
         values = [] if explicit is None else [ConfigSynonym(name, explicit, TOPIC_CONFIG)]
         values += [] if by_pattern is None else [ConfigSynonym(name, by_pattern, ROOT_DEFAULT)]
@@ -116,7 +116,7 @@ class RootDefaults(StateEntry):
         return values or [ConfigSynonym(name, CONFIGS[name].default_text, DEFAULT_CONFIG)]
 
     def rows(self) -> Iterator[DefaultRow]:
-        """Yield each default of the root, set or built-in, and then the defaults of the patterns."""
+        """Yield each default of the root, set or built-in, followed by the defaults of the patterns."""
         for name, setting in ROOT_SETTINGS.items():
             source = ROOT_DEFAULT if name in self.configs else DEFAULT_CONFIG
             yield DefaultRow(None, name, self.configs.get(name, setting.default_text), source, setting.default_text)
@@ -125,23 +125,25 @@ class RootDefaults(StateEntry):
                 yield DefaultRow(item.pattern, name, value, ROOT_DEFAULT, PATTERN_SETTINGS[name].default_text)
 
     def partitions(self, topic: str) -> int:
-        """Return the number of partitions of a topic that is created without a number."""
+        """Return the number of partitions of a new topic if it is not specified."""
         return int(self._value(topic, NUM_PARTITIONS) or _PARTITIONS.default)
 
     def auto_create(self, topic: str) -> bool | None:
-        """Return whether writers may create a topic; None if this is not set."""
+        """Return whether writers may create a topic, or None if this is not set."""
         value = self._value(topic, AUTO_CREATE)
         return None if value is None else value == "true"
 
     def expiration_ms(self) -> int | None:
-        """Return the time without use after which a transactional id expires; None: never."""
+        """Return the time without use after which a transactional id expires, or None if ids do not expire."""
         value = int(self.configs.get(EXPIRATION, _EXPIRATION.default))
         return None if value < 0 else value
 
     def changed(
         self, changes: Mapping[str, object | None], pattern: str | None = None, *, force: bool = False
     ) -> RootDefaults:
-        """Return the defaults with some set or removed (None); `BadRequest` if one is invalid or needs `force`."""
+        """Return the defaults after setting or removing (None) some. Raises `BadRequest` if a change is invalid or
+        needs `force`.
+        """
         if pattern is None:
             changed = replace(self, configs=_merged(self.configs, changes, _root_setting, force))
         else:
@@ -173,7 +175,7 @@ class RootDefaults(StateEntry):
 def _merged(
     before: Mapping[str, str], changes: Mapping[str, object | None], setting_of: Callable[[str], Setting], force: bool
 ) -> dict[str, str]:
-    """Return the defaults with the changes, as text; `BadRequest` if a name or a value is invalid."""
+    """Apply changes to defaults, as strings. Raises `BadRequest` if a name or value is invalid."""
     after = dict(before)
     for name, value in changes.items():
         setting = setting_of(name)
@@ -186,33 +188,31 @@ def _merged(
 
 
 def _root_setting(name: str) -> Setting:
-    """Return the setting of a default of the root; `BadRequest` if there is none."""
+    """Return the setting of a root default. Raises `BadRequest` if the name is invalid."""
     if name != CARRIED_CONFIG and name in ROOT_SETTINGS:
         return ROOT_SETTINGS[name]
     if BROKER_NAMES.get(name):
         raise BadRequest(
-            f"a root default needs the name of a broker config: use {BROKER_NAMES[name][0].name}, not '{name}'"
+            f"root defaults use the names of broker configs: set {BROKER_NAMES[name][0].name}, not '{name}'"
         )
     raise _unknown(name, ROOT_SETTINGS)
 
 
 def _pattern_setting(name: str) -> Setting:
-    """Return the setting of a default of a pattern; `BadRequest` if there is none."""
+    """Return the setting of a pattern default. Raises `BadRequest` if the name is invalid."""
     if name != CARRIED_CONFIG and name in PATTERN_SETTINGS:
         return PATTERN_SETTINGS[name]
     if name in BY_NAME:
-        raise BadRequest(
-            f"a default of a pattern needs the name of a topic config: use {BY_NAME[name].field}, not '{name}'"
-        )
+        raise BadRequest(f"pattern defaults use the names of topic configs: set {BY_NAME[name].field}, not '{name}'")
     raise _unknown(name, PATTERN_SETTINGS)
 
 
 def _unknown(name: str, settings: Mapping[str, Setting]) -> BadRequest:
     if name == CARRIED_CONFIG:
-        return BadRequest(f"'{name}' cannot be a default of a root: set it on each topic")
+        return BadRequest(f"'{name}' cannot be a root default; set it on each topic")
     why = no_effect_reason(name)
     if why is not None:
-        return BadRequest(f"'{name}' cannot be a default of a root: {why}; remove it")
+        return BadRequest(f"'{name}' cannot be a root default: {why}; remove it")
     return BadRequest(f"unknown default '{name}'{did_you_mean(name, settings)}")
 
 

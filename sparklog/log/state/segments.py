@@ -1,16 +1,19 @@
-"""Segments, the unit of Kafka's rules for sealing, retention and compaction, from the slice table alone.
+"""Segments, the unit of Kafka's rules for sealing, retention and compaction. They are derived from the slice table
+alone.
 
 A sealed slice is a segment. Unsealed slices are divided into segments where Kafka would have rolled if each slice had
-been one append. Three of Kafka's five reasons to roll are known here: size, time, and relative offsets beyond 31 bits.
-Whether an index is full is only known when it is written, so sealing rolls for that, and within a slice that is larger
-than a segment.
+been one append. Three of Kafka's five reasons to roll are applied here: size, time, and relative offsets beyond 31
+bits. Whether an index is full is only known when it is written, so sealing rolls for this reason, and also inside a
+slice that is larger than a segment.
 
-Kafka measures a segment's time from the maximum timestamp of its first append. A merged slice consists of many appends,
-which may span days; measured that way, a segment limited to a week could span nearly two. So for a merged slice the
-time starts at its minimum timestamp but, because records may arrive late, not before the maximum of the previous slice.
+Kafka measures the age of a segment from the maximum timestamp of its first append. A merged slice consists of many
+appends, which may span days. With Kafka's rule, a segment limited to a week could therefore span almost two weeks. For
+a merged slice, the age is instead measured from its minimum timestamp or, because records may arrive late, from the
+maximum timestamp of the previous slice if that is later.
 
-A partition always has exactly one active segment, the last: the unsealed slices after the last roll or, if all are
-sealed, an empty segment at the log end. All other segments are closed, which means that no append goes to them.
+A partition always has exactly one active segment, the last one. It consists of the unsealed slices after the last roll
+or, if all slices are sealed, is an empty segment at the log end. All other segments are closed, which means that they
+no longer receive appends.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ from sparklog.log.state.slices import MERGE_TIER_MASK, SliceFlag
 class RollRule:
     """The limits of a segment: size (bytes), time span (ms), and the maximum random reduction of the time span (ms).
 
-    Kafka draws the reduction for each segment. Here it follows from topic id, partition and base offset, so that every
-    job rolls at the same offsets.
+    Kafka draws a random reduction for each segment. sparklog derives it from topic id, partition and base offset, so
+    that all jobs roll at the same offsets.
     """
 
     segment_bytes: int
@@ -45,10 +48,10 @@ class RollRule:
 
     @classmethod
     def of(cls, configs: TopicConfigs, topic_id: str) -> RollRule:
-        """Return the rule of a topic's effective configs.
+        """Return the rule for a topic's effective configs.
 
-        For a compacted topic, `max.compaction.lag.ms` also limits a segment's time span. Unlike in Kafka, it limits the
-        jitter as well: Kafka rolls at every append if the jitter is larger.
+        For a compacted topic, `max.compaction.lag.ms` also limits the time span of a segment. Unlike in Kafka, it also
+        limits the jitter, because Kafka rolls at every append if the jitter is larger.
         """
         segment_ms = configs.integer("segment.ms")
         if configs.is_compacted:
@@ -57,7 +60,7 @@ class RollRule:
         return cls(configs.segment_bytes, segment_ms, jitter_ms, topic_id)
 
     def lifetime_ms(self, partition: int, base: int) -> int:
-        """Return the maximum difference of timestamps between a segment's first append and later ones (ms)."""
+        """Return the maximum time (ms) between the timestamps of a segment's first append and later appends."""
         if self.jitter_ms == 0:
             return self.segment_ms
         drawn = hashlib.blake2b(f"{self.topic_id}/{partition}/{base}".encode(), digest_size=8).digest()
@@ -70,12 +73,12 @@ class Segment:
 
     partition: int
     base: int
-    next_base: int  # base of the next segment (gaps are allowed), or the log end
+    next_base: int  # base offset of the next segment (gaps are allowed), or the log end
     end: int
-    first_row: int  # its first slice among the partition's slices
-    rows: int  # number of slices; 0 in an empty active segment
+    first_row: int  # index of its first slice among the partition's slices
+    rows: int  # number of slices; 0 for an empty active segment
     size: int
-    first_ts: int  # start of its time span: about the maximum timestamp of its first append
+    first_ts: int  # start of its time span, which is about the maximum timestamp of its first append
     max_ts: int
     sealed: bool  # stored as a Kafka segment file
     active: bool  # the last segment, which receives appends
@@ -90,7 +93,7 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
     slices = _without_future_append_times(slices)
     sealed = slices.sealed().tolist()
     base, end, size, max_ts = (getattr(slices, name).tolist() for name in ("base", "end", "size", "max_ts"))
-    # Append times of slices without timestamps count only if no slice of the segment has timestamps.
+    # The append times of slices without timestamps are used only if no slice of the segment has timestamps.
     record_ts = slices.record_max_ts.tolist()
     append_ts = _append_ts(slices).tolist()
     starts: list[int] = []
@@ -137,9 +140,10 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
 
 
 def _without_future_append_times(slices: Slices) -> Slices:
-    """Return one partition's slices with append times that are far above later ones reduced to these.
+    """Return one partition's slices. Reduce append times that are far above a later append time to that time.
 
-    Such a time comes from a wrong clock. It must not keep its segment and all later ones from expiring until then.
+    Such a time comes from a wrong clock. It must not prevent its segment and all later segments from expiring until
+    then.
     """
     logged = (slices.flags & int(SliceFlag.LOG_APPEND_TIME) > 0) & (slices.max_ts > NO_TIMESTAMP)
     following = np.minimum.accumulate(np.where(logged, slices.max_ts, INT64_MAX)[::-1])[::-1]
@@ -150,7 +154,9 @@ def _without_future_append_times(slices: Slices) -> Slices:
 
 
 def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
-    """Return about the maximum timestamp of each slice's first append, for all slices of one partition; -1: none."""
+    """Return the approximate maximum timestamp of each slice's first append, for all slices of one partition (-1:
+    none).
+    """
     before = np.append(NO_TIMESTAMP, slices.max_ts[:-1])[: len(slices)]
     first = np.minimum(np.maximum(slices.min_ts, before), slices.max_ts)
     merged = (slices.flags & MERGE_TIER_MASK > 0) & (slices.min_ts > NO_TIMESTAMP)
@@ -160,8 +166,8 @@ def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
 def is_roll_due(segment: Segment, rule: RollRule, now_ms: int) -> bool:
     """Return True if an append at this time would roll the segment because of `segment.ms`.
 
-    Kafka checks only when it appends. Here the clock also closes the last segment of an idle partition, which would
-    otherwise never be sealed.
+    Kafka checks this only when it appends. sparklog also closes the last segment of an idle partition at this time,
+    because it would otherwise never be sealed.
     """
     if not segment.active or segment.rows == 0 or segment.first_ts <= NO_TIMESTAMP:
         return False

@@ -1,12 +1,12 @@
-"""The slices of a topic at a version, columnar: the start of every read plan.
+"""The slices of a topic at a version, in columns. Every read plan starts with this table.
 
-One row per slice that commits have added, and neither removed nor left entirely below the log start. There is no Python
-object per slice: columns are numpy arrays, in a few parts that are sorted by (partition, base). Commits are appended as
-small parts, and parts of similar size are joined (like carrying in a binary counter), so the cost of a commit does not
-depend on the size of the table.
+The table has one row for each slice that was added by a commit, has not been removed, and is not entirely below the log
+start. Slices are not Python objects: the columns are numpy arrays, in a few parts that are sorted by (partition, base).
+Commits are appended as small parts, and parts of similar size are joined (like carrying in a binary counter), so the
+cost of a commit does not depend on the size of the table.
 
-`sparklog.format.slice_columns` has the columns and their types, docs/reference/format-checkpoints.md their meaning.
-Here `file` and `txn` are codes of texts; -1 is no transaction.
+`sparklog.format.slice_columns` defines the columns and their types, and docs/reference/format-checkpoints.md describes
+them. In memory, `file` and `txn` are codes of strings; -1 means no transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.storage.fork_safety import ForkLock
 
 if TYPE_CHECKING:
-    # Read tasks of Spark need this module but no commits, so workers should not load the modules for these.
+    # Spark read tasks need this module but no commits, so workers should not load the modules of commits.
     import pyarrow as pa
 
     from sparklog.log.state.commit import Commit, RemovedSlices, Resolved
@@ -42,11 +42,13 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class Texts:
-    """Append-only texts by code, beginning with those of a checkpoint. Tables share them: codes stay valid."""
+    """Strings by code, starting with the strings of a checkpoint. Strings are only added, so tables can share an
+    instance.
+    """
 
     __slots__ = ("_added", "_codes", "_loaded")
     _lock = ForkLock()
-    """One lock for all instances: a root may have thousands of topics, and it is only held briefly."""
+    """One lock for all instances, because a root may have thousands of topics and the lock is only held briefly."""
 
     def __init__(self, loaded: pa.Array | None = None) -> None:
         self._loaded = loaded
@@ -70,7 +72,7 @@ class Texts:
         return self._added[code - start] if code >= start else str(self._loaded[code].as_py())  # type: ignore[index]
 
     def code(self, text: str) -> int:
-        """Return the code of a text; a text from the checkpoint may get a second one."""
+        """Return the code of a string. A string from the checkpoint may get a second code."""
         with self._lock:
             code = self._codes.get(text)
             if code is None:
@@ -80,7 +82,7 @@ class Texts:
             return code
 
     def at(self, codes: npt.NDArray[Any]) -> list[str]:
-        """Return the texts of non-negative codes."""
+        """Return the strings of non-negative codes."""
         texts = [*([] if self._loaded is None else self._loaded.to_pylist()), *self._added]
         return [texts[code] for code in codes.tolist()]
 
@@ -102,7 +104,7 @@ class ColumnsByName:
 
 @dataclass(frozen=True, eq=False)
 class Slices(ColumnsByName):
-    """Some rows of a table, sorted by (partition, base); columns are attributes."""
+    """Some rows of a table, sorted by (partition, base). Columns are attributes."""
 
     columns: Columns
     paths: Texts
@@ -113,9 +115,9 @@ class Slices(ColumnsByName):
 
     @property
     def record_max_ts(self) -> npt.NDArray[np.int64]:
-        """The maximum record timestamp of each slice (ms), -1 if its records have none.
+        """The maximum record timestamp of each slice (ms), or -1 if its records have no timestamps.
 
-        `max_ts` of a slice whose records have no timestamps is the time of its append; its `min_ts` is -1.
+        If the records of a slice have no timestamps, its `max_ts` is the append time and its `min_ts` is -1.
         """
         return np.where(self.min_ts >= 0, self.max_ts, NO_TIMESTAMP)
 
@@ -137,14 +139,14 @@ class Slices(ColumnsByName):
         return slice(rows.start + first, rows.start + max(first, last))
 
     def overlapping_each(self, partition: Offsets, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-        """Return the first and the last rows (exclusive) of `overlapping` for many ranges: int64[n] each."""
+        """Return the first and the last row (exclusive) of `overlapping` for many ranges: int64[n] each."""
         low = np.searchsorted(self.columns["partition"], partition)
         high = np.searchsorted(self.columns["partition"], partition, "right")
         first = _bisect(self.columns["end"], start, low, high, np.less_equal)
         return first, np.maximum(first, _bisect(self.columns["base"], end, low, high, np.less))
 
     def sealed(self) -> npt.NDArray[np.bool_]:
-        """Return which slices are in sealed segments: bool[n]. These are the only files without a footer."""
+        """Return which slices are in sealed segments: bool[n]. Only sealed segments have no footer."""
         return np.equal(self.columns["footer_length"], 0)
 
 
@@ -162,10 +164,11 @@ class SliceTable:
         pending: tuple[Commit, ...] = (),
     ) -> None:
         self.version = version
-        # One attribute, which a thread replaces atomically when it moves the pending commits into the parts.
+        # A single attribute, so that a thread that moves the pending commits into the parts can replace both
+        # atomically.
         self._rows = (parts, pending)
         self.texts = (Texts() if paths is None else paths, Texts() if txn_ids is None else txn_ids)
-        """Paths and transactional ids by code."""
+        """Paths and transactional ids, by code."""
 
     def __len__(self) -> int:
         parts, pending = self._rows
@@ -176,7 +179,7 @@ class SliceTable:
         return self._rows
 
     def parts(self) -> tuple[Slices, ...]:
-        """Return the rows in parts sorted by (partition, base). Later parts have a partition's later offsets."""
+        """Return the rows in parts, each sorted by (partition, base). Later parts have later offsets of a partition."""
         parts, pending = self._rows
         if pending:
             parts = (*parts, in_order(columns_of(pending, *self.texts), *self.texts))
@@ -220,7 +223,9 @@ class SliceTable:
         return set(self.texts[0].at(codes))
 
     def apply(self, commit: Commit, state: TopicState) -> SliceTable:
-        """Return the table after the next commit, as `state` is. `Conflict` if an input of an edit is missing."""
+        """Return the table after the next commit. `state` is the state after it. Raises `Conflict` if an edit's input
+        is missing.
+        """
         if commit.op in ("create", "delete"):
             return SliceTable(commit.version, pending=(commit,) if commit.files else ())
         parts, pending = self._rows
@@ -265,7 +270,7 @@ class SliceTable:
         return any(bool((part.flags & flag).any()) for part in parts)
 
     def find(self, *items: RemovedSlices) -> npt.NDArray[np.int64]:
-        """Return the row in `all()` of each slice in `items`, in order; -1 if there is no such slice."""
+        """Return the row in `all()` of each slice in `items`, in order, or -1 if there is no such slice."""
         whole = self.all()
         base = np.array([value for item in items for value in item.base], np.int64)
         position = np.array([value for item in items for value in item.position], np.int64)
@@ -280,7 +285,7 @@ class SliceTable:
             nearest = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
             same = (whole.base[nearest] == base[where]) & (whole.position[nearest] == position[where])
             rows[where[same]] = nearest[same]
-        # Compare paths once per pair of an item and a file, because an item has a single path.
+        # Compare paths once per pair of item and file, because an item has a single path.
         present = np.flatnonzero(rows >= 0)
         pairs, pair_of = np.unique(item_of[present] << 32 | whole.file[rows[present]], return_inverse=True)
         right = [self.texts[0][pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]
@@ -289,7 +294,7 @@ class SliceTable:
 
 
 def _bisect(column: Offsets, values: Offsets, low: Offsets, high: Offsets, before: np.ufunc) -> Offsets:
-    """Return for each value the first row of its own sorted range `[low, high)` that is not before the value."""
+    """Return, for each value, the first row in its own sorted range `[low, high)` that is not before the value."""
     while (is_open := low < high).any():
         middle = (low + high) // 2
         is_before = is_open & before(column[np.where(is_open, middle, 0)], values)
@@ -298,7 +303,7 @@ def _bisect(column: Offsets, values: Offsets, low: Offsets, high: Offsets, befor
 
 
 def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts) -> SliceTable:
-    """Return a table of these parts. If most texts are unused by now, the table gets new ones."""
+    """Return a table of these parts. If most strings are no longer used, the table gets new codes."""
     rows = sum(len(part) for part in parts)
     if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
         return SliceTable(version, parts, paths, txn_ids)
@@ -315,7 +320,7 @@ def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts
 
 
 def added_slices(commit: Commit) -> Slices:
-    """Return the slices that a commit adds, as a table of their own."""
+    """Return the slices that a commit adds, as a separate table."""
     texts = Texts(), Texts()
     return in_order(columns_of((commit,), *texts), *texts)
 
@@ -357,7 +362,7 @@ def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
 
 
 def columns_of(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Columns:
-    """Return the slices that commits add, in their order. Their paths and ids are added to the texts."""
+    """Return the slices that commits add, in commit order, and add their paths and transactional ids to the strings."""
     values: dict[str, list[int]] = {name: [] for name in COLUMN_TYPES}
     for commit in commits:
         for file in commit.files:
@@ -370,7 +375,7 @@ def columns_of(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Colum
         count = len(values["base"]) - len(values["txn"])
         for name, value in constants.items():
             values[name] += [value] * count
-    # One array for all columns is fastest, because most commits have few slices.
+    # A single array for all columns is fastest, because most commits have few slices.
     rows = zip(COLUMN_TYPES.items(), np.array([values[name] for name in COLUMN_TYPES], np.int64), strict=True)
     return {name: row.astype(dtype, copy=False) for (name, dtype), row in rows}
 
@@ -416,4 +421,4 @@ class Snapshot:
 
 
 ReadLatest: TypeAlias = Callable[[], Snapshot]
-"""Returns the topic's latest state as readers see it; called if a file of a snapshot no longer exists."""
+"""Returns the topic's latest state as readers see it. It is called if a file of a snapshot no longer exists."""

@@ -1,12 +1,13 @@
 """The slices of one file, as writers report them and commits list them, and the content of a batch of appended rows.
 
-The slices of a `FileSlices` are back to back from byte 0 in list order, unless `position` has other positions: a
-rewrite may keep only some slices of a file, or a part of one.
+The slices of a `FileSlices` follow each other without gaps from byte 0, in list order, unless `position` has other
+positions: a rewrite may keep only some slices of a file, or a part of a slice.
 
 The content of a batch distinguishes a replay from other records with the same batch number. A replay has the same
-records, but tasks may write them at other times, in another order and in other shares. So the content consists of what
-stays the same: the number of records, the bytes of keys, values and headers, and the distribution of both over
-partitions. Rows with neither key nor partition count together, because the task chooses their partitions.
+records, but tasks may write them at other times, in another order and divided differently. Therefore, the content
+consists of the properties that do not change: the number of records, the bytes of keys, values and headers, and the
+distribution of both over partitions. Rows without a key and a partition are counted together, because the task chooses
+their partitions.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ INLINE_PATH = ""
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Content of a batch: its bytes, and its `layout`.
+    """The content of a batch: its size, and its `layout`.
 
-    The layout is the number of partitions and a digest, which is only comparable if that number is the same.
+    The layout is the number of partitions and a digest. Digests are only comparable if the number of partitions is the
+    same.
     """
 
     nbytes: int
     layout: str
 
     def matches(self, other: Content) -> bool:
-        """Return True if both may be the same batch."""
+        """Return True if both contents may belong to the same batch."""
         comparable = self.layout.partition(":")[0] == other.layout.partition(":")[0]
         return self.nbytes == other.nbytes and (self.layout == other.layout or not comparable)
 
@@ -56,7 +58,7 @@ class RowCounts:
 
 
 def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | None:
-    """Return the content of files, given the counts of each by topic; None if some counts are unknown."""
+    """Return the content of files, given the counts of each file by topic. Return None if some counts are unknown."""
     partitions: set[tuple[str, int]] = set()
     total: dict[tuple[str, int], tuple[int, int]] = {}
     for topic, files in counts.items():
@@ -70,7 +72,7 @@ def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | No
     listed = json.dumps(
         [[*partition_key, *amounts] for partition_key, amounts in sorted(total.items())], separators=(",", ":")
     )
-    # This loads OpenSSL, which readers do not need.
+    # This import loads OpenSSL, which readers do not need.
     from hashlib import blake2b
 
     digest = blake2b(listed.encode(), digest_size=LAYOUT_BYTES).hexdigest()
@@ -78,28 +80,31 @@ def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | No
 
 
 class SliceFlag(IntFlag):
-    """Properties of a slice that readers and rewrites need without reading it."""
+    """Properties of a slice that readers and rewrites need without reading the slice."""
 
     NONE = 0
     HAS_NULL_KEYS = 1
     LOG_APPEND_TIME = 2
-    """The batches have the LogAppendTime bit. Their time is the commit's, unless TIMES_IN_BATCHES is set."""
+    """The batches have the LogAppendTime bit. Their time is the commit time, unless TIMES_IN_BATCHES is set."""
     TIMES_IN_BATCHES = 4
-    """A merge or seal has written the append time into the batches."""
+    """Merging or sealing has written the append time into the batches."""
     KAFKA_PRODUCERS = 8
     """Imported batches with producer ids, or control batches: transactions and sequences apply."""
     KAFKA_ABORTED = 16
     """The slice has ABORT markers. The `.txnindex` of a segment, or the footer of an append file, lists the offsets
-    that they abort."""
+    that they abort.
+    """
     KEY_FILTER = 32
-    """The file has a key filter: see `sparklog.format.key_filter`."""
+    """The file has a key filter; see `sparklog.format.key_filter`."""
 
 
 _LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 _TIME_FLAGS = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
 MERGE_TIER_SHIFT = 8
 MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
-"""Bits 8 to 11 of a slice's flags: its tier. 0 is appended; merging eight files of tier t yields tier t + 1."""
+"""Bits 8 to 11 of a slice's flags are its tier. Appended slices have tier 0. Merging eight files of tier t yields tier
+t + 1.
+"""
 
 
 def with_tier(flags: int, tier: int) -> int:
@@ -110,12 +115,12 @@ def with_tier(flags: int, tier: int) -> int:
 class FileSlices:
     """One data file and its slices, in file order, as a commit lists them (docs/reference/format-commits.md).
 
-    It is mutable for the same reason as commits, and only `decode_commit` changes it.
+    Instances are mutable for the same reason as commits, and only `decode_commit` changes them.
 
     Each tuple has one value per slice. `base` is empty before the commit. Only merging, sealing and imports set
-    `position` and the fields after it; an empty field has the value that the page above defines for an absent list.
-    `counts` is passed from a task that appends to the commit, and `data` has the bytes of an inline file; neither is
-    stored in the document.
+    `position` and the fields after it. An empty field has the value that the page above defines for an absent list.
+    Tasks that append report `counts` to the commit, and `data` has the bytes of an inline file. These two fields are
+    not stored in the document.
     """
 
     path: str
@@ -140,7 +145,7 @@ class FileSlices:
 
     @classmethod
     def of(cls, path: str, slices: Sequence[WrittenSlice], footer_length: int, data: bytes = b"") -> FileSlices:
-        """Return a file of these slices and a footer of this length; `data`: the bytes of an inline file."""
+        """Return a file of these slices, with a footer of this length. `data` are the bytes of an inline file."""
         columns: dict[str, Any] = dict.fromkeys(WRITTEN, ())
         columns |= zip(WRITTEN, zip(*map(written_values, slices), strict=True), strict=False)
         return cls(path, sum(columns["nbytes"]) + footer_length, footer_length, **columns, data=data)
@@ -162,11 +167,11 @@ class FileSlices:
         return self.position or tuple(accumulate(self.nbytes[:-1], initial=0))[: len(self)]
 
     def append_times(self, time_ms: int) -> Sequence[int]:
-        """Return each slice's LogAppendTime for a commit at this time (ms); -1 if the batches have their own times."""
+        """Return each slice's LogAppendTime for a commit at this time (ms); -1 if batches have their own times."""
         if self.append_time:
             return self.append_time
         return [time_ms if flags & _TIME_FLAGS == _LOG_APPEND_TIME else -1 for flags in self.flags]
 
 
 _values = attrgetter(*(item.name for item in fields(FileSlices)))
-"""Reads all fields in one call, where `dataclasses.replace` and `copy` make thirty for each append."""
+"""Reads all fields in one call. `dataclasses.replace` and `copy` make thirty calls per append."""

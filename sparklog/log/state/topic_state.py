@@ -1,8 +1,8 @@
-"""The state of a topic without its slices: all that an append needs to read.
+"""The state of a topic without its slices. An append does not need to read anything else.
 
-`TopicState.apply` is a pure function of the state and the next commit. Every change of a topic, expiry included, is
-recorded in a commit and never follows from a reader's clock. Log ends, the idempotency registry and open transactions
-are stored here instead of being derived from slices, so that rewriting and expiring slices cannot change them.
+`TopicState.apply` is a pure function of the state and the next commit. Every change of a topic, including expiry, is
+recorded in a commit and never depends on a reader's clock. Log ends, the idempotency registry and open transactions are
+stored in the state and are not derived from slices, so that rewriting and expiring slices cannot change them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NO_PARTITIONS: Offsets = np.frombuffer(b"", np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Slices that one commit appended to an open transaction: offsets `[first, end)` of each partition."""
+    """The slices that one commit appended to an open transaction: offsets `[first, end)` of each partition."""
 
     txn: Txn
     version: int
@@ -71,12 +71,13 @@ class Prepare:
 
 @dataclass(frozen=True)
 class TopicState:
-    """State of a topic at `version`, or before the first commit (-1). Arrays have one value per partition, read-only.
+    """The state of a topic at `version` (-1: before the first commit). Arrays have one value per partition, and are
+    read-only.
 
     * `crc` and the times: those of the latest commit
-    * `previous_partition_counts`: the partition counts that the topic had before, ascending
-    * `siblings`: for each other topic that a committed transaction wrote together with this one, the version of its
-      part; a reader of both topics must not see an older version
+    * `previous_partition_counts`: earlier partition counts of the topic, ascending
+    * `siblings`: the other topics of committed transactions, each with the version of its part; a reader of both topics
+      must not see an older version
     * `floor`: the retention floor
     """
 
@@ -125,24 +126,26 @@ class TopicState:
                 stable[partition] = min(stable[partition], first)
         for transaction in self.kafka_open:
             stable[transaction.partition] = min(stable[transaction.partition], transaction.first)
-        # Retention may remove an open slice, so the last stable offset is at least the log start.
+        # Retention may have removed an open slice, so the last stable offset is at least the log start.
         return _frozen(np.maximum(stable, self.log_start))
 
     def inline_bytes(self, configs: TopicConfigs) -> int:
-        """Return the maximum size of inline records; 0 if an older release created the topic without that config."""
+        """Return the maximum size of inline records, or 0 if an older release created the topic without this config."""
         return configs.inline_records_bytes if INLINE_RECORDS in self.write_features else 0
 
     @property
     def carried_commits(self) -> int:
-        """The maximum of embedded commits; 0 if an older release created the topic without `carried.commits`."""
+        """The maximum number of embedded commits; 0 if an older release created the topic without this config."""
         return self.configs.carried_commits if CARRIED_COMMITS in self.write_features else 0
 
     def last_stable(self) -> Offsets:
-        """Return per partition the offset below which this state has the decision of every transaction."""
+        """Return, for each partition, the offset below which this state has the decision of every transaction."""
         return self._last_stable
 
     def with_decisions(self, decisions: Sequence[Resolved]) -> TopicState:
-        """Return the state as if a commit had recorded these decisions; readers apply decisions before one does."""
+        """Return the state as if a commit had recorded these decisions. Readers apply decisions that are not recorded
+        yet.
+        """
         if not decisions:
             return self
         prepares, siblings = _resolve(self, self.open, decisions)
@@ -174,7 +177,7 @@ class TopicState:
         return before._with(changes)
 
     def _with(self, changes: Mapping[str, Any]) -> TopicState:
-        """Return the head with these attributes: `dataclasses.replace` takes four times as long, for each commit."""
+        """Return a copy with these attributes. `dataclasses.replace` takes four times as long, for each commit."""
         state = object.__new__(TopicState)
         attributes = state.__dict__
         attributes.update(self.__dict__)
@@ -190,7 +193,7 @@ class TopicState:
         if commit.prev_crc != self.crc:
             raise Corrupt(
                 f"the chain of commits is broken: commit {commit.version} follows a commit with CRC-32C "
-                f"{commit.prev_crc}, but commit {self.version} has {self.crc}; one of the two is corrupt, or the store "
+                f"{commit.prev_crc}, but commit {self.version} has {self.crc}; one of them is corrupt, or the store "
                 "does not create objects exclusively (`sparklog doctor` tests this)"
             )
         if commit.op == CREATE:
@@ -226,7 +229,7 @@ def _check_partitions(item: Fields, state: TopicState) -> None:
     referenced += state.kafka_source.ends if state.kafka_source else ()
     if referenced and max(referenced) >= n:
         raise item.bad(
-            "logEnd", f"a list of more than {max(referenced)} log ends, as other fields refer to that partition"
+            "logEnd", f"a list of more than {max(referenced)} log ends, because other fields refer to this partition"
         )
 
 
@@ -265,14 +268,14 @@ TOPIC_STATE_JSON = Document(
     *members(whole(0), "clockMs", "clockSince", optional=True),
     check=_check_partitions,
 )
-"""The state as a checkpoint stores it, without its features: equal states have equal objects."""
+"""The state in a checkpoint, without its features. Equal states have equal objects."""
 EMPTY = TopicState()
 
 
 def _change(state: TopicState, commit: Commit) -> dict[str, Any]:
-    """Return the fields of an existing topic, or of one just created, after a commit.
+    """Return the fields of an existing or new topic after a commit.
 
-    The fields that every commit changes, of a deleted topic too, are not among them: `apply` adds these.
+    The result does not contain the fields that `apply` also changes for deleted topics.
     """
     log_start, log_end = _log_offsets(state, commit)
     prepares, siblings = _resolve(state, (*state.open, *_prepare(commit, log_end)), commit.resolved)
@@ -308,7 +311,7 @@ def _log_offsets(state: TopicState, commit: Commit) -> tuple[Offsets, Offsets]:
                 if end[partition] < base + offsets:
                     end[partition] = base + offsets
     if commit.op in COPYING_OPS and (commit.edits or commit.log_starts):
-        # A log that Kafka wrote, or a clone, may end after its last record.
+        # A log that Kafka has written, or a clone, may end after its last record.
         end = end.copy()
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
             end[partition] = max(end[partition], offset)
@@ -320,7 +323,7 @@ def _has_appends(commit: Commit) -> bool:
 
 
 def _prepare(commit: Commit, log_end: Offsets) -> tuple[Prepare, ...]:
-    """Return the slices that a commit appends to an open transaction, if it does, as a prepare."""
+    """Return the prepare of a commit that appends slices to an open transaction."""
     if commit.txn is None or not _has_appends(commit):
         return ()
     first: dict[int, int] = {}
@@ -339,7 +342,7 @@ def _kafka_open(state: TopicState, commit: Commit, log_start: Offsets) -> tuple[
             first = min(missing)
             which = f"a transaction of producer {first.producer} in partition {first.partition}"
             raise Corrupt(f"commit {commit.version} ends {which} that is not open")
-        # An import lists a transaction again if it is still open: the new entry replaces the old one.
+        # An import lists a transaction again if it is still open. The new entry replaces the old one.
         again = {(transaction.ended, transaction.first) for transaction in commit.kafka_open}
         others = (item for item in transactions if item.ended not in ended and (item.ended, item.first) not in again)
         transactions = (*others, *commit.kafka_open)
@@ -389,7 +392,7 @@ def _registry(state: TopicState, commit: Commit) -> Mapping[str, WriterEntry]:
     for item in commit.writers if commit.writer is None else (commit.writer, *commit.writers):
         registry[item.id] = advance(state.registry.get(item.id), item, commit.version, commit.made_ms)
     if commit.expired:
-        # The loop above has renewed the entries of the commit's own writers, so these are not idle.
+        # The loop above has renewed the entries of the commit's own writers, so they are not idle.
         registry = {id_: entry for id_, entry in registry.items() if commit.expired.get(id_) != entry.version}
     return registry
 
@@ -414,13 +417,14 @@ _UPDATES: Mapping[str, Callable[[TopicState, Commit], object]] = {
     "holds": _holds,
     "floor": _floor,
 }
-"""For each field that does not depend on others, its value after a commit to an existing topic."""
+"""Functions that return the value of a field after a commit to an existing topic. These fields do not depend on others.
+"""
 
 
 def _resolve(
     state: TopicState, prepares: tuple[Prepare, ...], resolved: Sequence[Resolved]
 ) -> tuple[tuple[Prepare, ...], Mapping[str, int]]:
-    """Remove decided prepares; of a committed transaction, add the versions of its other topics to the siblings."""
+    """Remove decided prepares. If a transaction is committed, add the versions of its other topics to the siblings."""
     if not resolved:
         return prepares, state.siblings
     outcomes = {(item.id, item.n): item for item in resolved}
@@ -436,7 +440,7 @@ def _resolve(
 
 
 def _above(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare, ...]:
-    """Return the prepares without slices that are entirely below the log start; empty prepares are dropped."""
+    """Return the prepares without slices that are entirely below the log start. Empty prepares are dropped."""
     remaining = []
     for prepare in prepares:
         end = {partition: end for partition, end in prepare.end.items() if end > log_start[partition]}
@@ -448,7 +452,7 @@ def _above(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare, 
 
 
 def _longer(values: Offsets, partitions: int) -> Offsets:
-    """Return the values extended with zeros to one per partition, as a read-only array."""
+    """Extend the values with zeros to one value per partition. The result is read-only."""
     more = partitions - len(values)
     if more <= 0:
         return values
@@ -457,7 +461,7 @@ def _longer(values: Offsets, partitions: int) -> Offsets:
 
 @lru_cache(maxsize=8)
 def _zeros(count: int) -> Offsets:
-    # New topics start with these. The topics of a root have few different partition counts.
+    # New topics start with these arrays. The topics of a root have few different partition counts.
     return _frozen(np.zeros(count, np.int64))
 
 

@@ -2,8 +2,9 @@
 
 The Spark adapter and the command line only use `LogView`. A view returns what its latest `refresh` has read.
 
-A compacted log can have a thousand records in 2^62 offsets. So ranges are measured, split and limited by records and
-stored bytes, from metadata alone. All numbers are estimates: they only determine where a range is split.
+A compacted log may have a thousand records in 2^62 offsets. Therefore, ranges are measured, split and limited by
+records and stored bytes, using only metadata. All numbers are estimates, which is sufficient because they only
+determine where a range is split.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRanges:
-    """Ranges of batches in offset order, one int64[n] array per field: their offsets `[base, end)` and their contents.
+    """Ranges of batches in offset order, with one int64[n] array per field: their offsets `[base, end)` and their
+    contents.
 
-    `records` is at most the number of offsets; records are assumed to be spread evenly. No record is between ranges.
+    `records` is at most the number of offsets. Records are assumed to be distributed evenly. There are no records
+    between ranges.
     """
 
     base: Int64s
@@ -43,7 +46,7 @@ class BatchRanges:
         return len(self.base)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> BatchRanges:
-        # Written out, because a plan may call it ten thousand times.
+        # Do not use a loop, because a plan may call this method ten thousand times.
         base, end, records, nbytes, batches = self._columns()
         return BatchRanges(base[rows], end[rows], records[rows], nbytes[rows], batches[rows])
 
@@ -60,9 +63,10 @@ class BatchRanges:
         return BatchRanges(base, end, self.records, self.nbytes, self.batches).counted()[end > base]
 
     def counted(self) -> BatchRanges:
-        """Return ranges with at least one batch each and, if they are at least half full, as many records as offsets.
+        """Return ranges with at least one batch each. If a range is at least half full, it has as many records as
+        offsets.
 
-        Kafka counts the same way, because transaction markers have offsets, too. A split by records then never
+        Kafka counts in the same way, because transaction markers have offsets too. A split by records therefore never
         returns more records than requested.
         """
         width = self.end - self.base
@@ -70,7 +74,9 @@ class BatchRanges:
         return BatchRanges(self.base, self.end, records, self.nbytes, np.maximum(self.batches, 1))
 
     def clipped(self, start: int, stop: int) -> BatchRanges:
-        """Return the part in offsets `[start, stop)`, with proportional shares of the first and last ranges."""
+        """Return the part in offsets `[start, stop)`. The first and last ranges get proportional shares of their
+        contents.
+        """
         low = int(np.searchsorted(self.end, start, "right"))
         high = max(low, int(np.searchsorted(self.base, stop, "left")))
         columns = [column[low:high].copy() for column in self._columns()]
@@ -87,7 +93,7 @@ class BatchRanges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """Contents of offsets `[start, end)`."""
+    """The contents of offsets `[start, end)`."""
 
     start: int
     end: int
@@ -100,7 +106,7 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """The estimated stored bytes."""
+        """The estimated number of stored bytes."""
         return _total(self.runs.nbytes)
 
     @property
@@ -112,11 +118,13 @@ class Stored:
         return Stored(start, end, self.runs.clipped(start, end))
 
     def at_records(self, *counts: int) -> list[int]:
-        """Return the offset after each of these numbers of records, or the end of the range if it has fewer."""
+        """Return the offset after each of these numbers of records, or the end of the range if it has fewer records."""
         return self._offsets_at(self.runs.records, counts)
 
     def at_bytes(self, *counts: int) -> list[int]:
-        """Return the offset after about each of these numbers of bytes, or the end of the range if it has fewer."""
+        """Return the approximate offset after each of these numbers of bytes, or the end of the range if it has fewer
+        bytes.
+        """
         return self._offsets_at(self.runs.nbytes, counts)
 
     def _offsets_at(self, amounts: Int64s, counts: Sequence[int]) -> list[int]:
@@ -135,7 +143,7 @@ class Stored:
 
 
 def _total(amounts: Int64s) -> int:
-    # numpy takes 3 µs to sum an array, and a plan may sum ten thousand of one element.
+    # numpy takes 3 µs to sum an array, and a plan may sum ten thousand arrays with one element.
     return int(amounts.sum()) if len(amounts) > 1 else sum(amounts.tolist())
 
 
@@ -145,11 +153,11 @@ READ_UNCOMMITTED: Final = "read_uncommitted"
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 COUNTED = ("partition",)
-"""The column to read if rows are only counted: the smallest."""
+"""The column to read if rows are only counted. It is the smallest column."""
 
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns; `BadRequest` if they are not distinct names of `COLUMNS`."""
+    """Return the columns. Raises `BadRequest` if they are not distinct names in `COLUMNS`."""
     NAMES.check("columns", columns)
     if any(name not in COLUMNS for name in columns) or len(set(columns)) != len(columns):
         raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
@@ -158,7 +166,7 @@ def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Log start, log end and last stable offset of a partition. `high_watermark` is where uncommitted reads stop."""
+    """Log start, log end and last stable offset of a partition. Uncommitted reads stop at `high_watermark`."""
 
     log_start: int
     log_end: int
@@ -166,7 +174,7 @@ class Bounds:
     high_watermark: int
 
     def end(self, isolation: str) -> int:
-        """Return the end (exclusive) for readers of this isolation level."""
+        """Return the end (exclusive) for readers with this isolation level."""
         return self.last_stable if isolation == READ_COMMITTED else self.high_watermark
 
 
@@ -182,7 +190,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class TimestampOffset:
-    """Result of a lookup by timestamp: the record's offset and timestamp (ms)."""
+    """The result of a lookup by timestamp: the record's offset and timestamp (ms)."""
 
     offset: int
     timestamp: int
@@ -190,17 +198,17 @@ class TimestampOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSize:
-    """Size of one partition, from metadata alone. A slice that contains the log start counts entirely.
+    """The size of one partition, from metadata only. If a slice contains the log start, its entire size is included.
 
-    As in Kafka, bytes are those of batches, without indexes and footers.
+    As in Kafka, the size of indexes and footers is not included.
     """
 
     topic: str
     partition: int
-    append_bytes: int  # in append files, or a Kafka directory's active segment
+    append_bytes: int  # in append files, or in the active segment of a Kafka directory
     sealed_bytes: int  # in sealed (closed) segments
-    records: int  # in batches, without markers and without aborted records of sparklog transactions
-    slices: int  # or segments, in a Kafka directory
+    records: int  # without markers, and without aborted records of sparklog transactions
+    slices: int  # number of slices, or of segments in a Kafka directory
 
     @property
     def total_bytes(self) -> int:
@@ -208,7 +216,9 @@ class PartitionSize:
 
 
 class ReadPart(Protocol):
-    """A part of a plan that one task reads. It can be pickled. `records` and `nbytes` are estimates for packing."""
+    """A part of a plan that one task reads. It can be pickled. Tasks are planned with the estimates `records` and
+    `nbytes`.
+    """
 
     @property
     def range(self) -> OffsetRange: ...
@@ -232,46 +242,52 @@ class LogView(Protocol):
 
     @property
     def poll_interval_ms(self) -> int:
-        """The time to wait from now before the next `refresh`, for a reader that has read all records."""
+        """The time until the next `refresh`, for a reader that has read all records."""
 
     def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        """Return the current names of all topics, or of those that `wanted` accepts, sorted."""
+        """Return the sorted names of all current topics, or of those that `wanted` accepts."""
 
     def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        """Read a snapshot of all topics, or of those that `wanted` accepts, and return their names, sorted."""
+        """Read a snapshot of all topics, or of those that `wanted` accepts, and return their sorted names."""
 
     def topic_id(self, topic: str) -> str:
-        """Return the topic's 22-character id, which changes if it is created again. `NotFound` if it does not exist."""
+        """Return the topic's 22-character id, which changes if it is created again. Raises `NotFound` if it does not
+        exist.
+        """
 
     def refresh(self, topics: Sequence[str]) -> None:
         """Read new snapshots of these topics. A topic without changes takes one request."""
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """Return the bounds of every partition."""
+        """Return the bounds of each partition."""
 
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
-        """Return the known partition counts that the topic had before, ascending."""
+        """Return the known earlier partition counts of the topic, ascending."""
 
     def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
-        """Return per partition the offset below which each key has at most one record, because compaction ran."""
+        """Return each partition's first dirty offset. Compaction left at most one record per key below this offset."""
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        """Return the contents of each range, from metadata alone. The cost depends on the slices, not on offsets."""
+        """Return the contents of each range, from metadata only. The cost depends on the number of slices, not of
+        offsets.
+        """
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
-        """Return one part per non-empty range, in the order given."""
+        """Return one part per non-empty range, in the order of the ranges."""
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
-        """Return per partition the first readable record with timestamp >= target (ms), or None."""
+        """Return, for each partition, the first readable record with timestamp >= target (ms), or None."""
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
-        """Return the size of every partition."""
+        """Return the size of each partition."""
 
 
 def refresh_existing(view: LogView, topics: Sequence[str]) -> list[str]:
-    """Read new snapshots of topics, and return those that still exist: a listed topic may have been deleted."""
+    """Read new snapshots of topics, and return the topics that still exist, because a listed topic may have been
+    deleted.
+    """
     try:
         view.refresh(topics)
         return list(topics)

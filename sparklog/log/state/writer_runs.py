@@ -1,23 +1,25 @@
-"""The idempotency registry: per writer id, the latest batch that a topic has accepted, and the run that may write.
+"""The idempotency registry: for each writer id, the latest batch that a topic has accepted, and the run that may write.
 
-A writer id is a streaming query's id or a user's `txnAppId`. One entry per id is enough, because a writer numbers its
-batches and Spark replays only the last planned batch. `decide` has the rules for batch b if the latest batch is n:
+A writer id is the id of a streaming query, or a user's `txnAppId`. One entry per id is sufficient, because a writer
+numbers its batches and Spark replays only the last planned batch. `decide` applies these rules to batch b if the latest
+batch is n:
 
 | kind   | b > n | b = n                                                              | b < n                   |
 |--------|-------|--------------------------------------------------------------------|-------------------------|
-| stream | write | a replay: skip if it has the same content, else an error           | error: old checkpoint   |
-| txn    | write | skip with a warning, as Delta does                                 | skip with a warning     |
+| stream | write | a replay: skip if the content is the same, otherwise an error      | error: old checkpoint   |
+| txn    | write | skip with a warning, like Delta                                    | skip with a warning     |
 
-Skipping a stream's lower batch would lose data silently after a checkpoint was restored or copied: its next batch has
-other records with an old number. A batch with the same number may have other records, too; `sparklog.log.state.slices`
-defines how contents are compared. Therefore only one run of a writer may write at a time. The first commit of another
-run takes over, even if it only replays, and the superseded run is fenced.
+If a stream's lower batch were skipped, data would be lost silently after a checkpoint was restored or copied, because
+the next batch of the stream has other records with an old number. A batch with the same number may also have other
+records; `sparklog.log.state.slices` defines how contents are compared. Therefore, only one run of a writer may write at
+a time. The first commit of another run takes over, even if it only replays a batch, and the previous run is fenced.
 
-Each run that takes over gets a higher **epoch**. A run with a lower epoch is fenced, regardless of how many runs came
-between. Handles and producers remember the epoch of their run; the epoch of a streaming query's run is the time (ms) of
-its first commit. The registry also has the names of the last four runs, because release 0.1.0 wrote no epochs.
+Each run that takes over gets a higher **epoch**. A run with a lower epoch is fenced, regardless of the number of runs
+in between. Handles and producers remember the epoch of their run. The epoch of a streaming query's run is the time (ms)
+of its first commit. The registry also has the names of the last four runs, because release 0.1.0 did not write epochs.
 
-Each entry has the time of its writer's last commit. A maintenance commit removes entries that are idle for 90 days.
+Each entry has the time of its writer's last commit. A maintenance commit removes entries that have been idle for 90
+days.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ STREAM, TXN = "stream", "txn"
 
 @dataclass(frozen=True, slots=True)
 class WriterKey:
-    """The writer id and the number of a batch. A batch that was committed before is skipped.
+    """The writer id and the number of a batch. If the batch was committed before, it is skipped.
 
     Args:
-        id: The writer's id, the same in every run
-        batch: The batch's number, which increases
-        run: The run of a streaming query; None: runs are not fenced
+        id: The writer's id, which is the same in every run
+        batch: The number of the batch; numbers increase
+        run: The run of a streaming query; if None, runs are not fenced
         mode: `stream` (consecutive numbers) or `txn` (Delta's txnAppId and txnVersion)
         replay_mismatch: `accept` treats a replay with other content as the same batch
-        epoch: The epoch of the run, if known
-        content: The content of the batch, if known
+        epoch: The epoch of the run, if it is known
+        content: The content of the batch, if it is known
 
     Example:
         for attempt in range(2):
@@ -63,7 +65,7 @@ class WriterKey:
     content: Content | None = None
 
     def check(self) -> None:
-        """Raise `BadRequest` for invalid values."""
+        """Raise `BadRequest` if a value is invalid."""
         NAME.check("the id of a writer", self.id)
         NAME.or_none().check("the run of a writer", self.run)
         for name, number in (("batch id (txnVersion)", self.batch), ("epoch", self.epoch or 0)):
@@ -78,9 +80,9 @@ class WriterKey:
             batch = f"the batch id (txnVersion) of writer '{self.id}'"
             raise BadRequest(f"{batch} must be 0 to 2^63-1, found {self.batch!r}")
         if self.mode not in (STREAM, TXN):
-            raise BadRequest(f"the mode of a writer is 'stream' or 'txn', found '{self.mode}'")
+            raise BadRequest(f"the mode of a writer must be 'stream' or 'txn', found '{self.mode}'")
         if self.replay_mismatch not in ("error", "accept"):
-            raise BadRequest(f"replayMismatch is 'error' or 'accept', found '{self.replay_mismatch}'")
+            raise BadRequest(f"replayMismatch must be 'error' or 'accept', found '{self.replay_mismatch}'")
 
     def writer(self, count: int, entry: WriterEntry | None = None) -> Writer:
         epoch = None if self.run is None else next_epoch(entry, self.run, self.epoch)
@@ -89,7 +91,9 @@ class WriterKey:
 
 @dataclass(frozen=True, slots=True)
 class WriterEntry:
-    """A writer's latest batch. `time_ms`: the time of its last commit, even if that only took over from another run."""
+    """A writer's latest batch. `time_ms` is the time of its last commit, even if that commit only took over from
+    another run.
+    """
 
     batch: int
     count: int
@@ -113,7 +117,7 @@ ENTRY_JSON = Document(
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """Whether to write a batch or to skip it (`note` has the reason); `take_over`: record the new run."""
+    """The decision to write or skip a batch, with the reason in `note`. `take_over`: whether to record the new run."""
 
     write: bool
     take_over: bool = False
@@ -121,17 +125,18 @@ class BatchDecision:
 
 
 KAFKA_WRITER = "kafka-producer-"
-"""Prefix of the writer ids of Kafka producers: one id per producer and partition."""
+"""The prefix of the writer ids of Kafka producers. Each producer has one id per partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaWriterKey:
     """A Kafka producer in one partition: the sequence number of its last record, and that of the entry it follows.
 
-    `sparklog.tools.repartition` uses it with offsets: a source partition, and the offset where its copy continues.
+    `sparklog.tools.repartition` stores the progress of its copy in the same way. The id is a source partition, and
+    `batch` is the offset at which the copy continues.
 
-    `follows` is None if the topic has no entry. A commit may have many of these entries and is atomic, so every server
-    knows exactly which records of a producer were committed.
+    `follows` is None if the topic has no entry for the producer. A commit may have many of these entries and is atomic,
+    so every server knows exactly which records of a producer were committed.
     """
 
     id: str
@@ -140,9 +145,11 @@ class KafkaWriterKey:
     count: int
 
     def writer(self, entry: WriterEntry | None, topic: str) -> Writer:
-        """Return the commit's entry of this writer; `SequenceConflict` if the topic's entry has changed since."""
+        """Return the commit's entry for this writer. Raises `SequenceConflict` if the topic's entry has changed."""
         if (None if entry is None else entry.batch) != self.follows:
-            raise SequenceConflict(f"producer {self.id} of topic '{topic}' has written since: refresh and retry")
+            raise SequenceConflict(
+                f"producer {self.id} of topic '{topic}' has written in the meantime; refresh and retry"
+            )
         return Writer(TXN, self.id, self.batch, None, self.count)
 
 
@@ -151,7 +158,7 @@ class SequenceConflict(Conflict):
 
 
 class RunHistory(Protocol):
-    """The run that may write, earlier runs, and the epoch: of a registry entry or of a transactional id."""
+    """The run that may write, earlier runs, and the epoch. Registry entries and transactional ids have this history."""
 
     @property
     def run(self) -> str | None: ...
@@ -171,7 +178,7 @@ def is_superseded(runs: RunHistory, run: str, epoch: int | None, now_ms: int) ->
 
 
 def next_epoch(runs: RunHistory | None, run: str, epoch: int | None) -> int:
-    """Return the epoch of a run that writes: its own, or the next."""
+    """Return the epoch of a run that writes: its current epoch, or the next one."""
     if runs is not None and runs.run == run and runs.epoch is not None:
         return runs.epoch
     if epoch is not None:
@@ -187,10 +194,10 @@ def earlier_runs(runs: RunHistory, run: str) -> tuple[str, ...]:
 
 
 def decide(entry: WriterEntry | None, key: WriterKey, count: int, target: str, now_ms: int) -> BatchDecision:
-    """Apply the rules of the table above. `target`: the topic or topics, for messages.
+    """Apply the rules in the table above. `target` is the topic or topics, for messages.
 
     Raises:
-        Fenced: If the run is superseded
+        Fenced: If another run has taken over
         Conflict: If the checkpoint is old, or a replay has other content
     """
     if entry is None:
@@ -202,13 +209,13 @@ def decide(entry: WriterEntry | None, key: WriterKey, count: int, target: str, n
         )
     if key.batch > entry.batch:
         return BatchDecision(write=True)
-    note = f"batch {key.batch} of '{key.id}' is already in {target}"
+    note = f"batch {key.batch} of writer '{key.id}' was already committed to {target}"
     if key.mode == TXN:
-        return BatchDecision(write=False, note=f"{note} (latest {entry.batch}); skipped")
+        return BatchDecision(write=False, note=f"{note} (latest batch {entry.batch}); skipped")
     if key.batch < entry.batch:
         raise Conflict(
-            f"checkpoint older than the log: writer '{key.id}' sends batch {key.batch}, {target} already has batch "
-            f"{entry.batch} (version {entry.version}); restore the right checkpoint or continue with a new txnAppId"
+            f"the checkpoint is older than the log: writer '{key.id}' sent batch {key.batch}, but {target} has batch "
+            f"{entry.batch} (version {entry.version}); restore the correct checkpoint, or continue with a new txnAppId"
         )
     if key.replay_mismatch == "error":
         _check_replay(entry, key, count, target)
@@ -225,7 +232,7 @@ def _check_replay(entry: WriterEntry, key: WriterKey, count: int, target: str) -
         if key.content.nbytes == entry.content.nbytes:
             accepted += " in other partitions"
     raise Conflict(
-        f"replay mismatch: batch {key.batch} of writer '{key.id}' has {sent}, {target} has it with "
+        f"replay mismatch: batch {key.batch} of writer '{key.id}' has {sent}, but {target} has committed it with "
         f"{accepted} (version {entry.version}); use a new txnAppId, or replayMismatch=accept if the query is "
         "not deterministic"
     )

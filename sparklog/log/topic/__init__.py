@@ -1,1 +1,1 @@
-"""Roots and topics: the handles that users work with."""
+"""Roots and topics: the handles that users open."""

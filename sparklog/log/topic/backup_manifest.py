@@ -1,14 +1,15 @@
-"""The manifest of a backup: its topics, ids and groups, and the end of each of their journals.
+"""The manifest of a backup: its topics, transactional ids and groups, and the end of each of their journals.
 
-A backup repository has its manifests below `_backups/`, and the objects that they reference under the keys that these
-have in a root. docs/reference/format-backups.md describes the fields.
+A backup repository has its manifests below `_backups/`. The objects that they reference have the same keys as in a
+root. docs/reference/format-backups.md describes the fields.
 
-A repository also contains objects of other backups and of runs in progress. `BackupStore`, which `open_root` opens for
-a repository, shows one backup as a read-only root:
+A repository also contains objects of other backups and of backups in progress. If `open_root` opens a repository, it
+uses a `BackupStore`, which presents one backup as a read-only root:
 
 * `_root.json` is the repository's `_backup.json`, which has the same fields.
-* The journal of a topic, a group or an id ends where the manifest says. Journals that it does not list do not exist.
-* The last entry of a group or an id is also its checkpoint, because a repository need not have the first entries.
+* The journal of a topic, a group or an id ends at the end that the manifest records. Journals that the manifest does
+  not list do not exist.
+* The last entry of a group or an id is also its checkpoint, because a repository may not have the first entries.
 * All data files are visible, because only commits reference them.
 """
 
@@ -59,7 +60,7 @@ BACKUPS_FOLDER = "_backups"
 
 @dataclass(frozen=True, slots=True)
 class TopicBackup:
-    """A topic in a backup, with checkpoints `version` and `base` (-1: none). It can be restored from `since` on."""
+    """A topic in a backup, with checkpoints `version` and `base` (or -1). The first restorable version is `since`."""
 
     topic: str
     topic_id: str
@@ -75,7 +76,9 @@ class TopicBackup:
 
 @dataclass(frozen=True, slots=True)
 class EntriesBackup:
-    """Entries `first` to `number` of an id. `since_ms`: time of the first if no backup has earlier ones, else 0."""
+    """Entries `first` to `number` of an id. `since_ms` is the time of the first entry, or 0 if a backup has earlier
+    entries.
+    """
 
     id: str
     first: int
@@ -85,7 +88,7 @@ class EntriesBackup:
 
 @dataclass(frozen=True, slots=True)
 class DamagedJournal:
-    """A damaged journal of a transactional id or group, which is not in the backup: its folder, id and error."""
+    """A damaged journal of a transactional id or group, which is not in the backup: its directory, id and error."""
 
     folder: str
     id: str
@@ -94,7 +97,7 @@ class DamagedJournal:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One backup. Its run copied `objects` and `nbytes`; `only` has the requested topics (None: all)."""
+    """One backup. Its run copied `objects` and `nbytes`. `only` lists the requested topics (None: all topics)."""
 
     number: int
     id: str
@@ -109,7 +112,7 @@ class Manifest:
     only: tuple[str, ...] | None = None
     left_out: tuple[DamagedJournal, ...] = ()
     defaults: tuple[EntriesBackup, ...] = ()
-    """The root defaults: all their entries, or nothing if there are none."""
+    """All entries of the root defaults; empty if there are none."""
 
     def covers(self, topics: Collection[str] | None) -> bool:
         return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
@@ -118,7 +121,7 @@ class Manifest:
         return next((item for item in self.topics if item.topic == name), None)
 
     def journals(self) -> dict[str, EntriesBackup]:
-        """Return the journals of ids, groups and root defaults, by their prefixes."""
+        """Return the journals of transactional ids, groups and root defaults, by prefix."""
         journals = {transactions_prefix(item.id): item for item in self.decisions}
         journals |= {groups_prefix(item.id): item for item in self.groups}
         return journals | {DEFAULTS.prefix(item.id): item for item in self.defaults}
@@ -129,7 +132,7 @@ class Manifest:
 
     @property
     def from_ms(self) -> int:
-        """The earliest time to which everything in the backup can be restored; 0: the beginning."""
+        """The earliest time to which the entire backup can be restored, or 0 if all versions can be restored."""
         entries = (item.since_ms for item in (*self.decisions, *self.groups))
         topics = (item.since_ms for item in self.topics if item.base >= 0 or item.since > 0)
         return max([0, *topics, *entries])
@@ -179,7 +182,7 @@ MANIFEST_JSON = StoredDocument(
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A number that has no backup, and never will."""
+    """A number that has no backup and will never have one."""
 
     number: int
     root_id: str
@@ -200,7 +203,9 @@ def backup_numbers(store: Store) -> list[int]:
 
 
 def read_manifest(store: Store, number: int) -> Manifest | None:
-    """Return a manifest; None if its number was given up or its backup was deleted. Raises `Corrupt` if damaged."""
+    """Return a manifest, or None if the number was abandoned or the backup was deleted. Raises `Corrupt` if it is
+    damaged.
+    """
     with suppress(NotFound):
         manifest = read_object(store, backup_key(number), _decoded, number).expect()
         return manifest if isinstance(manifest, Manifest) else None
@@ -213,7 +218,7 @@ def _decoded(data: bytes, key: str, number: int) -> Manifest | GivenUp:
         return GIVEN_UP_JSON.from_json(item)
     manifest = MANIFEST_JSON.from_json(item)
     if manifest.number != number:
-        raise Corrupt(f"backup {number} should be here, found backup {manifest.number}", file=key)
+        raise Corrupt(f"expected backup {number}, found backup {manifest.number}", file=key)
     return manifest
 
 
@@ -222,9 +227,10 @@ READS = ("get", "stat", "list", "list_folders", "now_ms")
 
 
 def latest_backup(store: Store) -> BackupStore | None:
-    """Return the latest backup of all topics, else the latest one; None if the store is not a backup repository.
+    """Return the latest backup of all topics, or the latest partial backup. None if the store is not a backup
+    repository.
 
-    Raises `NotFound` if no backup is finished.
+    Raises `NotFound` if no backup is complete.
     """
     if store.stat(REPOSITORY_KEY) is None:
         return None
@@ -235,20 +241,22 @@ def latest_backup(store: Store) -> BackupStore | None:
             return BackupStore(store, manifest)
         latest = latest or manifest
     if latest is None:
-        raise NotFound(f"there is no finished backup in {store.location} yet; run sparklog backup")
+        raise NotFound(f"{store.location} does not contain a complete backup; run sparklog backup")
     return BackupStore(store, latest)
 
 
 def one_backup(store: Store, number: int) -> BackupStore:
-    """Return a backup by its number. Raises `NotFound` if there is none."""
+    """Return a backup by its number. Raises `NotFound` if it does not exist."""
     manifest = read_manifest(store, number)
     if manifest is None:
-        raise NotFound(f"there is no backup {number} in {store.location}; `sparklog backup --list` lists all")
+        raise NotFound(
+            f"backup {number} does not exist in {store.location}; `sparklog backup --list` lists all backups"
+        )
     return BackupStore(store, manifest)
 
 
 class BackupStore(WrapperStore):
-    """Shows one backup as a read-only root: see the module. `inner` is the backup repository."""
+    """Presents one backup as a read-only root; see the module. `inner` is the backup repository."""
 
     needs_probe = False
     writable = False
@@ -264,18 +272,19 @@ class BackupStore(WrapperStore):
     def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
         if verb not in READS:
             raise BadRequest(
-                f"{self.location} is a backup repository, which is read-only: use `sparklog restore` to create a root"
+                f"{self.location} is a backup repository, which is read-only; use `sparklog restore` to create a root"
             )
         return send()
 
     def _has(self, key: str) -> bool:
-        """Return False for keys in a journal beyond its end in the backup."""
+        """Return False if the key is in a journal and beyond the journal's end in the backup."""
         prefix, journal, name = key.rpartition(f"/{LOG_FOLDER}/")
         number = entry_number(name) if journal else None
         return number is None or number <= self._ends.get(prefix, -1)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        # A read from a later position is for inline records, which a clone may reference beyond the end of the topic.
+        # Reads at a later position are for inline records. A clone may reference inline records beyond the end of the
+        # topic.
         if start == 0 and not self._has(key):
             raise missing_object(f"{key} in this backup")
         return self.inner.get(self._copies.get(key, key), start, length)

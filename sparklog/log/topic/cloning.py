@@ -5,19 +5,19 @@ Cloning topic `source` at version 7 as `clone`:
 1. The cloning process leases version 7 in the log of `source`, and the versions of other topics whose files `source`
    shares. The leases (`holds` in the file format) are named after the clone. The vacuum keeps the files of leased
    versions, even if the topic is deleted.
-2. It creates `clone` with one commit that has the slices of `source` at version 7, at their offsets, under paths that
-   begin with `/`. No data is read or copied, whatever the size.
-3. Later, the vacuum of `source` reads the log of `clone`. Once no readable version of `clone` references a file of
+2. The process creates `clone` with one commit that has the slices of `source` at version 7, with the same offsets.
+   Their paths begin with `/`. No data is read or copied, whatever the size.
+3. Later, the vacuum of `source` reads the log of `clone`. When no readable version of `clone` references a file of
    `source`, the vacuum ends the lease.
 
-Until `expiresMs` of the lease, the clone may not exist yet, so the vacuum does not look for it. Before it ends the
-lease of a clone that does not exist, it commits to the log of the clone's name (`AbandonCloneIntent`). A
-cloning process that was stopped after step 1 then finds that log changed, and creates nothing.
+Until `expiresMs` of the lease, the clone may not exist yet, so the vacuum does not check whether it exists. Before the
+vacuum ends the lease of a clone that does not exist, it commits to the log of the clone's name (`AbandonCloneIntent`).
+A cloning process that was stopped after step 1 then finds a changed log, and does not create the clone.
 
-A clone has its own topic id, no idempotency registry (a writer of the source is unknown in it) and the next leader
-epoch. Offsets, configs, log starts and Kafka's open transactions are those of the source. Slices of transactions that
-are aborted, or undecided at the time of the lease, are excluded, which leaves gaps. A transaction that was committed
-after the cloned version is included, unless it has slices after that version.
+A clone has its own topic id and the next leader epoch. It has no idempotency registry, so the writers of the source are
+unknown to it. Offsets, configs, log starts and open Kafka transactions are those of the source. The slices of
+transactions that are aborted, or undecided at the time of the lease, are excluded, which leaves gaps. A transaction
+that was committed after the cloned version is included, unless it also has slices after that version.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ from sparklog.log.topic.root import Root
 
 @dataclass(frozen=True, slots=True)
 class Cloned:
-    """Report of a clone: the cloned `version` of the source, the shared bytes and records, and the excluded slices.
+    """The result of a clone: the cloned `version` of the source, the shared bytes and records, and the excluded slices.
 
-    `log_starts` and `log_ends` are per partition. After a `dry_run`, which creates nothing, `topic_id` is empty.
+    `log_starts` and `log_ends` have one value per partition. A `dry_run` does not create the clone, and its `topic_id`
+    is empty.
     """
 
     source: str
@@ -68,10 +69,11 @@ class Cloned:
 
 @dataclass(frozen=True, slots=True)
 class CloneIntent:
-    """Create a topic with the content of a snapshot of another one.
+    """Create a topic with the contents of a snapshot of another topic.
 
-    `version` is that of the clone's log before the versions were leased: a commit since then may have given up the
-    clone. It is None if one of the leases is in that log itself, in which case the lease must still exist.
+    `version` is the version of the clone's log before the leases were created, because a later commit may have
+    abandoned the clone. `version` is None if one of the leases is in the clone's own log. The lease must then still
+    exist.
     """
 
     topic_id: str
@@ -86,10 +88,10 @@ class CloneIntent:
             number = count(state.partitions, "partition")
             raise Conflict(f"topic '{topic}' already exists, with {number}; choose another name for the clone")
         if self.version is None and clone_lease_name(topic, self.topic_id) not in state.holds:
-            raise Conflict(f"the lease of the clone '{topic}' ended before it was created; try again")
+            raise Conflict(f"the lease of clone '{topic}' ended before the clone was created; retry")
         if self.version is not None and state.version != self.version:
             raise Conflict(
-                f"topic '{topic}' changed from version {self.version} to {state.version} while it was cloned; try again"
+                f"topic '{topic}' changed from version {self.version} to {state.version} during the clone; retry"
             )
         source = self.source.state
         firsts: dict[int, int] = {}
@@ -119,7 +121,7 @@ class CloneIntent:
 def clone_topic(
     root: Root, source: str, name: str, *, version: int | None = None, time_ms: int | None = None, dry_run: bool = False
 ) -> Cloned:
-    """Create a topic with the content of `source`, now, at a version, or at a time: see `sparklog.clone`."""
+    """Create a topic with the contents of `source`, now, at a version, or at a time; see `sparklog.clone`."""
     check_topic_name(name)
     log = root.engine.log(check_topic_name(source))
     snapshot = _requested_snapshot(root, log, version, time_ms)
@@ -138,14 +140,14 @@ def clone_topic(
         version_before = None if any(log.topic == name for log in leased) else before.version
         clone = root.engine.create(name, CloneIntent(topic_id, shown, files, version_before))
     except (BadRequest, Conflict, NotFound):
-        # The clone was not created. After any other error it may exist.
+        # The clone was not created. After any other error, it may exist.
         _release(leased, clone_lease_name(name, topic_id))
         raise
     if root.env.elapsed_ms(started_at) > STALE_MS:
         # A vacuum may have ended the leases before the clone was created.
         with suppress(Conflict, NotFound):
             clone.commit(DeleteIntent(topic_id))
-        raise Unavailable(f"cloning topic '{source}' took more than an hour, and was given up; try again")
+        raise Unavailable(f"cloning topic '{source}' was aborted, because it took more than one hour; retry")
     return _cloned(log, shown, name, topic_id, files)
 
 
@@ -169,13 +171,15 @@ def _check_retained(log: TopicLog, snapshot: Snapshot) -> None:
     state = log.current().topic_state
     if snapshot.version < state.floor and snapshot.version not in {lease.version for lease in state.holds.values()}:
         raise Conflict(
-            f"version {snapshot.version} of topic '{log.topic}' has been vacuumed; you can clone versions from "
+            f"version {snapshot.version} of topic '{log.topic}' has been vacuumed; choose a version from "
             f"{state.floor} on"
         )
 
 
 def _lease(root: Root, log: TopicLog, snapshot: Snapshot, lease_name: str) -> list[TopicLog]:
-    """Lease the version of the snapshot, and those of other topics whose files it shares; return the topics' logs."""
+    """Lease the snapshot's version, and the versions of other topics whose files it shares. Return the logs of these
+    topics.
+    """
     _check_retained(log, snapshot)
     versions = {log.topic: snapshot.version}
     source_lease = clone_lease_name(log.topic, snapshot.state.topic_id)
@@ -185,7 +189,7 @@ def _lease(root: Root, log: TopicLog, snapshot: Snapshot, lease_name: str) -> li
         if lease is None:
             raise Conflict(
                 f"version {snapshot.version} of topic '{log.topic}' references files of topic '{owner}', whose lease "
-                "has ended; choose a newer version"
+                "has ended; choose a later version"
             )
         versions[owner] = lease.version
     expires_ms = root.store.now_ms() + GRACE_MS
@@ -216,7 +220,7 @@ def _decided(log: TopicLog, snapshot: Snapshot) -> Snapshot:
     latest = log.refresh().topic_state
     resolved: list[Resolved] = []
     for _, commit in History(log.store, log.topic, log.env).walk(snapshot.state, latest.version):
-        # A transaction with slices after the snapshot would be in the clone only in part.
+        # If a transaction also has slices after the snapshot, the clone would contain only a part of it.
         ended = [item for item in commit.resolved if max(item.committed, default=0) <= snapshot.version]
         resolved += [item for item in ended if (item.id, item.n) in undecided]
     return with_outcomes(snapshot, resolved)
@@ -232,7 +236,7 @@ def _shared(source: str, snapshot: Snapshot) -> tuple[FileSlices, ...]:
 
 
 def file_slices(rows: Slices) -> list[FileSlices]:
-    """Return rows of a slice table in the form of a commit: by file, with all columns."""
+    """Return rows of a slice table in the form of a commit: one entry per file, with all columns."""
     codes, of_row = np.unique(rows.file, return_inverse=True)
     # A file that several commits reference has several codes.
     paths = rows.paths.at(codes)
@@ -274,18 +278,20 @@ def _cloned(log: TopicLog, snapshot: Snapshot, name: str, topic_id: str, files: 
 
 
 GRACE_MS = 86_400_000
-"""How long a lease is kept if its clone does not exist, because the cloning process died."""
+"""The time for which a lease is kept if its clone does not exist because the cloning process died."""
 _PREFIX = "clone"
 _GIVEN_UP = "given-up"
 
 
 def clone_lease_name(clone: str, topic_id: str) -> str:
-    """Return the name of a clone's lease. Topic names contain no colon."""
+    """Return the name of a clone's lease. Topic names do not contain colons."""
     return f"{_PREFIX}:{clone}:{topic_id}"
 
 
 def clone_of_lease_name(lease_name: str) -> tuple[str, str] | None:
-    """Return name and topic id of the clone whose lease has this name; None for other leases."""
+    """Return the name and topic id of the clone that a lease belongs to, or None if the lease does not belong to a
+    clone.
+    """
     prefix, _, rest = lease_name.partition(":")
     name, colon, topic_id = rest.partition(":")
     return (name, topic_id) if prefix == _PREFIX and colon and is_topic_name(name) else None
@@ -293,9 +299,9 @@ def clone_of_lease_name(lease_name: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class AbandonCloneIntent:
-    """Commit to the log of a clone's name, so that the clone cannot be created any more.
+    """Commit to the log of a clone's name, so that the clone can no longer be created.
 
-    An empty log gets a topic, which the caller deletes.
+    If the log is empty, the commit creates a topic, which the caller deletes.
     """
 
     topic_id: str
@@ -313,7 +319,7 @@ class AbandonCloneIntent:
 
 
 def is_clone_abandoned(state: TopicState, topic_id: str) -> bool:
-    """Return True if the log of a clone's name says that the clone with this topic id was given up."""
+    """Return True if the log of a clone's name records that the clone with this topic id was abandoned."""
     return f"{_GIVEN_UP}:{topic_id}" in state.holds
 
 
@@ -322,7 +328,7 @@ def references_files_of(
 ) -> bool:
     """Return True if a clone references a file of `owner` at `versions`, or from version `since` to `latest`.
 
-    Other topics of the same name, with other ids, are ignored. Raises `NotFound` or `Corrupt` if the log is incomplete.
+    Other topics with the same name but other ids are ignored. Raises `NotFound` or `Corrupt` if the log is incomplete.
     """
 
     def has_any(of: str, paths: Iterable[str]) -> bool:

@@ -1,11 +1,11 @@
 """The appends of one topic, from files to commits.
 
-All appends end here: those of `Topic.append`, of producers, of the server, of Spark's writer and of transactions. A
-process has one commit in flight at a time. Appends that arrive during it share the next one (`group_commit` has the
-steps), except those that need a commit of their own: a writer's batch, a transaction, and batches of Kafka producers.
+All appends use this queue: `Topic.append`, producers, the server, Spark's writer and transactions. A process has one
+commit in flight at a time. Appends that arrive during a commit share the next commit (`group_commit` describes the
+steps). A batch of a writer, an append to a transaction, and batches of Kafka producers need their own commit.
 
-An append makes these requests. On a disk they are made one after the other; in a bucket, those in parentheses are made
-in parallel.
+An append sends the following requests. On a disk, they are sent one after the other. In a bucket, the requests in
+parentheses are sent in parallel.
 
 | append                                                   | on a disk                 | in a bucket                  |
 |----------------------------------------------------------|---------------------------|------------------------------|
@@ -17,23 +17,23 @@ in parallel.
 | second after a commit of this process that did not race  |                           |                              |
 | files of Spark and transactions, batches of the server   | root, create, before      | (next, root), create, before |
 
-* `next`: read the commit after the latest known one; there is none
-* `file`: write an append file; no `[root, file]` if the rows go into the commit (`inline.records.bytes`)
-* `root`: read the root's id, and check that it is the one that was opened
+* `next`: try to read the commit after the latest cached commit; it does not exist
+* `file`: write an append file; if the rows become inline records (`inline.records.bytes`), `[root, file]` is skipped
+* `root`: read the root's id, and check that the root has not been replaced since it was opened
 * `create`: create the commit, with the offsets of all its slices
-* `before`: read the commit before it, and check that it is the one that the new commit follows
+* `before`: read the previous commit, and check that the new commit follows it
 
-If another process has created that commit, it is read, the append is checked against the new state, and the next number
-is created (`sparklog.log.journal.journal`). An error says whether anything was written: `Unavailable` with `is_unknown`
-leaves that open, for all appends of the commit.
+If another process has created this commit, the process reads it, validates the append against the new state, and
+creates the next commit (`sparklog.log.journal.journal`). If an append fails, the error indicates whether it was
+written. For `Unavailable` with `is_unknown`, this is unknown for all appends of the commit.
 
 An optimistic append in a bucket, by Writer A:
 
-1. A commits version 7, which followed the state that A knew, and has checked the root for it.
+1. A commits version 7 directly after the state in its cache, and has checked the root for this commit.
 2. Less than a second later, A encodes a small table for the state at version 7 and creates commit 8.
-3. If 8 is new, the append is done, without a request for the latest state.
-4. If Writer B has created 8, A reads it. If B has changed configs or partitions, or the topic rejects the rows, A
-   encodes the table again for the latest state and appends it like any other.
+3. If commit 8 did not exist, the append is complete, without a request for the latest state.
+4. If Writer B has created commit 8, A reads it. If B has changed configs or partitions, or the topic rejects the rows,
+   A encodes the table again for the latest state and appends it like any other table.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ _LOG = logging.getLogger("sparklog.log")
 class PreparedAppend(NamedTuple):
     """Files that tasks wrote for `target` and that no commit references yet. They are published atomically.
 
-    * `writer`: the batch of a writer that the files are, which is published once
-    * `txn`: the transaction that the files are prepared for
+    * `writer`: the batch that consists of the files, which is published once
+    * `txn`: the transaction that the files belong to
     * `kafka_writers`: the Kafka producers whose batches are in the files
-    * `inline`: small files may become inline records of the commit
-    * `is_optimistic`: prepared for the cached state; `Conflict` if the topic's configs or partitions have changed
+    * `inline`: whether small files may become inline records of the commit
+    * `is_optimistic`: whether the files were prepared for the cached state; raises `Conflict` if the topic's configs or
+      partitions have changed
     """
 
     files: Sequence[FileSlices]
@@ -93,28 +94,29 @@ class PreparedAppend(NamedTuple):
 
 
 class _LastCommit(NamedTuple):
-    """A commit of this process that directly followed the state it knew, and when the root was checked for it."""
+    """A commit of this process that directly followed the cached state, and the time of its root check."""
 
     version: int
     root_checked: ClockReading
 
 
 class CommitQueue:
-    """Publishes the appends of one topic: see the module. Threads share it."""
+    """Publishes the appends of one topic; see the module. Threads share an instance."""
 
     def __init__(self, log: CommitLog, root_id: str) -> None:
         self._log = log
         self._root_id = root_id
         self._group: GroupCommit[PreparedAppend, AppendOutcome] = GroupCommit(log.title, self._commit_all)
         self._last: _LastCommit | None = None
-        """None if the last commit raced with another writer's."""
+        """None if the last commit raced with another writer's commit."""
         self._epochs: dict[tuple[str, str], int] = {}
         """The epoch of each (writer, run) in this topic."""
 
     def publish(self, attempts: Iterable[PreparedAppend]) -> AppendOutcome:
         """Publish the first of several preparations of the same rows that the topic accepts.
 
-        If the topic rejects an optimistic one, the next is prepared: by a later state it may accept the rows.
+        If the topic rejects an optimistic preparation, the next one is used, because the latest state may accept the
+        rows.
         """
         rejection: SparklogError | None = None
         for append in attempts:
@@ -133,8 +135,8 @@ class CommitQueue:
     def optimistic_target(self, known: AppendTarget) -> AppendTarget | None:
         """Return the target of the cached state if rows may be published without reading the latest state.
 
-        That is so if the last commit is this process's own, did not race with another writer's, and checked the root
-        less than a second ago.
+        This requires that the last commit was written by this process, did not race with another writer's commit, and
+        checked the root less than a second ago.
         """
         last = self._last
         if last is None or last.version != known.read_version:
@@ -143,7 +145,7 @@ class CommitQueue:
         return replace(known, root_checked=last.root_checked) if is_fresh else None
 
     def _commit_all(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome | SparklogError]:
-        """Commit appends in as few commits as possible, in order; return the outcome of each."""
+        """Commit appends in order and in as few commits as possible. Return the result of each append."""
         groups = [[appends[0]]]
         for append in appends[1:]:
             if append.shares_commit_with(groups[-1][0]):
@@ -156,7 +158,7 @@ class CommitQueue:
         return outcomes
 
     def _outcomes(self, appends: Sequence[PreparedAppend]) -> Sequence[AppendOutcome | SparklogError]:
-        """Commit appends together; if the topic rejects them, commit each alone, so that only invalid ones fail."""
+        """Commit appends together. If the topic rejects them, commit each one alone, so that only invalid ones fail."""
         try:
             return self._commit(appends)
         except (BadRequest, Conflict, NotFound) as error:
@@ -184,7 +186,7 @@ class CommitQueue:
             written_for=(target.partitions, target.configs) if is_optimistic else None,
         )
         root_checked = appends[-1].target.root_checked
-        # The journal checks the root, unless the writer has done so within the last second.
+        # The journal checks the root, unless the writer has checked it within the last second.
         outcome = log.commit(intent, state, root_checked=root_checked)
         self._remember_commit(outcome, state, root_checked)
         self._remember_epoch(outcome, append.writer)
@@ -197,7 +199,7 @@ class CommitQueue:
         return appended_each(outcome.commit, [append.files for append in appends])
 
     def _state_without_kafka_transactions(self) -> TopicState:
-        """Return the cached state, after ending transactions that Kafka left open in an imported topic."""
+        """End transactions that Kafka left open in an imported topic, and return the cached state."""
         state = self._log.current().topic_state
         if state.kafka_open:
             from sparklog.log.write.kafka_markers import end_before_append
@@ -207,7 +209,7 @@ class CommitQueue:
         return state
 
     def _placed_files(self, appends: Sequence[PreparedAppend], state: TopicState) -> list[FileSlices]:
-        """Return the files of all appends, with inline files joined, and written if they are too large together."""
+        """Return the files of all appends. Inline files are joined, and are written if they are too large together."""
         log, append = self._log, appends[0]
         return place_inline_records(
             log.store,
@@ -218,7 +220,7 @@ class CommitQueue:
         )
 
     def _completed_key(self, append: PreparedAppend) -> WriterKey | None:
-        """Return the key of a writer's batch with the batch's content, and the epoch that its run has here."""
+        """Return the key of a writer's batch with the content of the batch and the epoch of the run in this topic."""
         key = append.writer
         if key is None:
             return None
@@ -226,7 +228,7 @@ class CommitQueue:
         return replace(key, epoch=epoch, content=content_of({self._log.topic: [file.counts for file in append.files]}))
 
     def _remember_commit(self, outcome: CommitResult, before: TopicState, root_checked: ClockReading | None) -> None:
-        """Remember whether this process has committed directly after the state that it knew."""
+        """Remember whether this process has committed directly after the cached state."""
         is_next = outcome.commit is not None and outcome.commit.version == before.version + 1
         self._last = _LastCommit(before.version + 1, root_checked) if is_next and root_checked is not None else None
 

@@ -1,13 +1,13 @@
-"""The root defaults as an open handle caches them: read when first needed, and again after five minutes.
+"""The root defaults that an open handle caches. They are read on first use, and again after five minutes.
 
 Readers and followers of topics do not need the defaults. Processes that write to, create or describe a topic read them.
-Runs of jobs read the latest defaults at their start.
+Jobs read the latest defaults when they start.
 
-`retain` deletes records by the defaults, and a root without entries has no defaults, so lost entries must not look like
-no entries. `change` therefore creates a copy of the new entry in another folder (`_defaults`). Each process checks this
-folder once, and so does each run of a job. If an entry is missing that has a copy, the defaults are unknown, and the
-job or the write fails. An access policy from before there were copies may deny listing them. Then writers continue
-without the check, and jobs do not run.
+`retain` uses the defaults to delete records, and a root without entries has no defaults. Lost entries must therefore
+not look like missing entries. `change` creates a copy of the new entry in another directory (`_defaults`). Each process
+checks this directory once, and each run of a job checks it as well. If an entry is missing but its copy exists, the
+defaults are unknown, and the job or write fails. An access policy that was created before these copies existed may deny
+listing them. In this case, writers continue without the check, and jobs do not run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METADATA_MAX_AGE_MS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class _CachedDefaults:
-    """Cached defaults, when they were read, and the configs of topics that were combined with them."""
+    """Cached defaults, the time when they were read, and the configs of topics combined with these defaults."""
 
     read_at: ClockReading
     defaults: RootDefaults
@@ -45,25 +45,27 @@ class _CachedDefaults:
 
 
 class DefaultsLog(EntryLog[RootDefaults]):
-    """The journal of the root defaults. Its few entries are never deleted. Threads may share it."""
+    """The journal of the root defaults. Its entries are never deleted. Threads may share an instance."""
 
     def __init__(self, root: RootAccess) -> None:
         super().__init__(root, DEFAULTS, ID)
         self._cached: _CachedDefaults | None = None
 
     def read(self, *, latest: bool = False) -> RootDefaults:
-        """Return the `latest` defaults, or those that were read in the last five minutes."""
+        """Return the latest defaults or, if `latest` is false, the defaults that were read in the last five minutes."""
         return self._read(latest).defaults
 
     def read_for_job(self) -> RootDefaults:
-        """Return the latest defaults, and copy them. Raises `Unavailable` if the copies cannot be listed."""
+        """Return the latest defaults, and ensure that a copy exists. Raises `Unavailable` if the copies cannot be
+        listed.
+        """
         defaults = self._read(latest=True, must_check=True).defaults
         if self.store.writable:
             self.ensure_copy()
         return defaults
 
     def of_topic(self, topic: str, configs: TopicConfigs, *, latest: bool = False) -> TopicConfigs:
-        """Return the explicit configs of a topic, combined with the root defaults for it."""
+        """Return the explicit configs of a topic, combined with the topic's root defaults."""
         last = self._read(latest)
         of_topic = last.of_topics.get(topic)
         if of_topic is None or of_topic.explicit is not configs.explicit:
@@ -71,7 +73,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return of_topic if of_topic.defaults else configs
 
     def change(self, step: Step[RootDefaults]) -> RootDefaults:
-        """Write the defaults that the step returns for the latest ones, if they are different."""
+        """Apply a step to the latest defaults, and write the result if it is different."""
         self._checked(self.refresh(), self._copies())
         now = self.env.now()
         changed = self._cache(now, self.write(step)).defaults
@@ -79,7 +81,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return changed
 
     def ensure_copy(self) -> None:
-        """Create a copy of the latest known entry, if there is none, and delete older copies."""
+        """Create a copy of the latest known entry if it does not exist, and delete older copies."""
         defaults = self.known()
         if defaults is None or defaults.number < 0:
             return
@@ -91,14 +93,14 @@ class DefaultsLog(EntryLog[RootDefaults]):
                 if number < defaults.number:
                     self.store.delete(defaults_copy_key(number))
         except (SparklogError, OSError) as error:
-            # The entry itself exists; the next change, or the next run of a job, creates the copy.
-            _LOG.warning("could not copy the defaults of %s: %s", self.store.location, error)
+            # The entry itself exists. The next change, or the next run of a job, creates the copy.
+            _LOG.warning("cannot copy the defaults of %s: %s", self.store.location, error)
 
     def _read(self, latest: bool, must_check: bool = False) -> _CachedDefaults:
         last, now = self._cached, self.env.now()
         if last is not None and not latest and now.elapsed_ms(last.read_at) < METADATA_MAX_AGE_MS:
             return last
-        # Writers check once per process. Jobs check each time, because they delete records by the defaults.
+        # Writers check once per process. Jobs check each time, because they use the defaults to delete records.
         is_checked = latest or last is None
         has_entry, copies = self._entry_and_copies(must_check) if is_checked else (self._has_first_entry(), [])
         has_entries = has_entry or (latest and any(self.store.list(f"{self.prefix}/_log/")))
@@ -106,31 +108,31 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return self._cache(now, self._checked(defaults, copies) if is_checked else defaults)
 
     def _checked(self, defaults: RootDefaults, copies: Sequence[int]) -> RootDefaults:
-        """Return the latest defaults. Raises `Corrupt` if an entry with a copy is missing."""
+        """Return the latest defaults. Raises `Corrupt` if an entry is missing but its copy exists."""
         backoff: Backoff | None = None
         while copies and copies[-1] > defaults.number:
-            # The entry may be newer than the defaults read before, or a directory cache may hide it for a while.
+            # The entry may be newer than the cached defaults, or a directory cache may hide it for a while.
             defaults = self.refresh()
             copies = self._copies()
             backoff = backoff or Backoff(self.env)
             if copies and copies[-1] > defaults.number and not backoff.wait():
                 raise Corrupt(
-                    f"the defaults of {self.store.location} are lost: entry {copies[-1]} is missing, and "
-                    f"{defaults_copy_key(copies[-1])} is its copy. Without the defaults, topics would have other "
-                    f"configs, such as a retention.ms of 7 days; run sparklog repair "
-                    f"{shlex.quote(self.store.location)} --execute, which restores them from the copy",
+                    f"the defaults of {self.store.location} are lost: entry {copies[-1]} is missing, but its copy "
+                    f"{defaults_copy_key(copies[-1])} exists. Without the defaults, topics would have different "
+                    f"configs, such as a retention.ms of 7 days. To restore the defaults, run sparklog repair "
+                    f"{shlex.quote(self.store.location)} --execute",
                     file=self.key(copies[-1]),
                 )
         return defaults
 
     def _copies(self, must_check: bool = False) -> list[int]:
-        """List the copies. If that is denied, return none, unless the caller must check that no entry is lost."""
+        """List the copies. If this is denied, return an empty list, unless `must_check` is true."""
         try:
             return numbers_below(self.store, f"{DEFAULTS_FOLDER}/")
         except Unavailable as error:
             if must_check or not error.is_denied:
                 raise
-            _LOG.debug("not checking whether defaults of %s are lost: %s", self.store.location, error)
+            _LOG.debug("cannot check whether the defaults of %s are lost: %s", self.store.location, error)
             return []
 
     def _entry_and_copies(self, must_check: bool) -> tuple[bool, Sequence[int]]:
@@ -140,7 +142,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return has_entry is True, copies if not isinstance(copies, bool) else ()
 
     def _has_first_entry(self) -> bool:
-        """Return True if the first entry exists; most roots have none."""
+        """Return True if the first entry exists. Most roots have no entries."""
         state = self.known()
         return (state is not None and state.number >= 0) or read_if_there(self.store, self.key(0)) is not None
 

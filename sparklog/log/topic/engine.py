@@ -1,6 +1,7 @@
-"""A root and its topics as other packages of sparklog use them: `root.engine` and `topic.log`.
+"""The root and topic handles for other packages of sparklog: `root.engine` and `topic.log`.
 
-The command line, Spark, transactions, maintenance, import and export commit intents and publish files with `TopicLog`.
+The command line, Spark, transactions, maintenance, import and export use `TopicLog` to commit intents and publish
+files.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _LOG = logging.getLogger("sparklog.log")
 
 
 class RootEngine:
-    """The journals of a root. This process has one handle for each, which caches its state."""
+    """The journals of a root. Each process has one handle per journal, which caches the journal's state."""
 
     def __init__(self, store: Store, root_id: str, env: Env) -> None:
         self.store = store
@@ -59,18 +60,20 @@ class RootEngine:
         self._handles_created = 0
 
     def ensure_probed(self) -> None:
-        """Check, once a day in each process that commits, that the store gives the guarantees that commits need."""
+        """Check that the store provides the guarantees that commits need, once per day and process."""
         from sparklog.log.journal.probe_results import ensure_probed
 
         ensure_probed(self.store, self.env.wall_ms)
 
     def to_store_clock(self, wall_ms: int) -> int:
-        """Convert a time of this machine's clock to the store's. Raises `Unavailable` if this clock is far ahead."""
+        """Convert a time of this host's clock to the store's clock. Raises `Unavailable` if this host's clock is far
+        ahead.
+        """
         self._access.guard.check()
         return self._access.guard.store_ms(wall_ms)
 
     def log(self, topic: str) -> TopicLog:
-        """Return the log of a topic, which may not exist."""
+        """Return the log of a topic. The topic may not exist."""
         log = self._logs.get(topic)
         if log is None:
             self._evict_missing()
@@ -78,7 +81,7 @@ class RootEngine:
         return log
 
     def entries(self, kind: EntryKind[E], id_: str) -> EntryLog[E]:
-        """Return the log of an id, which may have no entries."""
+        """Return the log of an id. The log may have no entries."""
         prefix = kind.prefix(id_)
         log = self._entries.get(prefix)
         if log is None:
@@ -87,7 +90,9 @@ class RootEngine:
         return log
 
     def _evict_missing(self) -> None:
-        """Periodically evict handles of missing topics and ids, because clients of a server may ask for any number."""
+        """Periodically evict the handles of topics and ids that do not exist, because server clients may request any
+        number of names.
+        """
         self._handles_created += 1
         if self._handles_created % HANDLES_PER_SWEEP:
             return
@@ -104,15 +109,15 @@ class RootEngine:
         return self._combined.setdefault(log.prefix, CombinedWrites(log)) if writes is None else writes
 
     def all_topics(self) -> Iterator[str]:
-        """Yield the names of all topics, including deleted ones."""
+        """Yield the names of all topics, including deleted topics."""
         return topic_names(self.store)
 
     def topics(
         self, failures: list[SparklogError] | None = None, wanted: Callable[[str], bool] | None = None
     ) -> list[str]:
-        """List the topics whose names `wanted` accepts: one listing, and a request per name.
+        """List the topics whose names `wanted` accepts. This takes one listing, and one request per name.
 
-        The errors of topics that cannot be read are added to `failures`, or raised if that is None.
+        If a topic cannot be read, its error is added to `failures`, or raised if `failures` is None.
         """
         exists = read_each(self.store, self.exists, sorted(filter(wanted, self.all_topics())), failures)
         return [name for name in exists if exists[name]]
@@ -121,18 +126,21 @@ class RootEngine:
         return self.log(topic).refresh().topic_state.exists
 
     def create(self, topic: str, intent: Intent) -> TopicLog:
-        """Commit an intent that creates a topic. Raises `Conflict` if its name differs from another only in case."""
+        """Commit an intent that creates a topic. Raises `Conflict` if its name differs from another topic's only in
+        case.
+        """
         self._check_differs_in_more_than_case(topic)
         log = self.log(topic)
         log.refresh()
         created = log.commit(intent).commit
         try:
-            # If two such topics are created concurrently, at least one creator sees the other, above or here.
+            # If two such topics are created concurrently, at least one of the creators finds the other topic, above or
+            # here.
             self._check_differs_in_more_than_case(topic)
         except Conflict as clash:
             if created is None or log.withdraw(created):
                 raise
-            _LOG.warning("%s; another process uses '%s' already, so it is kept", clash, topic)
+            _LOG.warning("%s; topic '%s' is kept, because another process already uses it", clash, topic)
         count, location = log.state(refresh=False).partitions, self.store.location
         CREATED_TOPIC.info("created topic %s with %d partition%s in %s", topic, count, "s" * (count > 1), location)
         return log
@@ -142,7 +150,8 @@ class RootEngine:
         for other in folders:
             if other == topic or other.lower() != topic.lower():
                 continue
-            # On a file system that ignores case both would be one directory, so deleted topics count as well.
+            # On a file system that ignores case, both topics would be the same directory, so deleted topics also
+            # conflict.
             if topic not in folders or self.exists(other):
                 raise Conflict(
                     f"topic '{topic}' differs only in case from '{other}', which exists or existed; choose another name"
@@ -150,7 +159,7 @@ class RootEngine:
 
 
 class TopicLog(CommitLog):
-    """The log of a topic, to commit intents and appends to."""
+    """The log of a topic, which commits intents and publishes appends."""
 
     def __init__(self, engine: RootEngine, topic: str, access: RootAccess) -> None:
         super().__init__(access, topic, engine.decisions.resolve)
@@ -168,12 +177,12 @@ class TopicLog(CommitLog):
     def commit(
         self, intent: Intent, origin: TopicState | None = None, *, root_checked: ClockReading | None = None
     ) -> CommitResult:
-        """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
+        """Commit an intent that is based on state `origin`; see `sparklog.log.state.commit_intents`."""
         self.engine.ensure_probed()
         return super().commit(intent, origin, root_checked=root_checked)
 
     def withdraw(self, created: Commit) -> bool:
-        """Delete a topic that was just created; return False if it has another commit, and so is kept."""
+        """Delete a topic that was just created. Return False if it has another commit and therefore was not deleted."""
         from sparklog.log.state.commit_intents import DeleteIntent
 
         try:
@@ -195,7 +204,7 @@ class TopicLog(CommitLog):
         return self._queue
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
-        """Return the target of the latest state or, without `refresh`, of the cached one."""
+        """Return the target of the latest state, or of the cached state if `refresh` is false."""
         return self._target(self.refresh_checking_root() if refresh else None)
 
     def append(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> AppendOutcome:
@@ -205,7 +214,7 @@ class TopicLog(CommitLog):
     def write(
         self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
     ) -> tuple[Sequence[FileSlices], AppendTarget]:
-        """Write rows as files that no commit references yet."""
+        """Write rows to files that no commit references yet."""
         *_, append = self._attempts(data, options, writer, is_optimistic_allowed=False)
         return append.files, append.target
 
@@ -217,10 +226,11 @@ class TopicLog(CommitLog):
         *,
         is_optimistic_allowed: bool = True,
     ) -> Iterator[PreparedAppend]:
-        """Yield rows written for the cached state, if that may be enough, and then rows written for the latest one.
+        """Yield rows that were written for the cached state, if this may be sufficient, followed by rows for the latest
+        state.
 
-        Only tables on a remote store are written for the cached state: other data can be read only once, and reading
-        the latest state of a local topic takes no time.
+        Rows are written for the cached state only if the data is a table and the store is remote, because other data
+        can be read only once, and reading the latest state of a local topic takes almost no time.
         """
         from sparklog.log.topic.commit_queue import PreparedAppend
         from sparklog.log.write.arrow_data import is_table, write_files
@@ -269,7 +279,7 @@ class TopicLog(CommitLog):
         return append._replace(target=replace(cached, root_checked=root_checked))
 
     def _cached_target(self) -> AppendTarget | None:
-        """Return the target of the cached state, if the store is remote and the state is less than minutes old."""
+        """Return the target of the cached state if the store is remote and the state is at most a few minutes old."""
         known, seen = self.known(), self.known_since()
         if self.store.parallel_reads == 1 or known is None or seen is None or not known.topic_state.exists:
             return None
@@ -282,7 +292,7 @@ class TopicLog(CommitLog):
         topic_state, configs = state.topic_state, self.engine.defaults.of_topic(self.topic, state.topic_state.configs)
         if state.checkpoint is not None and state.checkpoint.table.unsealed > self.store.limits.many_unsealed:
             many = state.checkpoint.table.unsealed
-            _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
+            _LOG.warning("topic %s has %d unsealed slices; run sparklog compact to merge them", self.topic, many)
         return AppendTarget(
             store=self.store,
             root_id=self.engine.root_id,
@@ -297,7 +307,7 @@ class TopicLog(CommitLog):
         )
 
     def read_configs(self) -> TopicConfigs:
-        """Return the configs in the cached state, over the root's latest defaults."""
+        """Return the configs in the cached state, combined with the latest root defaults."""
         return self.engine.defaults.of_topic(self.topic, self.state(refresh=False).configs, latest=True)
 
     def commit_append(
@@ -311,14 +321,14 @@ class TopicLog(CommitLog):
         inline: bool = True,
         unless_changed: bool = False,
     ) -> AppendOutcome:
-        """Publish files that tasks wrote for `target`, atomically. The parameters are those of `PreparedAppend`.
+        """Publish files that tasks wrote for `target`, atomically. The parameters are the fields of `PreparedAppend`.
 
         Raises:
             Conflict: the topic was created again, a file is older than the retention floor, the writer's checkpoint is
-                older than the log, or one of `kafka_writers` has written since. With `unless_changed`, also if the
-                topic has other configs or partitions than `target`.
+                older than the log, or one of `kafka_writers` has written in the meantime. If `unless_changed` is true,
+                also if the topic's configs or partitions differ from those of `target`.
             Fenced: another run of the writer took over.
-            BadRequest: a null key for a compacted topic.
+            BadRequest: a record without a key was appended to a compacted topic.
             NotFound: the topic was deleted.
         """
         from sparklog.log.topic.commit_queue import PreparedAppend

@@ -1,6 +1,6 @@
-"""Warnings about records that expire: retention counts from record timestamps, so old records expire immediately.
+"""Warnings about records that expire: retention uses record timestamps, so old records expire immediately.
 
-The warnings are based on the times and counts of slices. Nothing here changes what is written.
+The warnings are based on the timestamps and record counts of slices. They do not affect what is written.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from sparklog.log.state.slices import FileSlices
 
 CREATED_ROOT = logging.getLogger("sparklog.created.root")
 CREATED_TOPIC = logging.getLogger("sparklog.created.topic")
-"""These loggers get a line (info) for each root and each topic that this process creates."""
+"""Loggers that log a line (info) for each root and each topic that this process creates."""
 SEVEN_DAYS = (
-    "its records expire seven days after their timestamp, at the next sparklog retain (retention.ms=604800000,"
-    " cleanup.policy={policy}): add --config retention.ms=-1 to keep them"
+    "records expire seven days after their timestamp, at the next sparklog retain (retention.ms=604800000,"
+    " cleanup.policy={policy}); add --config retention.ms=-1 to keep them"
 )
 _LOG = logging.getLogger("sparklog.log")
 HOUR_MS = 3_600_000
@@ -26,14 +26,16 @@ _warned_of_seconds: set[tuple[str, str]] = set()
 
 
 def default_expiry(configs: TopicConfigs) -> str | None:
-    """Return a note that records expire by default; None if retention.ms is set or records do not expire."""
+    """Return a note that records expire by default, or None if retention.ms is set or records do not expire."""
     if configs.source("retention.ms") != DEFAULT_CONFIG or not configs.is_deleting:
         return None
     return SEVEN_DAYS.format(policy=configs.text("cleanup.policy"))
 
 
 def warn_of_short_retention(owner: str, changes: Mapping[str, object | None]) -> None:
-    """Warn of a `retention.ms` below an hour, which is probably meant in other units; once per owner and value."""
+    """Warn if `retention.ms` is below one hour, because another unit was probably meant. Warns once per owner and
+    value.
+    """
     value = changes.get("retention.ms", changes.get("log.retention.ms"))
     if value is None or not 0 <= (period_ms := int(canonical("retention.ms", value))) < HOUR_MS:
         return
@@ -47,11 +49,11 @@ def warn_of_short_retention(owner: str, changes: Mapping[str, object | None]) ->
 
 
 def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]:
-    """Count the records older than a time (ms), as far as slices show; False if that is only an upper bound."""
+    """Count the records that are older than a time (ms). Return the count, and False if it is only an upper bound."""
     count, exact = 0, True
     for file in files:
         for records, first, last in zip(file.records, file.min_ts, file.max_ts, strict=True):
-            # The age of a slice without timestamps counts from its append, which is its `max_ts`.
+            # The age of a slice without timestamps is based on its append time, which is stored in `max_ts`.
             if last >= 0 and (first if first >= 0 else last) < before_ms:
                 count += records
                 exact &= last < before_ms
@@ -59,7 +61,7 @@ def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]
 
 
 def _warn_of_seconds(root_id: str, topic: str, files: Iterable[FileSlices]) -> None:
-    """Warn, once per topic in this process, of records with a timestamp that looks like seconds."""
+    """Warn if a record timestamp looks like seconds. Warns once per topic in this process."""
     if (root_id, topic) in _warned_of_seconds:
         return
     for time_ms in sorted({time_ms for file in files for time_ms in (*file.min_ts, *file.max_ts)}):
@@ -71,7 +73,7 @@ def _warn_of_seconds(root_id: str, topic: str, files: Iterable[FileSlices]) -> N
 
 
 def warn_of_times(root_id: str, topic: str, configs: TopicConfigs, files: Iterable[FileSlices], now_ms: int) -> None:
-    """Warn of appended records that the next retain will delete, or whose timestamps look like seconds."""
+    """Warn about appended records that the next retain will delete, or whose timestamps look like seconds."""
     if configs.is_deleting and configs.retention_ms >= 0:
         _warn_of_older(root_id, topic, configs, files, now_ms - configs.retention_ms)
     _warn_of_seconds(root_id, topic, files)
@@ -80,7 +82,7 @@ def warn_of_times(root_id: str, topic: str, configs: TopicConfigs, files: Iterab
 def _warn_of_older(
     root_id: str, topic: str, configs: TopicConfigs, files: Iterable[FileSlices], before_ms: int
 ) -> None:
-    """Warn, once per topic in this process, of records older than `before_ms`."""
+    """Warn about records older than `before_ms`. Warns once per topic in this process."""
     if (root_id, topic) in _warned or not (older := count_older(files, before_ms))[0]:
         return
     count, exact = older

@@ -1,8 +1,8 @@
-"""The data files that versions of a topic reference, and what must be true of each.
+"""The data files that versions of a topic reference, and the properties that each file must have.
 
-`verify` checks the files, `backup` copies them, `restore` copies those of one version, and `prune` keeps them. Commits
-and checkpoints describe a file by its slices. Two versions may reference different slices of one file, because a
-rewrite references the file again with the remaining slices.
+`verify` checks the files, `backup` copies them, `restore` copies the files of one version, and `prune` keeps them.
+Commits and checkpoints describe a file by its slices. Two versions may reference different slices of one file, because
+a rewrite references the file again with the remaining slices.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReferencedFile:
 
     @property
     def filtered(self) -> bool:
-        """True if key filters were written next to the file."""
+        """True if the file has key filters next to it."""
         return any(claim.flags & SliceFlag.KEY_FILTER for claim in self.claims)
 
     @property
@@ -53,7 +53,7 @@ class ReferencedFile:
 
 
 def merge_files(files: Iterable[ReferencedFile]) -> dict[str, ReferencedFile]:
-    """Return each file once, by its key, with all its referenced slices. A clone shares files with its source."""
+    """Return each file once, by key, with all its referenced slices. A clone shares files with its source."""
     merged_files: dict[str, ReferencedFile] = {}
     for file in files:
         other = merged_files.setdefault(file.key, file)
@@ -64,7 +64,7 @@ def merge_files(files: Iterable[ReferencedFile]) -> dict[str, ReferencedFile]:
 
 @dataclass(slots=True)
 class ReferencedFiles:
-    """Data files by their paths in the commits of a topic. Equal slices of two versions are stored once."""
+    """Data files by their paths in the commits of a topic. Equal slices of different versions are stored once."""
 
     topic: str
     _files: dict[str, tuple[int, int, int, dict[SliceClaim, None]]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class ReferencedFiles:
             yield path, ReferencedFile(file_key(self.topic, path), size, footer_length, tuple(claims), index_crc)
 
     def files(self) -> list[ReferencedFile]:
-        """Return all files, in order of their keys."""
+        """Return all files, ordered by key."""
         files = merge_files(file for _, file in self.by_path())
         return [files[key] for key in sorted(files)]
 
@@ -95,10 +95,10 @@ def referenced_files(snapshot: Snapshot) -> ReferencedFiles:
 
 @dataclass
 class FilesOfVersions:
-    """Files that any of the versions `base.version` to `last.version` references, by key.
+    """The files that any version from `base.version` to `last.version` references, by key.
 
-    `unreferenced_since` has the first version that no longer references a file, and `times` has the commit time of
-    each version.
+    `unreferenced_since` has the first version that no longer references a file, and `times` has the commit time of each
+    version.
     """
 
     base: Snapshot
@@ -108,11 +108,13 @@ class FilesOfVersions:
     times: dict[int, int] = field(default_factory=dict)
 
     def since(self, missing: Iterable[str]) -> int:
-        """Return the first version from which on no file is missing. Raises `NotFound` if the last one lacks a file."""
+        """Return the first version from which no file is missing. Raises `NotFound` if a file of the last version is
+        missing.
+        """
         first = max(self.base.version, 0)
         for key in missing:
             if key not in self.unreferenced_since:
-                raise NotFound(f"{key} is missing, and version {self.last.version} references it: run verify")
+                raise NotFound(f"{key} is missing, but version {self.last.version} references it; run sparklog verify")
             first = max(first, self.unreferenced_since[key])
         return first
 
@@ -121,7 +123,9 @@ class FilesOfVersions:
 
 
 def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOfVersions:
-    """Walk the log from `base` to `version`. Raises `NotFound` for a missing commit, `Corrupt` for a broken chain."""
+    """Walk the log from `base` to `version`. Raises `NotFound` if a commit is missing, and `Corrupt` if the chain is
+    broken.
+    """
     topic = history.topic
     found = FilesOfVersions(base, base, times={base.version: base.state.made_ms})
     state, table, paths, referenced = base.state, base.slices, base.slices.paths(), referenced_files(base)
@@ -141,14 +145,14 @@ def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOf
             paths |= {file.path for file in commit.files}
     found.files = {file.key: file for file in referenced.files()}
     found.last = Snapshot(topic, history.store, state, table)
-    # A file that was added and removed within one commit has nothing that a version shows.
+    # A file that was added and removed in the same commit has no slices in any version.
     for key in set(found.files) - {file_key(topic, path) for path in paths} - set(found.unreferenced_since):
         found.unreferenced_since[key] = state.version
     return found
 
 
 def start_at(history: History, version: int) -> Snapshot:
-    """Return the state at a version; -1 is the state before the first."""
+    """Return the state at a version. Version -1 is the state before the first commit."""
     return Snapshot(history.topic, history.store, EMPTY, SliceTable()) if version < 0 else history.at(version)
 
 
@@ -161,6 +165,6 @@ def oldest_base(history: History, version: int) -> int:
         if followed and history.checkpoint(checkpoint) is not None:
             return checkpoint
     raise NotFound(
-        f"version {version} of topic '{history.topic}' cannot be rebuilt: no valid checkpoint at or below it has all "
-        "commits in between; run verify"
+        f"version {version} of topic '{history.topic}' cannot be rebuilt: there is no valid checkpoint at or below "
+        "this version with all commits after it; run sparklog verify"
     )

@@ -1,7 +1,7 @@
-"""A root, which is the folder that contains topics, and the `LogView` of its topics as readers see them.
+"""A root, which is the directory that contains topics, and the `LogView` of its topics.
 
-`_root.json` contains a random id, which is created once. Tasks compare it with the driver's before they write, so that
-no data is lost if a local path is another disk on each executor.
+`_root.json` contains a random id, which is created once. Before tasks write, they compare this id with the driver's.
+Otherwise, data would be lost if a local path is a different disk on each executor.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 def _checked_partition_count(partitions: object) -> int:
     number = as_integer(partitions)
     if number is None or not 1 <= number <= MAX_PARTITIONS:
-        raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {shortened(partitions)}")
+        raise BadRequest(f"the number of partitions must be 1 to {MAX_PARTITIONS}, found {shortened(partitions)}")
     return number
 
 
 class Root:
-    """A folder of topics, opened by `sparklog.open`."""
+    """A directory of topics, opened by `sparklog.open`."""
 
     def __init__(self, store: Store, root_id: str, env: Env = SYSTEM) -> None:
         self.store = store
@@ -64,7 +64,7 @@ class Root:
         return Root, (self.store, self.id, self.env)
 
     def _topic(self, name: str) -> Topic:
-        # Imported late so that listing topics loads nothing that reads or writes records.
+        # Imported lazily, so that listing topics does not load modules that read or write records.
         from sparklog.log.topic.topic import Topic
 
         return Topic(self, self.engine.log(name), lambda: RootView(self))
@@ -73,10 +73,10 @@ class Root:
         """List the topics, with one listing and one request per topic.
 
         Args:
-            failures: a list to which the errors of unreadable topics are added; None: the first one is raised.
+            failures: a list to which the errors of unreadable topics are added; if None, the first error is raised.
 
         Returns:
-            Their names, sorted.
+            The sorted names of the topics.
 
         Raises:
             SparklogError: a topic cannot be read, and `failures` is None.
@@ -112,7 +112,7 @@ class Root:
         )
 
     def _some_topics(self) -> list[str]:
-        """Return at most one topic more than an error message shows, to limit the number of requests."""
+        """Return a few topic names for an error message, with a limited number of requests."""
         names: list[str] = []
         for name in sorted(self.engine.all_topics())[: 4 * SHOWN_TOPICS]:
             # An unreadable topic must not hide the error to raise.
@@ -134,17 +134,17 @@ class Root:
         """Create a topic.
 
         Args:
-            name: a name of letters, digits, `.`, `_` and `-`, as in Kafka.
-            partitions: number of partitions; None: the root's default `num.partitions`, else 1.
-            configs: topic configs by Kafka's names: see docs/reference/configs.md.
+            name: the name; it may contain letters, digits, `.`, `_` and `-`, as in Kafka.
+            partitions: the number of partitions; None: the root default `num.partitions`, or else 1.
+            configs: topic configs by Kafka's names; see docs/reference/configs.md.
             force: allow a `file.delete.delay.ms` below one hour.
 
         Returns:
             The topic.
 
         Raises:
-            Conflict: the topic exists, or its name differs from another topic's only in case.
-            BadRequest: a name, a number or a config is not valid.
+            Conflict: the topic exists, or its name differs from another topic's name only in case.
+            BadRequest: a name, a number or a config is invalid.
 
         Example:
             root = sparklog.open("/data/log", create=True)
@@ -170,16 +170,16 @@ class Root:
 
         Args:
             name: the topic's name.
-            partitions: number of partitions of a new topic; None: the root's default `num.partitions`, else 1.
-            configs: configs of a new topic, by Kafka's names.
+            partitions: the number of partitions of a new topic; None: the root default `num.partitions`, or else 1.
+            configs: the configs of a new topic, by Kafka's names.
 
         Returns:
-            The topic with this name. An existing topic keeps its partitions and configs; a warning is logged if its
-            number of partitions is different.
+            The topic with this name. An existing topic keeps its partitions and configs. If its number of partitions is
+            different, a warning is logged.
 
         Raises:
-            Conflict: the name differs from another topic's only in case.
-            BadRequest: a name, a number or a config is not valid.
+            Conflict: the name differs from another topic's name only in case.
+            BadRequest: a name, a number or a config is invalid.
         """
         check_topic_name(name)
         if partitions is not None:
@@ -199,10 +199,11 @@ class Root:
         return topic
 
     def defaults(self) -> RootDefaults:
-        """Read the root defaults, which apply to topics that do not set a config. Takes one listing and one request.
+        """Read the root defaults, which apply to topics that do not set a config. This takes one listing and one
+        request.
 
         Returns:
-            The defaults: `configs` with broker names, and the configs of each of the `patterns`.
+            The defaults: `configs` by broker config name, and the configs of each of the `patterns`.
         """
         return self.engine.defaults.read(latest=True)
 
@@ -214,14 +215,15 @@ class Root:
 
         Args:
             changes: values by broker config name, such as `log.retention.ms`; None resets to the built-in default.
-            pattern: a regular expression; set defaults, by topic config name, for topics whose full names match it.
+            pattern: a regular expression; the defaults, by topic config name, apply to topics whose full names match
+                it.
             force: allow a `file.delete.delay.ms` below one hour.
 
         Returns:
             The defaults after the change.
 
         Raises:
-            BadRequest: a name, a value or the pattern is not valid.
+            BadRequest: a name, a value or the pattern is invalid.
 
         Example:
             root.alter_defaults({"num.partitions": 4, "log.retention.hours": 72})
@@ -253,14 +255,14 @@ class Root:
 
 
 def topic_of(root: Root, name: str) -> Topic:
-    """Return the topic with this name for maintenance, which also works on deleted topics."""
+    """Return a topic for maintenance. Maintenance also processes deleted topics."""
     return root._topic(name)
 
 
 def topic_for_writer(
     root: Root, name: str, *, partitions: int | None = None, configs: Mapping[str, object] | None = None
 ) -> Topic:
-    """Open a topic for a writer; create it as `ensure_topic` does, unless `auto.create.topics.enable` is false."""
+    """Open a topic for a writer. Create it like `ensure_topic`, unless `auto.create.topics.enable` is false."""
     check_topic_name(name)
     if root.engine.exists(name):
         return topic_of(root, name)
@@ -268,8 +270,8 @@ def topic_for_writer(
         command = f"sparklog topics create {name} --root {shlex.quote(root.location)}"
         create = advice(python=f"root.create_topic({name!r})", shell=command)
         raise NotFound(
-            f"topic '{name}' does not exist in {root.location}, and with the root's default {AUTO_CREATE}=false, "
-            f"writers do not create topics; create it: {create}"
+            f"topic '{name}' does not exist in {root.location}, and writers do not create topics, because "
+            f"the root default {AUTO_CREATE} is false; create it with {create}"
         )
     return root.ensure_topic(name, partitions=partitions, configs=configs)
 
@@ -283,19 +285,19 @@ ROOT = ValueType(
 def open_root(
     location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM, limits: Limits | None = None
 ) -> Root:
-    """Open a root. For a backup repository, open its latest backup as a read-only root.
+    """Open a root. If the location is a backup repository, open its latest backup as a read-only root.
 
     Args:
-        location: a path, a bucket's URL such as `s3://bucket/log`, or a store.
-        create: make an empty or new folder a root.
+        location: a path, the URL of a bucket such as `s3://bucket/log`, or a store.
+        create: create a root if the directory is empty or does not exist.
         env: clock and random numbers, for tests.
-        limits: sizes, counts and periods (`sparklog.limits`); None: those of the store.
+        limits: sizes, counts and periods (`sparklog.limits`); None: the limits of the store.
 
     Returns:
         The root.
 
     Raises:
-        NotFound: there is no root.
+        NotFound: there is no root at the location.
         BadRequest: the location is a file, contains other files, or requires a newer sparklog.
         Corrupt: `_root.json` is damaged.
 
@@ -332,14 +334,14 @@ QUICK_POLL_MS = 5
 REMOTE_POLL_MS = 250
 IDLE_SHARE = 25
 POLL_SHARE = 30
-"""A reader of a disk pauses up to this many times as long as a poll takes, however many topics it polls."""
+"""A reader of a disk pauses for up to this many times the duration of a poll, regardless of the number of topics."""
 
 
 def poll_pause_ms(idle_ms: int) -> int:
-    """Return how long a reader of an object store pauses between two polls after it was idle for `idle_ms`.
+    """Return the pause (ms) between two polls of an object store by a reader that has been idle for `idle_ms`.
 
-    The pause is a share of the idle time, so that it delays the next record only a little in comparison. Requests cost
-    money, so an idle reader makes few: after six seconds, at most four per second.
+    The pause is a share of the idle time, so that it delays the next record only slightly in comparison. Requests cost
+    money, so an idle reader sends few requests: after six seconds, at most four per second.
     """
     return min(max(idle_ms // IDLE_SHARE, QUICK_POLL_MS), REMOTE_POLL_MS)
 
@@ -347,10 +349,12 @@ def poll_pause_ms(idle_ms: int) -> int:
 class RootView:
     """The `LogView` of the topics of `root`. Not thread-safe.
 
-    `refresh` reads snapshots, which all other methods use. So bounds, sizes and plans of one micro-batch agree, and
-    show all or nothing of a transaction over several topics. Other topics are read when they are first requested.
+    `refresh` reads snapshots, which all other methods use. Therefore, the bounds, sizes and plans of one micro-batch
+    are consistent, and a transaction over several topics is either completely visible or not visible. Other topics are
+    read when they are first requested.
 
-    `on_skipped` is called in the reading process with corrupt ranges that reads skip; None: reads raise `Corrupt`.
+    `on_skipped` is called in the reading process with the corrupt ranges that reads skip. If it is None, reads raise
+    `Corrupt`.
     """
 
     def __init__(self, root: Root, on_skipped: OnSkipped | None = None) -> None:
@@ -363,16 +367,18 @@ class RootView:
         self._ends: dict[str, Offsets] = {}
         self._bounds: dict[str, Mapping[int, Bounds]] = {}
         self._selected: RangeSlices | None = None
-        """The slices that `stored` has selected, because a plan of the same ranges usually follows."""
+        """The slices that `stored` has selected. They are kept because a plan of the same ranges usually follows."""
         self._changed_at = root.env.now()
         self._is_idle = False
         self._poll_ms = 0
         self._is_consistent = False
-        """`_snapshots` are the latest snapshots in `_raw`, made to agree."""
+        """True if `_snapshots` are consistent snapshots of the latest snapshots in `_raw`."""
 
     @property
     def poll_interval_ms(self) -> int:
-        """The pause until the next `refresh`. It grows with the idle time and, on a disk, with the time of a poll."""
+        """The pause until the next `refresh`. It increases with the idle time and, on a disk, with the duration of a
+        poll.
+        """
         idle_ms = self.env.elapsed_ms(self._changed_at)
         if self.root.store.parallel_reads > 1:
             return poll_pause_ms(idle_ms)
@@ -384,7 +390,7 @@ class RootView:
     # -- reading snapshots
 
     def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        # Reading the snapshot of a listed name also shows whether the topic exists.
+        # Reading the snapshot of a listed topic also shows whether the topic exists.
         names = sorted(filter(wanted, self.root.engine.all_topics()))
         missing = self._poll(names, lambda name: self.root.engine.log(name).snapshot_if_exists())
         return [name for name in names if name not in missing]
@@ -393,21 +399,21 @@ class RootView:
         self._require(self._poll(topics, self._latest))
 
     def follow(self, topics: Sequence[str]) -> None:
-        """Refresh for a reader that polls frequently, so that commits may be left for the next poll.
+        """Refresh for a reader that polls frequently. Some commits may not be read until the next poll.
 
-        After a poll that found nothing, only the next commit is requested from a remote store. Its records can then be
-        read a round trip earlier.
+        After a poll without new commits, only the next commit is requested from a remote store, so that its records can
+        be read one round trip earlier.
         """
         read = self._next if self._is_idle and self.root.store.parallel_reads > 1 else self._latest
         self._require(self._poll(topics, read))
 
     def _require(self, missing: Set[str]) -> None:
-        """Raise `NotFound`, with similar names, if a topic is missing."""
+        """If topics are missing, raise `NotFound` with similar names."""
         for name in missing:
             self.root.topic(name)
 
     def _poll(self, topics: Sequence[str], read: Callable[[str], Snapshot | None]) -> Set[str]:
-        """Read snapshots; return the topics that do not exist or were deleted."""
+        """Read snapshots. Return the topics that do not exist or were deleted."""
         names, missing = list(dict.fromkeys(topics)), set[str]()
         self._is_idle, started_at = True, self.env.now()
         for name, snapshot in zip(names, list(map_requests(self.root.store, read, names)), strict=True):
@@ -434,7 +440,7 @@ class RootView:
         try:
             return log.snapshot()
         except NotFound:
-            # Raises an error with similar names, unless the topic was created in the meantime.
+            # Raise an error with similar names, unless the topic was created in the meantime.
             self.root.topic(name)
             return log.snapshot()
 
@@ -445,13 +451,13 @@ class RootView:
         return self._latest(name)
 
     def _pinned(self, topics: Iterable[str]) -> Mapping[str, Snapshot]:
-        """Return the snapshots, after reading those of requested topics that were not read yet."""
+        """Return the snapshots. Requested topics that have not been read yet are read first."""
         missing = [topic for topic in dict.fromkeys(topics) if topic not in self._snapshots]
         if missing:
             self.refresh(missing)
         return self._snapshots
 
-    # -- from the snapshots (imports are late so that listing names loads nothing that reads records)
+    # -- using the snapshots (imports are lazy, so that listing names does not load modules that read records)
 
     def snapshot(self, topic: str) -> Snapshot:
         return self._pinned([topic])[topic]

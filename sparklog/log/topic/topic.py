@@ -1,4 +1,4 @@
-"""A topic of a root as users work with it: `root.topic(name)`. Other packages use `topic.log`, a `TopicLog`."""
+"""A topic of a root for users: `root.topic(name)`. Other packages use `topic.log`, which is a `TopicLog`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRITER = instance("a WriterKey", WriterKey).or_none()
 
 
 class RootContext(Protocol):
-    """The part of a `Root` that its topics and their maintenance use."""
+    """The part of a `Root` that topics and maintenance use."""
 
     store: Store
     env: Env
@@ -45,7 +45,7 @@ class RootContext(Protocol):
 
 
 class Topic(TopicReader):
-    """A topic of a root: `root.topic(name)`. It is a `TopicReader`; its methods read the latest version.
+    """A topic of a root: `root.topic(name)`. It is a `TopicReader` whose methods read the latest version.
 
     Example:
         topic = sparklog.open("/data/log").topic("orders")
@@ -90,17 +90,17 @@ class Topic(TopicReader):
         """Set configs and add partitions.
 
         Args:
-            configs: values by config name; None resets to the default.
-            partitions: the new number of partitions, at least the current one.
-            force: allow a `file.delete.delay.ms` below one hour, and `compact` if records have no key.
-            since: the state that the change is based on; default: the latest one.
+            configs: values by config name; None resets a config to its default.
+            partitions: the new number of partitions, at least the current number.
+            force: allow a `file.delete.delay.ms` below one hour, and `compact` if there are records without keys.
+            since: the state that the change is based on; default: the latest state.
 
         Returns:
             The state after the change.
 
         Raises:
-            Conflict: another process changed the same config or the partitions since then.
-            BadRequest: a name or value is not valid, partitions would be removed, or `force` is required.
+            Conflict: another process has changed the same config, or the partitions, after `since`.
+            BadRequest: a name or value is invalid, partitions would be removed, or `force` is required.
 
         Example:
             topic.alter(configs={"retention.ms": 86_400_000}, partitions=8)
@@ -120,10 +120,10 @@ class Topic(TopicReader):
             force: as for `alter`.
 
         Returns:
-            The configs that it would change, by name; None: reset to the default.
+            The configs that `alter` would change, by name. None means that the config is reset to its default.
 
         Raises:
-            SparklogError: what `alter` raises.
+            SparklogError: the errors of `alter`.
         """
         snapshot = self.log.snapshot()
         state = snapshot.state
@@ -159,7 +159,7 @@ class Topic(TopicReader):
         state = self.log.state()
         intent = self._new_log_starts(state, before)
         after = self.log.commit(intent, state).state
-        # If the commit was found only after a stall, the topic may have been deleted since.
+        # If this process stalled before the commit was found, the topic may have been deleted in the meantime.
         starts = after.log_start if after.topic_id == state.topic_id and after.exists else state.log_start
         return {partition: max(offset, int(starts[partition])) for partition, offset in intent.log_starts.items()}
 
@@ -174,7 +174,7 @@ class Topic(TopicReader):
             The log start offset that each partition would have.
 
         Raises:
-            SparklogError: what `delete_records` raises.
+            SparklogError: the errors of `delete_records`.
         """
         state = self.log.state()
         intent = self._new_log_starts(state, before)
@@ -185,8 +185,8 @@ class Topic(TopicReader):
         configs = self.log.read_configs()
         if not configs.is_deleting:
             raise BadRequest(
-                f"records of topic '{self.name}' cannot be deleted: its cleanup.policy is "
-                f"'{','.join(configs.cleanup_policy)}'; add delete"
+                f"records of topic '{self.name}' cannot be deleted, because its cleanup.policy is "
+                f"'{','.join(configs.cleanup_policy)}'; add delete to the policy"
             )
         for partition in before:
             if not 0 <= partition < state.partitions:
@@ -214,14 +214,14 @@ class Topic(TopicReader):
     def append(
         self, data: ArrowData, *, options: WriteOptions | None = None, writer: WriterKey | None = None
     ) -> AppendOutcome:
-        """Append rows as one commit, so that readers see all of them or none.
+        """Append rows in one commit, so that readers see either all rows or none.
 
         Args:
             data: an object with `__arrow_c_stream__` or `__arrow_c_array__` (a table, record batch or scan, a Polars or
-                pandas data frame, a DuckDB relation) or an iterable of such objects; a dictionary of columns; or an
+                pandas data frame, a DuckDB relation), an iterable of such objects, a dictionary of columns, or an
                 iterable of dictionaries, one per row. Columns: `value` and optionally `key` (binary or string),
-                `headers` (list<struct<key: string, value: binary>>; in Python, pairs or a dictionary), `timestamp`
-                (any timestamp type, or int64 ms; null: now), and `partition` (null: chosen by the key).
+                `headers` (list<struct<key: string, value: binary>>; in Python, pairs or a dictionary), `timestamp` (any
+                timestamp type, or int64 ms; null: now), and `partition` (null: chosen by the key).
             options: codec and sizes.
             writer: id and number of a batch; a batch that was appended before is skipped.
 
@@ -229,7 +229,7 @@ class Topic(TopicReader):
             The version, and the first and next offset of each partition that received records.
 
         Raises:
-            BadRequest: the topic rejects a row. Nothing is published then.
+            BadRequest: the topic rejects a row. In this case, no rows are published.
             Fenced: another run of the writer took over.
             NotFound: the topic was deleted.
 
@@ -247,7 +247,7 @@ class Topic(TopicReader):
             isolation_level: as for `scan`.
 
         Returns:
-            `records`, `is_exact` (False: an upper bound), `earliest_ms` and `latest_ms`, in all and by partition.
+            `records`, `is_exact` (False: an upper bound), `earliest_ms` and `latest_ms`, in total and by partition.
 
         Raises:
             NotFound: the topic was deleted.
@@ -263,8 +263,8 @@ class Topic(TopicReader):
         """End transactions that Kafka left open in imported partitions.
 
         Args:
-            producers: ids of the producers whose transactions to end; None: all.
-            commit: end them with COMMIT markers; default: with ABORT markers.
+            producers: ids of the producers whose transactions to end; None: all producers.
+            commit: end the transactions with COMMIT markers; default: with ABORT markers.
 
         Returns:
             The transactions that were ended.

@@ -1,1 +1,1 @@
-"""Appending: rows become partitions, record batches and append files; Kafka's open transactions are ended."""
+"""Appends: rows become partitions, record batches and append files. Also ends open Kafka transactions."""

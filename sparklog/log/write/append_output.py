@@ -1,10 +1,10 @@
-"""Encoded slices as append files, or as inline records of the commit.
+"""Write encoded slices to append files, or keep them as inline records of the commit.
 
-An append file has slices one after the other and a footer that describes them. If the encoded slices and the footer of
-a writer are at most `inline.records.bytes`, it uploads nothing. (A task may use only a part of that: see
-`task_inline_bytes`.) Its result is an inline file, which has no path and holds its bytes. Before the commit, the driver
-joins the inline files of all tasks. They become the inline records of the commit or, if they are too large together,
-one append file.
+An append file consists of slices and a footer that describes them. If the encoded slices and the footer of a writer are
+at most `inline.records.bytes`, the writer does not upload a file. (A task may use only a part of this limit; see
+`task_inline_bytes`.) Instead, its result is an inline file, which has no path and contains its bytes. Before the
+commit, the driver joins the inline files of all tasks. They become the inline records of the commit or, if they are too
+large together, one append file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIN_TASK_BYTES = 16 << 10
 
 
 class AppendOutput:
-    """Writes the append file `path` of `topic`. It exists once `close` has returned; `discard` leaves nothing."""
+    """Writes the append file `path` of `topic`. The file exists after `close`, but not after `discard`."""
 
     def __init__(self, store: Store, topic: str, path: str) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class AppendOutput:
         self._writer: ObjectWriter = store.writer(file_key(topic, path))
 
     def write(self, *data: Bytes) -> None:
-        """Append bytes of a slice, in one or more calls; `end_slice` follows."""
+        """Append bytes of a slice, in one or more calls. Call `end_slice` afterwards."""
         for part in data:
             self._writer.write(part)
 
@@ -57,7 +57,7 @@ class AppendOutput:
 def write_file(
     store: Store, topic: str, path: str, slices: Iterable[WrittenSlice], data: Iterable[Bytes]
 ) -> FileSlices:
-    """Write an append file of slices; `data` is their bytes, back to back."""
+    """Write an append file. `data` are the bytes of the slices, without gaps."""
     output = AppendOutput(store, topic, path)
     try:
         output.write(*data)
@@ -70,11 +70,11 @@ def write_file(
 
 
 class SliceOutput:
-    """The slices of one writer: an inline file while they are small, append files of `file_bytes` after that.
+    """The slices of one writer. Small results are an inline file; larger results are append files of `file_bytes`.
 
-    Before the first file, `target.check_root` must have run in this process, unless the caller knows the root
-    (`root_checked`). On a disk it runs before the file is created, because the path may be another disk on this
-    machine. On a remote store it runs in parallel with closing the file, which takes no time of its own.
+    Before the first file is created, `target.check_root` must have run in this process, unless the caller has checked
+    the root (`root_checked`). On a disk, the check runs before the file is created, because the path may be a different
+    disk on this host. On a remote store, it runs in parallel with closing the file, so it takes no additional time.
     """
 
     def __init__(self, target: AppendTarget, env: Env, file_bytes: int, *, root_checked: bool) -> None:
@@ -103,7 +103,7 @@ class SliceOutput:
         return self._files
 
     def discard(self) -> None:
-        """Remove the file in progress. The vacuum deletes complete ones, because no commit references them."""
+        """Remove the file in progress. The vacuum deletes complete files, because no commit references them."""
         self._inline = []
         output, self._output = self._output, None
         if output is not None:
@@ -146,7 +146,7 @@ class SliceOutput:
             try:
                 closed, _ = map_requests(self._target.store, lambda request: request(), requests)
             except SparklogError:
-                # The file may be in another root by now.
+                # The root may have been replaced, so the file may be in another root.
                 with suppress(SparklogError):
                     self._target.store.delete(file_key(self._target.topic, output.path))
                 raise
@@ -159,20 +159,20 @@ def is_inline(file: FileSlices) -> bool:
 
 
 def inline_file(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
-    """Return an inline file; `data` is the bytes of its slices, back to back."""
+    """Return an inline file. `data` are the bytes of its slices, without gaps."""
     footer = encode_footer(slices)
     return FileSlices.of(INLINE_PATH, slices, len(footer), data=data + footer)
 
 
 def inline_file_bytes(slices: int, nbytes: int) -> int:
-    """Return the size of an inline file with `slices` slices of `nbytes` bytes in all."""
+    """Return the size of an inline file with this number of slices and `nbytes` bytes in total."""
     return nbytes + HEAD_BYTES + TAIL_BYTES + slices * SLICE_BYTES
 
 
 def task_inline_bytes(max_bytes: int) -> int:
-    """Return the inline limit of one task: an eighth of `max_bytes`, at least 16 KiB.
+    """Return the inline limit of one task: an eighth of `max_bytes`, but at least 16 KiB.
 
-    The driver holds the inline files of all tasks.
+    The limit is lower than that of the commit, because the driver holds the inline files of all tasks in memory.
     """
     return min(max_bytes, max(MIN_TASK_BYTES, max_bytes // 8))
 
@@ -191,7 +191,7 @@ def slice_bytes(file: FileSlices) -> bytes:
 
 
 def written_slices(file: FileSlices) -> list[WrittenSlice]:
-    """Return the slices of an inline file as its writer described them. They are small, so they have no index."""
+    """Return the slices of an inline file as written. They have no index, because they are small."""
     rows = zip(*written_values(file), strict=True)
     return [WrittenSlice(**dict(zip(WRITTEN, row, strict=True))) for row in rows]
 
@@ -199,7 +199,7 @@ def written_slices(file: FileSlices) -> list[WrittenSlice]:
 def place_inline_records(
     store: Store, topic: str, files: Sequence[FileSlices], max_inline_bytes: int, new_path: Callable[[], str]
 ) -> list[FileSlices]:
-    """Join the inline files; write them as an append file `new_path()` if they exceed `max_inline_bytes`."""
+    """Join the inline files. If they exceed `max_inline_bytes`, write them to the append file `new_path()`."""
     inline = [index for index, file in enumerate(files) if file.path == INLINE_PATH]
     if not inline:
         return list(files)

@@ -1,4 +1,4 @@
-"""Values of an append: what the driver gives to tasks (`WriteOptions`, `AppendTarget`) and gets back (`TopicFiles`)."""
+"""The values of an append: the driver sends `WriteOptions` and `AppendTarget` to tasks, which return `TopicFiles`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class AppendTarget:
-    """A topic as a task writes files for it. The driver pickles it for the tasks."""
+    """The topic that a task writes files for. The driver pickles it for the tasks."""
 
     store: Store
     root_id: str
@@ -30,31 +30,32 @@ class AppendTarget:
     configs: TopicConfigs
     read_version: int
     leader_epoch: int
-    inline_bytes: int = 0  # maximum size of the records that go into the commit
-    # When the root was last known to be the one that was opened. Another process must check it again.
+    inline_bytes: int = 0  # maximum size of inline records in the commit
+    # The time of the latest check that the root has not been replaced. Other processes must check again.
     root_checked: ClockReading | None = field(default=None, compare=False, repr=False)
 
     def check_belongs_to(self, root_id: str, topic: str) -> None:
-        """Raise `BadRequest` if files for this target are about to be committed to another topic or root."""
+        """Raise `BadRequest` if the files were written for another topic or root."""
         if (self.root_id, self.topic) != (root_id, topic):
             raise BadRequest(
-                f"files were written for topic '{self.topic}' of root {self.root_id}, not for '{topic}' of {root_id}"
+                f"the files were written for topic '{self.topic}' of root {self.root_id}, "
+                f"not for topic '{topic}' of root {root_id}"
             )
 
     def check_root(self) -> None:
-        """Raise unless the root is the driver's: the same path may be another disk on this machine."""
+        """Raise an error if the root is not the driver's: the same path may be another disk on this host."""
         location = self.store.location
         try:
             root_id = read_root_id(self.store)
         except NotFound:
             raise NotFound(
-                f"expected the root {self.root_id} at {location}, found none on this machine: use storage that driver "
+                f"expected the root {self.root_id} at {location}, found none on this host; use storage that driver "
                 "and executors share"
             ) from None
         check_root_id(location, self.root_id, root_id)
 
     def accepts_files_for(self, other: AppendTarget) -> bool:
-        """Return True if files written for `other`, maybe at an earlier version, fit this target as well."""
+        """Return True if files written for `other`, possibly at an earlier version, also fit this target."""
         return replace(self, read_version=other.read_version) == other
 
     def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
@@ -63,10 +64,10 @@ class AppendTarget:
 
 
 def check_root_id(location: str, expected: str, root_id: str) -> None:
-    """Raise `BadRequest` if a root does not have the id of the driver's."""
+    """Raise `BadRequest` if the id of a root is not the id of the driver's root."""
     if root_id != expected:
         raise BadRequest(
-            f"expected the root {expected} at {location}, found {root_id}: use storage that driver and executors share"
+            f"expected the root {expected} at {location}, found {root_id}; use storage that driver and executors share"
         )
 
 
@@ -84,10 +85,10 @@ class TopicFiles:
 
 @dataclass(frozen=True, slots=True)
 class AppendOutcome:
-    """The result of an append: first and next offset of each partition that received records.
+    """The result of an append: the first and next offset of each partition that received records.
 
-    `skipped` is True if the batch was appended before; `note` says so. `time_ms` is the time of the commit, which its
-    records have under LogAppendTime; -1 if there is none.
+    If the batch was appended before, `skipped` is True and `note` has the reason. `time_ms` is the commit time, which
+    is the timestamp of the records if the topic uses LogAppendTime; -1 if there is no commit.
     """
 
     version: int
@@ -101,10 +102,12 @@ class AppendOutcome:
 
 
 def appended(commit: Commit | None, records: int) -> AppendOutcome:
-    """Return the outcome of an append that has a commit of its own."""
+    """Return the result of an append that has its own commit."""
     if commit is None or not commit.files:
         version, commit_id = (-1, "") if commit is None else (commit.version, commit.commit_id)
-        return AppendOutcome(version, {}, {}, 0, True, "a replay: only the new run was recorded", commit_id)
+        return AppendOutcome(
+            version, {}, {}, 0, True, "the batch was replayed; only the new run was recorded", commit_id
+        )
     base: dict[int, int] = {}
     end: dict[int, int] = {}
     for file in commit.files:
@@ -115,10 +118,10 @@ def appended(commit: Commit | None, records: int) -> AppendOutcome:
 
 
 def appended_each(commit: Commit | None, appends: Sequence[Sequence[FileSlices]]) -> list[AppendOutcome]:
-    """Return the outcome of each append that shares a commit, given the files of each."""
+    """Return the result of each append in a shared commit, given the files of each append."""
     assert commit is not None
     slices = {file.path: zip(file.partition, file.base, file.offsets, strict=True) for file in commit.files}
-    # The inline files of all appends are one file of the commit, in the order of the appends.
+    # The inline files of all appends are one file of the commit, in append order.
     inline = next(iter(slices.keys() - {file.path for files in appends for file in files}), INLINE_PATH)
     outcomes = []
     for files in appends:
@@ -137,7 +140,7 @@ def appended_each(commit: Commit | None, appends: Sequence[Sequence[FileSlices]]
 
 FILE_BYTES = 1 << 30
 MAX_BUFFER_BYTES = 1 << 30
-"""Arrow's 32-bit offsets reach 2 GiB, so a buffer must stay well below."""
+"""Arrow's 32-bit offsets are limited to 2 GiB, so a buffer must be considerably smaller."""
 _CODEC, _BUFFER_BYTES, _POSITIVE = one_of(*CODECS), int64(1, MAX_BUFFER_BYTES), int64(1)
 
 
@@ -146,11 +149,11 @@ class WriteOptions:
     """Codec and sizes of a write, for `Topic.append` and `Transaction.append`.
 
     Args:
-        codec: compression codec, if the topic's `compression.type` is `producer`.
-        level: compression level; None: the topic's `compression.*.level` (zstd: 1).
-        batch_bytes: maximum size of a record batch before compression.
-        buffer_bytes: Arrow data to buffer before a flush (`write.buffer.bytes`).
-        file_bytes: maximum size of an append file.
+        codec: the compression codec, if the topic's `compression.type` is `producer`.
+        level: the compression level; None: the topic's `compression.*.level` (zstd: 1).
+        batch_bytes: the maximum size of a record batch before compression.
+        buffer_bytes: the size of Arrow data to buffer before a flush (`write.buffer.bytes`).
+        file_bytes: the maximum size of an append file.
     """
 
     codec: Codec = "zstd"

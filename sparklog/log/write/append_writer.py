@@ -1,9 +1,9 @@
 """Write rows as the slices of one topic.
 
-`AppendWriter` buffers up to `buffer_bytes` of Arrow data, then encodes it grouped by partition, one slice per
-partition, and continues in the same file. So a task has bounded memory and creates one object per GiB. Small results go
-into the commit (`sparklog.log.write.append_output`). Offsets count from 0 in each slice; the commit that references the
-file assigns the final ones. Rows of one partition keep their order.
+`AppendWriter` buffers up to `buffer_bytes` of Arrow data, encodes the data by partition as one slice per partition, and
+continues in the same file. A task therefore has bounded memory and creates one object per GiB. Small results become
+inline records of the commit (`sparklog.log.write.append_output`). Offsets count from 0 in each slice, and the commit
+that references the file assigns the final offsets. The order of rows in a partition does not change.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sparklog.log.write.rows import Partitioner, Rows, checked_chunks, joinable,
 
 
 class AppendWriter:
-    """Writes one task's rows for one topic. After an error, or instead of `finish`, call `discard`.
+    """Writes one task's rows for one topic. Call `discard` after an error, or instead of `finish`.
 
     Args:
         target: the topic.
         options: codec and sizes.
         env: clocks and random numbers.
         seed: selects the first partition of rows without a key.
-        checked_root: the caller knows that the root is the driver's.
+        checked_root: the caller has checked that the root is the driver's root.
         copied: the rows are records of another topic, so negative timestamps are allowed.
     """
 
@@ -63,7 +63,7 @@ class AppendWriter:
         self._pending_bytes = 0
         self._output = SliceOutput(target, env, self._options.file_bytes, root_checked=checked_root)
         self._counts: dict[int, tuple[int, int]] = {}
-        """Records and bytes by partition, or under `ANY_PARTITION` if any partition would do."""
+        """Records and bytes by partition, or by `ANY_PARTITION` if the writer chose the partition."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         for chunk in checked_chunks(batch, self._options.buffer_bytes):
@@ -87,12 +87,12 @@ class AppendWriter:
             self._output.add(self._described(partition, encoded), encoded.buffers)
 
     def finish(self) -> list[FileSlices]:
-        """Flush, and return durable files or an inline file, for `TopicLog.commit_append`."""
+        """Flush, and return the durable files or an inline file for `TopicLog.commit_append`."""
         self.flush()
         files = self._output.finish()
         if not files:
             return files
-        # The last file gets the counts of all: how rows are split into files does not matter to the content.
+        # The last file gets the total counts, because the content does not depend on how rows are divided into files.
         nothing, rows = RowCounts(self._target.partitions, {}), RowCounts(self._target.partitions, self._counts)
         *earlier, last = files
         return [*(replace(file, counts=nothing) for file in earlier), replace(last, counts=rows)]
@@ -124,7 +124,7 @@ class AppendWriter:
             offsets=encoded.records,
             records=encoded.records,
             min_ts=encoded.min_ts,
-            # The age of records without timestamps counts from their append.
+            # The age of records without timestamps is based on their append time.
             max_ts=self._env.wall_ms() if encoded.max_ts < 0 else encoded.max_ts,
             crc=encoded.crc,
             flags=int(flags),
@@ -135,7 +135,7 @@ class AppendWriter:
 def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
     configs = target.configs
     if configs.is_compacted and (rows.key is None or rows.key.null_count):
-        raise BadRequest(f"topic {target.topic} is compacted and rejects records without a key: give every row a key")
+        raise BadRequest(f"topic {target.topic} is compacted and rejects records without a key; add a key to each row")
     if configs.log_append_time:
         return
     oldest, latest = int(rows.timestamp.min()), int(rows.timestamp.max())
@@ -146,7 +146,7 @@ def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
         if distance_ms > limit_ms:
             raise BadRequest(
                 f"timestamp {timestamp} is more than message.timestamp.{side}.max.ms ({limit_ms}) {side} the clock "
-                f"({now_ms}): correct it or alter topic {target.topic}"
+                f"({now_ms}); correct the timestamp or alter topic {target.topic}"
             )
 
 

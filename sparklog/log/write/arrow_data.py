@@ -1,4 +1,4 @@
-"""Data that `Topic.append` and transactions accept, as Arrow batches and as append files."""
+"""Convert the data that `Topic.append` and transactions accept to Arrow batches and append files."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from sparklog.log.write.rows import ROW_COLUMNS, sticky_seed
 
 
 class ArrowStream(Protocol):
-    """Data with Arrow's stream protocol: Polars and pandas data frames, DuckDB relations, scans."""
+    """Data with Arrow's stream protocol, such as Polars and pandas data frames, DuckDB relations and scans."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class ArrowArray(Protocol):
-    """Data with Arrow's array protocol, which is a struct array."""
+    """Data with Arrow's array protocol, as a struct array."""
 
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
 
 
 ArrowItem: TypeAlias = pa.Table | pa.RecordBatch | ArrowStream | ArrowArray
 ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem] | Mapping[str, Any] | Iterable[Mapping[str, Any]]
-"""Arrow data, or plain Python: a dictionary of columns, or one dictionary per row."""
+"""Arrow data, or plain Python data: a dictionary of columns, or one dictionary per row."""
 
 
 def write_files(
@@ -57,11 +57,11 @@ def write_files(
 
 
 def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of data. Raises `BadRequest` for data that is neither Arrow data nor dictionaries."""
+    """Yield the record batches of the data. Raises `BadRequest` if it is neither Arrow data nor dictionaries."""
     if isinstance(data, Mapping) and not _is_arrow(data):
         yield batch_of_columns(data)
         return
-    # Iterate over a scan's batches, because Arrow's protocol would change the type of its errors.
+    # Iterate over the batches of a scan, because Arrow's protocol would change the type of its errors.
     several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
     items = iter(cast("Iterable[object]", data) if several else (data,))
     for item in items:
@@ -77,7 +77,9 @@ def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
         stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
         unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]
         if unknown:
-            raise BadRequest(f"expected columns of {', '.join(ROW_COLUMNS)}; found {', '.join(unknown)}: drop them")
+            raise BadRequest(
+                f"expected columns of {', '.join(ROW_COLUMNS)}; found {', '.join(unknown)}; drop these columns"
+            )
         if isinstance(stream, pa.RecordBatch):
             yield stream
         else:
@@ -93,7 +95,7 @@ def _is_arrow(data: object) -> bool:
 
 
 def _imported(item: Any) -> pa.RecordBatchReader | pa.RecordBatch:
-    """Import another library's data with Arrow's protocol, without a copy."""
+    """Import data from another library with Arrow's protocol, without copying it."""
     try:
         if hasattr(item, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(item)

@@ -1,11 +1,14 @@
-"""End Kafka transactions that an import found open, by appending the markers that Kafka's coordinator would write.
+"""End Kafka transactions that were open when they were imported, by appending the markers that Kafka's coordinator
+would write.
 
-The markers have Kafka's format, so scans, sealing, compaction and Kafka's tools need no changes. An ABORT marker has
-the epoch after the transaction's, as when Kafka's coordinator aborts a transaction that timed out. The coordinator's
-decisions are kept: if it had decided COMMIT, but the marker had not reached this partition, a COMMIT is written.
+The markers have Kafka's format, so scans, sealing, compaction and Kafka's tools do not need any changes. The epoch of
+an ABORT marker is the epoch after the transaction's, as when Kafka's coordinator aborts a transaction that timed out.
+The coordinator's decisions are kept: if it had decided COMMIT, but had not written the marker to this partition yet, a
+COMMIT marker is appended.
 
-An append to an imported topic first ends its open transactions (`end_before_append`) with ABORT. After an append, this
-log differs from Kafka's, so no broker can end them any more, and readers would never see the new records behind them.
+Before the first append to an imported topic, its open transactions are ended with ABORT (`end_before_append`). After an
+append, the log differs from Kafka's log, so a broker can no longer end them, and readers would never see the new
+records behind them.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _LOG = logging.getLogger("sparklog.log")
 
 
 def end_before_append(log: CommitLog) -> None:
-    """End all open Kafka transactions, and log a warning for each."""
+    """End all open Kafka transactions, and log a warning for each of them."""
     for transaction in end_kafka_transactions(log):
         how = "committed" if transaction.decided == COMMIT else "aborted"
         _LOG.warning("before the first append to topic %s: %s %s", log.topic, how, transaction)
@@ -50,7 +53,7 @@ def end_kafka_transactions(
 ) -> tuple[KafkaOpen, ...]:
     """End the open transactions of `producers` (None: all) in one commit, and return them.
 
-    Each is ended as Kafka had decided, else as `commit` says.
+    If Kafka's decision on a transaction is known, it is used. Otherwise, `commit` determines the decision.
     """
     for _ in range(MAX_ATTEMPTS):
         state = log.existing().topic_state
@@ -63,17 +66,20 @@ def end_kafka_transactions(
         try:
             outcome = log.commit(EndKafkaIntent(state.topic_id, file, transactions), state)
         except Conflict:
-            # Some of them were ended, or a vacuum raised the retention floor: try again with the remaining ones.
+            # Some transactions have ended, or a vacuum has increased the retention floor: retry with the remaining
+            # transactions.
             if log.existing().topic_state.topic_id != state.topic_id:
                 raise
             continue
         return () if outcome.nothing is not None else transactions
-    raise Conflict(f"other processes keep changing the open transactions of topic '{log.topic}': try again")
+    raise Conflict(f"other processes keep changing the open transactions of topic '{log.topic}'; retry later")
 
 
 @dataclass(frozen=True, slots=True)
 class EndKafkaIntent:
-    """Append the markers of these transactions, atomically. Raises `Conflict` if some of them were ended since."""
+    """Append the markers of these transactions atomically. Raises `Conflict` if some of the transactions have already
+    ended.
+    """
 
     topic_id: str
     file: FileSlices
@@ -85,9 +91,11 @@ class EndKafkaIntent:
         check_topic(topic, state, self.topic_id)
         remaining = [transaction for transaction in self.ended if transaction in state.kafka_open]
         if not remaining:
-            return Nothing("the transactions have ended", state.version)
+            return Nothing("all transactions have already ended", state.version)
         if len(remaining) < len(self.ended):
-            raise Conflict(f"another process ended some open transactions of topic '{topic}': list them again")
+            raise Conflict(
+                f"another process ended some open transactions of topic '{topic}'; list the transactions again"
+            )
         check_floor(topic, (self.file,), state.floor)
         files = assign_offsets(topic, (self.file,), state)
         return Draft(APPEND, files=files, kafka_ended=tuple(transaction.ended for transaction in self.ended))
@@ -113,7 +121,7 @@ def _write_markers(log: CommitLog, state: TopicState, transactions: Sequence[Kaf
                 )
                 for i, transaction in enumerate(ending)
             )
-            # The markers have the offsets from 0 on in the slice.
+            # The offsets of the markers count from 0 in the slice.
             rows = np.flatnonzero(~np.array(committed, np.bool_))
             aborted = AbortedTransactions(
                 np.array([ending[row].producer for row in rows], np.int64),

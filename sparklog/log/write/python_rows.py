@@ -1,4 +1,4 @@
-"""Convert rows in plain Python, lists and dictionaries, to the Arrow columns that `sparklog.log.write.rows` accepts."""
+"""Convert rows in Python lists and dictionaries to the Arrow columns that `sparklog.log.write.rows` accepts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.log.write.rows import ROW_COLUMNS
 
 BATCH_ROWS = 65_536
-"""How many dictionaries become one record batch."""
+"""The number of dictionaries per record batch."""
 Header = tuple[str, bytes | None]
 
 
 def batch_of_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Return a record batch of lists by column name. Raises `BadRequest` for invalid names, lengths or values."""
+    """Return a record batch of lists, by column name. Raises `BadRequest` if a name, a length or a value is invalid."""
     _check_names(columns)
     arrays = {name: _column(name, values) for name, values in columns.items()}
     if len({len(array) for array in arrays.values()}) > 1:
@@ -30,11 +30,11 @@ def batch_of_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
 
 
 def batches_of_rows(rows: Iterable[object]) -> Iterator[pa.RecordBatch]:
-    """Yield record batches of dictionaries, one per row; missing columns are null."""
+    """Yield record batches of dictionaries, one dictionary per row. Missing columns are null."""
     pending: list[Mapping[str, Any]] = []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise BadRequest(f"expected a dictionary per row, row {number} is {type(row).__name__}")
+            raise BadRequest(f"expected a dictionary per row, found {type(row).__name__} in row {number}")
         _check_names(row, f"row {number}: ")
         pending.append(row)
         if len(pending) == BATCH_ROWS:
@@ -75,21 +75,21 @@ def _column(name: str, values: Any) -> pa.Array:
 
 
 def as_bytes(name: str, cell: object) -> bytes | None:
-    """Return a key or value as bytes: strings are encoded as UTF-8. Raises `BadRequest` for other types."""
+    """Return a key or value as bytes. Strings are encoded as UTF-8. Raises `BadRequest` for other types."""
     if cell is None or isinstance(cell, bytes):
         return cell
     if isinstance(cell, str):
         try:
             return cell.encode()
         except UnicodeEncodeError:
-            raise BadRequest(f"expected {name} to be bytes or a text, UTF-8 cannot encode {shortened(cell)}") from None
+            raise BadRequest(f"cannot encode {name} {shortened(cell)} as UTF-8; use bytes") from None
     if isinstance(cell, (bytearray, memoryview)):
         return bytes(cell)
-    raise BadRequest(f"expected {name} to be bytes, a text or None, found {shortened(cell)}: encode it first")
+    raise BadRequest(f"expected {name} to be bytes, str or None, found {shortened(cell)}; encode the value first")
 
 
 def as_headers(headers: object) -> list[Header] | None:
-    """Return pairs of key and value, given a mapping, pairs or dictionaries with `key` and `value`; None stays None."""
+    """Return (key, value) pairs from a mapping, pairs, or dictionaries with `key` and `value`. None remains None."""
     if headers is None:
         return None
     items: Iterable[Any] = headers.items() if isinstance(headers, Mapping) else headers  # type: ignore[assignment]
@@ -101,15 +101,15 @@ def as_headers(headers: object) -> list[Header] | None:
     except (TypeError, ValueError, KeyError) as error:
         if isinstance(error, BadRequest):
             raise
-        raise BadRequest(f"expected headers as pairs of a text and bytes, found {shortened(headers)}") from None
+        raise BadRequest(f"expected headers as pairs of str and bytes, found {shortened(headers)}") from None
     wrong = [key for key, _ in pairs if not isinstance(key, str)]
     if wrong:
-        raise BadRequest(f"expected the key of a header to be a text, found {shortened(wrong[0])}")
+        raise BadRequest(f"expected header keys to be str, found {shortened(wrong[0])}")
     return pairs
 
 
 def headers_array(rows: Sequence[Sequence[Header] | None]) -> pa.Array:
-    """Return a column of headers, given the pairs of each row; None is null."""
+    """Return a column of headers, given the pairs of each row. None becomes null."""
     if not any(rows):
         return pa.nulls(len(rows))
     pairs = list(chain.from_iterable(row or () for row in rows))

@@ -1,6 +1,6 @@
-"""Convert rows to append to the few Arrow types that the encoder accepts, and assign their partitions.
+"""Convert the rows of an append to the few Arrow types that the encoder accepts, and assign their partitions.
 
-These columns are accepted; all but `value` are optional:
+The following columns are accepted. Only `value` is required:
 
 | column      | types                                                      | becomes                               |
 |-------------|------------------------------------------------------------|---------------------------------------|
@@ -10,12 +10,13 @@ These columns are accepted; all but `value` are optional:
 | `timestamp` | timestamp of any unit and zone (none: UTC), int64 ms, null | int64[n] ms, floored; null: the clock |
 | `partition` | any integer, null                                          | the same; None: all null              |
 
-Only types are compared, not schemas, because Spark adds its session's time zone and nested `not null`s. The code uses
+Only types are compared, not schemas, because Spark adds its session time zone and nested `not null`s. The code uses
 Arrow's buffers, because Arrow's functions would load `pyarrow.compute`, and with it pandas, into each task.
 
-Partitions are assigned as in Kafka's producer: by an explicit partition, else by the key (murmur2; an empty key is a
-key). Rows without a key go to the *sticky* partition, which changes after about one record batch of such rows. The
-first sticky partition depends on a seed. If each task started with 0, all small micro-batches would go to partition 0.
+Partitions are assigned as in Kafka's producer: by the explicit partition, or else by the key (murmur2; an empty key is
+a key). Rows without a key are assigned to the *sticky* partition, which changes after about one record batch of such
+rows. The first sticky partition depends on a seed. If all tasks started with partition 0, all small micro-batches would
+be written to partition 0.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ Int64s = npt.NDArray[np.int64]
 
 ROW_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
 JOINED_BYTES = 1 << 20
-"""Size up to which small batches are joined."""
+"""Small batches are joined up to this size."""
 _PER_UNIT = {"us": 1_000, "ns": 1_000_000}
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`n` rows to encode; None stands for a column of nulls."""
+    """`n` rows to encode. None is a column of nulls."""
 
     n: int
     key: pa.Array | None
@@ -56,7 +57,7 @@ class Rows:
 def check_columns(schema: pa.Schema) -> list[str]:
     """Return the accepted columns in `schema`.
 
-    Raises `BadRequest` for a missing value column, a duplicate column, or a wrong type.
+    Raises `BadRequest` if the value column is missing, a column is duplicate, or a type is wrong.
     """
     names = [name for name in ROW_COLUMNS if name in schema.names]
     if "value" not in names:
@@ -64,15 +65,15 @@ def check_columns(schema: pa.Schema) -> list[str]:
     for name in names:
         count = len(schema.get_all_field_indices(name))
         if count > 1:
-            raise BadRequest(f"expected one column {name}, found {count}: rename the others")
+            raise BadRequest(f"expected one column {name}, found {count}; rename the other columns")
         kind, (is_accepted, expected) = schema.field(name).type, _ACCEPTED[name]
         if not is_accepted(kind):
-            raise BadRequest(f"expected column {name} to be {expected}, found {kind}: cast it")
+            raise BadRequest(f"expected column {name} to be {expected}, found {kind}; cast the column")
     return names
 
 
 def checked_chunks(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Split a batch into chunks of up to `max_bytes`, or of one row. Raises `BadRequest` as `check_columns` does."""
+    """Split a batch into chunks of up to `max_bytes`, or of one row. Raises `BadRequest` like `check_columns`."""
     batch = batch.select(check_columns(batch.schema))
     return _halved(batch, max_bytes) if batch.num_rows else iter(())
 
@@ -87,7 +88,7 @@ def _halved(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def joinable(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Group consecutive batches to be joined, because copying small ones is cheaper than a call for each."""
+    """Group consecutive batches to be joined, because copying small batches is cheaper than one call per batch."""
     group: list[pa.RecordBatch] = []
     nbytes = 0
     for batch in batches:
@@ -101,10 +102,10 @@ def joinable(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
 
 
 def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int, *, copied: bool = False) -> Rows:
-    """Return rows of checked batches; null timestamps become `now_ms`.
+    """Return the rows of checked batches. Null timestamps become `now_ms`.
 
-    Raises `BadRequest` for null header keys, and for negative timestamps unless the rows are `copied` from a log, where
-    Kafka clients may have written them.
+    Raises `BadRequest` if a header key is null. Also raises it if a timestamp is negative, unless the rows are `copied`
+    from a log, because Kafka clients may have written negative timestamps.
     """
     key, value, headers, timestamp, partition = ([_column(batch, name) for batch in batches] for name in ROW_COLUMNS)
     times = [np.broadcast_to(_milliseconds(array, now_ms, copied=copied), len(array)) for array in timestamp]
@@ -153,7 +154,9 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
-    """Join arrays, with their own type if they share it, else `common`; return None if every row is null."""
+    """Join arrays. They keep their type if it is the same, and are otherwise cast to `common`. None if every row is
+    null.
+    """
     if all(array.null_count == len(array) for array in arrays):
         return None
     if len({array.type for array in arrays}) > 1:
@@ -162,7 +165,7 @@ def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
 
 
 def _as_binary(array: pa.Array) -> pa.Array:
-    # A string is viewed as its UTF-8 bytes, without a copy.
+    # A string array is viewed as its UTF-8 bytes, without a copy.
     if pa.types.is_string(array.type):
         return array.view(pa.binary())
     if pa.types.is_large_string(array.type):
@@ -172,7 +175,7 @@ def _as_binary(array: pa.Array) -> pa.Array:
 
 
 def _as_headers(array: pa.Array) -> pa.Array:
-    """Convert to `HEADERS_TYPE`, and check for null header keys; null lists stay null."""
+    """Convert to `HEADERS_TYPE`, and check for null header keys. Null lists remain null."""
     if pa.types.is_null(array.type) or array.null_count == len(array):
         return array
     wide = pa.types.is_large_list(array.type)
@@ -184,10 +187,12 @@ def _as_headers(array: pa.Array) -> pa.Array:
     items = array.values.slice(first, last - first) if counts.sum() == last - first else array.flatten()
     keys, values = items.field(0), items.field(1)
     if items.null_count or keys.null_count:
-        raise BadRequest("expected every header to have a key, found a null header key: remove or name it")
+        raise BadRequest(
+            "expected every header to have a key, found a null header key; remove the header or set its key"
+        )
     if array.type == HEADERS_TYPE:
         return array
-    # Rebuilt instead of cast, because casts between nested types differ in the nullability that they accept.
+    # Build a new array, because casts between nested types are restrictive about nullability.
     offsets = np.zeros(len(array) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     flat = pa.StructArray.from_arrays([_text(keys), _narrow(values)], fields=list(HEADERS_TYPE.value_type))
@@ -215,10 +220,14 @@ def _milliseconds(array: pa.Array, now_ms: int, *, copied: bool) -> Int64s | int
     if valid is not None:
         values = np.where(valid, values, 0)
     if len(values) and int(values.min()) < 0 and not copied:
-        raise BadRequest(f"expected timestamps from 1970 on, found {int(values.min())} ({array.type}): correct it")
+        raise BadRequest(
+            f"expected timestamps from 1970 on, found {int(values.min())} ({array.type}); correct the timestamp"
+        )
     if unit == "s":
         if int(values.max()) > np.iinfo(np.int64).max // 1_000:
-            raise BadRequest(f"timestamp {int(values.max())} s is beyond 64-bit milliseconds: correct it")
+            raise BadRequest(
+                f"timestamp {int(values.max())} s exceeds the range of 64-bit milliseconds; correct the timestamp"
+            )
         values = values * 1_000
     elif unit in _PER_UNIT:
         values = values // _PER_UNIT[unit]
@@ -226,7 +235,7 @@ def _milliseconds(array: pa.Array, now_ms: int, *, copied: bool) -> Int64s | int
 
 
 def sizes_of(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
-    """Return int64[n]: bytes of each item, 0 for null."""
+    """Return int64[n]: the size of each item in bytes, 0 for null."""
     if column is None or n == 0 or column.null_count == n:
         return np.zeros(n, np.int64)
     kind = column.type
@@ -240,7 +249,7 @@ def sizes_of(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
 
 STICKY_BYTES = 512 << 10
 ROW_OVERHEAD_BYTES = 16
-"""Added to the size of each row for the sticky partition, so that rows with empty values are distributed as well."""
+"""Added to the size of each row for the sticky partition, so that rows with empty values are also distributed."""
 
 
 def sticky_seed(*parts: object) -> int:
@@ -261,7 +270,7 @@ class Partitioner:
         self._filled = 0
 
     def assign(self, rows: int, *, key: pa.Array | None, value: pa.Array | None, partition: pa.Array | None) -> Int32s:
-        """Return the partitions of the rows, int32[rows]. None stands for a column of nulls.
+        """Return the partitions of the rows, int32[rows]. None is a column of nulls.
 
         Raises `BadRequest` if an explicit partition does not exist.
         """
@@ -279,14 +288,14 @@ class Partitioner:
         if pa.types.is_null(partition.type) or partition.null_count == len(partition):
             return None
         if not pa.types.is_integer(partition.type):
-            raise BadRequest(f"expected an integer partition column, found {partition.type}: cast it to int")
+            raise BadRequest(f"expected an integer partition column, found {partition.type}; cast the column to int")
         values = fixed_values(partition, str(partition.type))
         if partition.null_count:
             values = np.where(valid_rows(partition), values, 0)
         if len(values) and (int(values.min()) < 0 or int(values.max()) >= self._partitions):
             wrong = int(values.min()) if int(values.min()) < 0 else int(values.max())
             last = self._partitions - 1
-            raise BadRequest(f"expected partitions 0 to {last}, found {wrong}: correct the column or add partitions")
+            raise BadRequest(f"expected partitions 0 to {last}, found {wrong}; correct the column or add partitions")
         narrow: Int32s = values.astype(np.int32)
         return narrow
 
@@ -303,10 +312,13 @@ class Partitioner:
         return out
 
     def _sticky_rows(self, lengths: Int64s) -> Int32s:
-        """Return the partitions of the next rows without a key, whose sizes are `lengths`: one chunk per partition."""
+        """Return the partitions of the next rows without a key, whose sizes are `lengths`. Each chunk goes to one
+        partition.
+        """
         ends = np.cumsum(lengths + ROW_OVERHEAD_BYTES) + self._filled
         begins = np.concatenate([[self._filled], ends[:-1]])
-        # A row belongs to the chunk in which it starts, so the row that fills a chunk ends it, as in Kafka's batches.
+        # A row belongs to the chunk in which it starts, so the row that fills a chunk is its last row, as in Kafka's
+        # batches.
         chunk = begins // self._sticky_bytes
         out = ((self._sticky + chunk) % self._partitions).astype(np.int32)
         if len(ends):

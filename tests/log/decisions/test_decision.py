@@ -56,7 +56,7 @@ def test_an_entry_survives_its_bytes() -> None:
         ({"op": "odd"}, "op should be one of init, prepare, commit, abort, forget"),
         ({"reason": "odd"}, "reason should be null or one of"),
         ({"newest": -2}, "newest should be an integer from -1"),
-        ({"commits": (CommitDecision(3, 1, (A1,)),)}, "commits should be in the order of their numbers, none above 0"),
+        ({"commits": (CommitDecision(3, 1, (A1,)),)}, "commits should be ordered by number, with numbers up to 0"),
     ],
 )
 def test_what_no_entry_can_say_is_corrupt(change: dict[str, object], says: str) -> None:
@@ -81,7 +81,7 @@ def test_the_first_decision_wins() -> None:
     assert aborted is not None
     with pytest.raises(Conflict, match=r"transaction 1 of 't' is already decided \(transaction.timeout.ms passed\)"):
         decision.commit(aborted, 1, [A2], time_ms=9)
-    with pytest.raises(Conflict, match="does not exist: the next one is 2"):
+    with pytest.raises(Conflict, match="does not exist, because the next transaction is 2"):
         decision.commit(aborted, 5, [A2], time_ms=9)
 
 
@@ -92,9 +92,9 @@ def test_a_new_instance_aborts_what_is_open_and_fences() -> None:
     assert (taken.newest, taken.run, taken.earlier_runs, taken.reason) == (1, "two", ("one",), "fenced")
     assert taken.commit_of(0) is not None
     assert decision.init(taken, "two") is None
-    with pytest.raises(Fenced, match="instance one of transactional id 't' was superseded by two; stop"):
+    with pytest.raises(Fenced, match="instance one of transactional id 't' was superseded by instance two; stop"):
         decision.init(taken, "one")
-    with pytest.raises(Fenced, match="superseded by two"):
+    with pytest.raises(Fenced, match="superseded by instance two"):
         decision.commit(taken, 1, [A2], time_ms=9, run="one")
     with pytest.raises(Fenced, match="aborted by a newer instance"):
         decision.prepare(taken, 1, [A2])
@@ -172,7 +172,7 @@ def test_the_replay_rule_is_asked_on_every_base() -> None:
     assert (state.batch, state.count) == (4, 3)
     with pytest.raises(Conflict, match="batch 4 of 't' was committed by another run"):
         decision.commit(state, 1, [A2], time_ms=9, key=WriterKey("t", 4), count=3)
-    with pytest.raises(Conflict, match="transactional id 't' already has batch 4"):
+    with pytest.raises(Conflict, match="transactional id 't' has batch 4"):
         decision.commit(state, 1, [A2], time_ms=9, key=WriterKey("t", 3), count=3)
 
 

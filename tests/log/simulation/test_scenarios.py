@@ -165,12 +165,12 @@ class TestRegistry:
         assert write(0, 3) is False
         assert write(0, 3) is True
         assert write(4, 2) is False, "a higher batch is written, also after a gap"
-        with pytest.raises(Conflict, match=r"replay mismatch: batch 4 .* has 3 records, .* has it with 2"):
+        with pytest.raises(Conflict, match=r"replay mismatch: batch 4 .* has 3 records, .* has committed it with 2"):
             write(4, 3)
         with pytest.raises(Conflict, match="replay mismatch"):
             write(4, 0)
         assert write(4, 3, replay_mismatch="accept") is True
-        with pytest.raises(Conflict, match="checkpoint older than the log"):
+        with pytest.raises(Conflict, match="checkpoint is older than the log"):
             write(3, 2)
         assert world.log.state.log_end == (5, 0)
 

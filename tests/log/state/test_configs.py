@@ -95,7 +95,7 @@ def test_unknown_names_come_with_the_nearest() -> None:
 def test_kafkas_own_names_come_with_what_is_here_instead(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
         TopicConfigs.of({name: "1"})
-    assert str(caught.value).startswith(f"'{name}' is no topic config: ")
+    assert str(caught.value).startswith(f"'{name}' is not a topic config: ")
     assert "did you mean" not in str(caught.value)
 
 

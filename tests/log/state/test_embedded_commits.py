@@ -379,7 +379,7 @@ def test_a_topic_with_and_without(world: World) -> None:
 def test_a_root_has_no_default_of_it(world: World) -> None:
     root = world.root(world.store)
     for pattern in ({}, {"pattern": "t.*"}):
-        with pytest.raises(BadRequest, match=r"'carried.commits' cannot be a default of a root: set it on each topic"):
+        with pytest.raises(BadRequest, match=r"'carried.commits' cannot be a root default; set it on each topic"):
             root.alter_defaults({"carried.commits": 0}, **pattern)
 
 

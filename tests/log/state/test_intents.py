@@ -118,7 +118,8 @@ def test_an_append_below_the_upload_floor() -> None:
     chain.add(op=MAINTAIN, floor=3)
     draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=3),), NOW), chain)
     with pytest.raises(
-        Conflict, match=r"based on version 2 of topic 't', below the retention floor 3.*write the records again"
+        Conflict,
+        match=r"based on version 2 of topic 't', which is below the retention floor 3.*write the records again",
     ):
         draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=2),), NOW), chain)
 
@@ -151,7 +152,7 @@ def test_the_registry_is_asked_on_every_base() -> None:
     chain.append((0, 4), writer=Writer("stream", "q", 8, "r2", 4))
     with pytest.raises(Fenced):
         draft(intent, chain)
-    with pytest.raises(Conflict, match="checkpoint older than the log"):
+    with pytest.raises(Conflict, match="checkpoint is older than the log"):
         draft(replace(intent, key=WriterKey("q", 7, "r2")), chain)
 
 
@@ -218,7 +219,7 @@ def test_two_rewrites_of_one_slice() -> None:
     assert [file.path for file in found.files] == [output_of(1, 0, 10).path]
     gone = nothing(intent, chain)
     # What it did rewrite lies there and is not called dropped.
-    assert (gone.note, gone.dropped) == ("no edit applies any more", (first.edit,))
+    assert (gone.note, gone.dropped) == ("none of the edits applies", (first.edit,))
 
 
 def test_a_rewrite_tried_again_after_it_landed_drops_nothing() -> None:
@@ -423,7 +424,7 @@ def test_adding_partitions_at_once() -> None:
     with pytest.raises(Conflict, match="expected 2, found 3"):
         draft(AlterIntent("topic-one", {}, 4), chain, origin)
     for count in (3, 2, 100_001):
-        with pytest.raises(BadRequest, match=f"has 3 partitions, and their number can only grow.*found {count}"):
+        with pytest.raises(BadRequest, match=f"has 3 partitions; the number can only increase.*found {count}"):
             draft(AlterIntent("topic-one", {}, count), chain)
 
 
@@ -455,7 +456,7 @@ def test_maintenance() -> None:
     assert (dict(found.holds), found.floor, dict(found.expired)) == ({"h": VersionLease(2)}, 2, {})
     assert found.resolved == (Resolved("t", 1),)
     assert nothing(intent, chain).note == "nothing changes"
-    with pytest.raises(Conflict, match=r"lease 'x' needs version 1 .* below the retention floor 2"):
+    with pytest.raises(Conflict, match=r"lease 'x' requires version 1 .* below the retention floor 2"):
         draft(MaintainIntent("topic-one", {"x": VersionLease(1)}), chain)
     assert dict(draft(MaintainIntent("topic-one", expired={"q": 3}), chain).expired) == {"q": 3}
 
@@ -475,7 +476,7 @@ def test_unknown_write_features_stop_writers() -> None:
     chain = Chain(1)
     chain.add(op=ALTER, configs={"retention.ms": "1"}, write_features=("tiers",))
     found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
-    with pytest.raises(BadRequest, match="needs the sparklog features tiers to be written; upgrade"):
+    with pytest.raises(BadRequest, match="requires the sparklog features tiers; upgrade"):
         found.commit(chain.state, "c", 1)
 
 

@@ -261,7 +261,7 @@ def test_damage_of_a_checkpoint_is_found() -> None:
 def test_a_checkpoint_names_only_its_own_table() -> None:
     chain = Chain(1)
     bad = Checkpoint(chain.state, TableRef("../../_root.json", 5, 5, 0, 0))
-    with pytest.raises(Corrupt, match="name should be the name of a slice table"):
+    with pytest.raises(Corrupt, match="name should be the file name of a slice table"):
         decode_checkpoint(encode_checkpoint(bad), "key", 0)
 
 

@@ -115,7 +115,7 @@ def test_kafkas_transactions_come_with_an_import_and_end_once() -> None:
     for values, expected in (
         ({"kafka_open": (KafkaOpen(0, 9, 0, 1, 24),)}, "only an import or a clone can add"),
         ({"op": IMPORT, "kafka_open": (KafkaOpen(0, 8, 2, 13, 25),)}, "open twice"),
-        ({"op": IMPORT, "kafka_open": (KafkaOpen(0, 9, 2, 13, 26),)}, "end beyond its log"),
+        ({"op": IMPORT, "kafka_open": (KafkaOpen(0, 9, 2, 13, 26),)}, "end after the log end"),
         ({"kafka_ended": (KafkaEnded(1, 7),)}, "partition 1 would end without a marker"),
     ):
         commit, _ = chain.commit(**values)

@@ -38,7 +38,7 @@ def test_a_replay_of_another_size_is_an_error(count: int) -> None:
 
 
 def test_a_lower_batch_is_an_error() -> None:
-    with pytest.raises(Conflict, match=r"^checkpoint older than the log: writer 'q' sends batch 6"):
+    with pytest.raises(Conflict, match=r"^the checkpoint is older than the log: writer 'q' sent batch 6"):
         decide(ENTRY, WriterKey("q", 6, "r2", replay_mismatch="accept"), 100, "topic 't'", NOW_MS)
 
 

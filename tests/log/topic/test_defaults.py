@@ -147,7 +147,7 @@ def test_writers_that_create_topics_may_be_forbidden_to() -> None:
     root.alter_defaults({AUTO_CREATE: False})
     root.alter_defaults({AUTO_CREATE: True, "num.partitions": 2}, pattern="tmp-.*")
     assert topic_for_writer(root, "before").name == "before"
-    with pytest.raises(NotFound, match=r"'orders' does not exist.*auto\.create\.topics\.enable=false"):
+    with pytest.raises(NotFound, match=r"'orders' does not exist.*auto\.create\.topics\.enable is false"):
         topic_for_writer(root, "orders")
     assert len(topic_for_writer(root, "tmp-1").bounds()) == 2
     root.create_topic("orders")

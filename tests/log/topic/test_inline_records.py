@@ -146,7 +146,7 @@ def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypa
     assert "\n" not in str(raised.value)
     monkeypatch.undo()
     monkeypatch.setattr(commit_intents, "KNOWN_WRITE_FEATURES", frozenset())
-    with pytest.raises(BadRequest, match="needs the sparklog features inlineRecords to be written"):
+    with pytest.raises(BadRequest, match="writing to this topic requires the sparklog features inlineRecords"):
         World(world.store).root().topic("t").append(rows(1))
 
 

@@ -57,7 +57,7 @@ def test_the_oldest_version_without_missing_files() -> None:
     replaced, kept = sorted(found.unreferenced_since), next(file.key for file in found.of_last())
     assert found.since([]) == 0
     assert found.since(replaced[:1]) == found.last.version - 1
-    with pytest.raises(NotFound, match="is missing, and version 5 references it: run verify"):
+    with pytest.raises(NotFound, match="is missing, but version 5 references it; run sparklog verify"):
         found.since([kept])
 
 

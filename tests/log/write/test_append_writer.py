@@ -336,7 +336,7 @@ def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path, kind: str,
     elsewhere = CountedRoot(kind, tmp_path / "executor", seed=7)
     cases = (
         (elsewhere.store, BadRequest, "share"),
-        (empty(driver.world.clock), NotFound, "found none on this machine"),
+        (empty(driver.world.clock), NotFound, "found none on this host"),
     )
     for store, error, message in cases:
         writer = AppendWriter(replace(target, store=store), env=driver.world.env())

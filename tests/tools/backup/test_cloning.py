@@ -300,7 +300,7 @@ class TestVacuums:
         version = root.topic("a").log.state().version
         self.years(world, "a")
         floor = world.topic("a").log.state().floor
-        with pytest.raises(Conflict, match=f"you can clone versions from {floor} on"):
+        with pytest.raises(Conflict, match=f"has been vacuumed; choose a version from {floor} on"):
             clone_topic(world.root(), "a", "b", version=floor - 1)
         assert version < floor
 
@@ -455,7 +455,7 @@ class TestAProcessThatSleeps:
         filled(world)
         if was_a_topic:
             world.root().create_topic("b").delete()
-        with pytest.raises(Conflict, match=r"topic 'b' changed from version .* while it was cloned; try again"):
+        with pytest.raises(Conflict, match=r"topic 'b' changed from version .* during the clone; retry"):
             clone_topic(self.asleep(world), "a", "b")
         assert world.root().topics() == ["a"]
         commits = [world.store.get(info.key) for info in world.store.list("b/_log/0")]
