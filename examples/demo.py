@@ -1,8 +1,8 @@
-"""Tour of sparklog: scan a Kafka log directory in place, stream it into a topic exactly once, and follow the topic.
+"""Tour of sparklog: scan a Kafka log directory in place, stream it into a topic exactly once, and tail the topic.
 
     make demo
 
-All files are written to `.demo/`, which is deleted first, so you can run the demo as often as you like.
+All files are written to `.demo/`, which is deleted first, so you can run the demo repeatedly.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def scan_kafka(spark: SparkSession) -> DataFrame:
 
 
 def stream_into_topic(spark: SparkSession) -> int:
-    """Run the job `jobs/stream.py` until the topic has all records. Return the number of records written."""
+    """Run the job `jobs/stream.py` until the topic contains all records. Return the number of written records."""
     checkpoint = str(DEMO / "checkpoints" / "archive")
     copy = stream.Copy(str(KAFKA), str(ROOT), checkpoint, SOURCE_TOPICS, topic=TOPIC, num_partitions=4)
     copy.max_offsets_per_trigger = 100
@@ -64,7 +64,7 @@ def stream_into_topic(spark: SparkSession) -> int:
 
 
 def tail_and_count(spark: SparkSession, expected: int) -> list[tuple[int, int]]:
-    """Follow the topic with a second query, and return the counts per partition when all records are counted."""
+    """Tail the topic with a second query. Return the counts per partition after all records are counted."""
     counts: dict[int, int] = {}
     complete = threading.Event()
 
@@ -107,7 +107,7 @@ def run_command(*arguments: str) -> None:
 
 
 def main() -> None:
-    """Run the entire tour. Any unexpected result is an error."""
+    """Run the tour. Raise an error if a result is unexpected."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     shutil.rmtree(DEMO, ignore_errors=True)
     print("Starting Spark ...", flush=True)

@@ -1,14 +1,14 @@
 #!/bin/sh
-# The first ten minutes on a machine with nothing but Python and Java, timed step by step:
+# Install and use sparklog on a host that has only Python and Java. Print the time of each step:
 #
 #     sh examples/first_ten_minutes.sh FOLDER [SOURCE [PYTHON]]
 #
-# FOLDER is made, and gets an environment, a root and a report. SOURCE is what pip installs: a clone (default: this one),
-# or a wheel.
+# The script creates FOLDER with a Python environment, a root and a report. SOURCE is a clone (default: this clone) or a
+# wheel, which pip installs.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
-folder=${1:?give a folder that this script makes}
+folder=${1:?specify a new folder}
 source=${2:-$here}
 python=${3:-python3}
 
@@ -26,7 +26,7 @@ PATH=$folder/env/bin:$PATH
 SPARKLOG_ROOT=$folder/log
 export PATH SPARKLOG_ROOT
 
-step "create a topic, write, read: no Spark"
+step "create a topic, write and read without Spark"
 sparklog topics create visits --partitions 2
 printf 'anna:/home\ncarl:/cart\n' | sparklog produce visits --key-separator :
 sparklog consume visits --print-key

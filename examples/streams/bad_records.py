@@ -1,4 +1,4 @@
-"""Bad records: send valid JSON to one topic, and the rest to a dead-letter topic with reason and offset."""
+"""Bad records: write valid JSON to one topic, and all other records to a dead-letter topic with reason and offset."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ LASTING_CATALOG = ("--conf", "spark.sql.catalogImplementation=hive")
 
 
 def run_pipeline(folder: str, definitions: str, settings: dict[str, str], *arguments: str) -> str:
-    """Run a pipeline with one file of definitions, and return its output. Its tables are in `folder`/warehouse."""
-    shutil.copy(DEFINITIONS / definitions, folder)  # definitions must be in the directory of the spec, or below
+    """Run a pipeline with one definition file, and return its output. Its tables are stored in `folder`/warehouse."""
+    # the definitions must be in the directory of the spec, or in a subdirectory
+    shutil.copy(DEFINITIONS / definitions, folder)
     spec = {
         "name": definitions.removesuffix(".py"),
         "storage": (Path(folder) / "storage").as_uri(),

@@ -67,7 +67,7 @@ class BulkRequest(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"items": items}).encode())
 
     def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        """Do not log requests."""
 
 
 def main(spark: SparkSession, folder: str) -> str:

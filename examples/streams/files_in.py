@@ -20,7 +20,9 @@ def copy(spark: SparkSession, folder: str, kind: str) -> None:
 
 
 def put(folder: str, name: str, text: str) -> None:
-    """Write a file elsewhere and move it into the directory, so that readers never see a part of it."""
+    """Write a file to another directory and move it into the input directory, so that readers never see an incomplete
+    file.
+    """
     Path(folder, "in").mkdir(exist_ok=True)
     Path(folder, name).write_text(text)
     Path(folder, name).rename(Path(folder, "in", name))

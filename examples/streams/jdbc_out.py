@@ -25,13 +25,15 @@ def rows(spark: SparkSession, folder: str, query: str) -> DataFrame:
 
 
 def create_table(spark: SparkSession, folder: str) -> None:
-    """Create the table with a statement that runs before a query. Normally you use your database's own tools."""
+    """Create the table with a statement that runs before a query. In your programs, use the tools of your database."""
     reader = spark.read.format("jdbc").options(**database(folder)).option("sessionInitStatement", TABLE)
     reader.option("query", "SELECT ibmreqd FROM sysibm.sysdummy1").load().collect()
 
 
 def copy(spark: SparkSession, folder: str, crash: bool = False) -> None:
-    """Copy payments to the table. With `crash`, fail after the table has a batch and before Spark has recorded it."""
+    """Copy payments to the table. If `crash` is True, fail after the table has a batch and before Spark has recorded
+    it.
+    """
     payments = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/payments")
     columns = ("`partition` AS log_partition", "`offset` AS log_offset", "CAST(key AS STRING) AS customer")
     amounts = payments.selectExpr(*columns, "CAST(CAST(value AS STRING) AS INT) AS amount")

@@ -1,4 +1,4 @@
-"""Read, process, write: process orders from two topics into three others atomically, even if killed."""
+"""Read, process, write: process orders from two topics and write to three others atomically, even if killed."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ import sparklog
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "1",  # enough for a few records; more would only create more state files
+    "spark.sql.shuffle.partitions": "1",  # enough for a few records; more partitions would only create more state files
 }
 LOG_SETTINGS = Path(__file__).resolve().parents[1] / "log4j2.properties"
 
@@ -32,7 +32,7 @@ Record = tuple[str | None, str | None, str]
 
 
 def require(install: str, *packages: str) -> None:
-    """Exit with a one-line message if a package is missing. `pip install` of `install` would install it."""
+    """Exit with a one-line message if a package is missing. `install` is the requirement that pip has to install."""
     missing = [name for name in packages if not any(importlib.metadata.distributions(name=name))]
     if missing:
         raise SystemExit(f"this example needs {', '.join(missing)}: pip install {install}")
@@ -89,7 +89,7 @@ def read(root: str, topic: str) -> list[str]:
 
 
 def finish(writer: DataStreamWriter) -> StreamingQuery:
-    """Run a streaming query until it has processed all available records, and return it."""
+    """Run a streaming query until it has processed all available records. Return the query."""
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     return query

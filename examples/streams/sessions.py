@@ -16,7 +16,7 @@ GAP_MS = 15 * 60_000
 
 
 class Sessions(StatefulProcessor):  # type: ignore[misc]
-    """The open session of each user. It ends when its timer fires, or with a click after a longer gap."""
+    """The open session of each user. A session ends when its timer fires, or with a click after a longer gap."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle

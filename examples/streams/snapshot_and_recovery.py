@@ -10,7 +10,7 @@ import sparklog
 
 
 class Killed(Exception):  # noqa: N818
-    """Simulates a kill: nothing is closed, committed or aborted afterwards."""
+    """Simulates a kill. Nothing is closed, committed or aborted afterwards."""
 
 
 def restore(root: str) -> dict[str, int]:
@@ -27,7 +27,7 @@ def restore(root: str) -> dict[str, int]:
 
 
 def keep_balances(root: str, die_after: int | None = None) -> str:
-    """Add up all payments; balances and offsets are committed together. Simulate a kill after `die_after` polls."""
+    """Add up all payments, and commit balances and offsets together. Simulate a kill after `die_after` polls."""
     sparklog.open(root).ensure_topic("balances", configs={"cleanup.policy": "compact"})
     consumer = sparklog.consumer(
         root,
@@ -39,7 +39,7 @@ def keep_balances(root: str, die_after: int | None = None) -> str:
         max_poll_records=2,
     )
     producer = sparklog.transactional(root, "balances")
-    state = restore(root)  # after joining the group, when an older run can no longer commit
+    state = restore(root)  # read the state after joining the group, when an older run can no longer commit
     lines = [f"begins with {state} at offset {consumer.position('payments', 0)}"]
     while batches := consumer.poll():
         changed = {}

@@ -1,4 +1,4 @@
-"""Stream-stream join: join views of advertisements with clicks within 20 minutes, if there are any."""
+"""Stream-stream join: join views of advertisements with clicks that follow within 20 minutes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tail(spark: SparkSession, folder: str, topic: str) -> DataFrame:
 
 
 def join_clicks(spark: SparkSession, folder: str) -> None:
-    """Append each view to the topic `outcomes`: with its click, or when no click can follow any more."""
+    """Append each view to the topic `outcomes`, with its click or when a click can no longer follow."""
     views, clicks = tail(spark, folder, "views").alias("view"), tail(spark, folder, "clicks").alias("click")
     in_time = "click.timestamp BETWEEN view.timestamp AND view.timestamp + INTERVAL 20 MINUTES"
     joined = views.join(clicks, expr(f"view.key = click.key AND {in_time}"), "leftOuter")
@@ -32,7 +32,7 @@ def main(spark: SparkSession, folder: str) -> str:
     join_clicks(spark, folder)
     first = read(root, "outcomes")
 
-    # These records advance the watermark to 10:30, so views before 10:10 can no longer get a click.
+    # These records advance the watermark to 10:30, so a click can no longer follow a view before 10:10.
     append(root, "views", [("ad-4", None, "10:40")])
     append(root, "clicks", [("ad-4", None, "10:41")])
     join_clicks(spark, folder)

@@ -1,4 +1,5 @@
-"""Two sinks: write each micro-batch to a topic and to Parquet, once each, even after a crash in between."""
+"""Two sinks: write each micro-batch to a topic and to Parquet exactly once, even after a crash between the two writes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from running import append, finish, read, start
 
 
 def copy(spark: SparkSession, folder: str, crash: bool = False) -> None:
-    """Copy payments to the topic `large-payments` and to Parquet. With `crash`, fail between the two writes."""
+    """Copy payments to the topic `large-payments` and to Parquet. If `crash` is True, fail between the two writes."""
     payments = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/payments")
     amounts = payments.select(col("key").cast("string"), col("value").cast("string").cast("int").alias("amount"))
 

@@ -8,7 +8,7 @@ from running import append, finish, read, start
 
 
 def count_clicks(spark: SparkSession, folder: str) -> int:
-    """Append the counts of complete windows to the topic `windows`. Return the number of late rows dropped."""
+    """Append the counts of complete windows to the topic `windows`. Return the number of dropped late rows."""
     clicks = spark.readStream.format("sparklog").option("startingOffsets", "earliest").load(f"{folder}/log/clicks")
     pages = clicks.select(col("value").cast("string").alias("page"), "timestamp").withWatermark(
         "timestamp", "5 minutes"
@@ -30,7 +30,7 @@ def main(spark: SparkSession, folder: str) -> str:
     dropped = count_clicks(spark, folder)
     first = read(root, "windows")
 
-    # The latest timestamp is 10:16, so the watermark is 10:11: windows that end earlier are complete.
+    # The latest timestamp is 10:16, so the watermark is 10:11, and windows that end before 10:11 are complete.
     in_time, too_late = (None, "/cart", "10:12"), (None, "/home", "10:09")
     append(root, "clicks", [in_time, too_late, (None, "/home", "10:27")])
     dropped_later = count_clicks(spark, folder)

@@ -28,7 +28,7 @@ def main(spark: SparkSession, folder: str) -> str:
     count_words(spark, folder)
     first = read(root, "counts")
 
-    # As after a restart: the checkpoint contains the offsets that were read and all counts.
+    # As after a restart, the checkpoint contains the offsets that were read and all counts.
     append(root, "lines", [(None, "join kafka summit", "10:02")])
     count_words(spark, folder)
     second = read(root, "counts")[len(first) :]

@@ -1,4 +1,4 @@
-"""Pipeline with an AUTO CDC flow, which keeps the latest record of each key of a topic in a table."""
+"""Pipeline with an AUTO CDC flow, which maintains the latest record of each key of a topic in a table."""
 
 # mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations

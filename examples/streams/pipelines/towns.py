@@ -1,4 +1,4 @@
-"""Pipeline that reads a topic into a table, keeps the latest town of each customer, and writes moves to a topic."""
+"""Pipeline that reads a topic into a table, maintains the latest town of each customer, and writes moves to a topic."""
 
 # mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
