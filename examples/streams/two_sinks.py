@@ -1,5 +1,4 @@
-"""Two sinks: write each micro-batch to a topic and to Parquet exactly once, even after a crash between the two writes.
-"""
+"""Two sinks: write each micro-batch to a topic and to Parquet exactly once, even after a crash between the writes."""
 
 from __future__ import annotations
 
