@@ -1,7 +1,7 @@
-"""Odd batches and requests, and what a server answers to each: the same questions for a broker and for ours.
+"""Unusual batches and requests, and the responses of a server. The cases can be sent to a broker or to our server.
 
-Each case has a topic of its own. An answer is a list that JSON holds: codes, offsets, times, headers; "closed" if the
-server closed the connection.
+Each case has its own topic. A response is a list of JSON values: codes, offsets, timestamps and headers, or "closed" if
+the server closed the connection.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ T = TIME_MS
 GREATEST, EARLIEST, LATEST = -3, -2, -1
 HOUR_MS = 3_600_000
 NOT_YET = {Code.UNKNOWN_TOPIC_OR_PARTITION, 5, 6, 14, 15, 16}
-"""Of a broker whose topic, leader or coordinator is new."""
+"""Codes of a broker whose topic, leader or coordinator is new."""
 
 
 class Asked:
-    """A server that is asked, by connections that are opened again when it closes them."""
+    """A server that gets the requests. Connections that it closes are opened again."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -48,14 +48,14 @@ class Asked:
             return "closed"
 
     def topic(self, partitions: int = 1, **configs: Any) -> str:
-        """Create a topic, and wait until it can be written."""
+        """Create a topic, and wait until it is writable."""
         name = f"case{time.monotonic_ns()}"
         configs = {"retention_ms": "-1", **configs}
         rows = [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()]
         topic = {"name": name, "numPartitions": partitions, "replicationFactor": 1, "assignments": [], "configs": rows}
         assert self.ask("CreateTopics", 4, {"topics": [topic], "timeoutMs": 10_000})["topics"][0]["errorCode"] == 0
         for number in range(partitions):
-            # Each partition of a broker has its leader at its own time.
+            # The partitions of a broker get their leaders at different times.
             for _ in range(200):
                 answer = self.fetch(name, 0, number)["responses"][0]["partitions"][0]
                 if answer["errorCode"] == 0:
@@ -64,7 +64,7 @@ class Asked:
         return name
 
     def produce(self, topic: str, batch: bytes | None, version: int = 7, **fields: Any) -> list[Any] | str:
-        """Return code and base offset of a batch for partition 0."""
+        """Return the code and base offset of a batch for partition 0."""
         row = {"index": 0, "records": None if batch is None else [batch]}
         asked = {"acks": -1, "timeoutMs": 10_000, "topicData": [{"name": topic, "partitionData": [row]}], **fields}
         for _ in range(100):
@@ -84,7 +84,9 @@ class Asked:
         return self.ask("Fetch", version, asked)
 
     def headers(self, topic: str) -> list[Any]:
-        """Return base offset, last delta, base time, greatest time, attributes and count of each batch."""
+        """Return base offset, last offset delta, base timestamp, maximum timestamp, attributes and record count of each
+        batch.
+        """
         data = bytes(self.fetch(topic)["responses"][0]["partitions"][0]["records"] or b"")
         headers = scan_headers(data)
         assert not len(crc_failures(data, headers))
@@ -94,7 +96,7 @@ class Asked:
         ]
 
     def offsets(self, topic: str, *times: int, partition: int = 0, version: int = 7) -> list[Any]:
-        """Return code, time and offset that ListOffsets answers with for each time."""
+        """Return code, timestamp and offset in the ListOffsets response for each timestamp."""
         found = []
         for time_ms in times:
             rows = [{"partitionIndex": partition, "timestamp": time_ms}]
@@ -107,7 +109,7 @@ class Asked:
 
 
 def code(fields: Mapping[str, Any]) -> str | int:
-    """Return the name of an error code; the number of one that our server does not know."""
+    """Return the name of an error code, or the number of a code that our server does not use."""
     number = fields["errorCode"]
     return Code(number).name if number in set(Code) else int(number)
 
@@ -257,7 +259,9 @@ table("ListOffsets", LOOKED_UP, looked_up_case)
 
 
 def sequences(server: Asked) -> Answer:
-    """Epochs at their end, sequences that wrap, retries: codes and base offsets in the order sent."""
+    """Send batches with maximum epochs, sequences that wrap around, and retries. Return codes and base offsets in send
+    order.
+    """
     producer = -1
     for _ in range(100):
         answer = server.ask("InitProducerId", 4, {"transactionalId": None, "transactionTimeoutMs": 1000})
@@ -296,7 +300,7 @@ CASES["sequences"] = sequences
 
 
 def codes_in(value: Any) -> Answer:
-    """Return all error codes of a response, in its order."""
+    """Return all error codes of a response, in order."""
     if isinstance(value, dict):
         own = [code(value)] if "errorCode" in value else []
         return [*own, *(found for item in value.values() for found in codes_in(item))]
@@ -311,7 +315,7 @@ def _topic_row(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def create_case(server: Asked, rows: list[dict[str, Any]]) -> Answer:
-    """Create topics one request after another; names are made unique."""
+    """Create topics, one request after another. Topic names are made unique."""
     unique, found = f"n{time.monotonic_ns()}", list[Any]()
     for row in rows:
         name = row.get("name", "")
@@ -423,7 +427,7 @@ def _records(answer: Any) -> bytes:
 def _produce_all(server: Asked, topic: str, batches: dict[int, bytes]) -> Answer:
     rows = [{"index": number, "records": [batch]} for number, batch in batches.items()]
     topics = [{"name": topic, "partitionData": rows}]
-    # A broker answers partitions in an order of its own.
+    # A broker returns partitions in its own order.
     return sorted(codes_in(server.ask("Produce", 7, {"acks": -1, "timeoutMs": 1000, "topicData": topics})))
 
 
@@ -455,7 +459,7 @@ table("request", ASKED, asked_case)
 
 
 def answers(address: Address) -> dict[str, Answer]:
-    """Ask all cases."""
+    """Send all cases, and return the responses."""
     server = Asked(address)
     try:
         return {name: json.loads(json.dumps(case(server))) for name, case in CASES.items()}

@@ -1,8 +1,9 @@
 """Requests that real clients sent, and changes to them that a broker ignores or corrects.
 
-    python -m tests.serve.client_requests     # record them from the clients that can be run here: client_requests.json
+    python -m tests.serve.client_requests     # record them from the installed clients: client_requests.json
 
-Each is kept once for a client, API and version, without its header. Sent again, topic ids become those of the server.
+There is one request per client, API and version, without its header. When it is sent again, its topic ids are replaced
+with those of the server.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.serve.wire import BY_NAME
 REQUESTS = Path(__file__).with_name("client_requests.json")
 TOPIC, OTHER, GROUP = "asked-by-clients", "made-by-clients", "group-of-clients"
 UNKNOWN_TAG = b"\1\xe7\7\3abc"
-"""Tagged fields of one that no version has: tag 999 of three bytes."""
+"""Tagged fields with a tag that no version has: tag 999 with three bytes."""
 SKIPPED = ("SaslHandshake", "SaslAuthenticate")
 
 
@@ -36,7 +37,7 @@ SKIPPED = ("SaslHandshake", "SaslAuthenticate")
 
 
 class Recorder:
-    """Serves an empty root and keeps what clients send. `client` is who is sending."""
+    """Serves an empty root and records the requests of clients. `client` is the client that sends them."""
 
     def __init__(self) -> None:
         self.client = ""
@@ -113,7 +114,7 @@ def aio_kafka(address: str) -> None:
 
 
 def java(address: str) -> None:
-    """Kafka's own tools: consumer, producer, topics, configs, groups, offsets."""
+    """Run Kafka's own tools: consumer, producer, topics, configs, groups, offsets."""
     import os
     import subprocess
 
@@ -149,7 +150,7 @@ CLIENTS: dict[str, Callable[[str], None]] = {"kafka-python": kafka_python, "aiok
 
 
 def changed(name: str, version: int, fields: Fields) -> Iterator[tuple[str, bytes]]:
-    """Yield a request and changes to it that mean nothing to a broker, or that it corrects."""
+    """Yield a request, and changes to it that a broker ignores or corrects."""
     api = BY_NAME[name]
     plain = encoded(name, version, fields)
     yield "as it was", plain
@@ -174,7 +175,7 @@ def changed(name: str, version: int, fields: Fields) -> Iterator[tuple[str, byte
 
 
 def _with_batches(fields: Fields, start: int, data: bytes | None) -> Fields:
-    """Return a produce request with these bytes in each batch, and a right checksum; None: the LogAppendTime bit."""
+    """Return a Produce request with these bytes in each batch and a valid checksum (None: set LogAppendTime)."""
     from sparklog.format.crc32c import crc32c
 
     fields = copy.deepcopy(fields)
@@ -194,7 +195,7 @@ def encoded(name: str, version: int, fields: Fields) -> bytes:
 
 
 def recorded(topic_id: str) -> Iterator[tuple[str, str, int, Fields]]:
-    """Yield client, API, version and fields of each request; topic ids become this one."""
+    """Yield client, API, version and fields of each request. Topic ids are replaced with `topic_id`."""
     for client, name, version, body in json.loads(REQUESTS.read_text()):
         fields, _ = read_message(BY_NAME[name].request, version, bytes.fromhex(body))
         yield client, name, version, _readable(fields, topic_id)
@@ -215,7 +216,7 @@ def _field(key: str, value: Any, topic_id: str) -> Any:
 
 
 def replayed(server: Asked) -> dict[str, dict[str, Answer]]:
-    """Send each request and its changes; return the codes that come back, each once, by request and by change."""
+    """Send each request and its changes. Return the distinct response codes by request and change."""
     row = {"name": TOPIC, "numPartitions": 2, "replicationFactor": 1, "assignments": [], "configs": []}
     server.ask("CreateTopics", 4, {"topics": [row], "timeoutMs": 10_000})
     topic_id = NO_UUID
@@ -229,7 +230,7 @@ def replayed(server: Asked) -> dict[str, dict[str, Answer]]:
 
 
 def _sent(server: Asked, name: str, version: int, body: bytes) -> Answer:
-    """Send a request; again while a broker's coordinator or leader is new."""
+    """Send a request. Retry while a broker's coordinator or leader is new."""
 
     def send() -> Any:
         server.wire.send_raw(name, version, body)

@@ -1,5 +1,4 @@
-"""Clients that are not ours, as tests use them: they read all of a partition, and return its records; and a root to
-read."""
+"""Clients of other projects that read all records of a partition, and a root to read."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ ISOLATIONS = ("read_uncommitted", "read_committed")
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """A record as a client gave it."""
+    """A record as returned by a client."""
 
     offset: int
     timestamp: int
@@ -30,7 +29,7 @@ class ReadRecord:
 def read_with_kafka_python(
     address: object, topic: str, partition: int, isolation: str = "read_uncommitted", **options: Any
 ) -> list[ReadRecord]:
-    """Read from the log start to where the reader's isolation level ends."""
+    """Read from the log start to the end for the isolation level."""
     from kafka import KafkaConsumer, TopicPartition
 
     place = TopicPartition(topic, partition)
@@ -59,7 +58,7 @@ def read_with_kafka_python(
 def read_with_aiokafka(
     address: object, topic: str, partition: int, isolation: str = "read_uncommitted"
 ) -> list[ReadRecord]:
-    """The same, by another client."""
+    """Read with aiokafka, like `read_with_kafka_python`."""
     from aiokafka import AIOKafkaConsumer, TopicPartition
 
     async def read() -> list[ReadRecord]:
@@ -90,7 +89,7 @@ def read_with_aiokafka(
 
 def record_of(record: Any) -> ReadRecord:
     headers = tuple((name, value) for name, value in record.headers or ())
-    # Messages of format v0 have no time: -1 for Kafka, None for kafka-python.
+    # Messages of format v0 have no timestamp: -1 in Kafka, None in kafka-python.
     time_ms = -1 if record.timestamp is None else record.timestamp
     kind = -1 if record.timestamp_type is None else record.timestamp_type
     return ReadRecord(record.offset, time_ms, kind, record.key, record.value, headers)
@@ -112,7 +111,9 @@ def rows_of(topic: Any, partition: int, isolation: str) -> list[ReadRecord]:
 
 
 def filled_root(path: Path) -> Any:
-    """A root with all that sparklog itself writes: codecs, LogAppendTime, compaction, transactions, nothing."""
+    """Return a root with everything that sparklog writes: codecs, LogAppendTime, compaction, transactions, empty
+    topics.
+    """
     root = sparklog.open(path, create=True)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         topic = root.create_topic(codec)
@@ -134,7 +135,7 @@ def filled_root(path: Path) -> Any:
     decided.append({"value": ["before"], "partition": [0]})
     for name, end in (("first", "commit"), ("second", "abort"), ("third", None)):
         transaction = sparklog.transactional(root, name).begin()
-        # The third stays open in partition 0, where the second is the last that is decided.
+        # The third transaction remains open in partition 0. There, the second transaction is the last decided one.
         transaction.append("decided", {"value": [name, name], "partition": [0, 0 if end is None else 1]})
         transaction.prepare()
         if end is not None:

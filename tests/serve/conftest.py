@@ -16,11 +16,11 @@ FREE = Address("127.0.0.1", 0)
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Address]]:
-    """Start a server of a location; it ends with the test."""
+    """Start a server for a location. It stops at the end of the test."""
     with ExitStack() as stack:
 
         def start(location: Any, **options: Any) -> Address:
-            # Members of tests expire soon.
+            # Members in tests have short session timeouts.
             given = {"session_timeouts_ms": (1, 1_800_000), **options}
             return stack.enter_context(serving(str(location), ServeOptions(listen=FREE, **given)))
 

@@ -1,11 +1,11 @@
-"""A member of a group as a process of its own, which a test can kill: what it is assigned, reads and commits, in lines.
+"""A group member in its own process, which a test can kill. It prints its assignment, records and commits as lines.
 
     python -m tests.serve.member_process kafka-python 127.0.0.1:9092 g 3 [INSTANCE]
 
 3 is the session timeout in seconds.
 
-A line is JSON: `{"assigned": [0, 1]}`, `{"read": [[partition, offset, value], ...]}`, `{"failed": ...}` of a poll or
-`{"refused": ...}` of a commit. A record is printed before its commit is sent.
+Each line is JSON: `{"assigned": [0, 1]}`, `{"read": [[partition, offset, value], ...]}`, `{"failed": ...}` for a poll,
+or `{"refused": ...}` for a commit. A record is printed before its commit is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = tuple[int, int, str]
 
 
 class AnyConsumer(Protocol):
-    """A consumer of any client: `poll` returns what came within 100 ms."""
+    """A consumer of any client. `poll` returns the records that arrive within 100 ms."""
 
     def poll(self) -> list[Row]: ...
     def assigned(self) -> list[int]: ...
@@ -139,7 +139,7 @@ def main(client: str, addresses: str, group: str, session: str, instance: str | 
 
 
 def console_consumer(addresses: str, session: int, instance: str) -> list[str]:
-    """Return the command of Kafka's own; its lines are not JSON."""
+    """Return the command of Kafka's console consumer. Its lines are not JSON."""
     from tests.kafka_broker import console_jars
     from tests.kafka_tools import find_java, kafka_jars
 
@@ -152,7 +152,7 @@ def console_consumer(addresses: str, session: int, instance: str) -> list[str]:
 
 
 class MemberProcess:
-    """A running member, and what it has printed."""
+    """A running member, and its output."""
 
     def __init__(self, client: str, addresses: str, output: Path, *, session: int = 3, instance: str = "") -> None:
         self.output = output

@@ -1,7 +1,7 @@
-"""Requests of admin clients: the answers are those of a Kafka 4.1.0 broker of one node, recorded for the same topics.
+"""Requests of admin clients: the responses equal those of a Kafka 4.1.0 broker, recorded for the same topics.
 
-The broker had topics `t` and `u` with two partitions each, and one record in `t`, of an idempotent producer. What
-differs by design or from run to run is left out: texts, ids, times, addresses and epochs.
+The broker had topics `t` and `u` with two partitions each, and one record of an idempotent producer in `t`. Values that
+differ by design or between runs are ignored: texts, ids, times, addresses and epochs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparklog.serve.users import hashed, read_users
 from tests.serve.wire import Wire, batch_of
 
 ANSWERS = [json.loads(line) for line in (Path(__file__).parent / "broker_answers.jsonl").read_text().splitlines()]
-"""Name, version, request and answer."""
+"""Name, version, request and response."""
 NOT_COMPARED = {
     "throttleTimeMs",
     "errorMessage",
@@ -46,7 +46,7 @@ NOT_COMPARED = {
 
 
 def compared(value: Any) -> Any:
-    """Return what is compared of an answer: of topic ids, whether there is one; of lists, no order."""
+    """Return the comparable part of a response: whether topic ids exist, and lists without their order."""
     if isinstance(value, dict):
         fields = {name: item for name, item in value.items() if name not in NOT_COMPARED}
         return {name: item.strip("A") != "" if name == "topicId" else compared(item) for name, item in fields.items()}
@@ -63,7 +63,7 @@ def root(tmp_path: Path) -> Any:
     return root
 
 
-def test_answers_are_those_of_a_broker(root: Any, serve: Callable[..., Address]) -> None:
+def test_responses_match_those_of_a_broker(root: Any, serve: Callable[..., Address]) -> None:
     wire = Wire(serve(root.location, writable=True))
     assert wire.produce("t", {0: batch_of([b"x"], producer=(7, 0, 0))})[0]["errorCode"] == 0
     for name, version, fields, answer in ANSWERS:
@@ -71,7 +71,7 @@ def test_answers_are_those_of_a_broker(root: Any, serve: Callable[..., Address])
     wire.close()
 
 
-def test_producers_are_told_with_their_last_sequence(root: Any, serve: Callable[..., Address]) -> None:
+def test_describe_producers_returns_the_last_sequence(root: Any, serve: Callable[..., Address]) -> None:
     wire = Wire(serve(root.location, writable=True))
     for producer in ((2**40 + 1, 0, 0), (2**40 + 1, 3, 0), (2**40 + 2, 0, 5)):
         assert wire.produce("t", {1: batch_of([b"x", b"y"], producer=producer)})[0]["errorCode"] == 0
@@ -85,7 +85,7 @@ def test_producers_are_told_with_their_last_sequence(root: Any, serve: Callable[
     wire.close()
 
 
-def test_changes_that_a_root_does_not_have_are_refused_by_item(root: Any, serve: Callable[..., Address]) -> None:
+def test_unsupported_changes_are_rejected_per_item(root: Any, serve: Callable[..., Address]) -> None:
     wire = Wire(serve(root.location, writable=True))
     entity = [{"entityType": "user", "entityName": "anna"}]
     quotas = {"entries": [{"entity": entity, "ops": [{"key": "producer_byte_rate", "value": 1.5}]}]}
@@ -101,7 +101,7 @@ def test_changes_that_a_root_does_not_have_are_refused_by_item(root: Any, serve:
     wire.close()
 
 
-def test_all_topics_are_described_page_by_page(root: Any, serve: Callable[..., Address]) -> None:
+def test_all_topics_are_described_in_pages(root: Any, serve: Callable[..., Address]) -> None:
     root.create_topic("empty", partitions=3)
     wire = Wire(serve(root.location))
     for limit in (1, 2, 3, 5, 100):
@@ -118,7 +118,7 @@ def test_all_topics_are_described_page_by_page(root: Any, serve: Callable[..., A
     wire.close()
 
 
-def test_a_user_learns_only_of_topics_that_it_may_see(root: Any, tmp_path: Path, serve: Callable[..., Address]) -> None:
+def test_a_user_sees_only_permitted_topics(root: Any, tmp_path: Path, serve: Callable[..., Address]) -> None:
     (tmp_path / "users").write_text(f"anna {hashed('pencil', random.Random(1))} read:t group:shop")
     wire = Wire(serve(root.location, writable=True, users=read_users(str(tmp_path / "users"))))
     wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
@@ -155,7 +155,7 @@ def test_a_user_learns_only_of_topics_that_it_may_see(root: Any, tmp_path: Path,
     wire.close()
 
 
-def test_requests_of_other_clients_are_answered(
+def test_requests_of_other_clients_are_supported(
     tmp_path: Path, serve: Callable[..., Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients in Go and JavaScript, and librdkafka: the first request of each API and version that they sent."""
@@ -168,7 +168,7 @@ def test_requests_of_other_clients_are_answered(
         for _, text in requests:
             frame = bytes.fromhex(text)
             key, version = struct.unpack_from(">hh", frame)
-            # A newer version of ApiVersions is answered in version 0.
+            # An unsupported version of ApiVersions gets a response of version 0.
             version = version if version <= APIS[key].max_version else 0
             wire.socket.sendall(struct.pack(">i", len(frame)) + frame)
             assert wire.receive(APIS[key].name, version) is not None, (client, APIS[key].name, version)

@@ -1,4 +1,4 @@
-"""a backup repository that is served, and read as a root is: its newest backup, and nothing is written."""
+"""A backup repository that is served, and read like a root: its latest backup, read-only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ GROUP = "shop"
 
 
 def backed_up(path: Path) -> Path:
-    """Make two backups of a root, and return the place of the newest: `t` has 6 records there, and one not decided."""
+    """Create two backups of a root. Return the path of the repository: in the latest backup, `t` has 6 records and one
+    undecided record.
+    """
     root = sparklog.open(path / "log", create=True)
     topic, group = root.create_topic("t", partitions=2), sparklog.Groups(root).group(GROUP)
     producer = sparklog.transactional(root, "id")
@@ -44,9 +46,9 @@ def backed_up(path: Path) -> Path:
     return path / "backup"
 
 
-def test_the_newest_backup_is_served(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_the_latest_backup_is_served(serve: Callable[..., Address], tmp_path: Path) -> None:
     place = backed_up(tmp_path)
-    # What a run at work, or one that has died, has copied is not of a backup.
+    # Objects of a backup in progress, or of a backup that died, do not belong to any backup.
     shutil.copytree(tmp_path / "log/t", place / "t", dirs_exist_ok=True)
     shutil.copytree(tmp_path / "log/_groups", place / "_groups", dirs_exist_ok=True)
     shutil.copytree(tmp_path / "log/later", place / "later")
@@ -102,12 +104,12 @@ def test_a_clone_finds_records_in_later_commits_of_its_source(tmp_path: Path) ->
         store.get(key)
 
 
-def test_a_backup_is_not_served_to_be_written(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_a_backup_is_served_read_only(serve: Callable[..., Address], tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="omit --writable"):
         serve(backed_up(tmp_path), writable=True)
 
 
-def test_a_backup_is_read_as_a_root(tmp_path: Path) -> None:
+def test_a_backup_is_readable_as_a_root(tmp_path: Path) -> None:
     place = backed_up(tmp_path)
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     assert resolve(str(place)).kind == ROOT

@@ -1,4 +1,4 @@
-"""What a client is told of the cluster: servers, and their node ids."""
+"""The description of the cluster: servers and their node ids."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def test_node_ids_are_small_and_the_same_on_every_server() -> None:
         assert all(0 < node_id < 1000 for node_id in ids.values())
         shuffled = random.Random(count).sample(addresses, count)
         assert node_ids(shuffled) == ids
-    # An address that is given twice is one server.
+    # An address that is listed twice is one server.
     assert node_ids(hosts("a", "a")) == {Address("a", 9092): 1}
 
 
-def test_adding_a_server_changes_no_node_id_unless_two_hashes_are_equal() -> None:
+def test_adding_a_server_keeps_node_ids_unless_two_hashes_are_equal() -> None:
     before = node_ids(hosts("a", "b"))
     assert before.items() <= node_ids(hosts("a", "b", "c")).items()
-    # "host-0" and the other one have the same hash: the ids differ nevertheless.
+    # "host-0" and the other address have the same hash, but different ids.
     hashes = {zlib.crc32(f"host-{number}:9092".encode()) % 998: f"host-{number}" for number in range(1, 10_000)}
     same = hashes[zlib.crc32(b"host-0:9092") % 998]
     ids = node_ids(hosts("host-0", same))
     assert sorted(ids.values()) == [min(ids.values()), min(ids.values()) + 1]
 
 
-def test_every_answer_names_the_same_node_id(tmp_path: Path, serve: Callable[..., Address]) -> None:
+def test_every_response_has_the_same_node_id(tmp_path: Path, serve: Callable[..., Address]) -> None:
     sparklog.open(tmp_path, create=True).create_topic("t")
     advertised = tuple(hosts("b", "a"))
     ids = node_ids(advertised)
@@ -60,7 +60,7 @@ def test_every_answer_names_the_same_node_id(tmp_path: Path, serve: Callable[...
     alone.close()
 
 
-def test_a_server_is_a_broker_and_no_controller(tmp_path: Path, serve: Callable[..., Address]) -> None:
+def test_a_server_is_a_broker_but_not_a_controller(tmp_path: Path, serve: Callable[..., Address]) -> None:
     sparklog.open(tmp_path, create=True)
     wire = Wire(serve(tmp_path))
     for kind, code in ((1, Code.NONE), (2, Code.MISMATCHED_ENDPOINT_TYPE), (3, Code.UNSUPPORTED_ENDPOINT_TYPE)):
@@ -69,7 +69,7 @@ def test_a_server_is_a_broker_and_no_controller(tmp_path: Path, serve: Callable[
     wire.close()
 
 
-# Log start 2, end 5; the greatest time is that of offset 3.
+# The log start is 2 and the log end is 5. The largest timestamp is that of offset 3.
 SPECIAL_OFFSETS = {-1: 5, -2: 2, -3: 3, -4: 2, -5: -1, 200: 3}
 FIRST_VERSIONS = {-1: 1, -2: 1, -3: 7, -4: 8, -5: 9, -6: 11, -9: 99, 200: 1}
 

@@ -1,4 +1,4 @@
-"""The codec against kafka-python's classes: the same bytes in all versions of what is served."""
+"""The codec compared with kafka-python's classes: both encode the same bytes in all supported versions."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def some_fields(struct: Struct, version: int, random_: random.Random, depth: int
 def sent_fields(name: str, version: int, seed: int) -> dict[str, Any]:
     fields = some_fields(message(FOLDER, name), version, random.Random(seed))
     if name == "ApiVersionsResponse":
-        # kafka-python takes one with an error for version 0.
+        # kafka-python uses the fields of version 1 in version 0.
         fields["errorCode"] = 0
     return fields
 
 
 def as_buffers(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Records as a writer takes them: as a list of buffers."""
+    """Return records as a writer accepts them: as a list of buffers."""
     if name == "FetchResponse":
         for topic in fields.get("responses", ()):
             for partition in topic["partitions"]:
@@ -97,7 +97,7 @@ def encoded(name: str, version: int, fields: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize(("name", "version"), VERSIONS, ids=str)
-def test_what_is_written_is_read_again_here_and_by_kafka_python(name: str, version: int) -> None:
+def test_encoded_messages_are_decoded_here_and_by_kafka_python(name: str, version: int) -> None:
     import kafka.protocol.admin
     import kafka.protocol.consumer
     import kafka.protocol.metadata
@@ -124,7 +124,7 @@ def test_what_is_written_is_read_again_here_and_by_kafka_python(name: str, versi
 
 
 @pytest.mark.parametrize("name", ["FetchRequest", "JoinGroupRequest", "ProduceRequest", "OffsetCommitRequest"])
-def test_what_is_cut_off_or_flipped_is_an_error_of_one_kind(name: str) -> None:
+def test_truncated_or_corrupt_messages_raise_one_error_type(name: str) -> None:
     api = next(api for api in APIS.values() if name == f"{api.name}Request")
     random_ = random.Random(7)
     for version in range(api.min_version, api.max_version + 1):
@@ -144,20 +144,20 @@ def test_what_is_cut_off_or_flipped_is_an_error_of_one_kind(name: str) -> None:
                 continue
 
 
-def test_a_number_of_elements_is_not_believed_beyond_the_bytes_that_are_left() -> None:
+def test_an_array_length_beyond_the_remaining_bytes_is_rejected() -> None:
     with pytest.raises(Corrupt, match="announces 2147483647 elements"):
         read_message("MetadataRequest", 1, b"\x7f\xff\xff\xff")
 
 
 @pytest.mark.parametrize(("name", "version"), VERSIONS, ids=str)
-def test_fields_without_a_value_are_null_only_where_they_may_be(name: str, version: int) -> None:
+def test_missing_fields_are_null_only_if_they_are_nullable(name: str, version: int) -> None:
     data = encoded(name, version, {})
     fields, end = read_message(name, version, data)
     assert end == len(data)
     assert fields is not None
 
 
-def test_a_join_that_is_refused_names_no_protocol_in_old_versions() -> None:
-    # Java's client reads no response with a null there, which others do.
+def test_a_rejected_join_has_no_protocol_in_old_versions() -> None:
+    # The Java client cannot decode a response with a null here. Other clients can.
     fields = {"errorCode": 79, "generationId": -1, "memberId": "m"}
     assert read_message("JoinGroupResponse", 6, encoded("JoinGroupResponse", 6, fields))[0]["protocolName"] == ""

@@ -1,4 +1,4 @@
-"""`sparklog serve` as a process: where it says that it listens, what it refuses, how it ends."""
+"""`sparklog serve` as a process: the address that it prints, the options that it rejects, and how it stops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.serve.wire import Wire
 from tests.support.command_line import invoke
 
 
-def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
     sparklog.open(tmp_path, create=True).create_topic("t").append({"value": ["a"]})
     command = [sys.executable, "-m", "sparklog", "serve", tmp_path, "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -48,14 +48,14 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     assert not errors
 
 
-def test_an_open_address_needs_a_word(tmp_path: Path) -> None:
+def test_a_public_address_requires_an_option(tmp_path: Path) -> None:
     sparklog.open(tmp_path, create=True)
     result = invoke(["serve", tmp_path, "--listen", "0.0.0.0:0"])
     assert result.exit_code == 1
     assert "--insecure" in result.stderr
 
 
-def test_a_location_without_a_log_is_refused(tmp_path: Path) -> None:
+def test_a_location_without_a_log_is_rejected(tmp_path: Path) -> None:
     result = invoke(["serve", tmp_path / "none"])
     assert (result.exit_code, "There is no log at" in result.stderr) == (1, True)
     assert invoke(["serve"], env={"SPARKLOG_ROOT": None}).exit_code == 2
@@ -89,7 +89,7 @@ def test_connections_are_encrypted_and_counted(tmp_path: Path, serve: Callable[.
     wire = Wire(address)
     wire.socket = ssl.create_default_context(cafile=str(cert)).wrap_socket(wire.socket, server_hostname="127.0.0.1")
     wire.send("Fetch", 4, fetch_of({"t": 0}, 0))
-    # A read gives one record of TLS, and the answer is one: clients may miss the second of two.
+    # A read returns one TLS record, and the response is one record: clients may miss the second of two records.
     answer = wire.socket.recv(1 << 14)
     assert int.from_bytes(answer[:4], "big") == len(answer) - 4 > 61
     wire.close()
@@ -102,10 +102,10 @@ def test_connections_are_encrypted_and_counted(tmp_path: Path, serve: Callable[.
 ASK_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 
 
-def test_an_encrypted_answer_comes_whole_however_its_request_arrived(
+def test_an_encrypted_response_is_complete_for_any_request_fragmentation(
     tmp_path: Path, serve: Callable[..., Address]
 ) -> None:
-    """A large answer is sent in several parts: asyncio must not hold one back for a buffer that is empty."""
+    """A large response is sent in several parts. asyncio must not delay a part because of an empty buffer."""
     import ssl
 
     from tests.serve.wire import Wire
@@ -128,7 +128,7 @@ def test_an_encrypted_answer_comes_whole_however_its_request_arrived(
     wire.close()
 
 
-def test_under_tls_a_large_answer_is_not_held_twice() -> None:
+def test_with_tls_a_large_response_is_not_copied_in_memory() -> None:
     parts = [random.Random(n).randbytes(size) for n, size in enumerate((4, 100, 5_000_000, 7, 3_000_000))]
     sent, digest = list[int](), sha256()
 
@@ -157,8 +157,8 @@ def test_under_tls_a_large_answer_is_not_held_twice() -> None:
     assert set(sent[:-1]) == {WRITE_BYTES}, "the header goes with the first records"
 
 
-def test_a_connection_that_has_just_ended_can_be_closed() -> None:
-    """A server that stops closes all connections, also those whose transport has given up its socket."""
+def test_a_connection_that_has_ended_can_be_closed() -> None:
+    """A server that stops closes all connections, including those whose transport no longer has a socket."""
     writer = Mock(get_extra_info=Mock(return_value=None))
 
     async def close() -> None:
@@ -168,7 +168,7 @@ def test_a_connection_that_has_just_ended_can_be_closed() -> None:
     writer.transport.abort.assert_called_once_with()
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path, serve: Callable[..., Address]) -> None:
+def test_an_error_reports_a_port_in_use(tmp_path: Path, serve: Callable[..., Address]) -> None:
     sparklog.open(tmp_path, create=True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -178,7 +178,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, serve: Callable[..., Addr
             serve(tmp_path, metrics_port=port)
 
 
-def test_a_server_listens_before_it_imports_what_only_some_requests_need() -> None:
+def test_a_server_listens_before_it_imports_request_handlers() -> None:
     code = "import sparklog.serve.server, sys; print(*(name[9:] for name in sys.modules if name[:9] == 'sparklog.'))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = answer.stdout.split()
@@ -188,7 +188,7 @@ def test_a_server_listens_before_it_imports_what_only_some_requests_need() -> No
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate for 127.0.0.1 that signs itself, and its key."""
+    """Create a self-signed certificate for 127.0.0.1, and its key."""
     cert, key = folder / "cert.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
@@ -206,7 +206,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_server_that_takes_records_loads_their_kernels_before_a_producer_comes(
+def test_a_writable_server_loads_kernels_before_the_first_producer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
 ) -> None:
     import asyncio
@@ -229,7 +229,7 @@ def test_a_server_that_takes_records_loads_their_kernels_before_a_producer_comes
     assert loaded == ["check_records"] * writable
 
 
-def test_an_advertised_port_that_is_not_the_own_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_advertised_port_that_is_not_the_listen_port_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     Listening(listen="127.0.0.1:9092", advertise=["127.0.0.1:19092"]).options(writable=False, auto_create=False)
     told = "clients connect to 127.0.0.1:19092, but this server listens on 127.0.0.1:9092"
     assert told in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Commits of a coordinator's groups: which go into one entry, and what fences them."""
+"""Offset commits of a coordinator's groups: which commits share an entry, and what fences them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def offsets(partition: int, offset: int) -> dict[str, dict[int, OffsetAndMetadat
 
 
 class Runs:
-    """Calls functions when the test says so; `calls` are those that wait."""
+    """Calls functions when the test requests it. `calls` are the pending calls."""
 
     def __init__(self) -> None:
         self.calls: list[asyncio.Future[None]] = []
@@ -48,7 +48,7 @@ def coordinator(runs: Runs) -> Coordinator:
 
 
 def join(asked: Coordinator) -> Membership:
-    """Enter the next generation, as a rebalance does."""
+    """Write the next generation, like a rebalance."""
     members = asked.members(GROUP)
     members.members["one"] = MemberState(ONE)
     members.membership = asked.group(GROUP).join(f"serve@{HERE}", session_timeout_ms=9_000)
@@ -60,7 +60,7 @@ async def waiting(runs: Runs, count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_commits_that_wait_are_one_entry() -> None:
+def test_pending_offset_commits_share_an_entry() -> None:
     async def run() -> None:
         runs = Runs()
         asked = coordinator(runs)
@@ -70,7 +70,7 @@ def test_commits_that_wait_are_one_entry() -> None:
         await waiting(runs, 1)
         others = [asyncio.create_task(asked.commit(GROUP, offsets(partition, 2))) for partition in (0, 1, 2, 3)]
         await asyncio.sleep(0)
-        # A client that goes away: what it has sent is committed with the others.
+        # If a client disconnects, its offsets are committed with those of other clients.
         others[3].cancel()
         runs.calls[0].set_result(None)
         await waiting(runs, 2)
@@ -84,7 +84,7 @@ def test_commits_that_wait_are_one_entry() -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["by its next generation", "by another member"])
-def test_a_commit_that_comes_late_is_refused(taken: bool) -> None:
+def test_a_late_offset_commit_is_rejected(taken: bool) -> None:
     async def run() -> None:
         runs = Runs()
         asked = coordinator(runs)
@@ -104,7 +104,7 @@ def test_a_commit_that_comes_late_is_refused(taken: bool) -> None:
     asyncio.run(run())
 
 
-def test_a_sign_of_life_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_heartbeat_is_followed_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         signs: list[str] = []
 
@@ -122,7 +122,7 @@ def test_a_sign_of_life_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPat
     asyncio.run(run())
 
 
-def test_servers_agree_on_who_has_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_agree_on_the_coordinator_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     root = open_root(MemoryStore(SYSTEM.wall_ms), create=True)
     nodes = [Address("one", 1), Address("two", 2), Address("three", 3)]
     alive = set(nodes)
@@ -143,7 +143,7 @@ def test_servers_agree_on_who_has_a_group(monkeypatch: pytest.MonkeyPatch) -> No
         names = [f"group-{number}" for number in range(40)]
         before = {name: await owner(name) for name in names}
         assert set(before.values()) == alive
-        # The journal comes first: the group goes on where it is, as long as that server answers.
+        # The journal takes precedence: the group stays with its server as long as that server responds.
         other = next(node for node in nodes if node != before[names[0]])
         root_group = Coordinator(root, Peers([other]), call).group(names[0])
         root_group.join(f"serve@{other}", session_timeout_ms=45_000)

@@ -1,4 +1,4 @@
-"""Defaults of a root through a server: described with sources and synonyms, altered, and topics made by them."""
+"""Root defaults with a server: described with sources and synonyms, altered, and used for new topics."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_defaults_of_all_brokers_are_those_of_the_root(serve: Callable[..., 
         assert altered(wire, "g", ("num.partitions", SET, "3"), kind=GROUP) == Code.INVALID_REQUEST
 
 
-def test_a_server_for_reading_takes_no_defaults(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_a_read_only_server_rejects_defaults(serve: Callable[..., Address], tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     with connected(serve(tmp_path)) as (wire,):
         assert altered(wire, "", ("num.partitions", SET, "3")) == Code.CLUSTER_AUTHORIZATION_FAILED
@@ -158,7 +158,7 @@ def test_a_server_for_reading_takes_no_defaults(serve: Callable[..., Address], t
     assert root.topics() == []
 
 
-def test_topics_that_clients_ask_for_are_created_where_the_root_says_so(
+def test_requested_topics_are_created_if_the_root_default_allows_it(
     serve: Callable[..., Address], tmp_path: Path
 ) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
@@ -174,16 +174,14 @@ def test_topics_that_clients_ask_for_are_created_where_the_root_says_so(
     assert len(root.topic("t").bounds()) == 2
 
 
-def test_a_server_that_creates_topics_does_not_where_the_root_forbids_it(
-    serve: Callable[..., Address], tmp_path: Path
-) -> None:
+def test_the_root_default_overrides_the_servers_auto_creation(serve: Callable[..., Address], tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     root.alter_defaults({"auto.create.topics.enable": False})
     with connected(serve(tmp_path, writable=True, auto_create=True)) as (wire,):
         assert asked(wire, "t") == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_topic_that_only_case_tells_from_another_is_not_known(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_a_topic_whose_name_differs_only_in_case_is_unknown(serve: Callable[..., Address], tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     root.create_topic("orders")
     with connected(serve(tmp_path, writable=True, auto_create=True)) as (wire,):
@@ -192,9 +190,7 @@ def test_a_topic_that_only_case_tells_from_another_is_not_known(serve: Callable[
     assert root.topics() == ["orders", "visits"]
 
 
-def test_a_topic_that_cannot_be_created_is_refused_by_what_is_wrong(
-    serve: Callable[..., Address], tmp_path: Path
-) -> None:
+def test_create_topics_returns_the_specific_error(serve: Callable[..., Address], tmp_path: Path) -> None:
     sparklog.open(tmp_path, create=True)
     soon = [{"name": "file.delete.delay.ms", "value": "1000"}]
     topics = [{"name": "a", "numPartitions": 1 << 30}, {"name": "b", "numPartitions": 1, "configs": soon}]

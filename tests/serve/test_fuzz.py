@@ -1,4 +1,4 @@
-"""Requests that no client sends: the server drops who sends them, answers others, and meets no error of its own."""
+"""Requests that no client sends: the server drops the sender, responds to other clients, and has no internal error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ("t", "u", "", "a/b", "__consumer_offsets", "x" * 300)
 
 
 def calmed(value: Any, random_: random.Random) -> Any:
-    """A request's fields, with short waits, and now and then with names and numbers that exist."""
+    """Return a request's fields with short waits and, sometimes, with existing names and numbers."""
     if isinstance(value, list):
         return [calmed(item, random_) for item in value]
     if not isinstance(value, dict):
@@ -37,7 +37,7 @@ def calmed(value: Any, random_: random.Random) -> Any:
                 fields[name] = random_.choice((-2, -1, 0, 1, 2))
             elif name == "records" and item is not None:
                 fields[name] = bytes(broken(batch_of([b"a"]), random_))
-    # Millions of partitions are made without an error, and take their time.
+    # Creating millions of partitions succeeds, but takes long.
     return fields | {name: fields[name] % 8 for name in ("numPartitions", "count") if name in fields}
 
 
@@ -62,7 +62,7 @@ def request(api: Api, version: int, random_: random.Random) -> bytes:
 
 
 def sent(address: Address, requests: Iterator[bytes]) -> None:
-    """Send requests on one connection, as far as the server takes them; it closes what is not whole."""
+    """Send requests on one connection, until the server closes it because of an incomplete request."""
     with socket.create_connection((address.host, address.port), timeout=30) as connection:
         try:
             for data in requests:
@@ -93,17 +93,17 @@ def run(server: KafkaServer, caplog: pytest.LogCaptureFixture, seeds: range) -> 
     assert not errors, errors[0].exc_text or errors[0].getMessage()
 
 
-def test_a_few_hundred_requests(kafka_server: KafkaServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_hundreds_of_random_requests(kafka_server: KafkaServer, caplog: pytest.LogCaptureFixture) -> None:
     run(kafka_server, caplog, range(12))
 
 
 @pytest.mark.slow
 @pytest.mark.sweep
-def test_thousands_of_requests(kafka_server: KafkaServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_thousands_of_random_requests(kafka_server: KafkaServer, caplog: pytest.LogCaptureFixture) -> None:
     run(kafka_server, caplog, range(1_000, 1_850))
 
 
-def test_a_newer_version_of_api_versions_is_answered_with_the_list(kafka_server: KafkaServer) -> None:
+def test_an_unsupported_version_of_api_versions_returns_the_list(kafka_server: KafkaServer) -> None:
     wire = Wire(Address.of(kafka_server.bootstrap))
     body = struct.pack(">hhih", API_VERSIONS, 4, 1, -1) + b"\0\5test\4\0"
     wire.socket.sendall(struct.pack(">i", len(body)) + body)

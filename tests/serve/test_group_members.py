@@ -1,4 +1,4 @@
-"""Members of a group at moments that clients seldom meet: a slow leader, a group that is given up in a rebalance."""
+"""Group members in situations that are rare for clients: a slow leader, a group that is closed during a rebalance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.serve.wire import Wire
 
 
 class Entered:
-    """A generation in a journal; `left` once it has ended there."""
+    """A generation in a journal. `left` is set when the group has ended."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
@@ -50,7 +50,7 @@ async def joined(group: GroupMembers, *asked: JoinDetails) -> list[Joined]:
     return await asyncio.gather(*(group.join(one, id_first=False) for one in asked))
 
 
-def test_a_member_that_waits_for_a_slow_leader_stays() -> None:
+def test_a_member_that_waits_for_a_slow_leader_is_kept() -> None:
     async def run() -> None:
         generations = count(1)
 
@@ -61,7 +61,7 @@ def test_a_member_that_waits_for_a_slow_leader_stays() -> None:
         leader, other = await joined(group, details("leader", 60_000), details("other", 20))
         assert leader.members
         syncing = asyncio.create_task(group.sync(other.member, other.generation, None, {}))
-        # Longer than its session: it cannot send a heartbeat while it waits for an answer.
+        # Longer than the session timeout, because a member cannot send heartbeats while it waits for a response.
         await asyncio.sleep(0.1)
         await group.sync(leader.member, leader.generation, None, {leader.member: b"A", other.member: b"B"})
         assert await syncing == b"B"
@@ -72,8 +72,8 @@ def test_a_member_that_waits_for_a_slow_leader_stays() -> None:
     asyncio.run(run())
 
 
-def test_each_generation_continues_the_one_before() -> None:
-    """The journal refuses the generation of a server that another owner has fenced (`Group.own`)."""
+def test_each_generation_follows_the_previous_one() -> None:
+    """The journal rejects the generation of a server that another owner has fenced (`Group.own`)."""
 
     async def run() -> None:
         continued: list[GroupMetadata | None] = []
@@ -92,8 +92,8 @@ def test_each_generation_continues_the_one_before() -> None:
     asyncio.run(run())
 
 
-def test_a_member_that_asks_for_its_assignment_again_ends_its_former_request() -> None:
-    """That was of a connection which the client has left: it must not be held open until the group is gone."""
+def test_a_repeated_sync_group_ends_the_previous_request() -> None:
+    """The client has closed the connection of the previous request, which must not stay open until the group ends."""
 
     async def run() -> None:
         async def begin(*_: object) -> Membership:
@@ -110,7 +110,7 @@ def test_a_member_that_asks_for_its_assignment_again_ends_its_former_request() -
     asyncio.run(run())
 
 
-def test_members_are_answered_where_a_rebalance_ends_in_an_error_of_this_server() -> None:
+def test_members_get_a_response_if_a_rebalance_fails() -> None:
     async def run() -> None:
         errors: list[Exception] = [RuntimeError("broken")]
 
@@ -128,7 +128,7 @@ def test_members_are_answered_where_a_rebalance_ends_in_an_error_of_this_server(
     asyncio.run(run())
 
 
-def test_a_group_that_is_given_up_in_a_rebalance_ends_in_the_journal() -> None:
+def test_a_group_closed_during_a_rebalance_ends_in_the_journal() -> None:
     async def run() -> None:
         entered, beginning, go = Entered(1), asyncio.Event(), asyncio.Event()
 
@@ -152,7 +152,7 @@ def test_a_group_that_is_given_up_in_a_rebalance_ends_in_the_journal() -> None:
 
 
 @pytest.mark.parametrize("gone", ["with its last member", "with all members at once"])
-def test_a_group_is_empty_once_the_leave_of_its_last_member_is_answered(
+def test_a_group_is_empty_when_its_last_leave_group_returns(
     serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     leave = Membership.leave

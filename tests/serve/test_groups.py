@@ -1,4 +1,4 @@
-"""Consumer groups: members of several clients, servers that take over, and consumers of sparklog's beside them."""
+"""Consumer groups: members of several clients, servers that take over groups, and sparklog consumers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def topic_of(path: Path, partitions: int = PARTITIONS, records: int = 240) -> An
 
 
 class Member(threading.Thread):
-    """A member of kafka-python's in a thread; `assigned` are its partitions, `values` what it read."""
+    """A kafka-python member in a thread. `assigned` are its partitions, and `values` are the values it has read."""
 
     def __init__(self, address: object, group: str = "g", **options: Any) -> None:
         super().__init__(daemon=True)
@@ -62,7 +62,7 @@ class Member(threading.Thread):
             **self.options,
         )
         while not self.leaving.is_set():
-            # Of its own look for another server, where the one that it asks has just ended.
+            # The client's own search for another server failed, because the server that it requested has just stopped.
             with suppress(KafkaConnectionError):
                 for batch in consumer.poll(100).values():
                     self.values += [record.value for record in batch]
@@ -75,7 +75,7 @@ class Member(threading.Thread):
 
 
 class AioMember(Member):
-    """The same, of aiokafka's."""
+    """An aiokafka member, like `Member`."""
 
     def run(self) -> None:
         asyncio.run(self._consume())
@@ -114,7 +114,7 @@ def members(*started: Member) -> Iterator[list[Member]]:
 
 
 def shares(*running: Any) -> bool:
-    """True if the members have all partitions, each one of them."""
+    """Return True if each partition is assigned to exactly one of the members."""
     numbers = sorted(number for member in running for number in member.assigned)
     return numbers == list(range(PARTITIONS)) and all(member.assigned for member in running)
 
@@ -138,7 +138,7 @@ def test_members_of_two_clients_share_partitions_and_offsets(serve: Callable[...
         assert not list(consumer.poll(timeout=0.1)), "offsets go on where the clients were"
 
 
-def test_another_server_takes_a_group_over(tmp_path: Path) -> None:
+def test_another_server_takes_over_a_group(tmp_path: Path) -> None:
     from sparklog.serve.options import ServeOptions
     from sparklog.serve.server import serving
 
@@ -172,7 +172,7 @@ def test_a_server_is_fenced_by_a_consumer_of_the_root(serve: Callable[..., Addre
         wait_for(lambda: shares(*running))
         wait_for(lambda: sum(item.offset for item in group.committed().values()) == 240)
         taken = group.join("native")
-        # The client joins again once its commit is refused, and so fences the other in turn.
+        # The client rejoins when its commit is rejected, which fences the other member.
         wait_for(lambda: group.description().instance != "native")
         with pytest.raises(Fenced):
             taken.commit({"t": {0: 1}})
@@ -187,7 +187,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_operators_see_and_change_groups(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_operators_describe_and_change_groups(serve: Callable[..., Address], tmp_path: Path) -> None:
     from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
     from kafka.structs import OffsetAndMetadata
 
@@ -247,7 +247,7 @@ def test_several_groups_in_one_request(serve: Callable[..., Address], tmp_path: 
     wire.close()
 
 
-def test_a_name_that_no_group_can_have_is_refused(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_an_invalid_group_id_is_rejected(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic_of(tmp_path, partitions=1)
     wire = Wire(serve(tmp_path))
     for name in ("", "g" * 2000):
@@ -268,13 +268,13 @@ def test_a_kafka_directory_has_no_groups(serve: Callable[..., Address], fixtures
         consumer.poll(5_000)
     consumer.close(autocommit=False)
     wire = Wire(address)
-    # librdkafka takes a refusal here for an error of a consumer that was given its partitions.
+    # librdkafka treats an error here as a consumer error, even if partitions were assigned manually.
     assert wire.ask("FindCoordinator", 2, {"key": "g"})["errorCode"] == Code.NONE
     assert wire.ask("OffsetFetch", 5, {"groupId": "g", "topics": None})["errorCode"] == Code.GROUP_AUTHORIZATION_FAILED
     wire.close()
 
 
-def test_clients_are_refused_while_consumers_of_the_root_share_a_group(
+def test_clients_are_rejected_while_consumers_of_the_root_share_a_group(
     serve: Callable[..., Address], tmp_path: Path
 ) -> None:
     from kafka import KafkaAdminClient, KafkaConsumer

@@ -1,6 +1,6 @@
-"""Servers and members that are killed: each record is there once, in order, and is read; offsets never go back.
+"""Killed servers and members: each record is stored exactly once, in order, and is read. Offsets never decrease.
 
-`SPARKLOG_SERVE_KILLS` says how many kills (default 20). librdkafka is a member where confluent-kafka is installed.
+`SPARKLOG_SERVE_KILLS` is the number of kills (default 20). librdkafka is a member if confluent-kafka is installed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.serve.test_groups import PARTITIONS, free_port, shares, wait_for
 KILLS = int(os.environ.get("SPARKLOG_SERVE_KILLS", "20"))
 UP_SECONDS = 2.0
 PAUSE_SECONDS = 8.0
-"""Longer than clients wait for an answer, and than members may be silent."""
+"""Longer than the request timeout of clients and the session timeout of members."""
 SESSION_SECONDS, SPARE_SECONDS = 3, 5
 HAS_LIBRDKAFKA = importlib.util.find_spec("confluent_kafka") is not None
 THIRD = "librdkafka" if HAS_LIBRDKAFKA else "kafka-python"
 
 
 class Servers:
-    """Two servers of a place, each told of the other. `kill` kills the one whose turn it is, and starts it again."""
+    """Two servers of a root that know each other. `kill` kills the servers in turn, and restarts them."""
 
     def __init__(self, place: str, count: int = 2) -> None:
         self.place = place
@@ -58,7 +58,7 @@ class Servers:
         return process
 
     def kill(self) -> None:
-        """Kill the server whose turn it is, or both, and start again what was killed."""
+        """Kill the next server, or both, and restart the killed servers."""
         turn = self.kills % len(self.processes)
         numbers = {turn, random.randrange(len(self.processes))}
         for number in numbers:
@@ -69,7 +69,7 @@ class Servers:
         self.kills += 1
 
     def pause(self) -> None:
-        """Stop the server whose turn it is until clients go on with the other, then let it go on, late as it is."""
+        """Pause the next server until clients continue with the other one, then let it continue."""
         turn = self.kills % len(self.processes)
         self.processes[turn].send_signal(signal.SIGSTOP)
         time.sleep(PAUSE_SECONDS)
@@ -92,7 +92,7 @@ def serving(place: object, count: int = 2) -> Iterator[Servers]:
 
 
 class Sender(threading.Thread):
-    """Sends numbers to all partitions in turn until it is stopped; `acknowledged` are those that were answered for."""
+    """Sends numbers to all partitions in turn until it is stopped. `acknowledged` are the acknowledged numbers."""
 
     def __init__(self, addresses: str, partitions: int) -> None:
         super().__init__(daemon=True)
@@ -132,7 +132,7 @@ class Sender(threading.Thread):
 
 
 def check_once(topic: Any, sender: Sender) -> int:
-    """Check that each record that was acknowledged is there once, and in order; return how many there are."""
+    """Check that each acknowledged record is stored exactly once and in order. Return the number of records."""
     table = topic.scan().to_table()
     values = [int(value) for value in table["value"].to_pylist()]
     assert sorted(values) == sorted(sender.acknowledged) == list(range(len(values)))
@@ -145,7 +145,7 @@ def check_once(topic: Any, sender: Sender) -> int:
 
 
 def check_group(place: object, *members: MemberProcess, records: int) -> None:
-    """Check that all was read and committed, and that no offset of the group has ever gone back."""
+    """Check that all records were read and committed, and that no offset of the group has decreased."""
     root = sparklog.open(str(place))
     group = sparklog.Groups(root).group("g")
     wait_for(lambda: len({row[:2] for member in members for row in member.rows}) == records, 60)
@@ -163,14 +163,14 @@ def check_group(place: object, *members: MemberProcess, records: int) -> None:
 
 @pytest.fixture(params=["disk", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A new root on a disk or in a bucket."""
+    """Return a new root on a disk or in a bucket."""
     return str(tmp_path / "log") if request.param == "disk" else join(request.getfixturevalue("bucket"), "log")
 
 
 @pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("how", [Servers.kill, Servers.pause])
-def test_each_record_is_there_once(place: str, tmp_path: Path, how: Callable[[Servers], None]) -> None:
+def test_each_record_is_stored_exactly_once(place: str, tmp_path: Path, how: Callable[[Servers], None]) -> None:
     topic = sparklog.open(place, create=True).create_topic("t", partitions=PARTITIONS)
     with (
         serving(place) as servers,
@@ -187,7 +187,7 @@ def test_each_record_is_there_once(place: str, tmp_path: Path, how: Callable[[Se
 @pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("victim", ["kafka-python", "aiokafka", THIRD])
-def test_a_member_that_is_killed_is_replaced_after_its_session(tmp_path: Path, victim: str) -> None:
+def test_a_killed_member_is_replaced_after_its_session_timeout(tmp_path: Path, victim: str) -> None:
     root = tmp_path / "log"
     topic = sparklog.open(root, create=True).create_topic("t", partitions=PARTITIONS)
     clients = ["kafka-python", "aiokafka", THIRD]

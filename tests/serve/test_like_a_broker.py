@@ -1,9 +1,9 @@
-"""What a broker answers to odd batches and requests, and to changed requests of real clients: the same here.
+"""The server's responses to unusual batches and requests, and to changed requests of real clients, equal a broker's.
 
-`broker_answers.json` has what a broker of Kafka 4.1.0 answered. Where we differ on purpose, `DIFFERENT` says what we
-answer and why.
+`broker_answers.json` has the responses of a Kafka 4.1.0 broker. `DIFFERENT` lists intended differences with their
+reasons.
 
-    python -m tests.serve.test_like_a_broker HOST:PORT  # ask a broker (auto.create.topics.enable=false), write it
+    python -m tests.serve.test_like_a_broker HOST:PORT  # record a broker (auto.create.topics.enable=false)
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ OPTIONS = ServeOptions(listen=Address("127.0.0.1", 0), writable=True, linger_sec
 
 REFUSED = ["INVALID_RECORD"]
 DIFFERENT: dict[str, Answer] = {
-    # The server sets the base offset in any case, so that a wrong one does no harm.
+    # The server always sets the base offset, so a wrong base offset has no effect.
     "counts: base offset 5": ["NONE", 0, [[0, 1, TIME_MS, TIME_MS, 0, 2]]],
-    # A broker stores these, and no reader can make sense of their offsets, or of their times.
+    # A broker stores these batches, although readers cannot use their offsets or timestamps.
     "counts: deltas 0, 0": REFUSED,
     "counts: deltas 1, 0": REFUSED,
     "counts: delete horizon bit": REFUSED,
-    # A broker drops the half batch silently.
+    # A broker drops the incomplete batch silently.
     "counts: a batch and a half": REFUSED,
     # A broker fails without a reason, or closes the connection.
     "counts: deltas 0, 2 in gzip": REFUSED,
@@ -45,7 +45,7 @@ DIFFERENT: dict[str, Answer] = {
 
 
 def asked(address: Address) -> dict[str, Any]:
-    """Return a server's answers to all cases and to all requests of clients."""
+    """Return a server's responses to all cases and to all client requests."""
     server = Asked(address)
     try:
         return {"cases": answers(address), "clients": replayed(server)}
@@ -70,19 +70,17 @@ def brokers() -> dict[str, Any]:
     return known
 
 
-def test_odd_batches_and_requests_are_answered_as_by_a_broker(ours: dict[str, Any], brokers: dict[str, Any]) -> None:
+def test_unusual_batches_and_requests_get_a_brokers_response(ours: dict[str, Any], brokers: dict[str, Any]) -> None:
     assert {name: mine for name, (mine, _) in different(ours["cases"], brokers["cases"]).items()} == DIFFERENT
 
 
-def test_requests_of_clients_that_mean_the_same_to_a_broker_mean_the_same_here(
-    ours: dict[str, Any], brokers: dict[str, Any]
-) -> None:
+def test_equivalent_requests_of_clients_have_equal_responses(ours: dict[str, Any], brokers: dict[str, Any]) -> None:
     assert different(ours["clients"], brokers["clients"]) == {}
 
 
 @pytest.mark.java
 @pytest.mark.slow
-def test_a_broker_answers_as_it_did(tmp_path: Path, brokers: dict[str, Any]) -> None:
+def test_a_broker_still_returns_the_recorded_responses(tmp_path: Path, brokers: dict[str, Any]) -> None:
     try:
         broker = Broker(tmp_path / "broker", "auto.create.topics.enable=false\n")
     except Missing as missing:
@@ -93,7 +91,7 @@ def test_a_broker_answers_as_it_did(tmp_path: Path, brokers: dict[str, Any]) -> 
 
 
 def write(found: dict[str, Any]) -> None:
-    """Write answers, a line for each."""
+    """Write responses, one per line."""
     parts = []
     for kind, rows in found.items():
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in sorted(rows.items()))

@@ -16,23 +16,23 @@ GUIDE = (DOCS / "guides" / "serve.md").read_text()
 REFERENCE = (DOCS / "reference" / "serve.md").read_text()
 
 
-def test_the_table_has_the_versions_that_are_served() -> None:
+def test_the_table_has_the_supported_versions() -> None:
     rows = re.findall(r"^\| (\w+) \((\d+)\) \| (\d+)(?:-(\d+))? \|", REFERENCE, re.MULTILINE)
     listed = {(name, int(key), int(low), int(high or low)) for name, key, low, high in rows}
     assert listed == {(api.name, api.key, api.min_version, api.max_version) for api in APIS.values()}
 
 
-def test_what_is_listed_is_answered() -> None:
+def test_every_listed_api_is_supported() -> None:
     assert all(callable(api.handler) for api in APIS.values())
 
 
-def test_codes_of_the_page_exist() -> None:
+def test_error_codes_on_the_page_exist() -> None:
     codes = re.findall(r"`([A-Z]+_[A-Z_]+)`", REFERENCE)
     assert codes
     assert all(code in Code.__members__ for code in codes)
 
 
-def test_the_snippet_of_the_guide_is_a_test(kafka_server: KafkaServer) -> None:
+def test_the_guides_snippet_is_a_test(kafka_server: KafkaServer) -> None:
     names: dict[str, Any] = {}
     (snippet,) = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     exec(snippet, names)
@@ -40,7 +40,7 @@ def test_the_snippet_of_the_guide_is_a_test(kafka_server: KafkaServer) -> None:
     assert kafka_server.root.topics() == ["orders"]
 
 
-def test_commands_of_the_guide_have_the_options_that_they_use() -> None:
+def test_commands_in_the_guide_have_the_options_they_use() -> None:
     options = invoke(["serve", "--help"]).output
     for option in set(re.findall(r"(--[a-z-]+)", "\n".join(re.findall(r"^sparklog serve.*$", GUIDE, re.MULTILINE)))):
         assert option in options

@@ -1,4 +1,4 @@
-"""Servers that know each other: which one leads a partition, and when one no longer responds."""
+"""Servers that are configured to know each other: the leader of a partition, and unresponsive servers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def peers_of(own: Address, responding: list[Address]) -> Peers:
     return peers
 
 
-def test_all_servers_name_the_same_leaders_and_spread_the_partitions() -> None:
+def test_all_servers_return_the_same_leaders_and_distribute_partitions() -> None:
     leaders = {topic: peers_of(NODES[0], NODES).leaders(topic) for topic in TOPICS}
     for own in NODES[1:]:
         assert {topic: peers_of(own, NODES).leaders(topic) for topic in TOPICS} == leaders
@@ -54,7 +54,7 @@ def test_only_partitions_of_a_server_that_does_not_respond_get_another_leader() 
 
 
 class StubServer:
-    """Answers probes as long as `mode` is "answer"."""
+    """Responds to probes while `mode` is "answer"."""
 
     mode = "answer"
 
@@ -92,7 +92,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("mode", ["hang", "close", "garbage"])
-def test_a_server_that_does_not_answer_is_told_from_one_that_does(mode: str) -> None:
+def test_unresponsive_and_responsive_servers_are_distinguished(mode: str) -> None:
     async def run() -> None:
         stub = StubServer()
         server = await asyncio.start_server(stub.serve, "127.0.0.1", 0)
@@ -121,7 +121,7 @@ def test_a_server_that_does_not_answer_is_told_from_one_that_does(mode: str) -> 
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_server_that_never_answered_does_not_respond() -> None:
+def test_a_server_that_never_responded_is_unresponsive() -> None:
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as hanging, closing(socket.socket()) as refusing:
             refusing.bind(("127.0.0.1", 0))
@@ -144,7 +144,7 @@ def addresses() -> list[Address]:
 
 
 def seen_by(address: Address, tls: Any) -> tuple[list[int], set[int]]:
-    """Return the leaders of a topic's partitions and the servers that a server tells of."""
+    """Return the leaders of a topic's partitions, and the servers in a server's metadata."""
     wire = Wire(address)
     if tls is not None:
         import ssl
@@ -159,7 +159,7 @@ def seen_by(address: Address, tls: Any) -> tuple[list[int], set[int]]:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_leaders_are_spread_over_the_servers_that_respond(
+def test_leaders_are_distributed_over_responsive_servers(
     tmp_path: Path, addresses: list[Address], encrypted: bool
 ) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
@@ -190,7 +190,7 @@ def test_leaders_are_spread_over_the_servers_that_respond(
 
 
 @pytest.mark.usefixtures("quick")
-def test_any_server_takes_a_batch_whoever_leads(tmp_path: Path, addresses: list[Address]) -> None:
+def test_any_server_accepts_a_batch_regardless_of_the_leader(tmp_path: Path, addresses: list[Address]) -> None:
     topic = sparklog.open(tmp_path, create=True).create_topic("t", partitions=2)
     with ExitStack() as stack:
         for own, other in (addresses, addresses[::-1]):

@@ -1,4 +1,4 @@
-"""Times that a producer may send: the server writes the greatest time, and times below 0 mean none everywhere."""
+"""Timestamps of producers: the server writes the largest timestamp, and a negative timestamp means none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def greatest(times: list[int]) -> int:
 
 @pytest.fixture
 def produced(serve: Callable[..., Address], tmp_path: Path) -> tuple[Path, Wire, dict[str, list[int]]]:
-    """A root with a topic for each kind of batch, sent twice in requests of their own, and `all` with all of them."""
+    """A root with a topic per kind of batch, sent twice in separate requests, and a topic `all` with all batches."""
     root, folder = sparklog.open(tmp_path / "root", create=True), tmp_path / "root"
     times = {name: SENT[name][0] * 2 for name in SENT} | {"all": [time for name in SENT for time in SENT[name][0]]}
     for name in times:
@@ -54,7 +54,7 @@ def produced(serve: Callable[..., Address], tmp_path: Path) -> tuple[Path, Wire,
     return folder, wire, times
 
 
-def test_the_server_writes_the_greatest_time(produced: tuple[Path, Wire, dict[str, list[int]]]) -> None:
+def test_the_server_writes_the_largest_timestamp(produced: tuple[Path, Wire, dict[str, list[int]]]) -> None:
     wire = produced[1]
     for name, (sent, _) in SENT.items():
         headers = headers_of(wire, name)
@@ -73,7 +73,7 @@ def headers_of(wire: Wire, topic: str) -> Any:
 
 
 def looked_up(wire: Wire, topic: str, time_ms: int) -> tuple[int, int]:
-    """Return the time and offset that ListOffsets answers with."""
+    """Return the timestamp and offset in a ListOffsets response."""
     rows = [{"partitionIndex": 0, "timestamp": time_ms}]
     answer = wire.ask("ListOffsets", 7, {"replicaId": -1, "topics": [{"name": topic, "partitions": rows}]})
     row = answer["topics"][0]["partitions"][0]
@@ -82,7 +82,9 @@ def looked_up(wire: Wire, topic: str, time_ms: int) -> tuple[int, int]:
 
 
 def assert_looked_up(wire: Wire, times: dict[str, list[int]]) -> None:
-    """Check look-ups against a plain scan of the times: a record without one has the greatest time only alone."""
+    """Compare lookups with a scan of the timestamps. A record without a timestamp is the result only if all records
+    have none.
+    """
     for name, known in times.items():
         latest = greatest(known)
         for asked in (0, 1, TIME_MS, TIME_MS + 6, TIME_MS + 20, TIME_MS + 21, GREATEST):
@@ -91,14 +93,14 @@ def assert_looked_up(wire: Wire, times: dict[str, list[int]]) -> None:
             assert looked_up(wire, name, asked) == expected, (name, asked)
 
 
-def test_every_reader_takes_a_time_below_0_for_none(
+def test_every_reader_treats_a_negative_timestamp_as_none(
     produced: tuple[Path, Wire, dict[str, list[int]]], tmp_path: Path
 ) -> None:
     folder, wire, times = produced
     assert_looked_up(wire, times)
     assert scanned(folder) == times
     assert sparklog.verify(folder).sound
-    # Sealed into segments with time indexes; then as Kafka's own directory, and imported from there.
+    # The topic is sealed into segments with time indexes, then served as a Kafka directory, and imported from it.
     sparklog.compact(folder, roll=True)
     assert sparklog.verify(folder).sound
     assert scanned(folder) == times
@@ -123,7 +125,7 @@ def times_in(scan: Any) -> list[int]:
 DAY_MS = 86_400_000
 
 
-def test_records_without_a_time_are_as_old_as_their_append(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_records_without_a_timestamp_age_from_their_append(serve: Callable[..., Address], tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     sent = {"none": [[-1], [-5, -1]], "beside": [[-1], [TIME_MS], [-1]], "timed": [[TIME_MS]]}
     for name in sent:
@@ -133,7 +135,7 @@ def test_records_without_a_time_are_as_old_as_their_append(serve: Callable[..., 
         for times in batches:
             assert wire.produce(name, {0: odd_batch(times)})[0]["errorCode"] == Code.NONE
     sparklog.retain(tmp_path)
-    # As a broker, which takes a segment's modification time if no record in it has a time.
+    # A broker uses a segment's modification time if no record in the segment has a timestamp.
     assert scanned(tmp_path) == {"none": [-1, -5, -1], "beside": [], "timed": []}
     count = root.topic("none").count()
     assert (count.records, count.earliest_ms, count.latest_ms) == (3, None, None)
@@ -144,11 +146,11 @@ def test_records_without_a_time_are_as_old_as_their_append(serve: Callable[..., 
     assert scanned(tmp_path)["none"] == []
 
 
-def test_cleaning_keeps_times_below_0(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_cleaning_keeps_negative_timestamps(serve: Callable[..., Address], tmp_path: Path) -> None:
     configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
     topic = sparklog.open(tmp_path, create=True).create_topic("t", configs=configs)
     wire = Wire(serve(tmp_path, writable=True))
-    # Each batch loses its second record to a later one of the same key, and is written again.
+    # The second record of each batch is replaced by a later record with the same key, so the batch is rewritten.
     for times in ([TIME_MS + 5, TIME_MS, -1, -5], [-5, -1, TIME_MS + 9], [-5, -9, -5]):
         keys = [b"%d" % time for time in times]
         records = b"".join(
@@ -163,7 +165,7 @@ def test_cleaning_keeps_times_below_0(serve: Callable[..., Address], tmp_path: P
     assert looked_up(wire, "t", GREATEST) == (TIME_MS + 9, 6)
 
 
-def test_a_topic_with_times_below_0_is_repartitioned(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_a_topic_with_negative_timestamps_is_repartitioned(serve: Callable[..., Address], tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     root.create_topic("t", configs={"retention.ms": -1})
     wire = Wire(serve(tmp_path, writable=True))

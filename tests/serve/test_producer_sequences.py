@@ -1,4 +1,4 @@
-"""Kafka's producers in the registry of a topic: what a commit may hold of them, and how long they are remembered."""
+"""Kafka producers in a topic's registry: the entries that a commit may contain, and when they expire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def append(topic: Topic, *keys: KafkaWriterKey) -> None:
     topic.log.commit_append(files, target, kafka_writers=keys)
 
 
-def test_a_commit_lands_only_after_the_entry_that_was_looked_at() -> None:
+def test_a_commit_must_follow_the_registry_entry_that_was_read() -> None:
     world = World()
     topic = world.root().create_topic("t")
     one, two = writer_id(7, 0), writer_id(8, 3)
@@ -31,11 +31,11 @@ def test_a_commit_lands_only_after_the_entry_that_was_looked_at() -> None:
     registry = topic.log.state().registry
     numbers = [registry[writer].batch if writer in registry else None for writer in (one, two, writer_id(7, 1))]
     assert numbers == [9, 0, None]
-    # Opened from a checkpoint, and from the commits alone.
+    # Open the topic from a checkpoint, and from the commits alone.
     assert world.topic("t").log.state().registry == registry
 
 
-def test_a_topic_says_that_software_must_know_its_writers() -> None:
+def test_a_topic_with_producers_requires_a_feature() -> None:
     topic = World().root().create_topic("t", configs={"inline.records.bytes": 0, "carried.commits": 0})
     append(topic, KafkaWriterKey(writer_id(7, 0), 4, None, 5))
     state = topic.log.state()
@@ -48,7 +48,7 @@ def test_a_topic_says_that_software_must_know_its_writers() -> None:
     assert COMMIT_JSON.fields(data, "commit")
 
 
-def test_a_producer_is_forgotten_after_a_day_and_other_writers_are_not() -> None:
+def test_an_idle_producer_expires_after_a_day_and_other_writers_do_not() -> None:
     world = World()
     topic = world.root().create_topic("t")
     append(topic, KafkaWriterKey(writer_id(7, 0), 4, None, 5))

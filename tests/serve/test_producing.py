@@ -1,4 +1,4 @@
-"""Producers: what they send is there once, whichever server they send it to; what is wrong is refused by its code."""
+"""Producers: records are stored exactly once, whichever server gets them; invalid batches get an error code."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def values(topic: Any, partition: int = 0) -> list[bytes]:
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
-def test_what_a_producer_sends_is_there_as_it_was_sent(
-    serve: Callable[..., Address], tmp_path: Path, codec: str | None
-) -> None:
+def test_produced_records_are_stored_as_sent(serve: Callable[..., Address], tmp_path: Path, codec: str | None) -> None:
     from kafka import KafkaProducer
 
     topic = topic_of(tmp_path, partitions=3)
@@ -91,7 +89,7 @@ def test_what_a_producer_sends_is_there_as_it_was_sent(
 BASE_MS = int(time.time() * 1000)
 
 
-def test_a_topic_has_one_commit_in_a_linger(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_a_topic_has_one_commit_per_linger(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic = topic_of(tmp_path, partitions=2)
     address = serve(tmp_path, writable=True, linger_seconds=0.5)
     with connected(*[address] * 6) as wires:
@@ -106,13 +104,13 @@ def test_a_topic_has_one_commit_in_a_linger(serve: Callable[..., Address], tmp_p
             thread.start()
         for thread in threads:
             thread.join()
-        # The first to arrive does not wait; all the others do, for one another.
+        # The first batch does not wait. All other batches wait for each other.
         assert wires[0].produce("t", {0: batch_of([b"6"])})[0]["errorCode"] == Code.NONE
     assert topic.log.state().version <= 3, "the topic's creation (0), the first, the others, the one after them"
     assert sorted(values(topic, 0) + values(topic, 1)) == [b"%d" % n for n in range(7)]
 
 
-def test_answers_to_the_batches_of_a_commit_are_sent_in_one_call(
+def test_responses_for_the_batches_of_a_commit_are_sent_in_one_call(
     serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, sizes = topic_of(tmp_path), list[int]()
@@ -136,7 +134,7 @@ def test_answers_to_the_batches_of_a_commit_are_sent_in_one_call(
     assert values(topic) == [b"0", b"1", b"2", b"3"]
 
 
-def test_batches_that_are_durable_are_answered_before_a_request_that_drops_the_connection(
+def test_durable_batches_get_a_response_before_the_connection_is_dropped(
     serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, batches = topic_of(tmp_path), list[int]()
@@ -159,7 +157,7 @@ def test_batches_that_are_durable_are_answered_before_a_request_that_drops_the_c
     assert values(topic) == [b"0", b"1"]
 
 
-def test_a_commit_begins_once_each_busy_producer_has_sent(tmp_path: Path) -> None:
+def test_a_commit_starts_when_each_busy_producer_has_sent_a_batch(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     topic = root.create_topic("t")
     commits: list[int] = []
@@ -186,8 +184,8 @@ def test_a_commit_begins_once_each_busy_producer_has_sent(tmp_path: Path) -> Non
     assert values(topic) == [b"0", b"1", b"2"]
 
 
-def test_a_commit_of_few_does_not_hide_that_many_producers_are_busy(tmp_path: Path) -> None:
-    """Their batches may be in sockets that the event loop has not read yet."""
+def test_a_small_commit_does_not_reset_the_number_of_expected_batches(tmp_path: Path) -> None:
+    """The other producers' batches may be in sockets that the event loop has not read yet."""
     root = sparklog.open(tmp_path, create=True)
     root.create_topic("t")
     expected = list[int]()
@@ -206,7 +204,7 @@ def test_a_commit_of_few_does_not_hide_that_many_producers_are_busy(tmp_path: Pa
     assert expected == [6, 4, 3, 2, 1, 1]
 
 
-def test_busy_producers_are_waited_for_as_long_as_a_commit_takes(tmp_path: Path) -> None:
+def test_a_commit_waits_for_busy_producers_as_long_as_a_commit_takes(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     root.create_topic("t")
     slow, ended = 0.05, list[float]()
@@ -225,10 +223,8 @@ def test_busy_producers_are_waited_for_as_long_as_a_commit_takes(tmp_path: Path)
     asyncio.run(produce())
 
 
-def test_producers_are_not_waited_for_as_long_as_a_store_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that had batches under way may have left meanwhile: the next one must not wait for as long again."""
+def test_a_commit_does_not_wait_as_long_as_a_store_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Producers with batches in flight may have disconnected, so the next batch must not wait as long again."""
     monkeypatch.setattr("sparklog.serve.appends.MAX_WAIT_SECONDS", 0.01)
 
     async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
@@ -247,7 +243,9 @@ def test_producers_are_not_waited_for_as_long_as_a_store_failed(
 
 @asynccontextmanager
 async def appending(path: Path) -> AsyncIterator[Callable[..., Awaitable[list[Code]]]]:
-    """Yield what appends batches together by a server that has seen topic `t`; it returns the codes of the answers."""
+    """Yield a function that appends batches together, to a server that has polled topic `t`. It returns the response
+    codes.
+    """
     root = sparklog.open(path)
 
     async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
@@ -264,7 +262,7 @@ async def appending(path: Path) -> AsyncIterator[Callable[..., Awaitable[list[Co
     yield add
 
 
-def test_a_commit_is_not_looked_for_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_commit_is_not_read_before_it_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, look, topic = list[str](), TopicLog.refresh_checking_root, topic_of(tmp_path)
 
     def counted(log: TopicLog) -> Any:
@@ -284,7 +282,7 @@ def test_a_commit_is_not_looked_for_before_it_is_made(tmp_path: Path, monkeypatc
     assert values(topic) == [b"first", b"1", b"2", b"of another process", b"3"]
 
 
-def test_what_the_newest_state_takes_is_taken(tmp_path: Path) -> None:
+def test_a_batch_that_the_latest_state_accepts_is_accepted(tmp_path: Path) -> None:
     topic = topic_of(tmp_path, configs={"max.message.bytes": "150"})
 
     async def produce() -> None:
@@ -302,7 +300,7 @@ def test_what_the_newest_state_takes_is_taken(tmp_path: Path) -> None:
     assert values(topic, 1) == [b"new"]
 
 
-def test_an_error_of_the_server_itself_is_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_gets_a_response(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = sparklog.open(tmp_path, create=True)
     topic = root.create_topic("t")
     errors = [ZeroDivisionError("a mistake"), None]
@@ -323,7 +321,7 @@ def test_an_error_of_the_server_itself_is_answered(tmp_path: Path, caplog: pytes
     assert "a mistake" in caplog.text
 
 
-def test_a_request_that_meets_an_error_of_the_server_ends_its_connection_alone(
+def test_an_internal_error_closes_only_its_own_connection(
     serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic_of(tmp_path)
@@ -336,10 +334,10 @@ def test_a_request_that_meets_an_error_of_the_server_ends_its_connection_alone(
         assert other.produce("t", {0: batch_of([b"b"])})[0]["errorCode"] == Code.NONE
 
 
-def test_the_batches_that_javas_producer_has_under_way_are_one_object(
+def test_batches_in_flight_from_the_java_producer_are_one_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five of 16 KiB: on a disk a commit waits for two fsyncs then, that of the object and that of its name."""
+    """Five batches of 16 KiB: on a disk, a commit then waits for two fsyncs, of the object and of the directory."""
     root = sparklog.open(tmp_path, create=True)
     topic = root.create_topic("t")
     commits, synced = list[int](), list[str]()
@@ -367,7 +365,7 @@ def test_the_batches_that_javas_producer_has_under_way_are_one_object(
     assert len(values(topic)) == 10
 
 
-def test_a_retry_is_written_once_at_any_server(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_a_retry_is_written_once_on_any_server(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic = topic_of(tmp_path)
     first, second = serve(tmp_path, writable=True), serve(tmp_path, writable=True)
     batches = [batch_of([b"%d" % n, b"%d" % (n + 1)], producer=(PRODUCER, 0, n)) for n in range(0, 12, 2)]
@@ -377,7 +375,7 @@ def test_a_retry_is_written_once_at_any_server(serve: Callable[..., Address], tm
             again = wire.produce("t", {0: batches[0]})[0]
             assert (again["errorCode"], again["baseOffset"], again["logStartOffset"]) == (Code.NONE, 0, 0)
         assert other.produce("t", {0: batches[1]})[0]["errorCode"] == Code.NONE
-        # What follows a batch that is missing waits for it.
+        # Batches after a missing batch wait for it.
         assert one.produce("t", {0: batches[3]})[0]["errorCode"] == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
         assert one.produce("t", {0: batches[2]})[0]["errorCode"] == Code.NONE
         assert one.produce("t", {0: batches[3]})[0]["baseOffset"] == 6
@@ -387,7 +385,9 @@ def test_a_retry_is_written_once_at_any_server(serve: Callable[..., Address], tm
     assert values(topic) == [*(b"%d" % n for n in range(8)), b"x"]
 
 
-def test_one_batch_sent_to_two_servers_at_once_lands_once(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_a_batch_sent_to_two_servers_concurrently_is_committed_once(
+    serve: Callable[..., Address], tmp_path: Path
+) -> None:
     topic = topic_of(tmp_path)
     addresses = [serve(tmp_path, writable=True, linger_seconds=0) for _ in range(2)]
     with connected(*addresses) as wires:
@@ -417,7 +417,7 @@ def refusal(last: int, batch: BatchHeader) -> Code:
     return refused.value.code
 
 
-def test_sequences_are_judged_as_kafka_does() -> None:
+def test_sequences_are_validated_as_in_kafka() -> None:
     out_of_order, landed = Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.DUPLICATE_SEQUENCE_NUMBER
     last = next_number(None, header(5, 3))
     assert next_number(last, header(8)) == last + 1
@@ -431,7 +431,7 @@ def test_sequences_are_judged_as_kafka_does() -> None:
     bumped = next_number(last, header(0, epoch=1))
     assert refusal(bumped, header(8)) == Code.INVALID_PRODUCER_EPOCH
     assert bumped > last
-    # After 2^31 - 1 comes 0; the number goes on.
+    # The sequence after 2^31 - 1 is 0, but the record number increases.
     end = next_number(None, header(2**31 - 2, 2))
     wrapped = next_number(end, header(0, 4))
     assert wrapped == end + 4
@@ -440,7 +440,7 @@ def test_sequences_are_judged_as_kafka_does() -> None:
 
 
 def broken(**changes: Any) -> bytes:
-    """A batch whose header is changed, with a right checksum."""
+    """Return a batch with a changed header and a correct checksum."""
     data = bytearray(batch_of([b"a", b"b"]))
     from dataclasses import replace
 
@@ -471,13 +471,13 @@ def broken(**changes: Any) -> bytes:
         (broken(base_offset=2**63 - 2), Code.INVALID_RECORD, 7),
         (batch_of([b"a"])[:16] + b"\1" + batch_of([b"a"])[17:], Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, 7),
     ],
-    # The batches have times in them: every process is to name the cases alike.
+    # The batches contain timestamps, but all test processes must use the same case names.
     ids=[
         *("empty", "none", "cut", "two", "checksum", "too-large", "no-key", "zstd-for-6", "old", "transactional"),
         *("count", "last-offset", "control", "codec", "below", "beyond", "magic"),
     ],
 )
-def test_what_is_wrong_is_refused_and_nothing_is_written(
+def test_invalid_batches_are_rejected_and_not_written(
     serve: Callable[..., Address], tmp_path: Path, batch: bytes | None, code: Code, version: int
 ) -> None:
     configs = {
@@ -495,7 +495,7 @@ def test_what_is_wrong_is_refused_and_nothing_is_written(
     assert values(topic) == [b"good"]
 
 
-def test_a_batch_is_checked_by_few_calls() -> None:
+def test_validating_a_batch_takes_few_calls() -> None:
     configs, sent = TopicConfigs(), memoryview(batch_of([b"x"] * 100, codec=3))
     with compiled():
         checked_batch(sent, 9, configs, BASE_MS)
@@ -506,7 +506,7 @@ def test_a_batch_is_checked_by_few_calls() -> None:
     assert calls <= 40, "however many records it has"
 
 
-def test_under_log_append_time_the_commit_gives_the_time(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_with_log_append_time_the_commit_defines_the_timestamp(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic = topic_of(tmp_path, configs={"message.timestamp.type": "LogAppendTime"})
     address = serve(tmp_path, writable=True)
     with connected(address) as (wire,):
@@ -519,7 +519,7 @@ def test_under_log_append_time_the_commit_gives_the_time(serve: Callable[..., Ad
     assert [record.value for record in records] == values(topic)
 
 
-def test_a_server_for_reading_refuses_each_change(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_a_read_only_server_rejects_each_change(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic_of(tmp_path)
     with connected(serve(tmp_path)) as (wire,):
         assert wire.produce("t", {0: batch_of([b"a"])})[0]["errorCode"] == Code.TOPIC_AUTHORIZATION_FAILED

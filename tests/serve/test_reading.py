@@ -1,4 +1,4 @@
-"""What clients read is what Kafka's own consumer read of the same log, record by record; and nothing is decoded."""
+"""Clients read the same records as Kafka's consumer from the same log, and batches are not decoded."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def expected(fixture: Path, partition: str, isolation: str) -> list[ReadRecord]:
 
 
 @pytest.mark.parametrize("imported", [False, True], ids=["in-place", "imported"])
-def test_what_kafka_wrote_is_read_as_kafka_read_it(
+def test_kafka_logs_are_served_as_kafka_served_them(
     fixtures: Path, serve: Callable[..., Any], tmp_path: Path, imported: bool
 ) -> None:
     counted = 0
@@ -83,7 +83,7 @@ def test_what_kafka_wrote_is_read_as_kafka_read_it(
     assert counted > 1000
 
 
-def test_what_sparklog_wrote_is_read_as_it_reads_it(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_sparklog_topics_are_served_as_sparklog_reads_them(serve: Callable[..., Any], tmp_path: Path) -> None:
     root = filled_root(tmp_path)
     address = serve(tmp_path)
     for name in root.topics():
@@ -101,7 +101,7 @@ def test_what_sparklog_wrote_is_read_as_it_reads_it(serve: Callable[..., Any], t
     assert root.topic("decided").bounds()[1].last_stable == 2
 
 
-def test_offsets_by_time_are_those_of_the_topic(serve: Callable[..., Any], tmp_path: Path, fixtures: Path) -> None:
+def test_offsets_by_timestamp_are_those_of_the_topic(serve: Callable[..., Any], tmp_path: Path, fixtures: Path) -> None:
     from kafka import KafkaConsumer, TopicPartition
 
     topic = sparklog.open(tmp_path, create=True).create_topic("t")
@@ -125,7 +125,7 @@ def test_offsets_by_time_are_those_of_the_topic(serve: Callable[..., Any], tmp_p
     consumer.close()
 
 
-def test_no_batch_is_decoded(serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_not_decoded(serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = filled_root(tmp_path).topic("zstd")
     records = rows_of(topic, 0, "read_committed")
     calls: list[str] = []
@@ -138,7 +138,7 @@ def test_no_batch_is_decoded(serve: Callable[..., Any], tmp_path: Path, monkeypa
     assert not calls
 
 
-def test_a_fetch_at_the_end_is_answered_when_a_commit_is_seen(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_fetch_at_the_log_end_returns_after_a_commit(serve: Callable[..., Any], tmp_path: Path) -> None:
     from kafka import KafkaConsumer, TopicPartition
 
     topic = sparklog.open(tmp_path, create=True).create_topic("t")
@@ -154,7 +154,7 @@ def test_a_fetch_at_the_end_is_answered_when_a_commit_is_seen(serve: Callable[..
     consumer.close()
 
 
-def test_a_fetch_of_what_was_read_before_waits_for_no_thread(
+def test_a_fetch_of_buffered_batches_does_not_wait_for_a_thread(
     serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = sparklog.open(tmp_path, create=True).create_topic("t")
@@ -176,7 +176,7 @@ def test_a_fetch_of_what_was_read_before_waits_for_no_thread(
         headers = scan_headers(bytes(records))
         assert headers.base_offset.tolist() == [offset]
         sizes.append(len(records))
-    # One alone is less than was asked for, so that there may be more. The last place is another one.
+    # One batch is smaller than the requested minimum, so a window is read. The last position is another one.
     assert all(75 < size < 150 for size in sizes), sizes
     assert [name == "sparklog-serve" for name in threads] == [False, True, False, False]
     wire.close()
@@ -198,8 +198,8 @@ def test_windows_of_all_sizes_have_the_same_batches(tmp_path: Path, monkeypatch:
     assert read[100] == read[700] == read[4 << 20]
 
 
-def test_clients_at_one_place_take_no_room_from_others(tmp_path: Path) -> None:
-    """Each of them reads the same window, of which one is kept."""
+def test_clients_at_one_position_share_the_buffer(tmp_path: Path) -> None:
+    """Each client reads the same window, of which only one is buffered."""
     root = sparklog.open(tmp_path, create=True)
     log, places = ServedLog(RootView(root), root, None), []
     for name in "tu":
@@ -214,7 +214,7 @@ def test_clients_at_one_place_take_no_room_from_others(tmp_path: Path) -> None:
     assert [batches.has_buffered(replace(place, offset=1), 300) for place in places] == [True, True]
 
 
-def test_what_is_left_of_a_window_keeps_no_memory_for_what_was_read(tmp_path: Path) -> None:
+def test_the_remainder_of_a_window_does_not_keep_its_memory(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     topic = root.create_topic("t")
     for number in range(9):
@@ -231,7 +231,7 @@ def test_what_is_left_of_a_window_keeps_no_memory_for_what_was_read(tmp_path: Pa
 
 
 def fetch_of(offsets: dict[str, int], wait_ms: int) -> dict[str, Any]:
-    """Return the fields of a fetch of partition 0 of topics."""
+    """Return the fields of a Fetch request for partition 0 of topics."""
     rows = {
         name: [{"partition": 0, "fetchOffset": start, "partitionMaxBytes": 1000}] for name, start in offsets.items()
     }
@@ -240,14 +240,14 @@ def fetch_of(offsets: dict[str, int], wait_ms: int) -> dict[str, Any]:
 
 
 def fetched(wire: Wire, offsets: dict[str, int], wait_ms: int = 20_000) -> set[str]:
-    """Return the names of topics of which a fetch gave batches."""
+    """Return the names of topics for which a fetch returned batches."""
     answers = wire.ask("Fetch", 4, fetch_of(offsets, wait_ms))["responses"]
     assert [answer["partitions"][0]["errorCode"] for answer in answers] == [Code.NONE] * len(offsets)
     return {answer["topic"] for answer in answers if len(answer["partitions"][0]["records"] or b"")}
 
 
 def fetching_slowly(address: Any, nbytes: int) -> Wire:
-    """Return a connection that has asked for a large answer, and takes little of it at once."""
+    """Return a connection that has requested a large response, and receives it slowly."""
     wire = Wire(address)
     wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     fields = fetch_of({"t": 0, "u": 0}, 0) | {"maxBytes": 2 * nbytes}
@@ -257,9 +257,7 @@ def fetching_slowly(address: Any, nbytes: int) -> Wire:
     return wire
 
 
-def test_an_answer_that_is_taken_slowly_comes_whole_and_before_the_next(
-    serve: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_slowly_received_response_is_complete_and_in_order(serve: Callable[..., Any], tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     stored = []
     for name in "tu":
@@ -279,7 +277,7 @@ def test_an_answer_that_is_taken_slowly_comes_whole_and_before_the_next(
     wire.close()
 
 
-def test_a_client_that_takes_nothing_is_dropped_when_its_time_is_over(
+def test_a_client_that_receives_nothing_is_dropped_after_its_timeout(
     serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_SECONDS", 0.05)
@@ -301,7 +299,7 @@ def test_a_client_that_takes_nothing_is_dropped_when_its_time_is_over(
     wire.close()
 
 
-def test_a_fetch_of_many_topics_takes_one_look(
+def test_a_fetch_of_many_topics_polls_once(
     serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = sparklog.open(tmp_path, create=True)
@@ -320,14 +318,15 @@ def test_a_fetch_of_many_topics_takes_one_look(
     wire = Wire(address)
     assert fetched(wire, {"a": 0, "b": 1, "c": 1, "d": 1}) == {"a"}
     assert looks == [["a", "b", "c", "d"]]
-    # Where there is something to give, nothing is looked at again at once, but for a reader that does not wait.
+    # If there are batches to return, the topics are not polled again, except for a fetch that does not wait.
     for name in "bc":
         root.topic(name).append({"value": ["more"]})
     assert fetched(wire, {"a": 0, "b": 1, "c": 1, "d": 1}) == {"a"}
     assert len(looks) == 1
     assert fetched(wire, {"b": 1, "d": 1}) == {"b"}
     assert fetched(wire, {"a": 0, "c": 1}, 0) == {"a", "c"}
-    # What this server has committed is seen at once, also while others wait, and an offset that another one has given.
+    # Commits of this server are visible immediately, also while other fetches wait, and so is an offset of another
+    # server.
     waiting = Wire(address)
     waiting.send("Fetch", 4, fetch_of({"d": 1}, 60_000))
     assert not fetched(wire, {"a": 1, "c": 2, "d": 1}, 100)

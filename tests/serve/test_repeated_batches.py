@@ -1,4 +1,4 @@
-"""A batch that is sent again is answered with the offset that it has, by whichever server gets it."""
+"""A retried batch gets a response with its offset from any server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Sent = tuple[int, bytes]
 
 
 def produced(root: Root, *sent: Sent) -> list[ProduceResponse]:
-    """Send batches to topic `t` at once by a server that has just started: partition and bytes of each."""
+    """Send batches to topic `t` concurrently, to a server that has just started: partition and bytes of each batch."""
 
     async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
         return commit(log, batches)
@@ -74,14 +74,12 @@ STATES: dict[str, Callable[[Root], object]] = {
     ],
     ids=["inline", "files", "log-append-time", "compacted"],
 )
-def test_another_server_answers_the_last_five_batches_with_their_offsets(
-    state: str, configs: dict[str, object]
-) -> None:
+def test_another_server_returns_the_offsets_of_the_last_five_batches(state: str, configs: dict[str, object]) -> None:
     world = World()
     topic = world.root().create_topic("t", partitions=2, configs=configs)
     topic.append({"key": ["a"], "value": ["plain"]})
     first: list[tuple[Sent, ProduceResponse]] = []
-    # Two commits with several batches of two producers in each of two partitions, and a plain batch between them.
+    # Two commits with several batches of two producers in each of two partitions, and a plain batch in between.
     for commit in range(2):
         sent = [
             (partition, batch(producer, commit * 6 + n * 2, 2))
@@ -101,7 +99,7 @@ def test_another_server_answers_the_last_five_batches_with_their_offsets(
     assert topic.log.state().version == version
 
 
-def test_batches_that_the_log_cannot_tell_of_are_acknowledged_without_an_offset(
+def test_committed_batches_missing_from_the_log_are_acknowledged_without_an_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -111,10 +109,10 @@ def test_batches_that_the_log_cannot_tell_of_are_acknowledged_without_an_offset(
         assert produced(world.root(), one)[0].code is Code.NONE
     answers = [produced(world.root(), one)[0] for one in batches]
     assert [answer.base for answer in answers[3:]] == [3, 4, 5, 6, 7]
-    # Bounds of the search: the batch is found in one piece whose bytes were counted before it was read.
+    # Limits of the search: the batch is found in one window, whose size was counted before it was read.
     monkeypatch.setattr(repeated_batches, "WINDOW_BYTES", 1)
     assert [produced(world.root(), one)[0].base for one in batches[3:]] == [3, 4, 5, 6, 7]
-    # Not a whole batch: the client has put its records together in another way.
+    # This is not a complete batch: the client has grouped its records differently.
     assert produced(world.root(), (0, batch(0, 5, 2))) == [ProduceResponse(Code.DUPLICATE_SEQUENCE_NUMBER)]
     topic.delete_records({0: 6})
     assert produced(world.root(), batches[5]) == [ProduceResponse(Code.DUPLICATE_SEQUENCE_NUMBER)]
@@ -132,7 +130,7 @@ def test_offsets_are_found_after_the_sequence_wraps() -> None:
 
 
 class LossyProxy:
-    """Forwards connections to `target`; drops the next response after `lose` is called, then forwards to `then`."""
+    """Forwards connections to `target`. After a call of `lose`, drops the next response and then forwards to `then`."""
 
     target: Address
 
@@ -208,13 +206,13 @@ CLIENTS = {"kafka-python": kafka_python_producer, "librdkafka": librdkafka_produ
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_learns_the_right_offsets_after_a_failover(
+def test_a_client_gets_correct_offsets_after_a_failover(
     serve: Callable[..., Address], tmp_path: Path, client: str
 ) -> None:
     topic = sparklog.open(tmp_path, create=True).create_topic("t")
     topic.append({"value": ["plain"] * 10})
     proxy = LossyProxy()
-    # Both servers advertise the proxy, so a client never sees which one it talks to.
+    # Both servers advertise the proxy, so a client does not know which server it uses.
     servers = [serve(tmp_path, writable=True, advertise=(proxy.address,)) for _ in range(2)]
     proxy.target = servers[0]
     with CLIENTS[client](proxy.address) as send:

@@ -1,4 +1,4 @@
-"""Requests that a broker accepts although a part of them is wrong or means nothing: clients send them."""
+"""Requests of clients that a broker accepts although a part of them is wrong or has no meaning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW, DAY_MS = int(time.time() * 1000), 86_400_000
 def test_bytes_after_the_end_of_a_request_are_ignored(serve: Callable[..., Address], tmp_path: Path) -> None:
     sparklog.open(tmp_path, create=True).create_topic("t")
     wire = Wire(serve(tmp_path))
-    # librdkafka 2.2 to 2.16: four bytes for the length of the topic array, of which null (varint 0) takes one.
+    # librdkafka 2.2 to 2.16: four bytes for the length of the topic array, of which null (varint 0) uses one.
     all_topics = b"\0" + b"\0\0\0" + b"\0" + b"\0\0\0"
     wire.send_raw("Metadata", 9, all_topics)
     assert [topic["name"] for topic in wire.receive("Metadata", 9)["topics"]] == ["t"]
@@ -44,7 +44,7 @@ def test_bytes_after_the_end_of_a_request_are_ignored(serve: Callable[..., Addre
         (7, 3, Code.FETCH_SESSION_ID_NOT_FOUND),
     ],
 )
-def test_a_fetch_is_judged_by_its_session_epoch_alone(
+def test_a_fetch_depends_only_on_its_session_epoch(
     serve: Callable[..., Address], tmp_path: Path, session_id: int, epoch: int, code: Code
 ) -> None:
     sparklog.open(tmp_path, create=True).create_topic("t").append({"value": ["a"]})
@@ -77,7 +77,7 @@ def assigned(*nodes: list[int], first: int = 0) -> dict[str, Any]:
     return {"assignments": rows, "numPartitions": -1, "replicationFactor": -1}
 
 
-def test_topics_are_created_by_the_rules_of_a_broker(wire: Wire) -> None:
+def test_topics_are_validated_like_on_a_broker(wire: Wire) -> None:
     assert [row["errorCode"] for row in created(wire, topic_row("a_b.c"))] == [Code.NONE]
     cases: list[tuple[str, dict[str, Any], Code]] = [
         ("a.b_c", {}, Code.INVALID_TOPIC),
@@ -110,7 +110,7 @@ def test_topics_are_created_by_the_rules_of_a_broker(wire: Wire) -> None:
         assert wire.ask("CreatePartitions", 1, asked)["results"][0]["errorCode"] == error, (count, assignments)
 
 
-def test_the_answer_to_create_topics_has_the_configs_that_describe_configs_gives(wire: Wire) -> None:
+def test_create_topics_returns_the_configs_of_describe_configs(wire: Wire) -> None:
     configs = [{"name": "retention.ms", "value": "77"}]
     (checked,) = created(wire, topic_row("t", configs=configs, numPartitions=2), validateOnly=True)
     (row,) = created(wire, topic_row("t", configs=configs, numPartitions=2))
@@ -134,7 +134,7 @@ def test_the_answer_to_create_topics_has_the_configs_that_describe_configs_gives
         ("g", 1_800_001, Code.INVALID_SESSION_TIMEOUT),
     ],
 )
-def test_session_timeouts_have_the_bounds_of_a_broker(wire: Wire, group: str, session_ms: int, code: Code) -> None:
+def test_session_timeouts_have_a_brokers_limits(wire: Wire, group: str, session_ms: int, code: Code) -> None:
     protocols = [{"name": "range", "metadata": b""}]
     asked = {"groupId": group, "sessionTimeoutMs": session_ms, "rebalanceTimeoutMs": 1000, "protocolType": "consumer"}
     assert wire.ask("JoinGroup", 5, {**asked, "protocols": protocols})["errorCode"] == code
@@ -147,7 +147,7 @@ READ_TOPIC, READ_CLUSTER, UNTOLD = 0b10100001000, 0b10100000000, -(2**31)
 @pytest.mark.parametrize(
     ("writable", "topic", "cluster"), [(True, ALL_TOPIC, ALL_CLUSTER), (False, READ_TOPIC, READ_CLUSTER)]
 )
-def test_a_client_that_asks_is_told_what_it_may_do(
+def test_a_client_can_request_its_authorized_operations(
     serve: Callable[..., Address], tmp_path: Path, writable: bool, topic: int, cluster: int
 ) -> None:
     sparklog.open(tmp_path, create=True).create_topic("t")
@@ -175,7 +175,7 @@ def test_a_client_that_asks_is_told_what_it_may_do(
     ids=["no-keys", "old", "old-ahead-and-no-key", "fine"],
 )
 @pytest.mark.parametrize("codec", [0, 4])
-def test_a_producer_is_told_which_records_are_wrong(
+def test_a_produce_response_lists_the_invalid_records(
     serve: Callable[..., Address], tmp_path: Path, codec: int, times: list[int], keys: list[bytes | None],
     code: Code, wrong: list[int],
 ) -> None:  # fmt: skip
@@ -192,8 +192,8 @@ def test_a_producer_is_told_which_records_are_wrong(
     assert topic.count().records == (0 if wrong else len(times))
 
 
-def test_a_transactional_producer_is_told_that_there_are_no_transactions(wire: Wire) -> None:
+def test_a_transactional_producer_gets_an_error(wire: Wire) -> None:
     answer = wire.ask("FindCoordinator", 3, {"key": "id", "keyType": 1})
-    # Clients show the text of an error that they do not know here; an authorization error hides it.
+    # Clients print the message of an error code that they do not handle. An authorization error would hide it.
     assert answer["errorCode"] == Code.UNSUPPORTED_VERSION
     assert "use sparklog.transactional" in answer["errorMessage"]

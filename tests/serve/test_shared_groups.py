@@ -1,4 +1,4 @@
-"""Kafka's clients and `sparklog.consumer` in one group, over one server and over two."""
+"""Kafka clients and `sparklog.consumer` in one group, with one server and with two."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 class KafkaMember(threading.Thread):
-    """A consumer of kafka-python."""
+    """A kafka-python consumer."""
 
     def __init__(self, servers: object, *, cooperative: bool = False) -> None:
         super().__init__(daemon=True)
@@ -69,7 +69,7 @@ class KafkaMember(threading.Thread):
 
 
 class NativeMember(threading.Thread):
-    """A `sparklog.consumer`; it is cooperative as far as the group allows it."""
+    """A `sparklog.consumer`. It is cooperative if the group allows it."""
 
     def __init__(self, root: Path, assignors: list[str] | None = None) -> None:
         super().__init__(daemon=True)
@@ -126,20 +126,22 @@ def append(topic: sparklog.Topic, first: int) -> None:
 
 
 def share_all(*running: Any) -> bool:
-    """Return True if the members have all partitions, each one of them, and all have some."""
+    """Return True if each partition is assigned to exactly one member, and each member has partitions."""
     numbers = sorted(number for member in running for number in member.assigned)
     return numbers == list(range(PARTITIONS)) and all(member.assigned for member in running)
 
 
 def read_exactly(running: list[Any], until: int) -> None:
-    """Wait until all records were read, and expect that none was read twice."""
+    """Wait until all records were read, and check that none was read twice."""
     wanted = sorted(b"%d" % n for n in range(until))
     wait_for(lambda: len({value for member in running for value in member.values}) == until)
     assert sorted(value for member in running for value in member.values) == wanted
 
 
 @pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
-def test_members_of_both_kinds_share_a_group(serve: Callable[..., Address], tmp_path: Path, cooperative: bool) -> None:
+def test_clients_and_consumers_of_the_root_share_a_group(
+    serve: Callable[..., Address], tmp_path: Path, cooperative: bool
+) -> None:
     topic = topic_of(tmp_path)
     address = serve(tmp_path)
     group = sparklog.Groups(tmp_path).group("g")
@@ -150,7 +152,7 @@ def test_members_of_both_kinds_share_a_group(serve: Callable[..., Address], tmp_
         owner = group.description().members
         assert [(item.id, item.client_id) for item in owner] == [(f"serve@{address}", f"serve@{address}")]
         wait_for(lambda: sum(item.offset for item in group.committed().values()) == RECORDS)
-        # A member of the root joins: the clients become members of the journal.
+        # A consumer of the root joins, so the clients become members in the journal.
         running.append(NativeMember(tmp_path))
         wait_for(lambda: share_all(*running))
         described = group.description()
@@ -162,14 +164,15 @@ def test_members_of_both_kinds_share_a_group(serve: Callable[..., Address], tmp_
         assert {item["memberId"] for item in row["members"]} == {item.id for item in described.members}
         assert all(item["memberAssignment"] for item in row["members"])
         wire.close()
-        # A client that joins is a member of the journal at once, and one that leaves hands over at once.
+        # A client that joins becomes a member in the journal immediately, and a client that leaves releases its
+        # partitions immediately.
         running.append(client())
         wait_for(lambda: share_all(*running))
         running[0].leaving.set()
         wait_for(lambda: share_all(*running[1:]))
         append(topic, 2 * RECORDS)
         read_exactly(running, 3 * RECORDS)
-        # The last member of the root leaves: the clients go on.
+        # The last consumer of the root leaves. The clients continue.
         running[2].leaving.set()
         wait_for(lambda: share_all(running[1], running[3]))
         append(topic, 3 * RECORDS)
@@ -178,13 +181,13 @@ def test_members_of_both_kinds_share_a_group(serve: Callable[..., Address], tmp_
     assert sum(item.offset for item in group.committed().values()) == 4 * RECORDS
 
 
-def test_members_that_die_are_replaced_on_both_sides(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_members_of_both_kinds_that_die_are_replaced(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic = topic_of(tmp_path)
     address = serve(tmp_path)
     group = sparklog.Groups(tmp_path).group("g")
     with members(NativeMember(tmp_path)) as running:
         wait_for(lambda: share_all(*running))
-        # Clients that join a group of the root's members are members of the journal from the start.
+        # Clients that join a group of consumers of the root are members in the journal from the start.
         running += [KafkaMember(address), KafkaMember(address), NativeMember(tmp_path)]
         wait_for(lambda: share_all(*running))
         assert len(group.description().members) == 4
@@ -217,14 +220,14 @@ def test_clients_of_two_servers_share_a_group(tmp_path: Path) -> None:
         wait_for(lambda: share_all(*running))
         append(topic, RECORDS)
         read_exactly(running, 2 * RECORDS)
-        # Without the member of the root the clients of both servers go on, too.
+        # Without the consumer of the root, the clients of both servers also continue.
         running[0].leaving.set()
         wait_for(lambda: share_all(*running[1:]))
         append(topic, 2 * RECORDS)
         read_exactly(running, 3 * RECORDS)
 
 
-def test_members_whose_protocols_do_not_fit_get_one_clear_error(serve: Callable[..., Address], tmp_path: Path) -> None:
+def test_members_with_incompatible_protocols_get_one_clear_error(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic_of(tmp_path)
     address = serve(tmp_path)
     with members(KafkaMember(address)) as running:

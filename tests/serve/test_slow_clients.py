@@ -1,4 +1,4 @@
-"""Clients that begin something and never end it: all others are served meanwhile, and the slow ones are dropped."""
+"""Clients that start something and never finish it: other clients are served, and the slow clients are dropped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.serve.wire import Wire, batch_of
 SLOW = 12
 LARGE = 50_000_000
 NAME, PASSWORD = "anna", "pencil"
-"""Of a user that may do anything."""
+"""A user that may do anything."""
 
 
 def request(key: int, version: int, body: bytes) -> bytes:
@@ -36,7 +36,7 @@ def request(key: int, version: int, body: bytes) -> bytes:
 
 
 def slow_fetch(connected: socket.socket) -> None:
-    """Ask again and again for a megabyte and read nothing."""
+    """Request a megabyte repeatedly, and read nothing."""
     connected.setblocking(False)
     topic = struct.pack(">ih", 1, 1) + b"t" + struct.pack(">iiqi", 1, 0, 0, 1 << 20)
     fetch = request(1, 4, struct.pack(">iiiib", -1, 0, 0, 1 << 20, 0) + topic)
@@ -131,12 +131,12 @@ def test_others_are_served_while_slow_clients_are_connected(
     wire.close()
     assert [answer["errorCode"] for answer in answers] == [Code.NONE] * 3
     assert [answer["baseOffset"] for answer in answers] == [1, 2, 3]
-    # Some of those that fill the memory are dropped.
+    # Some of the requests that fill the memory are dropped.
     assert all(map(is_open, slow)) != ("fills" in stage)
 
 
 @pytest.mark.parametrize("stage", BEFORE_LOGIN)
-def test_a_client_logs_in_while_slow_clients_have_not(
+def test_a_client_can_log_in_while_slow_clients_log_in(
     serve: Callable[..., Address], root: Path, tmp_path: Path, many: Any, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     monkeypatch.setattr(services, "STALL_SECONDS", 0.2)
@@ -149,7 +149,7 @@ def test_a_client_logs_in_while_slow_clients_have_not(
     assert all(map(is_open, slow)) != ("fills" in stage)
 
 
-def test_a_client_is_served_while_others_are_within_the_handshake_of_tls(
+def test_a_client_is_served_while_others_are_in_a_tls_handshake(
     serve: Callable[..., Address], root: Path, tmp_path: Path, many: Any
 ) -> None:
     cert, key = certificate(tmp_path)
@@ -168,7 +168,7 @@ def test_a_client_is_served_while_others_are_within_the_handshake_of_tls(
 
 
 def dropped(connected: socket.socket) -> bool:
-    """Wait until the server closes a connection, after whatever it has sent."""
+    """Wait until the server closes a connection, after any data that it has sent."""
     connected.settimeout(30)
     try:
         while connected.recv(1 << 16):
@@ -179,7 +179,7 @@ def dropped(connected: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if "before" not in stage and stage != "not reading"])
-def test_a_request_that_does_not_arrive_in_time_ends_its_connection(
+def test_a_request_that_times_out_closes_its_connection(
     serve: Callable[..., Address], root: Path, many: Any, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_SECONDS", 0.05)
@@ -203,7 +203,7 @@ def test_a_client_that_does_not_log_in_is_dropped(
     assert all(map(dropped, many(address, BEFORE_LOGIN[stage])))
 
 
-def test_a_handshake_of_tls_that_takes_too_long_is_ended(
+def test_a_tls_handshake_that_times_out_is_aborted(
     serve: Callable[..., Address], root: Path, tmp_path: Path, many: Any
 ) -> None:
     cert, key = certificate(tmp_path)
@@ -212,7 +212,7 @@ def test_a_handshake_of_tls_that_takes_too_long_is_ended(
     assert all(map(dropped, many(address, lambda connected: None)))
 
 
-def test_a_client_that_has_not_logged_in_sends_small_requests_only(
+def test_a_client_that_has_not_logged_in_can_only_send_small_requests(
     serve: Callable[..., Address], root: Path, tmp_path: Path
 ) -> None:
     address = serve(root, writable=True, users=users_file(tmp_path))
@@ -225,14 +225,14 @@ def test_a_client_that_has_not_logged_in_sends_small_requests_only(
     wire.close()
 
 
-def test_an_address_has_a_limit_of_connections(serve: Callable[..., Address], root: Path) -> None:
+def test_connections_per_address_are_limited(serve: Callable[..., Address], root: Path) -> None:
     address = serve(root, limits=ServeLimits(connections_per_ip=2))
     one, two = Wire(address), Wire(address)
     assert one.ask("ApiVersions", 0, {})["errorCode"] == two.ask("ApiVersions", 0, {})["errorCode"] == Code.NONE
     with socket.create_connection((address.host, address.port), timeout=30) as third:
         assert dropped(third)
     one.close()
-    # The place is free once the server has seen that the client left.
+    # The connection is no longer counted when the server has detected that the client disconnected.
     for _ in range(100):
         again = Wire(address)
         try:
@@ -250,7 +250,7 @@ def no_connection() -> None:
     pytest.fail("a request that has not stalled is dropped")
 
 
-def test_large_requests_that_have_arrived_in_part_do_not_wait_for_each_other() -> None:
+def test_partially_received_requests_do_not_deadlock() -> None:
     async def arrive(memory: RequestMemory) -> int:
         request = RequestBytes(no_connection)
         for _ in range(9):
@@ -267,7 +267,7 @@ def test_large_requests_that_have_arrived_in_part_do_not_wait_for_each_other() -
     assert asyncio.run(all_of()) == [90] * 20
 
 
-def test_one_large_request_at_a_time_exceeds_the_memory() -> None:
+def test_one_large_request_at_a_time_may_exceed_the_memory() -> None:
     async def waiting() -> list[bool]:
         memory, requests = RequestMemory(100), [RequestBytes(no_connection) for _ in range(4)]
         await memory.acquire(requests[0], 90)
@@ -283,7 +283,7 @@ def test_one_large_request_at_a_time_exceeds_the_memory() -> None:
     assert asyncio.run(waiting()) == [False, True]
 
 
-def test_requests_that_have_stalled_are_dropped_where_others_need_their_memory(
+def test_stalled_requests_are_dropped_if_others_need_their_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(services, "STALL_SECONDS", 0.05)
@@ -297,7 +297,7 @@ def test_requests_that_have_stalled_are_dropped_where_others_need_their_memory(
 
         requests = [RequestBytes(partial(close, number)) for number in range(4)]
         for request in requests[:3]:
-            # The third may exceed the limit. The first has arrived as a whole: the server works on it.
+            # The third request may exceed the limit. The first request has arrived completely, and is being processed.
             await memory.acquire(request, 45)
         memory.arrived(requests[0])
         await asyncio.wait_for(memory.acquire(requests[3], 45), 30)
@@ -306,7 +306,7 @@ def test_requests_that_have_stalled_are_dropped_where_others_need_their_memory(
     assert asyncio.run(stalled()) == [1, 2]
 
 
-def test_an_address_that_tries_passwords_does_not_keep_others_waiting() -> None:
+def test_an_address_that_tries_passwords_does_not_block_others() -> None:
     running, most = [0], [0]
 
     async def check(fails: bool) -> bytes:

@@ -1,4 +1,4 @@
-"""A static member that comes back (KIP-345): its assignment and generation stay, its former id is fenced."""
+"""A static member that rejoins (KIP-345) keeps its assignment and generation, and its previous id is fenced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def subscription(*topics: str, owned: int = 0) -> bytes:
 
 
 class StaticMember:
-    """An instance, as requests by hand make one: `join` begins as a process does that has just started."""
+    """An instance that sends requests manually. `join` starts like a process that has just started."""
 
     def __init__(self, address: Address, instance: str) -> None:
         self.wire = Wire(address)
@@ -77,7 +77,7 @@ class StaticMember:
 
 
 def rejoin(member: StaticMember) -> dict[str, Any]:
-    """Join again, as a client does once a heartbeat says that others wait."""
+    """Rejoin, like a client whose heartbeat reports a rebalance."""
     while member.heartbeat() != Code.REBALANCE_IN_PROGRESS:
         time.sleep(0.01)
     return member.join(member=member.member)
@@ -105,7 +105,7 @@ def two(serve: Callable[..., Address], tmp_path: Path) -> Iterator[Two]:
     b.wire.close()
 
 
-def test_a_follower_comes_back_without_a_rebalance(two: Two) -> None:
+def test_a_static_follower_rejoins_without_a_rebalance(two: Two) -> None:
     a, b = two
     former, generation = b.member, b.generation
     b.sync()
@@ -123,7 +123,7 @@ def test_a_follower_comes_back_without_a_rebalance(two: Two) -> None:
     assert a.heartbeat() == b.heartbeat() == Code.NONE
 
 
-def test_a_leader_comes_back_and_assigns_nothing(two: Two) -> None:
+def test_a_static_leader_rejoins_without_assigning(two: Two) -> None:
     a, b = two
     former = a.member
     answer = a.join()
@@ -131,7 +131,7 @@ def test_a_leader_comes_back_and_assigns_nothing(two: Two) -> None:
     assert not answer["members"]
     assert a.sync()["assignment"] == b"A"
     assert b.heartbeat() == Code.NONE
-    # It leads again: the next rebalance asks it for the assignment.
+    # It is the leader again, so the next rebalance requests the assignment from it.
     with ThreadPoolExecutor(1) as pool:
         leading = pool.submit(a.join, member=a.member)
         rejoin(b)
@@ -140,7 +140,7 @@ def test_a_leader_comes_back_and_assigns_nothing(two: Two) -> None:
     assert {row["memberId"] for row in again["members"]} == {a.member, b.member}
 
 
-def test_a_leader_that_comes_back_is_told_to_skip_the_assignment(two: Two) -> None:
+def test_a_rejoining_leader_is_told_to_skip_the_assignment(two: Two) -> None:
     a, b = two
     answer = a.join(version=9)
     assert (answer["leader"], answer["skipAssignment"]) == (a.member, True)
@@ -153,7 +153,7 @@ def test_a_leader_that_comes_back_is_told_to_skip_the_assignment(two: Two) -> No
     assert a.heartbeat() == b.heartbeat() == Code.NONE
 
 
-def test_other_topics_begin_a_rebalance(two: Two) -> None:
+def test_a_changed_subscription_starts_a_rebalance(two: Two) -> None:
     a, b = two
     generation = b.generation
     with ThreadPoolExecutor(1) as pool:
@@ -163,7 +163,7 @@ def test_other_topics_begin_a_rebalance(two: Two) -> None:
 
 
 def described(wire: Wire) -> dict[str, tuple[str, bytes]]:
-    """Return the id and the assignment of each instance; nothing while a rebalance is under way."""
+    """Return the id and assignment of each instance, or nothing during a rebalance."""
     group = wire.ask("DescribeGroups", 5, {"groups": [GROUP]})["groups"][0]
     if group["groupState"] != "Stable":
         return {}
@@ -173,9 +173,7 @@ def described(wire: Wire) -> dict[str, tuple[str, bytes]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["kafka-python", "aiokafka", LIBRDKAFKA, JAVA])
 @pytest.mark.parametrize("leads", [False, True], ids=["a follower", "the leader"])
-def test_a_client_that_is_killed_comes_back(
-    serve: Callable[..., Address], tmp_path: Path, client: str, leads: bool
-) -> None:
+def test_a_killed_client_rejoins(serve: Callable[..., Address], tmp_path: Path, client: str, leads: bool) -> None:
     topic = topic_of(tmp_path / "log")
     address = serve(tmp_path / "log")
     group = sparklog.Groups(tmp_path / "log").group(GROUP)
@@ -190,7 +188,7 @@ def test_a_client_that_is_killed_comes_back(
         for instance in ("gone", "other") if leads else ("other", "gone"):
             running[instance] = start(names[instance], instance)
             wait_for(lambda: len(described(wire)) == len(running))
-            # A leader of kafka-python's joins twice: it does not know its topic's partitions at first.
+            # A kafka-python leader joins twice, because it does not have the metadata of its topic at first.
             time.sleep(SETTLED_SECONDS)
         before, generation = described(wire), group.description().generation
         running["gone"].kill()

@@ -1,4 +1,4 @@
-"""Topics by their ids: a request for a topic that was deleted never reaches its successor of the same name."""
+"""Topics by topic id: a request for a deleted topic never reaches a new topic with the same name."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def anna(root: Any, tmp_path: Path, serve: Callable[..., Address]) -> Wire:
     return logged_in(address)
 
 
-def test_metadata_has_ids_and_is_asked_by_ids(root: Any, serve: Callable[..., Address]) -> None:
+def test_metadata_returns_topic_ids_and_accepts_them(root: Any, serve: Callable[..., Address]) -> None:
     ids, wire = ids_of(root), Wire(serve(root.location))
     for version in (10, 11, 12):
         topics = wire.ask("Metadata", version, {"topics": None})["topics"]
         assert {topic["name"]: topic["topicId"] for topic in topics} == ids
-    # A server that has not seen a topic finds it.
+    # A server that has not polled a topic yet finds it.
     fresh = Wire(serve(root.location))
     topics = fresh.ask("Metadata", 12, by_id(ids["payments"], UNKNOWN_ID, ids["payments"]))["topics"]
     assert [(topic["name"], topic["topicId"], topic["errorCode"], len(topic["partitions"])) for topic in topics] == [
@@ -69,7 +69,7 @@ def test_metadata_has_ids_and_is_asked_by_ids(root: Any, serve: Callable[..., Ad
     again = root.create_topic("payments").log.state().topic_id
     topics = fresh.ask("Metadata", 12, by_id(ids["payments"], again))["topics"]
     assert [(topic["name"], topic["errorCode"]) for topic in topics] == [(None, Code.UNKNOWN_TOPIC_ID), ("payments", 0)]
-    # In versions 10 and 11 a null is no name, and ids are not looked at.
+    # In versions 10 and 11, null is not a name, and ids are ignored.
     nameless = wire.ask("Metadata", 11, by_id(again))["topics"]
     assert [(topic["name"], topic["errorCode"]) for topic in nameless] == [("", Code.INVALID_TOPIC)]
     for one in (wire, fresh):
@@ -95,7 +95,7 @@ def test_a_topic_is_deleted_by_its_id(root: Any, serve: Callable[..., Address]) 
     wire.close()
 
 
-def test_the_id_of_a_new_topic_is_answered(root: Any, serve: Callable[..., Address]) -> None:
+def test_create_topics_returns_the_topic_id(root: Any, serve: Callable[..., Address]) -> None:
     wire = Wire(serve(root.location, writable=True))
     row = wire.ask("CreateTopics", 7, {"topics": [{"name": "new", "numPartitions": 1, "replicationFactor": 1}]})[
         "topics"
@@ -113,7 +113,7 @@ def fetched(wire: Wire, version: int, *topic_ids: str, **fields: Any) -> list[tu
     return [(part["errorCode"], bool(part["records"])) for row in rows for part in row["partitions"]]
 
 
-def test_fetch_reads_topics_by_their_ids(root: Any, serve: Callable[..., Address]) -> None:
+def test_fetch_reads_topics_by_id(root: Any, serve: Callable[..., Address]) -> None:
     ids, unknown = ids_of(root), (Code.UNKNOWN_TOPIC_ID, False)
     wire = Wire(serve(root.location))
     for version in range(13, 19):
@@ -128,8 +128,10 @@ def test_fetch_reads_topics_by_their_ids(root: Any, serve: Callable[..., Address
 
 
 @pytest.mark.parametrize("asked_first", ["orders", "copy"])
-def test_a_copied_folder_has_an_id_of_its_own(tmp_path: Path, serve: Callable[..., Address], asked_first: str) -> None:
-    """A fetch by id must never return the records of the other folder, whichever topic the server saw first."""
+def test_a_copied_directory_has_its_own_topic_id(
+    tmp_path: Path, serve: Callable[..., Address], asked_first: str
+) -> None:
+    """A fetch by id must never return the records of the other directory, whichever topic the server polled first."""
     directory = tmp_path / "kafka"
     for name, base in (("orders", 0), ("copy", 5)):
         folder = directory / f"{name}-0"
@@ -149,7 +151,7 @@ def test_a_copied_folder_has_an_id_of_its_own(tmp_path: Path, serve: Callable[..
     wire.close()
 
 
-def test_a_fetch_that_waits_learns_of_the_end_of_its_topic(root: Any, serve: Callable[..., Address]) -> None:
+def test_a_waiting_fetch_returns_when_its_topic_is_deleted(root: Any, serve: Callable[..., Address]) -> None:
     wire, topic_id = Wire(serve(root.location)), ids_of(root)["orders"]
     partitions = [{"partition": 0, "fetchOffset": 1, "partitionMaxBytes": 1000}]
     topics = [{"topicId": topic_id, "partitions": partitions}]
@@ -160,7 +162,7 @@ def test_a_fetch_that_waits_learns_of_the_end_of_its_topic(root: Any, serve: Cal
     wire.close()
 
 
-def test_ids_tell_no_more_than_names(root: Any, anna: Wire) -> None:
+def test_topic_ids_do_not_disclose_denied_topics(root: Any, anna: Wire) -> None:
     ids, denied = ids_of(root), Code.TOPIC_AUTHORIZATION_FAILED
     topics = anna.ask("Metadata", 12, by_id(ids["payments"], ids["orders"]))["topics"]
     assert [(topic["name"], topic["errorCode"]) for topic in topics] == [(None, denied), ("orders", 0)]

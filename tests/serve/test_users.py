@@ -1,4 +1,4 @@
-"""Users: passwords that are right and wrong, by clients of others, and what each user may do."""
+"""Users: correct and wrong passwords of clients, and the permissions of each user."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def options(name: str, mechanism: str, password: str | None = None) -> dict[str,
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", SCRAM])
-def test_a_right_password_lets_in_and_a_wrong_one_does_not(address: Address, mechanism: str) -> None:
+def test_a_correct_password_is_accepted_and_a_wrong_one_is_rejected(address: Address, mechanism: str) -> None:
     from aiokafka import AIOKafkaProducer
     from aiokafka.errors import KafkaError
 
@@ -87,7 +87,7 @@ def test_the_example_of_the_rfc() -> None:
     answer = exchange.step(RFC_FIRST.encode()).decode()
     assert answer.startswith("r=rOprNGfwEbeRWgbNEkqO")
     assert answer.endswith(f",s={RFC_SALT},i=4096")
-    # The RFC's proof is of the RFC's nonce: its keys are right if they give it.
+    # The RFC's proof is for the RFC's nonce. The keys are correct if they yield the proof.
     nonce = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
     exchange._nonce = nonce
     exchange._messages[1] = f"r={nonce},s={RFC_SALT},i=4096"
@@ -105,7 +105,7 @@ def answered(exchange: SaslExchange, *messages: bytes) -> None:
     "message",
     ["", "x", "p=tls,,n=user,r=a", "n,,r=a", "n,,n=user", "n,,m=x,n=user,r=a", "n,,n=nobody,r=a", "\0\0", "a\0b"],
 )
-def test_broken_messages_are_denied(message: str) -> None:
+def test_malformed_messages_are_rejected(message: str) -> None:
     for mechanism in ("PLAIN", SCRAM):
         exchange = SaslExchange(mechanism, {"user": User("user", Verifier.of("pencil", b"salt"), {})}, random.Random(1))
         with pytest.raises(CodeError):
@@ -113,8 +113,8 @@ def test_broken_messages_are_denied(message: str) -> None:
         assert exchange.user is None
 
 
-def test_a_salt_does_not_tell_that_a_name_does_not_exist() -> None:
-    """It is the same each time, as that of a user, and only who has the file of users can compute it."""
+def test_a_salt_does_not_disclose_whether_a_name_exists() -> None:
+    """The salt is the same each time, like that of an existing user, and only the users file determines it."""
 
     def salt(password: str) -> str:
         users = {"user": User("user", Verifier.of(password, b"salt"), {})}
@@ -124,7 +124,7 @@ def test_a_salt_does_not_tell_that_a_name_does_not_exist() -> None:
     assert salt("pencil") == salt("pencil") != salt("another")
 
 
-def test_nothing_is_answered_before_an_authentication(address: Address) -> None:
+def test_requests_before_authentication_get_no_response(address: Address) -> None:
     wire = Wire(address)
     assert wire.ask("ApiVersions", 3, {})["errorCode"] == 0
     assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"x"})["errorCode"] == Code.ILLEGAL_SASL_STATE
@@ -138,7 +138,7 @@ def test_nothing_is_answered_before_an_authentication(address: Address) -> None:
     wire.close()
 
 
-def test_every_request_needs_an_authentication(address: Address) -> None:
+def test_every_request_requires_authentication(address: Address) -> None:
     for api in APIS.values():
         wire = Wire(address)
         wire.send(api.name, api.max_version, {})
@@ -146,7 +146,7 @@ def test_every_request_needs_an_authentication(address: Address) -> None:
         wire.close()
 
 
-def test_each_user_does_what_is_allowed_and_no_more(address: Address) -> None:
+def test_each_user_can_do_only_what_is_allowed(address: Address) -> None:
     wire = Wire(address)
     wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
     assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"\0anna\0pencil"})["errorCode"] == 0
@@ -174,7 +174,7 @@ def test_each_user_does_what_is_allowed_and_no_more(address: Address) -> None:
     wire.close()
 
 
-def test_offsets_of_topics_that_a_user_may_not_read_are_not_shown(address: Address, tmp_path: Path) -> None:
+def test_offsets_of_denied_topics_are_not_returned(address: Address, tmp_path: Path) -> None:
     group = sparklog.Groups(tmp_path / "root").group("shop")
     group.alter({"orders": {0: 1}, "payments": {0: 1}})
     wire, denied = Wire(address), Code.TOPIC_AUTHORIZATION_FAILED
@@ -201,7 +201,7 @@ def test_offsets_of_topics_that_a_user_may_not_read_are_not_shown(address: Addre
         "anna SCRAM-SHA-256$4096:c2FsdA==$AAAA:AAAA read:",
     ],
 )
-def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str) -> None:
+def test_an_error_reports_the_invalid_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "users"
     file.write_text(f"# users\n{line}\n")
     with pytest.raises(BadRequest, match="line 2 of"):

@@ -1,4 +1,4 @@
-"""Requests sent by hand: what no client would send, or not at this moment."""
+"""Requests that are sent manually, because clients would not send them, or not at this moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BY_NAME = {api.name: api for api in APIS.values()}
 
 
 class Wire:
-    """A connection. `ask` sends a request and returns its response."""
+    """A connection. `ask` sends a request and returns the response."""
 
     def __init__(self, address: Address) -> None:
         self.socket = socket.create_connection((address.host, address.port), timeout=30)
@@ -60,7 +60,7 @@ class Wire:
     def produce(
         self, topic: str, batches: dict[int, bytes | None], *, acks: int = -1, version: int = 7
     ) -> list[Fields]:
-        """Produce a batch for each partition; return the partitions' answers."""
+        """Produce one batch per partition, and return the responses of the partitions."""
         rows = [{"index": number, "records": None if batch is None else [batch]} for number, batch in batches.items()]
         fields = {"acks": acks, "timeoutMs": 1000, "topicData": [{"name": topic, "partitionData": rows}]}
         answers: list[Fields] = self.ask("Produce", version, fields)["responses"][0]["partitionResponses"]
@@ -76,7 +76,7 @@ def batch_of(
     codec: int = 0,
     transactional: bool = False,
 ) -> bytes:
-    """Build a batch by kafka-python's code; `producer`: id, epoch and first sequence."""
+    """Build a batch with kafka-python. `producer` is id, epoch and first sequence."""
     import time
 
     from kafka.record.memory_records import MemoryRecordsBuilder

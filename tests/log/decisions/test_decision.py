@@ -1,4 +1,4 @@
-"""Entries of a decision log: their bytes, and what each step makes of a state."""
+"""Entries of a decision log: their encoding, and the result of each step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def committed(state: Decisions, n: int, *prepares: Prepared, **how: object) -> D
     return replace(after, number=state.number + 1)
 
 
-def test_an_entry_survives_its_bytes() -> None:
+def test_an_entry_is_decoded_as_encoded() -> None:
     state = committed(started(id_="ö/1"), 0, A1, B7, groups=[GROUP])
     state = replace(state, commit_id="x", prev_crc=3, time_ms=9, batch=4, count=8, prepared=(JOB,))
     state = replace(state, prepared_groups=(PreparedGroup("h", 9, "job"),))
@@ -59,19 +59,19 @@ def test_an_entry_survives_its_bytes() -> None:
         ({"commits": (CommitDecision(3, 1, (A1,)),)}, "commits should be ordered by number, with numbers up to 0"),
     ],
 )
-def test_what_no_entry_can_say_is_corrupt(change: dict[str, object], says: str) -> None:
+def test_an_invalid_entry_is_corrupt(change: dict[str, object], says: str) -> None:
     state = replace(committed(started(), 0, A1), **change)  # type: ignore[arg-type]
     with pytest.raises(Corrupt, match=says):
         DECISIONS.decode(DECISION_JSON.encode(state), "k", 1)
 
 
-def test_a_newer_format_is_refused() -> None:
+def test_a_newer_format_is_rejected() -> None:
     state = replace(started(), read_features=("odd",))
     with pytest.raises(BadRequest, match="needs the sparklog features odd to be read"):
         DECISIONS.decode(DECISION_JSON.encode(state), "k", 0)
 
 
-def test_the_first_decision_wins() -> None:
+def test_the_first_decision_is_final() -> None:
     state = committed(started(), 0, A1)
     assert decision.abort(state, 0, decision.BY_TIMEOUT) is None
     assert decision.commit(state, 0, [A1], time_ms=9) is None
@@ -85,7 +85,7 @@ def test_the_first_decision_wins() -> None:
         decision.commit(aborted, 5, [A2], time_ms=9)
 
 
-def test_a_new_instance_aborts_what_is_open_and_fences() -> None:
+def test_a_new_instance_aborts_the_open_transaction_and_fences_the_old_instance() -> None:
     state = committed(started("one"), 0, A1)
     taken = decision.init(state, "two")
     assert taken is not None
@@ -100,7 +100,7 @@ def test_a_new_instance_aborts_what_is_open_and_fences() -> None:
         decision.prepare(taken, 1, [A2])
 
 
-def test_topics_record_what_the_commit_names() -> None:
+def test_topics_record_the_prepares_of_the_commit() -> None:
     state = committed(started(), 0, A1, A2, B7)
     assert state.resolved("a", "id-a", 0) == Resolved("t", 0, (1, 2), {"b": 7})
     assert state.resolved("b", "id-b", 0) == Resolved("t", 0, (7,), {"a": 2})
@@ -113,7 +113,7 @@ def test_topics_record_what_the_commit_names() -> None:
     assert aborted.resolved("a", "id-a", 1) == Resolved("t", 1)
 
 
-def test_recorded_prepares_are_committed_and_replaced_by_their_part() -> None:
+def test_recorded_prepares_are_committed_and_replaced_per_part() -> None:
     state = started()
     recorded = decision.prepare(state, 0, [JOB], "job")
     assert recorded is not None
@@ -131,7 +131,7 @@ def test_recorded_prepares_are_committed_and_replaced_by_their_part() -> None:
     assert whole.prepared == ()
 
 
-def test_a_commit_is_kept_until_it_is_recorded_and_the_newest_for_good() -> None:
+def test_a_commit_is_kept_until_recorded_and_the_latest_is_always_kept() -> None:
     state = committed(started(), 0, A1)
     assert decision.prune(state, {0}) is None
     state = committed(state, 1, A2)
@@ -145,7 +145,7 @@ def test_a_commit_is_kept_until_it_is_recorded_and_the_newest_for_good() -> None
     assert [item.n for item in aborted.commits] == [0, 1]
 
 
-def test_groups_are_committed_by_the_entries_that_are_named() -> None:
+def test_group_offsets_are_committed_by_entry_number() -> None:
     job = PreparedGroup("h", 4, "job")
     recorded = decision.prepare(started(), 0, [], "job", [job])
     assert recorded is not None
@@ -167,7 +167,7 @@ def test_groups_are_committed_by_the_entries_that_are_named() -> None:
             decision.commit(aborted, 0, [], time_ms=9)
 
 
-def test_the_replay_rule_is_asked_on_every_base() -> None:
+def test_the_replay_rule_is_applied_to_every_state() -> None:
     state = committed(started(), 0, A1, key=WriterKey("t", 4), count=3)
     assert (state.batch, state.count) == (4, 3)
     with pytest.raises(Conflict, match="batch 4 of 't' was committed by another run"):
@@ -187,12 +187,12 @@ def test_the_replay_rule_is_asked_on_every_base() -> None:
         ("x" * 200, "x" * 200),
     ],
 )
-def test_ids_become_folders(id_: str, folder: str) -> None:
+def test_ids_become_directory_names(id_: str, folder: str) -> None:
     assert id_folder(id_) == folder
     assert transactions_prefix(id_) == f"_transactions/{folder}"
 
 
-def test_long_ids_are_hashed_and_wrong_ones_refused() -> None:
+def test_long_ids_are_hashed_and_invalid_ids_are_rejected() -> None:
     assert id_folder("x" * 201).startswith("=")
     assert len({id_folder("ö" * 67), id_folder("ö" * 68), id_folder("x" * 201)}) == 3
     for wrong in ("", "x" * 1025, "\ud800", None):

@@ -1,4 +1,4 @@
-"""The decision log of an id: races, lost answers, stalls, checkpoints, damage."""
+"""The decision log of an id: races, lost responses, stalls, checkpoints, damage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def commit(log: DecisionLog, n: int, *prepares: Prepared) -> Decisions:
     return log.write(lambda base: decision.commit(base, n, prepares or (A,), time_ms=1))
 
 
-def test_entries_are_numbered_chained_and_followed() -> None:
+def test_entries_are_numbered_and_chained() -> None:
     world = World()
     store = world.store
     log, other = log_of(world, store), log_of(world, store)
@@ -52,7 +52,7 @@ def test_entries_are_numbered_chained_and_followed() -> None:
     assert [info.key for info in store.list(PREFIX)] == [commit_key(PREFIX, number) for number in range(3)]
 
 
-def test_the_loser_finds_what_was_decided() -> None:
+def test_a_writer_that_loses_a_race_finds_the_decision() -> None:
     world = World()
     store = world.store
     owner, helper = log_of(world, store), log_of(world, store)
@@ -70,7 +70,7 @@ def test_the_loser_finds_what_was_decided() -> None:
 @pytest.mark.parametrize(
     "kind", [FaultKind.ERROR_AFTER, FaultKind.TWICE, FaultKind.ERROR_BEFORE, FaultKind.FALSE_EXISTS]
 )
-def test_lost_answers_are_looked_up(kind: FaultKind) -> None:
+def test_lost_responses_are_resolved(kind: FaultKind) -> None:
     world = World()
     store = FaultyStore(world.store, Script({("create:commit", 1): Fault(kind)}), world.sleep)
     log = log_of(world, store)
@@ -79,7 +79,7 @@ def test_lost_answers_are_looked_up(kind: FaultKind) -> None:
     assert log_of(world, store).refresh().commit_of(0) is not None
 
 
-def test_a_stall_that_had_succeeded_is_found() -> None:
+def test_a_write_that_succeeded_before_a_stall_is_found() -> None:
     world = World()
     store = FaultyStore(world.store, Script({}), world.sleep)
     log = log_of(world, store)
@@ -91,8 +91,8 @@ def test_a_stall_that_had_succeeded_is_found() -> None:
 
 
 @pytest.mark.parametrize("collected", [False, True])
-def test_a_stall_over_collected_entries(collected: bool) -> None:
-    """The first checkpoint shows that the journal has another entry 1; without it the outcome is unknown."""
+def test_a_stall_during_which_entries_are_deleted(collected: bool) -> None:
+    """The first checkpoint shows that the journal has another entry 1. Without it, the result is unknown."""
     world = World(limits=Limits(checkpoint_entries=2))
     inner = world.store
     other = log_of(world, inner)
@@ -118,7 +118,7 @@ def test_a_stall_over_collected_entries(collected: bool) -> None:
         log.abort(0, decision.BY_OWNER)
 
 
-def test_a_checkpoint_saves_reading_all_entries() -> None:
+def test_a_checkpoint_avoids_reading_all_entries() -> None:
     world = World(limits=Limits(checkpoint_entries=4))
     store = world.store
     log = log_of(world, store)
@@ -134,7 +134,7 @@ def test_a_checkpoint_saves_reading_all_entries() -> None:
         log_of(world, store).refresh()
 
 
-def test_large_entries_are_copied_sooner() -> None:
+def test_large_entries_get_checkpoints_earlier() -> None:
     world = World()
     store = world.store
     log = log_of(world, store)
@@ -153,7 +153,7 @@ def test_large_entries_are_copied_sooner() -> None:
     assert log.checkpoints() in (copies, [*copies, log.current().number])
 
 
-def test_damage_is_named() -> None:
+def test_an_error_for_a_damaged_entry_reports_its_key() -> None:
     world = World()
     store = world.store
     log = log_of(world, store)
@@ -181,7 +181,7 @@ def test_a_broken_chain_is_corrupt() -> None:
         log_of(world, store).refresh()
 
 
-def test_what_was_seen_is_never_taken_back() -> None:
+def test_a_log_that_ends_before_known_entries_is_unavailable() -> None:
     world = World()
     store = world.store
     log = log_of(world, store)
@@ -193,7 +193,7 @@ def test_what_was_seen_is_never_taken_back() -> None:
         log.refresh()
 
 
-def test_features_that_writers_must_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_write_features_stop_writers(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     store: MemoryStore = world.store
     log = log_of(world, store)
@@ -207,7 +207,9 @@ def test_features_that_writers_must_know(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def history(log: DecisionLog) -> set[int]:
-    """Thirty decisions with other entries between them, and nothing remembered in the newest; the numbers committed."""
+    """Write thirty decisions with other entries in between, and prune all COMMITs from the latest entry. Return the
+    committed numbers.
+    """
     start(log)
     for n in range(30):
         for part in range(n % 4):
@@ -223,7 +225,7 @@ def history(log: DecisionLog) -> set[int]:
     return {n for n in range(31) if n % 3 or n == 30}
 
 
-def test_what_the_newest_entry_forgot_is_told_by_the_one_that_decided_it() -> None:
+def test_a_pruned_outcome_is_found_in_the_entry_that_decided_it() -> None:
     world = World()
     store = CountingStore(world.store)
     committed = history(log_of(world, store))
@@ -234,13 +236,14 @@ def test_what_the_newest_entry_forgot_is_told_by_the_one_that_decided_it() -> No
         found = log.outcome(n)
         assert found is not None
         assert (found.commit_of(n) is not None) == (n in committed)
-        # Twice the logarithm of the entries between, and the one that proves it to be of this chain.
+        # Twice the logarithm of the number of entries in between, and the entry that proves that it belongs to this
+        # chain.
         store.expect_at_most(get=14)
         assert log.outcome(n) is found
     assert store.counts["get"] <= 14
 
 
-def test_what_no_entry_tells_is_over_once_entries_may_be_gone() -> None:
+def test_an_unclear_transaction_is_aborted_after_entries_may_be_deleted() -> None:
     world = World()
     store = world.store
     history(log_of(world, store))
@@ -261,7 +264,7 @@ def test_what_no_entry_tells_is_over_once_entries_may_be_gone() -> None:
     assert log.outcome(7) is None
 
 
-def test_an_entry_that_a_sleeper_left_under_a_collected_number_decides_nothing() -> None:
+def test_an_entry_with_a_reused_number_is_ignored() -> None:
     world = World()
     store = world.store
     history(log_of(world, store))

@@ -1,4 +1,4 @@
-"""Commits as bytes: canonical, strict, and damaged ones found."""
+"""The encoding of commits: canonical, strict, and with detection of damage."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ GOLDEN = (
 
 
 def sealed(body: str) -> bytes:
-    """Bytes with a right CRC."""
+    """Return bytes with a correct CRC."""
     return f'{body},"crc":{crc32c.crc32c(body.encode())}}}\n'.encode()
 
 
@@ -104,7 +104,7 @@ def test_golden_bytes() -> None:
     assert decode_commit(sealed(GOLDEN), KEY, 42) == FULL
 
 
-def test_a_small_commit_says_only_what_it_has() -> None:
+def test_a_small_commit_omits_absent_fields() -> None:
     commit = Commit(0, "id", "c", None, 5, 0, "create", partitions=1)
     body = (
         '{"format":1,"readFeatures":[],"writeFeatures":[],"version":0,"topicId":"id","commitId":"c","prevCrc":null,'
@@ -119,13 +119,13 @@ def test_every_field_of_a_commit_is_written() -> None:
     assert len(COMMIT_JSON.names) == 2 + len([f for f in fields(Commit) if f.name not in ("crc", "nbytes")])
 
 
-def test_crc_and_length_of_the_stored_bytes() -> None:
+def test_decoding_sets_crc_and_length() -> None:
     data = encode_commit(FULL)
     assert decode_commit(data, KEY, 42).crc == crc32c.crc32c(data)
     assert decode_commit(data, KEY, 42).nbytes == len(data)
 
 
-def test_every_flipped_bit_is_found() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     data = encode_commit(FULL)
     for position in range(len(data)):
         for bit in range(8):
@@ -136,25 +136,25 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 17, 300, -3, -1])
-def test_a_commit_cut_short_names_its_key(length: int) -> None:
+def test_an_error_for_a_truncated_commit_reports_its_key(length: int) -> None:
     with pytest.raises(Corrupt, match=r"00000000000000000042.json") as error:
         decode_commit(encode_commit(FULL)[:length], KEY, 42)
     assert error.value.file == KEY
 
 
 @pytest.mark.parametrize("data", [b"[]", b"null", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"format":true,"crc":1}'])
-def test_what_is_no_commit(data: bytes) -> None:
+def test_invalid_commits_are_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_commit(data, KEY, 42)
 
 
-def test_a_newer_format_asks_for_a_newer_release() -> None:
+def test_a_newer_format_requires_an_upgrade() -> None:
     body = GOLDEN.replace('"format":1', '"format":2')
     with pytest.raises(BadRequest, match=r"has format 2, this sparklog reads format 1; upgrade sparklog"):
         decode_commit(sealed(body), KEY, 42)
 
 
-def test_unknown_read_features_are_named() -> None:
+def test_an_error_lists_unknown_read_features() -> None:
     body = GOLDEN.replace('"readFeatures":[]', '"readFeatures":["deletion-vectors","tiers"]')
     with pytest.raises(BadRequest, match=r"needs the sparklog features deletion-vectors, tiers to be read; upgrade"):
         decode_commit(sealed(body), KEY, 42)
@@ -194,7 +194,7 @@ def test_unknown_write_features_do_not_stop_readers() -> None:
         ('"start":30,"end":40', '"start":30,"end":29', "end should be an integer from 30"),
     ],
 )
-def test_each_wrong_member_is_named(old: str, new: str, expected: str) -> None:
+def test_an_error_reports_each_invalid_field(old: str, new: str, expected: str) -> None:
     assert GOLDEN.count(old) == 1
     with pytest.raises(Corrupt) as error:
         decode_commit(sealed(GOLDEN.replace(old, new)), KEY, 42)
@@ -202,7 +202,7 @@ def test_each_wrong_member_is_named(old: str, new: str, expected: str) -> None:
     assert KEY in str(error.value)
 
 
-def test_peeking_at_the_commit_id() -> None:
+def test_the_commit_id_is_read_without_decoding() -> None:
     assert peek_commit_id(encode_commit(FULL)) == FULL.commit_id
     assert peek_commit_id(encode_commit(FULL)[:50]) is None
     assert peek_commit_id(b'{"commitId":7}') is None
@@ -253,7 +253,7 @@ def files(draw: st.DrawFn) -> FileSlices:
     prev=st.none() | st.integers(0, 2**32 - 1),
     floor=st.none() | numbers,
 )
-def test_bytes_and_back(files, writer, log_starts, configs, txn, op, prev, floor) -> None:  # type: ignore[no-untyped-def]
+def test_encoding_and_decoding_are_inverse(files, writer, log_starts, configs, txn, op, prev, floor) -> None:  # type: ignore[no-untyped-def]
     commit = Commit(
         9,
         "t",

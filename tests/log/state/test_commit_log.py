@@ -1,4 +1,4 @@
-"""The commit protocol, one rule at a time: races, lost answers, stalls, clocks."""
+"""The commit protocol, one rule at a time: races, lost responses, stalls, clocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMIT = "create:commit"
 # -- races
 
 
-def test_a_loser_reads_forward_and_commits_after_the_winners() -> None:
+def test_a_writer_that_loses_a_race_commits_after_the_winners() -> None:
     world, store, _, topic = setup()
     rival = other(world, store)
     for _ in range(5):
@@ -42,17 +42,18 @@ def test_a_loser_reads_forward_and_commits_after_the_winners() -> None:
     counting = CountingStore(store)
     late = world.root(counting).topic("t")
     late.log.append_target(refresh=False)
-    late.log._latest = topic.log._latest  # the state of somebody who has not looked since version 0
+    late.log._latest = topic.log._latest  # the state of a process that has not read since version 0
     counting.reset()
     outcome = publish(late, 4)
     assert (outcome.version, dict(outcome.base)) == (6, {0: 15})
-    # Lost at 1; the winner there, 2 to 5 and the missing 6 were read; created at 6. And 0, 5 are still there.
+    # The create of commit 1 loses. The winner, commits 2 to 5 and the missing commit 6 are read, and commit 6 is
+    # created. Before that, commits 0 and 5 must still exist.
     assert counting.by_kind["create", "commit"] == 2
     assert counting.by_kind["get", "commit"] == 6 + 2
     assert world.slept == []
 
 
-def test_waiting_begins_after_the_third_loss() -> None:
+def test_a_writer_backs_off_after_the_third_lost_race() -> None:
     world, store, _, _ = setup()
     rival = other(world, store)
     hooked = HookedStore(store)
@@ -73,8 +74,10 @@ def test_waiting_begins_after_the_third_loss() -> None:
     assert all(0 < seconds <= 2 for seconds in world.slept)
 
 
-def test_a_rival_with_the_same_batch_is_found_on_the_new_base() -> None:
-    """Restarted driver and zombie, one batch: the loser must look into the registry again."""
+def test_a_batch_committed_concurrently_is_skipped_on_retry() -> None:
+    """A restarted driver and a zombie write the same batch. The writer that loses the race must check the registry
+    again.
+    """
     world, store, _, _ = setup()
     zombie, restarted = other(world, store), other(world, store)
     first = publish(restarted, 3, WriterKey("q", 7, "run"))
@@ -84,7 +87,7 @@ def test_a_rival_with_the_same_batch_is_found_on_the_new_base() -> None:
     assert topic_records(world, store) == 3
 
 
-def test_fencing_a_zombie_that_loses_a_race() -> None:
+def test_a_zombie_that_loses_a_race_is_fenced() -> None:
     world, store, _, _ = setup()
     zombie, restarted = other(world, store), other(world, store)
     publish(zombie, 3, WriterKey("q", 1, "old"))
@@ -94,7 +97,7 @@ def test_fencing_a_zombie_that_loses_a_race() -> None:
     assert topic_records(world, store) == 6
 
 
-def test_a_skipped_replay_by_a_new_run_is_one_commit_without_slices() -> None:
+def test_a_replay_by_a_new_run_commits_a_takeover_without_slices() -> None:
     _, store, _, topic = setup()
     publish(topic, 3, WriterKey("q", 1, "old"))
     outcome = publish(topic, 3, WriterKey("q", 1, "new"))
@@ -105,7 +108,7 @@ def test_a_skipped_replay_by_a_new_run_is_one_commit_without_slices() -> None:
     assert topic.log.state().version == 2
 
 
-# -- lost answers
+# -- lost responses
 
 FAULTS = [
     FaultKind.ERROR_BEFORE,
@@ -118,7 +121,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("keyed", [True, False])
-def test_a_create_with_an_unclear_answer_lands_once(kind: FaultKind, keyed: bool) -> None:
+def test_a_create_with_an_unknown_result_is_committed_once(kind: FaultKind, keyed: bool) -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {(COMMIT, 0): Fault(kind, 2)})
     outcome = publish(topic, 3, WriterKey("q", 0, "r") if keyed else None)
@@ -129,15 +132,15 @@ def test_a_create_with_an_unclear_answer_lands_once(kind: FaultKind, keyed: bool
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_create_with_many_unclear_answers(kind: FaultKind) -> None:
+def test_a_create_with_many_unknown_results(kind: FaultKind) -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {(COMMIT, n): Fault(kind, 1) for n in range(6)})
     assert publish(topic).version == 1
     assert topic_records(world, store) == 3
 
 
-def test_a_lost_answer_and_a_hidden_commit() -> None:
-    """The answer is lost and a stale cache says for a while that nothing is there."""
+def test_a_lost_response_and_a_hidden_commit() -> None:
+    """The response is lost, and a stale cache hides the object for a while."""
     world, store, _, _ = setup()
     absent: dict[str | tuple[str, int], Fault] = {("get:commit", n): Fault(FaultKind.ABSENT) for n in range(4)}
     topic = faulty(world, store, {**absent, (COMMIT, 0): Fault(FaultKind.ERROR_AFTER)})
@@ -145,7 +148,7 @@ def test_a_lost_answer_and_a_hidden_commit() -> None:
     assert topic_records(world, store) == 3
 
 
-def test_exists_then_absent_ends_after_90_seconds() -> None:
+def test_a_commit_that_exists_but_is_hidden_fails_after_90_seconds() -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {COMMIT: Fault(FaultKind.FALSE_EXISTS)})
     begun = world.now_ms
@@ -155,7 +158,7 @@ def test_exists_then_absent_ends_after_90_seconds() -> None:
     assert topic_records(world, store) == 0
 
 
-def test_a_store_that_stays_away_gives_up_and_names_the_commit() -> None:
+def test_an_unavailable_store_fails_with_the_commit_in_the_error() -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {COMMIT: Fault(FaultKind.ERROR_BEFORE), "get:commit": Fault(FaultKind.ERROR_BEFORE)})
     with pytest.raises(
@@ -166,7 +169,7 @@ def test_a_store_that_stays_away_gives_up_and_names_the_commit() -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_missing_right_is_an_answer_at_once_unless_an_earlier_attempt_is_open(lost: bool) -> None:
+def test_a_denied_request_fails_immediately_unless_an_earlier_attempt_is_unresolved(lost: bool) -> None:
     world, store, _, topic = setup()
     attempts: list[str] = []
 
@@ -183,7 +186,7 @@ def test_a_missing_right_is_an_answer_at_once_unless_an_earlier_attempt_is_open(
     assert topic_records(world, store) == 0
 
 
-def test_a_clock_that_stands_still_does_not_wait_for_ever() -> None:
+def test_a_stopped_clock_does_not_wait_forever() -> None:
     world, store, _, _ = setup()
     env = replace(world.env(), sleep=lambda seconds: world.slept.append(seconds))
     topic = world.root(FaultyStore(store, Script({})), env).topic("t")
@@ -193,8 +196,8 @@ def test_a_clock_that_stands_still_does_not_wait_for_ever() -> None:
     assert len(world.slept) < 300
 
 
-def test_a_damaged_answer_is_not_a_loss() -> None:
-    """Reading who won breaks off: our own commit must not be taken for somebody else's."""
+def test_a_damaged_response_is_not_a_lost_race() -> None:
+    """Reading the winner's commit fails. The process must not treat its own commit as another writer's commit."""
     world, store, _, _ = setup()
     for amount in (30, 7, 1):
         topic = faulty(
@@ -208,7 +211,7 @@ def test_a_damaged_answer_is_not_a_loss() -> None:
 
 
 @pytest.mark.parametrize("bit", [800, 1500, 2300])
-def test_a_flipped_bit_on_the_way_is_read_again(bit: int) -> None:
+def test_a_bit_flipped_in_transit_is_read_again(bit: int) -> None:
     world, store, _, _ = setup()
     topic = faulty(
         world, store, {(COMMIT, 0): Fault(FaultKind.ERROR_AFTER), ("get:commit", 0): Fault(FaultKind.FLIP, bit)}
@@ -218,7 +221,7 @@ def test_a_flipped_bit_on_the_way_is_read_again(bit: int) -> None:
 
 
 @pytest.mark.parametrize("when", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
-def test_a_writer_that_dies_and_comes_back(when: FaultKind) -> None:
+def test_a_restarted_writer_finds_its_commit(when: FaultKind) -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {(COMMIT, 0): Fault(when)})
     with pytest.raises(Crash):
@@ -232,7 +235,7 @@ def test_a_writer_that_dies_and_comes_back(when: FaultKind) -> None:
 
 
 @pytest.mark.parametrize("collected", [2, 3])
-def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: int) -> None:
+def test_a_stalled_create_with_a_deleted_number_is_not_acknowledged(collected: int) -> None:
     world, store, _, _ = setup()
     rival = other(world, store)
     hooked = HookedStore(store)
@@ -247,18 +250,18 @@ def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: i
 
     hooked.before_next("create:commit", sleep_long)
     if collected == 2:
-        # Number 1 was created by it as well, but the chain shows that the log has another commit 1.
+        # This process also created commit 1, but the chain shows that the log has another commit 1.
         assert publish(topic, 5).version == 4
         assert topic_records(world, store) == 14
     else:
-        # Nothing is left that would tell.
+        # No object is left that would show the result.
         with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; check the log before"):
             publish(topic, 5)
         assert topic_records(world, store) == 9
 
 
 @pytest.mark.parametrize("which", ["wall", "boot"])
-def test_a_stall_after_the_create_looks_for_the_commit(which: str) -> None:
+def test_a_stall_after_the_create_searches_for_the_commit(which: str) -> None:
     world, store, _, _ = setup()
     hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
@@ -278,7 +281,9 @@ def test_a_stall_after_the_create_looks_for_the_commit(which: str) -> None:
 
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_stall_over_checkpoints(keyed: bool) -> None:
-    """Ours landed, then the log went on past a checkpoint: the chain from it shows that it counts."""
+    """The commit was created, and other writers then wrote a checkpoint. The chain from the checkpoint shows that the
+    commit is valid.
+    """
     world, store, _, _ = setup()
     hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
@@ -296,7 +301,7 @@ def test_a_stall_over_checkpoints(keyed: bool) -> None:
     assert topic_records(world, store) == 17
 
 
-def test_a_stall_after_which_the_commit_is_gone() -> None:
+def test_a_commit_deleted_during_a_stall() -> None:
     world, store, _, _ = setup()
     rival = other(world, store)
 
@@ -316,12 +321,12 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
 
     with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; check the log before"):
         stalled(None)
-    # With an idempotency key the state itself knows.
+    # With an idempotency key, the state itself shows the result.
     assert stalled(WriterKey("q", 1, "r")).skipped
     assert topic_records(world, store) == 22
 
 
-def test_a_store_that_fails_while_looking_after_a_stall() -> None:
+def test_a_store_failure_during_the_search_after_a_stall() -> None:
     world, store, _, _ = setup()
     hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
@@ -341,7 +346,7 @@ def test_a_store_that_fails_while_looking_after_a_stall() -> None:
         publish(topic)
 
 
-def test_a_long_tail_loads_the_table_and_failing_to_does_not_matter() -> None:
+def test_many_recent_commits_load_the_table_and_a_failure_is_ignored() -> None:
     world, store, _, topic = setup()
     for _ in range(128):
         publish(topic, 1)
@@ -359,8 +364,8 @@ def test_a_long_tail_loads_the_table_and_failing_to_does_not_matter() -> None:
     assert table.all().base.tolist() == list(range(134))
 
 
-def test_a_reader_that_slept_opens_afresh() -> None:
-    """Its next number was collected: probing it would look idle for ever."""
+def test_a_stalled_reader_opens_the_log_again() -> None:
+    """The reader's next commit was deleted. If the reader only polled for it, the topic would look idle forever."""
     world, store, _, topic = setup()
     reader = other(world, store)
     assert reader.log.state().version == 0
@@ -373,8 +378,8 @@ def test_a_reader_that_slept_opens_afresh() -> None:
     assert reader.log.snapshot().slices.all().base.tolist() == [0, 3, 6]
 
 
-def test_a_reader_that_follows_for_long_keeps_one_name_to_make_durable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream of a year must not keep, nor settle one by one, each commit that it has read."""
+def test_a_long_running_follower_keeps_one_name_to_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that runs for a year must not keep, or sync one by one, the names of all commits that it has read."""
     world, store, _, topic = setup()
     follower = other(world, store)
     names: list[str] = []
@@ -388,7 +393,7 @@ def test_a_reader_that_follows_for_long_keeps_one_name_to_make_durable(monkeypat
     assert len(names) == 1
 
 
-def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
+def test_a_reader_ignores_a_zombies_commit() -> None:
     world, store, _, topic = setup()
     reader = other(world, store)
     zombie = other(world, store)
@@ -413,7 +418,7 @@ def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
 # -- clocks
 
 
-def test_a_writer_far_ahead_refuses_to_commit() -> None:
+def test_a_writer_whose_clock_is_far_ahead_does_not_commit() -> None:
     world, store, _, _ = setup()
     fast = replace(world.env(), wall_ms=lambda: world.now_ms + 301_000)
     topic = world.root(store, fast).topic("t")
@@ -423,7 +428,7 @@ def test_a_writer_far_ahead_refuses_to_commit() -> None:
     assert publish(world.root(store, slow).topic("t")).version == 1
 
 
-def test_the_stores_clock_is_asked_rarely_and_when_the_clock_jumps() -> None:
+def test_the_stores_clock_is_read_rarely_and_after_clock_jumps() -> None:
     world, store, _, _ = setup()
     counting = CountingStore(store)
     jumped = [0]
@@ -440,7 +445,7 @@ def test_the_stores_clock_is_asked_rarely_and_when_the_clock_jumps() -> None:
         publish(topic)
 
 
-def test_commit_time_goes_on_when_a_clock_is_behind() -> None:
+def test_commit_time_increases_when_a_clock_is_behind() -> None:
     world, store, _, topic = setup()
     publish(topic)
     slow = replace(world.env(), wall_ms=lambda: world.now_ms - 10 * HOUR_MS)
@@ -473,7 +478,7 @@ def test_every_commit_records_decisions(monkeypatch: pytest.MonkeyPatch) -> None
     assert asked == [1], "it asks only while a transaction is open"
 
 
-def test_an_alter_that_loses_to_the_same_alter() -> None:
+def test_an_alter_that_loses_a_race_to_the_same_alter() -> None:
     world, store, _, _ = setup()
     rival = other(world, store)
     hooked = HookedStore(store)
@@ -485,7 +490,7 @@ def test_an_alter_that_loses_to_the_same_alter() -> None:
     assert topic.alter(configs={"retention.ms": 5}).configs.retention_ms == 5
 
 
-def test_a_switch_to_compact_between_upload_and_commit() -> None:
+def test_a_topic_that_becomes_compacted_between_upload_and_commit() -> None:
     world, store, _, _ = setup()
     rival = other(world, store)
     hooked = HookedStore(store)
@@ -496,7 +501,7 @@ def test_a_switch_to_compact_between_upload_and_commit() -> None:
     assert topic_records(world, store) == 0
 
 
-def test_an_append_to_a_topic_deleted_meanwhile() -> None:
+def test_an_append_to_a_topic_that_was_deleted_concurrently() -> None:
     world, store, root, _ = setup()
     hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
@@ -516,8 +521,8 @@ def test_an_append_to_a_topic_deleted_meanwhile() -> None:
         late.log.commit_append([file_of([(0, 1)])], target)
 
 
-def test_a_refusal_is_never_based_on_an_old_state() -> None:
-    """A cached state says no, the newest says yes."""
+def test_a_rejection_is_never_based_on_an_outdated_state() -> None:
+    """The cached state rejects the change, but the latest state accepts it."""
     world, store, _, topic = setup()
     topic.alter(configs={"cleanup.policy": "compact"})
     late = other(world, store)
@@ -528,7 +533,7 @@ def test_a_refusal_is_never_based_on_an_old_state() -> None:
     assert topic_records(world, store) == 3
 
 
-def test_threads_that_share_a_topic(tmp_path: Path) -> None:
+def test_threads_share_a_topic(tmp_path: Path) -> None:
     topic = open_root(LocalStore(tmp_path, durable=False), create=True).create_topic("t", partitions=2)
 
     def work(number: int) -> list[int]:
@@ -542,7 +547,7 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         versions = sorted(version for found in pool.map(work, range(6)) for version in found)
-    # Appends that meet share a commit.
+    # Concurrent appends share a commit.
     assert len(versions) == 90
     assert sorted(set(versions)) == list(range(1, versions[-1] + 1))
     state = topic.log.state()
@@ -553,7 +558,7 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
     assert again.log.snapshot().slices.select(0).base.tolist() == list(range(0, 180, 2))
 
 
-def test_what_no_reader_would_take_is_not_written() -> None:
+def test_a_commit_that_readers_would_reject_is_not_written() -> None:
     topic = open_root(MemoryStore(SYSTEM.wall_ms), create=True).create_topic("orders")
     with pytest.raises(Corrupt, match="expiresMs"):
         maintain(topic, holds={"clone": VersionLease(0, -5)})
@@ -561,7 +566,7 @@ def test_what_no_reader_would_take_is_not_written() -> None:
     assert [info.key for info in topic.store.list("orders/_log/")] == [commit_key("orders", 0)]
 
 
-def test_crcs_of_the_chain() -> None:
+def test_each_commit_has_the_crc_of_its_predecessor() -> None:
     _, store, _, topic = setup()
     publish(topic)
     first, second = store.get(commit_key("t", 0)), store.get(commit_key("t", 1))

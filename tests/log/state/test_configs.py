@@ -8,7 +8,7 @@ from sparklog.errors import BadRequest
 from sparklog.log.state.configs import CONFIGS, TopicConfigs, canonical
 
 
-def test_defaults_are_kafkas_but_for_two() -> None:
+def test_defaults_are_kafkas_except_two() -> None:
     configs = TopicConfigs()
     assert configs.cleanup_policy == ("delete",)
     assert configs.is_deleting
@@ -78,13 +78,13 @@ def test_invalid_values(name: str, value: object) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_the_message_says_what_is_valid() -> None:
+def test_an_error_describes_the_valid_values() -> None:
     with pytest.raises(BadRequest) as error:
         TopicConfigs.of({"retention.ms": "abc"})
     assert str(error.value) == "retention.ms must be an integer of at least -1, found 'abc'"
 
 
-def test_unknown_names_come_with_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(BadRequest, match=r"^unknown topic config 'retention.mss'; did you mean 'retention.ms'\?$"):
         TopicConfigs.of({"retention.mss": 1})
     with pytest.raises(BadRequest, match=r"^unknown topic config 'zzzzzz'$"):
@@ -92,19 +92,19 @@ def test_unknown_names_come_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", ["log.flush.interval.messages", "transactional.id.expiration.ms", "sasl.mechanism"])
-def test_kafkas_own_names_come_with_what_is_here_instead(name: str) -> None:
+def test_an_error_for_a_kafka_setting_describes_the_replacement(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
         TopicConfigs.of({name: "1"})
     assert str(caught.value).startswith(f"'{name}' is not a topic config: ")
     assert "did you mean" not in str(caught.value)
 
 
-def test_contradictions() -> None:
+def test_contradicting_configs_are_rejected() -> None:
     with pytest.raises(BadRequest, match=r"min.compaction.lag.ms \(10\) must not exceed max.compaction.lag.ms \(5\)"):
         TopicConfigs.of({"min.compaction.lag.ms": 10, "max.compaction.lag.ms": 5})
 
 
-def test_changes() -> None:
+def test_changes_are_applied_to_explicit_configs() -> None:
     configs = TopicConfigs.of({"retention.ms": 5, "segment.bytes": 100})
     changed = configs.changed({"retention.ms": None, "cleanup.policy": "compact"})
     assert dict(changed.explicit) == {"cleanup.policy": "compact", "segment.bytes": "100"}
@@ -122,7 +122,7 @@ def test_codecs_and_levels() -> None:
     assert TopicConfigs().level("gzip") == -1
 
 
-def test_the_old_name_of_the_timestamp_bounds() -> None:
+def test_the_former_config_sets_both_timestamp_limits() -> None:
     both = TopicConfigs.of({"message.timestamp.difference.max.ms": 7, "message.timestamp.before.max.ms": 3})
     assert (both.timestamp_before_max_ms, both.timestamp_after_max_ms) == (3, 7)
     assert TopicConfigs().timestamp_after_max_ms == 2**63 - 1

@@ -1,4 +1,4 @@
-"""The content of a batch: the same however it is laid out, another one for other records."""
+"""The content of a batch does not depend on the layout, and differs for other records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def table(rows: Sequence[Row], first_ms: int = 1_700_000_000_000) -> pa.Table:
 
 
 def content(topic: Topic, *tasks: Sequence[Row], first_ms: int = 1_700_000_000_000, buffer: int = 1 << 20) -> Content:
-    """Content of the files that tasks wrote."""
+    """Return the content of the files that tasks wrote."""
     files = []
     for number, rows in enumerate(tasks):
         writer = AppendWriter(topic.log.append_target(), WriteOptions(buffer_bytes=buffer), topic.root.env, seed=number)
@@ -53,7 +53,7 @@ def topic() -> Topic:
     return world.root().create_topic("t", partitions=2)
 
 
-def test_a_batch_is_the_same_however_it_is_laid_out(topic: Topic) -> None:
+def test_content_does_not_depend_on_the_layout(topic: Topic) -> None:
     whole = content(topic, ROWS)
     assert whole.nbytes == 3 + 1 + 8 + 1 + 2 + 3 + 1 + 1 + 1
     assert content(topic, ROWS[2:], ROWS[:2]) == whole
@@ -61,7 +61,7 @@ def test_a_batch_is_the_same_however_it_is_laid_out(topic: Topic) -> None:
     assert content(topic, ROWS[:1], [], ROWS[1:]) == whole
 
 
-def test_rows_without_key_and_partition_may_go_elsewhere(topic: Topic) -> None:
+def test_rows_without_key_and_partition_may_change_partition(topic: Topic) -> None:
     keyless = [{**ROWS[1], "value": b"%d" % n} for n in range(4)]
     assert content(topic, keyless) == content(topic, keyless[:1], keyless[1:2], keyless[2:])
 
@@ -70,11 +70,11 @@ def test_rows_without_key_and_partition_may_go_elsewhere(topic: Topic) -> None:
     "change",
     [{"value": b"11"}, {"key": b"ones"}, {"partition": 1, "key": None}, {"headers": [{"key": "", "value": b"x"}]}],
 )
-def test_other_records_are_another_batch(topic: Topic, change: Row) -> None:
+def test_other_records_are_other_content(topic: Topic, change: Row) -> None:
     assert not content(topic, [{**ROWS[0], **change}, *ROWS[1:]]).matches(content(topic, ROWS))
 
 
-def test_added_partitions_send_keys_elsewhere(topic: Topic) -> None:
+def test_content_with_another_partition_count_is_not_comparable(topic: Topic) -> None:
     before = content(topic, ROWS)
     topic.alter(partitions=8)
     after = content(topic, ROWS)
@@ -83,7 +83,7 @@ def test_added_partitions_send_keys_elsewhere(topic: Topic) -> None:
     assert not content(topic, [{**ROWS[0], "value": b"11"}, *ROWS[1:]]).matches(before)
 
 
-def test_content_is_stored_as_three_members_that_may_be_missing(topic: Topic) -> None:
+def test_content_is_stored_in_three_optional_fields(topic: Topic) -> None:
     whole = content(topic, ROWS)
     writer = Writer("stream", "q", 1, None, 2)
     known = replace(writer, epoch=4, content=whole)
@@ -94,8 +94,10 @@ def test_content_is_stored_as_three_members_that_may_be_missing(topic: Topic) ->
     assert WRITER_JSON.from_json(Fields(first, "k", "w")) == writer
 
 
-def test_a_replay_with_as_many_other_records_is_refused(topic: Topic) -> None:
-    """A checkpoint was restored to before the batch was planned, and the same limit cuts a grown backlog elsewhere."""
+def test_a_replay_with_the_same_number_of_other_records_is_rejected(topic: Topic) -> None:
+    """A checkpoint was restored to before the batch was planned, and the same limit ends the larger backlog at another
+    offset.
+    """
     first, second = ({**ROWS[3], "partition": number, "headers": None} for number in range(2))
     key = WriterKey("q", 0, run="r")
     assert not topic.append(table([first, second]), writer=key).skipped

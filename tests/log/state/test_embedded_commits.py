@@ -1,4 +1,4 @@
-"""Documents that commits carry: what is written, how few objects open a log, and damage of every kind."""
+"""Documents embedded in commits: what is written, how few objects opening a log takes, and damage of every kind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def world() -> World:
 
 
 def written(world: World, commits: int, configs: dict[str, object] | None = None) -> Topic:
-    """A topic in a bucket with so many commits after the one that creates it, written without threads."""
+    """Create a topic in a bucket with this many commits after the first one, without threads."""
     with mock.patch.object(Bucket, "parallel_reads", 1):
         topic = world.root(world.store).create_topic("t", partitions=2, configs=configs)
         for _ in range(commits):
@@ -58,7 +58,7 @@ def replaced(world: World, number: int, data: bytes) -> None:
 
 
 def of_log(world: World) -> list[Finding]:
-    """What verify says of the log: the files that commits of these tests name are not there."""
+    """Return the findings of verify about the log. The data files in the commits of these tests do not exist."""
     return [finding for finding in verify_root(world.store).findings if finding.kind != "missing"]
 
 
@@ -75,7 +75,7 @@ def bases(topic: Topic) -> list[int]:
     return [int(base) for base in topic.log.snapshot().slices.all().base]
 
 
-def test_what_commits_carry() -> None:
+def test_number_of_embedded_commits() -> None:
     assert [embedded_count(number) for number in range(17)] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 1, 0, 3, 0, 5, 0, 15, 0]
     assert (embedded_count(63), embedded_count(127), embedded_count(255), embedded_count(2**20 - 1)) == (
         63,
@@ -92,7 +92,7 @@ def test_what_commits_carry() -> None:
             assert [number for number in got if number >= first] == list(range(last, first - 1, -1))
 
 
-def test_a_commit_carries_the_documents_of_those_before_it(world: World) -> None:
+def test_a_commit_embeds_the_documents_of_earlier_commits(world: World) -> None:
     written(world, 20)
     for number in range(21):
         data = stored(world, number)
@@ -106,7 +106,7 @@ def test_a_commit_carries_the_documents_of_those_before_it(world: World) -> None
     assert of_log(world) == []
 
 
-def test_records_come_after_what_is_carried(world: World) -> None:
+def test_inline_records_follow_the_embedded_commits(world: World) -> None:
     topic = world.root(world.store).create_topic("t")
     for number in range(7):
         topic.append([{"value": f"value {number}"}])
@@ -121,7 +121,7 @@ def test_records_come_after_what_is_carried(world: World) -> None:
     assert of_log(world) == []
 
 
-def test_every_damaged_byte_and_length_is_found(world: World) -> None:
+def test_every_damaged_byte_and_length_is_detected(world: World) -> None:
     written(world, 3)
     data, key = stored(world, 3), commit_key("t", 3)
     for place in range(0, len(data), 3):
@@ -136,8 +136,8 @@ def test_every_damaged_byte_and_length_is_found(world: World) -> None:
         check_stored(flipped(data, len(data) - 1), key)
 
 
-def test_opening_costs_at_most_twelve_requests_at_any_number(world: World) -> None:
-    """The root's id, two listings, the checkpoint and its table, commits, and the next number, which is missing."""
+def test_opening_takes_at_most_twelve_requests_at_any_version(world: World) -> None:
+    """The root's id, two listings, the checkpoint and its table, commits, and the next commit, which does not exist."""
     topic = written(world, 127)
     counts = {}
     for number in range(128, 255):
@@ -157,8 +157,8 @@ def test_opening_costs_at_most_twelve_requests_at_any_number(world: World) -> No
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("checkpoint", first_of([3, 126, 127, 60, 100], 3))
-def test_wherever_the_checkpoint_is(world: World, checkpoint: int) -> None:
-    """After a mebibyte of commits, or as the newest of a race."""
+def test_opening_with_a_checkpoint_at_any_version(world: World, checkpoint: int) -> None:
+    """After a mebibyte of commits, or as the latest commit of a race."""
     topic = written(world, checkpoint)
     topic.log.write_checkpoint()
     most = 0
@@ -171,19 +171,19 @@ def test_wherever_the_checkpoint_is(world: World, checkpoint: int) -> None:
 
 
 @pytest.mark.sweep
-def test_each_process_that_makes_one_commit_carries_what_it_has_read(world: World) -> None:
+def test_a_process_with_a_single_commit_embeds_the_commits_it_has_read(world: World) -> None:
     written(world, 0)
     for _ in range(255):
         publish(other(world, world.store), 1)
     for number in range(1, 256):
-        # After a checkpoint a new process knows only what came since.
+        # After a checkpoint, a new process has only read the commits since the checkpoint.
         assert len(carried_by(world, number)) == min(
             embedded_count(number), number if number < 128 else number - 128
         ), number
     assert of_log(world) == []
 
 
-def test_a_loser_of_a_race_carries_what_the_winner_wrote(world: World) -> None:
+def test_a_writer_that_loses_a_race_embeds_the_winners_commit(world: World) -> None:
     written(world, 3)
     hooked = HookedStore(world.store)
     loser, winner = other(world, hooked), other(world, world.store)
@@ -223,10 +223,10 @@ def outcome(world: World) -> object:
 
 
 @pytest.mark.parametrize("damage", damages())
-def test_damage_of_any_commit_loses_nothing(
+def test_damage_of_any_commit_does_not_lose_other_commits(
     world: World, damage: Callable[[World, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is opened is what was written, or what reading commits one by one says of the damage."""
+    """Opening yields what was written, or the error that reading the commits one by one reports."""
     written(world, 154)
     whole = outcome(world)
     undamaged = {number: stored(world, number) for number in range(128, 155)}
@@ -240,7 +240,7 @@ def test_damage_of_any_commit_loses_nothing(
         assert found in (whole, one_by_one), number
         opened += found == whole
         if damage.__name__ == "deleted":
-            # A log ends at its first gap, whatever is carried after it.
+            # A log ends at its first gap, even if later commits embed the missing one.
             assert found == one_by_one
         world.store.delete(commit_key("t", number))
         assert world.store.create(commit_key("t", number), data)
@@ -249,7 +249,7 @@ def test_damage_of_any_commit_loses_nothing(
 
 
 def forged(world: World, number: int, change: Callable[[Commit], Commit]) -> None:
-    """Let a commit carry other documents than those of the log, and all after it be made after it."""
+    """Embed other documents than those of the log in a commit, and create all later commits after this commit."""
     key, crc = commit_key("t", number), None
     lines = [change(decode_commit(line, key, at, whole=False)) for at, line in lines_before(world, number)]
     data = stored(world, number)
@@ -275,7 +275,7 @@ def never_wrong(commits: dict[int, Commit], first: int, last: int, crc: int | No
     return [commits[number] for number in range(first, last + 1)]
 
 
-def test_a_copy_that_the_chain_does_not_have_does_not_count(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_outside_the_chain_is_ignored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = written(world, 12)
     truth = topic.log.snapshot()
     forged(world, 7, lambda line: replace(line, time_ms=line.time_ms + 1))
@@ -286,7 +286,7 @@ def test_a_copy_that_the_chain_does_not_have_does_not_count(world: World, monkey
     assert history.state.time_ms == truth.state.time_ms - 0
     assert decode_commit(carried_by(world, 7)[3], "", 3, whole=False).time_ms != truth.state.time_ms
     with monkeypatch.context() as patch:
-        # The rule is what keeps it out.
+        # The verification of the chain excludes it.
         for module in (commit_log, embedded_commits):
             patch.setattr(module, "verified_chain", never_wrong)
         with pytest.raises(Corrupt, match="chain of commits is broken"):
@@ -294,10 +294,8 @@ def test_a_copy_that_the_chain_does_not_have_does_not_count(world: World, monkey
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_commit_of_a_log_that_is_gone_is_not_followed(
-    world: World, checked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A writer that outlived a restore takes its commit back: until then it must not bring the old log along."""
+def test_a_commit_of_a_deleted_log_is_ignored(world: World, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that continues after a restore withdraws its commit. Until then, the commit must not add the old log."""
     written(world, 130)
     before = {number: stored(world, number) for number in range(128, 131)}
     stale = other(world, world.store)
@@ -323,24 +321,25 @@ def test_a_commit_of_a_log_that_is_gone_is_not_followed(
 
 
 @pytest.mark.parametrize("hidden", [(140,), (139, 140), (128, 129), (133,), tuple(range(128, 141))])
-def test_a_listing_may_be_late(world: World, hidden: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_may_be_outdated(world: World, hidden: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     topic = written(world, 140)
     late = {commit_key("t", number) for number in hidden}
 
     def hide(verb: str, prefix: str, result: Any) -> Any:
         return (info for info in result if info.key not in late) if verb == "list" else result
 
-    # A bucket whose listings do not show some commits yet.
+    # A bucket whose listings do not contain some commits yet.
     store = HookedStore(world.store, after=hide)
     assert world.root(store).topic("t").log.state(refresh=False) == topic.log.state()
     real = NumberedObjects.read_some
     monkeypatch.setattr(NumberedObjects, "read_some", lambda self, numbers: real(self, numbers[:-1]))
     newest = world.root(store).topic("t").log.state(refresh=False).version
-    # What a listing shows after a number that it hides is looked for; the newest is found by a look at the next number.
+    # Commits after a hidden commit are requested although the listing contains them. The latest commit is found by
+    # requesting the next number.
     assert (newest < 140) == (140 in hidden), "it must be looked for the next number"
 
 
-def test_a_draft_that_never_landed_is_not_carried(world: World) -> None:
+def test_an_uncommitted_draft_is_not_embedded(world: World) -> None:
     topic = written(world, 6)
     data = stored(world, 6)
     landed = decode_commit(data, commit_key("t", 6), 6)
@@ -352,8 +351,10 @@ def test_a_draft_that_never_landed_is_not_carried(world: World) -> None:
     assert topic.log.state().crc == landed.crc
 
 
-def test_a_topic_with_and_without(world: World) -> None:
-    """A topic of an older release: nothing is carried until the config is set, and what it has is read."""
+def test_topics_with_and_without_embedded_commits(world: World) -> None:
+    """A topic of an older release does not embed commits until the config is set, and its existing commits are
+    readable.
+    """
     topic = written(world, 20, {"carried.commits": 0})
     topic.alter(configs={"carried.commits": None})
     publish(topic, 1)
@@ -376,14 +377,14 @@ def test_a_topic_with_and_without(world: World) -> None:
     assert of_log(world) == []
 
 
-def test_a_root_has_no_default_of_it(world: World) -> None:
+def test_carried_commits_has_no_root_default(world: World) -> None:
     root = world.root(world.store)
     for pattern in ({}, {"pattern": "t.*"}):
         with pytest.raises(BadRequest, match=r"'carried.commits' cannot be a root default; set it on each topic"):
             root.alter_defaults({"carried.commits": 0}, **pattern)
 
 
-def test_large_documents_are_carried_as_far_as_they_are_small_together(world: World) -> None:
+def test_embedded_documents_are_limited_in_total_size(world: World) -> None:
     with small_limits(checkpoint_bytes=4_000):
         topic = written(world, 31)
         assert [len(carried_by(world, number)) for number in (3, 7, 15)] != [3, 7, 15]
@@ -392,7 +393,7 @@ def test_large_documents_are_carried_as_far_as_they_are_small_together(world: Wo
     assert bases(other(world, world.store)) == bases(topic)
 
 
-def test_what_a_process_keeps_is_what_an_opening_reads(world: World) -> None:
+def test_cached_documents_are_those_that_opening_reads(world: World) -> None:
     topic = written(world, 300)
     assert len(topic.log._documents._commits) <= 8
     off = world.root(world.store).create_topic("off", configs={"carried.commits": 0})
@@ -401,7 +402,7 @@ def test_what_a_process_keeps_is_what_an_opening_reads(world: World) -> None:
     assert not off.log._documents._commits
 
 
-def test_without_the_newest_checkpoint(world: World) -> None:
+def test_opening_without_the_latest_checkpoint(world: World) -> None:
     topic = written(world, 270)
     for damaged in (255, 127):
         key = checkpoint_key("t", damaged)
@@ -416,7 +417,7 @@ def test_without_the_newest_checkpoint(world: World) -> None:
         assert sum(store.counts.values()) <= 14
 
 
-def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_release_rejects_the_feature_in_one_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     written(world, 3)
     older = documents.KNOWN_READ_FEATURES - {CARRIED_COMMITS}
     monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", older)
@@ -425,7 +426,7 @@ def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypa
     assert "\n" not in str(raised.value)
 
 
-def test_a_history_reads_a_carrier_of_each_block(world: World) -> None:
+def test_a_history_reads_few_objects_per_block(world: World) -> None:
     newest = 400
     topic = written(world, newest)
     store = CountingStore(world.store)
@@ -443,8 +444,8 @@ def test_a_history_reads_a_carrier_of_each_block(world: World) -> None:
 
 
 @pytest.mark.parametrize("damage", damages())
-def test_a_history_over_damage(world: World, damage: Callable[[World, int], None]) -> None:
-    """A damaged carrier costs its block; damage of what is carried costs nothing; what is gone is said to be."""
+def test_a_history_with_damaged_commits(world: World, damage: Callable[[World, int], None]) -> None:
+    """A damaged commit affects the reads of its block. A damaged copy has no effect. A missing commit is reported."""
     topic = written(world, 300)
     begin = History(world.store, "t").at(128).state
     for number in (200, 255, 299):
@@ -462,7 +463,7 @@ def test_a_history_over_damage(world: World, damage: Callable[[World, int], None
     assert History(world.store, "t").at(300).state == topic.log.state()
 
 
-def test_verify_names_the_damaged_bit_of_what_is_carried(world: World) -> None:
+def test_verify_reports_a_damaged_bit_in_embedded_commits(world: World) -> None:
     written(world, 8)
     place = len(document_of(stored(world, 7))) + 9
     replaced(world, 7, flipped(stored(world, 7), place))
@@ -470,7 +471,7 @@ def test_verify_names_the_damaged_bit_of_what_is_carried(world: World) -> None:
     assert [(finding.file, finding.position, finding.bit) for finding in findings] == [(commit_key("t", 7), place, 0)]
 
 
-def test_verify_names_a_copy_that_is_none(world: World) -> None:
+def test_verify_reports_an_invalid_copy(world: World) -> None:
     written(world, 12)
     forged(world, 7, lambda line: replace(line, time_ms=line.time_ms + 1))
     (finding,) = of_log(world)
@@ -481,7 +482,9 @@ def test_verify_names_a_copy_that_is_none(world: World) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_AFTER])
 def test_a_crash_at_every_step(world: World, kind: FaultKind) -> None:
-    """A process makes seven commits and dies at its n-th request; the next one goes on, and all carry the truth."""
+    """A process writes seven commits and crashes at its n-th request. The next process continues, and all embedded
+    copies are correct.
+    """
     with small_limits(checkpoint_commits=5):
         point = 0
         while True:
@@ -520,5 +523,5 @@ def check_carried(world: World, commits: int) -> None:
         assert len(lines) <= embedded_count(number)
 
 
-def test_the_head_says_what_counts() -> None:
+def test_the_topic_state_has_the_limit_of_embedded_commits() -> None:
     assert TopicState().carried_commits == 0

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/format*.md hold the code's names, in the code's order."""
+"""The tables in docs/reference/format*.md contain the names in the code, in the same order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
 def tables() -> dict[str, list[list[str]]]:
-    """Tables by their heading (and first column): the rows' cells."""
+    """Return the cells of the rows of each table, by heading (and first column)."""
     found: dict[str, list[list[str]]] = {}
     heading, rows = "", None
     for line in TEXT.splitlines():
@@ -114,7 +114,7 @@ def names(table: str) -> list[str]:
         ("The slice table: Column", tuple(COLUMN_NAMES.values())),
     ],
 )
-def test_tables_hold_the_codes_names(table: str, expected: Document[Any] | tuple[str, ...]) -> None:
+def test_tables_contain_the_names_in_the_code(table: str, expected: Document[Any] | tuple[str, ...]) -> None:
     assert names(table) == list(expected.names if isinstance(expected, Document) else expected)
 
 

@@ -1,4 +1,4 @@
-"""Older versions of a topic: rebuilt from what the log still holds, or refused."""
+"""Older versions of a topic are rebuilt from the remaining objects in the log, or rejected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def few_commits_per_checkpoint() -> Iterator[None]:
 
 
 def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:
-    """A topic with 14 versions (checkpoints at 3, 7, 11), and what each version was when it was the newest."""
+    """Return a topic with 14 versions (checkpoints at 3, 7, 11), and each state when it was the latest."""
     world, store, _, topic = setup()
     seen = [state(topic)]
     for number in range(1, 14):
@@ -56,13 +56,13 @@ def at(store: MemoryStore, version: int) -> tuple[object, ...]:
     return found.state, rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), found.slices.paths()
 
 
-def test_every_version_is_what_it_was() -> None:
+def test_every_version_can_be_rebuilt() -> None:
     _, store, _, seen = story()
     for version, expected in enumerate(seen):
         assert at(store, version) == expected
 
 
-def test_what_is_kept() -> None:
+def test_listed_commits_and_checkpoints() -> None:
     world, store, _, _ = story()
     history = History(store, "t")
     assert history.commits.version.tolist() == list(range(14))
@@ -74,7 +74,7 @@ def test_what_is_kept() -> None:
     assert len(history.tables) == 3
 
 
-def test_without_the_commits_below_a_checkpoint() -> None:
+def test_a_log_without_the_commits_below_a_checkpoint() -> None:
     _, store, _, seen = story()
     for version in range(7):
         store.delete(commit_key("t", version))
@@ -88,7 +88,7 @@ def test_without_the_commits_below_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("part", [".json", ".arrow"])
-def test_a_damaged_checkpoint_costs_the_one_before(part: str) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(part: str) -> None:
     _, store, _, seen = story()
     for info in list(store.list(f"t/_log/checkpoints/{7:020d}")):
         if info.key.endswith(part):
@@ -100,15 +100,15 @@ def test_a_damaged_checkpoint_costs_the_one_before(part: str) -> None:
     assert at(store, 8) == seen[8]
 
 
-def test_a_version_above_the_newest_cannot_be_rebuilt() -> None:
+def test_a_version_above_the_latest_cannot_be_rebuilt() -> None:
     _, store, _, _ = story()
     with pytest.raises(NotFound):
         at(store, 14)
 
 
 @pytest.mark.parametrize("carried", [0, 127])
-def test_a_commit_that_does_not_follow_is_found(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a sleeper creates under a collected number has the right predecessor, but no successor."""
+def test_a_commit_that_breaks_the_chain_is_detected(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that a stalled process creates under a deleted number has the correct predecessor, but no successor."""
     monkeypatch.setattr(TopicState, "carried_commits", carried)
     world, store, _, seen = story()
     _, other, _, again = setup()
@@ -117,14 +117,14 @@ def test_a_commit_that_does_not_follow_is_found(carried: int, monkeypatch: pytes
         append(again, (0, 1))
     store.replace(commit_key("t", 4), other.get(commit_key("t", 4)))
     if carried:
-        # The copy in commit 5 is what commit 5 was made after.
+        # Commit 5 was created after the copy that commit 5 embeds.
         assert at(store, 5) == seen[5]
     for version in (4, 5)[: 1 if carried else 2]:
         with pytest.raises(Corrupt, match="chain of commits is broken"):
             at(store, version)
 
 
-def test_a_bit_that_flips_on_the_way_is_read_again() -> None:
+def test_a_bit_flipped_in_transit_is_read_again() -> None:
     _, store, _, seen = story()
     flips = [0]
 
@@ -141,7 +141,7 @@ def test_a_bit_that_flips_on_the_way_is_read_again() -> None:
     assert flips == [1]
 
 
-def test_reading_in_parallel() -> None:
+def test_commits_are_read_in_parallel() -> None:
     _, store, _, seen = story()
     for version in (3, 7, 11):
         store.delete(checkpoint_key("t", version))
@@ -149,14 +149,14 @@ def test_reading_in_parallel() -> None:
     assert found.state == seen[13][0]
 
 
-def test_a_log_that_is_not_there() -> None:
+def test_a_missing_log() -> None:
     history = History(MemoryStore(lambda: 0), "t")
     assert len(history.commits) == 0
     with pytest.raises(NotFound):
         history.at(0)
 
 
-def test_one_commit_as_it_lies_there() -> None:
+def test_reading_one_commit() -> None:
     _, store, _, _ = story()
     history = History(store, "t")
     assert history.commit(6).op == "delete-records"
@@ -164,8 +164,8 @@ def test_one_commit_as_it_lies_there() -> None:
         history.commit(99)
 
 
-def test_a_checkpoint_whose_table_is_missing_costs_the_one_before() -> None:
-    """A store that says "exists" of what it does not have, or a file that was lost: readers and writers go on."""
+def test_a_checkpoint_without_its_table_falls_back_to_the_previous_one() -> None:
+    """If a store reports that a missing object exists, or a file was lost, readers and writers continue."""
     world, store, topic, seen = story()
     for info in list(store.list(f"t/_log/checkpoints/{11:020d}-")):
         store.delete(info.key)
@@ -177,7 +177,7 @@ def test_a_checkpoint_whose_table_is_missing_costs_the_one_before() -> None:
     assert state(world.root(store).topic("t")) == state(again) == state(topic)
 
 
-def test_a_table_that_was_not_written_is_never_named() -> None:
+def test_a_checkpoint_never_references_a_missing_table() -> None:
     world, store, _, _ = story()
 
     def decide(call: Call) -> Fault | None:
@@ -198,8 +198,8 @@ def test_a_table_that_was_not_written_is_never_named() -> None:
     assert history.checkpoint(18) is not None
 
 
-def test_a_listing_of_many_commits_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of `retain` has a week of commits in its hands, 600,000 at one a second."""
+def test_listing_many_commits_uses_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of `retain` reads the commits of a week: 600,000 with one commit per second."""
     _, store, _, _ = setup()
     count = 10_000
 

@@ -1,4 +1,4 @@
-"""Intents against what came between: each rule on the states it decides on."""
+"""Intents and concurrent commits: each rule, on the states that it applies to."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def nothing(intent: Intent, chain: Chain, origin: TopicState | None = None) -> N
 
 
 def land(chain: Chain, intent: Intent, origin: TopicState | None = None) -> Draft:
-    """Commit an intent by hand, with all checks."""
+    """Commit an intent manually, with all checks."""
     found = draft(intent, chain, origin)
     commit = found.commit(chain.state, f"c{chain.state.version}", chain.state.time_ms)
     given = ("crc", "nbytes", "version", "prev_crc")
@@ -79,7 +79,7 @@ def land(chain: Chain, intent: Intent, origin: TopicState | None = None) -> Draf
 # -- append
 
 
-def test_an_append_gets_the_next_offsets_of_each_base() -> None:
+def test_an_append_is_assigned_the_next_offsets_of_each_state() -> None:
     chain = Chain(2)
     intent = AppendIntent("topic-one", (file_of([(1, 3), (0, 2), (1, 4)]), file_of([(0, 1)], name="b")), NOW)
     assert [file.base for file in draft(intent, chain).files] == [(0, 0, 3), (2,)]
@@ -89,18 +89,18 @@ def test_an_append_gets_the_next_offsets_of_each_base() -> None:
     assert intent.count == 10
 
 
-def test_an_append_without_slices_is_nothing() -> None:
+def test_an_append_without_slices_writes_no_commit() -> None:
     chain = Chain(2)
     assert nothing(AppendIntent("topic-one", (), NOW), chain).note == "nothing to append"
     assert not nothing(AppendIntent("topic-one", (file_of([]),), NOW), chain).skipped
 
 
-def test_an_append_to_a_partition_that_does_not_exist() -> None:
+def test_an_append_to_a_missing_partition_is_rejected() -> None:
     with pytest.raises(BadRequest, match="topic 't' has partitions 0 to 1, found 2"):
         draft(AppendIntent("topic-one", (file_of([(2, 1)]),), NOW), Chain(2))
 
 
-def test_an_append_to_another_topic_of_that_name() -> None:
+def test_an_append_to_a_topic_created_again_is_a_conflict() -> None:
     chain = Chain(1)
     intent = AppendIntent("topic-one", (file_of([(0, 1)]),), NOW)
     chain.add(op=DELETE)
@@ -111,7 +111,7 @@ def test_an_append_to_another_topic_of_that_name() -> None:
         draft(intent, chain)
 
 
-def test_an_append_below_the_upload_floor() -> None:
+def test_an_append_below_the_retention_floor_is_a_conflict() -> None:
     chain = Chain(1)
     for _ in range(5):
         chain.append((0, 1))
@@ -124,7 +124,7 @@ def test_an_append_below_the_upload_floor() -> None:
         draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=2),), NOW), chain)
 
 
-def test_null_keys_and_a_switch_to_compact() -> None:
+def test_null_keys_are_rejected_when_a_topic_becomes_compacted() -> None:
     chain = Chain(1)
     flags = int(SliceFlag.HAS_NULL_KEYS)
     intent = AppendIntent("topic-one", (file_of([(0, 1)], flags=flags),), NOW)
@@ -135,14 +135,14 @@ def test_null_keys_and_a_switch_to_compact() -> None:
     draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
 
 
-def test_an_append_checked_under_older_configs_stands() -> None:
+def test_an_append_validated_with_older_configs_is_accepted() -> None:
     chain = Chain(1)
     intent = AppendIntent("topic-one", (file_of([(0, 1)]),), NOW)
     chain.add(op=ALTER, configs={"max.message.bytes": "10", "compression.type": "lz4"})
     assert draft(intent, chain).files
 
 
-def test_the_registry_is_asked_on_every_base() -> None:
+def test_the_registry_is_checked_against_every_state() -> None:
     chain = Chain(1)
     intent = AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, WriterKey("q", 7, "r1"))
     assert draft(intent, chain).writer == Writer("stream", "q", 7, "r1", 4, epoch=1)
@@ -156,7 +156,7 @@ def test_the_registry_is_asked_on_every_base() -> None:
         draft(replace(intent, key=WriterKey("q", 7, "r2")), chain)
 
 
-def test_a_replay_by_a_new_run_records_the_take_over() -> None:
+def test_a_replay_by_a_new_run_records_the_takeover() -> None:
     chain = Chain(1)
     chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
     found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, WriterKey("q", 7, "r2")))
@@ -175,7 +175,7 @@ def test_an_empty_replay_of_a_batch_with_records_is_a_mismatch() -> None:
     assert not nothing(AppendIntent("topic-one", (), NOW, WriterKey("q", 8, "r1")), chain).skipped
 
 
-def test_a_prepare_is_open() -> None:
+def test_the_slices_of_a_prepare_are_open() -> None:
     chain = Chain(1)
     found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, txn=Txn("t", 1)))
     assert found.txn == Txn("t", 1)
@@ -186,7 +186,7 @@ def test_a_prepare_is_open() -> None:
 
 
 def two_slices() -> tuple[Chain, Rewrite, Rewrite]:
-    """A topic with a file over two partitions, and an edit of each."""
+    """Return a topic with a file over two partitions, and an edit of each partition."""
     chain = Chain(2)
     path = chain.append((0, 10), (1, 10)).files[0].path
     edits = [Rewrite(Edit(partition, 0, 10), (Input(path, 100 * partition, 0, 10),)) for partition in (0, 1)]
@@ -201,7 +201,7 @@ def test_a_rewrite_replaces_its_inputs() -> None:
     assert chain.table.all().sealed().tolist() == [True, True]
 
 
-def test_appends_between_do_not_disturb_a_rewrite() -> None:
+def test_concurrent_appends_do_not_affect_a_rewrite() -> None:
     chain, first, second = two_slices()
     intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10), output_of(1, 0, 10)))
     chain.append((0, 5))
@@ -209,7 +209,7 @@ def test_appends_between_do_not_disturb_a_rewrite() -> None:
     assert chain.table.all().base.tolist() == [0, 10, 0]
 
 
-def test_two_rewrites_of_one_slice() -> None:
+def test_the_second_of_two_rewrites_of_a_slice_is_dropped() -> None:
     chain, first, second = two_slices()
     rival = RewriteIntent(SEAL, "topic-one", (first,), (output_of(0, 0, 10, read_version=1),))
     intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10), output_of(1, 0, 10)))
@@ -218,18 +218,18 @@ def test_two_rewrites_of_one_slice() -> None:
     assert found.dropped == (first.edit,)
     assert [file.path for file in found.files] == [output_of(1, 0, 10).path]
     gone = nothing(intent, chain)
-    # What it did rewrite lies there and is not called dropped.
+    # The outputs of the rewrite exist, so its edit is not reported as dropped.
     assert (gone.note, gone.dropped) == ("none of the edits applies", (first.edit,))
 
 
-def test_a_rewrite_tried_again_after_it_landed_drops_nothing() -> None:
+def test_a_retry_of_a_committed_rewrite_drops_nothing() -> None:
     chain, first, second = two_slices()
     intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10), output_of(1, 0, 10)))
     land(chain, intent)
     assert nothing(intent, chain).dropped == ()
 
 
-def test_an_output_over_a_slice_that_is_not_replaced_is_refused() -> None:
+def test_an_output_that_overlaps_another_slice_is_rejected() -> None:
     chain = Chain(1)
     one, _, three = (chain.append((0, 10)).files[0].path for _ in range(3))
     inputs = (Input(one, 0, 0, 10), Input(three, 0, 20, 30))
@@ -241,7 +241,7 @@ def test_an_output_over_a_slice_that_is_not_replaced_is_refused() -> None:
     assert chain.table.all().base.tolist() == [0, 10, 20]
 
 
-def test_a_cleaning_pass_falls_as_a_whole() -> None:
+def test_a_cleaning_pass_is_dropped_atomically() -> None:
     chain = Chain(1)
     one, two = (chain.append((0, 10)).files[0].path for _ in range(2))
     whole = Rewrite(Edit(0, 0, 20, 20), (Input(one, 0, 0, 10), Input(two, 0, 10, 20)))
@@ -253,7 +253,7 @@ def test_a_cleaning_pass_falls_as_a_whole() -> None:
     assert found.dropped == (whole.edit,)
 
 
-def test_inputs_below_the_log_start_do_not_count() -> None:
+def test_inputs_below_the_log_start_are_ignored() -> None:
     chain = Chain(1)
     one, two = (chain.append((0, 10)).files[0].path for _ in range(2))
     intent = RewriteIntent(
@@ -288,7 +288,7 @@ def test_retention_and_rewrites_commute() -> None:
     assert states[0] == states[1] == ([10], [20], [output_of(0, 10, 20).path])
 
 
-def test_a_rewrite_whose_inputs_all_expired_is_nothing() -> None:
+def test_a_rewrite_of_expired_inputs_writes_no_commit() -> None:
     chain, first, second = two_slices()
     land(chain, LogStartIntent("topic-one", {0: 10, 1: 10}, RETAIN))
     intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10), output_of(1, 0, 10)))
@@ -306,7 +306,7 @@ def test_a_rewrite_keeps_some_slices_of_an_output_file() -> None:
     assert outputs.of([Edit(2, 0, 1), Edit(0, 5, 10)]) == ()
 
 
-def test_the_parts_of_an_output_file_keep_what_their_slices_carry() -> None:
+def test_parts_of_an_output_file_keep_the_fields_of_their_slices() -> None:
     file = replace(
         file_of([(1, 10), (0, 10), (1, 5)]).with_base((0, 0, 10)),
         position=(500, 0, 200),
@@ -320,8 +320,8 @@ def test_the_parts_of_an_output_file_keep_what_their_slices_carry() -> None:
     assert (kept.path, kept.size, kept.footer_length) == (file.path, file.size, file.footer_length)
 
 
-def test_a_merge_over_many_partitions_looks_at_each_slice_a_few_times() -> None:
-    """Each attempt to commit it is judged anew: looking through all slices for each edit would never end."""
+def test_a_merge_of_many_partitions_visits_each_slice_a_few_times() -> None:
+    """Each attempt to commit the merge is validated again. Scanning all slices for each edit would take too long."""
     count = 3_000
     looks = [0]
 
@@ -342,7 +342,7 @@ def test_a_merge_over_many_partitions_looks_at_each_slice_a_few_times() -> None:
     assert looks[0] <= 8 * count
 
 
-def test_outputs_of_a_merge_when_one_edit_falls() -> None:
+def test_outputs_of_a_merge_when_one_edit_is_dropped() -> None:
     chain, first, second = two_slices()
     merged = file_of([(0, 10), (1, 10)], name="m").with_base((0, 0))
     land(chain, RewriteIntent(SEAL, "topic-one", (first,), (output_of(0, 0, 10),)))
@@ -352,7 +352,7 @@ def test_outputs_of_a_merge_when_one_edit_falls() -> None:
     assert rows.position.tolist() == [0, 100]
 
 
-def test_a_rewrite_of_a_file_below_the_floor() -> None:
+def test_a_rewrite_of_a_file_below_the_retention_floor() -> None:
     chain, first, second = two_slices()
     for _ in range(3):
         chain.append((0, 1))
@@ -360,13 +360,13 @@ def test_a_rewrite_of_a_file_below_the_floor() -> None:
     intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10, read_version=2),))
     with pytest.raises(Conflict, match="below the retention floor 3"):
         draft(intent, chain)
-    # A part of a file that the base names is no upload.
+    # A part of a file that the state references is not an upload.
     part = replace(file_of([(0, 10)], name="f0"), size=240, position=(0,), nbytes=(50,)).with_base((0,))
     assert part.path == append_path(0, "f0")
     assert draft(RewriteIntent(SEAL, "topic-one", (first,), (part,)), chain).files == (part,)
 
 
-def test_a_rewrite_above_the_last_stable_offset_is_refused() -> None:
+def test_a_rewrite_above_the_last_stable_offset_is_rejected() -> None:
     chain = Chain(1)
     path = chain.append((0, 10), txn=Txn("t", 1)).files[0].path
     intent = RewriteIntent(
@@ -379,7 +379,7 @@ def test_a_rewrite_above_the_last_stable_offset_is_refused() -> None:
 # -- log starts, alter, create, delete, maintain
 
 
-def test_log_starts() -> None:
+def test_log_starts_only_increase() -> None:
     chain = Chain(2)
     chain.append((0, 10), (1, 5))
     found = draft(LogStartIntent("topic-one", {0: 4, 1: 0}), chain)
@@ -389,14 +389,14 @@ def test_log_starts() -> None:
 
 
 @pytest.mark.parametrize(("starts", "expected"), [({0: 11}, "offset 11"), ({0: -2}, "offset -2"), ({2: 0}, "found 2")])
-def test_log_starts_out_of_range(starts: dict[int, int], expected: str) -> None:
+def test_log_starts_out_of_range_are_rejected(starts: dict[int, int], expected: str) -> None:
     chain = Chain(2)
     chain.append((0, 10))
     with pytest.raises(NotFound, match=expected):
         draft(LogStartIntent("topic-one", starts), chain)
 
 
-def test_altering_the_same_config_at_once() -> None:
+def test_concurrent_changes_of_one_config_conflict() -> None:
     chain = Chain(1, {"retention.ms": "5"})
     origin = chain.state
     intent = AlterIntent("topic-one", {"retention.ms": 7, "segment.bytes": 100})
@@ -410,13 +410,13 @@ def test_altering_the_same_config_at_once() -> None:
         draft(intent, chain, origin)
 
 
-def test_altering_to_what_is_there() -> None:
+def test_altering_to_the_current_value_writes_no_commit() -> None:
     chain = Chain(1, {"retention.ms": "5"})
     assert nothing(AlterIntent("topic-one", {"retention.ms": 5, "segment.ms": None}), chain).note == "nothing changes"
     assert dict(draft(AlterIntent("topic-one", {"retention.ms": None}), chain).configs) == {"retention.ms": None}
 
 
-def test_adding_partitions_at_once() -> None:
+def test_concurrent_additions_of_partitions_conflict() -> None:
     chain = Chain(2)
     origin = chain.state
     assert draft(AlterIntent("topic-one", {}, 4), chain).partitions == 4
@@ -428,7 +428,7 @@ def test_adding_partitions_at_once() -> None:
             draft(AlterIntent("topic-one", {}, count), chain)
 
 
-def test_creating_and_deleting() -> None:
+def test_create_and_delete() -> None:
     chain = Chain(1)
     create = CreateIntent("two", 3, TopicConfigs.of({"retention.ms": 1}))
     with pytest.raises(Conflict, match="topic 't' already exists, with 1 partition;"):
@@ -443,7 +443,7 @@ def test_creating_and_deleting() -> None:
     assert isinstance(create.draft("t", EMPTY, EMPTY, None), Draft)
 
 
-def test_maintenance() -> None:
+def test_maintenance_records_floor_leases_and_expired_writers() -> None:
     chain = Chain(1)
     for batch in range(3):
         chain.append((0, 1), writer=Writer("stream", "q", batch, None, 1))
@@ -452,7 +452,7 @@ def test_maintenance() -> None:
         "topic-one", {"h": VersionLease(2), "gone": None}, 2, {"q": 2}, (Resolved("t", 1), Resolved("old", 1))
     )
     found = land(chain, intent)
-    # The registry entry was written at version 3, not 2: it is not idle.
+    # The registry entry was written at version 3, not 2, so the writer is not idle.
     assert (dict(found.holds), found.floor, dict(found.expired)) == ({"h": VersionLease(2)}, 2, {})
     assert found.resolved == (Resolved("t", 1),)
     assert nothing(intent, chain).note == "nothing changes"
@@ -480,7 +480,7 @@ def test_unknown_write_features_stop_writers() -> None:
         found.commit(chain.state, "c", 1)
 
 
-def test_commit_time_never_goes_back() -> None:
+def test_commit_time_never_decreases() -> None:
     chain = Chain(1)
     found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
     assert found.commit(chain.state, "c", chain.state.time_ms - 5000).time_ms == chain.state.time_ms

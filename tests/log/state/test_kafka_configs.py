@@ -1,4 +1,4 @@
-"""The table of topic configs against Kafka 4.1's own, which its `LogConfig` prints as the page of Kafka's site."""
+"""The table of topic configs compared with Kafka 4.1's, which `LogConfig` prints as the page of Kafka's website."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROW = re.compile(r"<tr><th>(.*?):</th><td>(.*?)</td></tr>", re.DOTALL)
 
 @pytest.fixture(scope="module")
 def kafka() -> dict[str, dict[str, str]]:
-    """Name -> `Type`, `Default`, `Valid Values`, `Server Default Property`."""
+    """Return `Type`, `Default`, `Valid Values` and `Server Default Property` of each config."""
     try:
         command = [find_java(), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{kafka_jars()}{os.sep}*", LOG_CONFIG]
     except Missing as reason:
@@ -38,12 +38,12 @@ def kafka() -> dict[str, dict[str, str]]:
 
 
 def default_of(row: dict[str, str]) -> str:
-    """Without the words in brackets, `604800000 (7 days)`."""
+    """Return a default without the text in parentheses, as in `604800000 (7 days)`."""
     return row["Default"].split(" (")[0].strip('"')
 
 
 def least_of(row: dict[str, str]) -> str | None:
-    """The lower bound of `[0,...]`, None without one."""
+    """Return the lower bound in `[0,...]`, or None if there is none."""
     match = re.match(r"\[(-?\d+),\.\.\.", row["Valid Values"])
     return match[1] if match else None
 
@@ -53,12 +53,12 @@ def least_here(config: Setting) -> str | None:
     return next((each for each in match.groups() if each is not None), None) if match else None
 
 
-def test_every_config_of_kafka_is_known_and_no_other(kafka: dict[str, dict[str, str]]) -> None:
+def test_exactly_kafkas_configs_are_known(kafka: dict[str, dict[str, str]]) -> None:
     gone = {name for name, config in CONFIGS.items() if config.kafka.startswith("Not in Kafka 4")}
     assert set(CONFIGS) - gone == {*kafka, "inline.records.bytes", "carried.commits"}
 
 
-def test_types_defaults_and_ranges_are_kafkas_unless_the_table_says_so(kafka: dict[str, dict[str, str]]) -> None:
+def test_types_defaults_and_ranges_are_kafkas_except_documented_ones(kafka: dict[str, dict[str, str]]) -> None:
     differing = []
     for name, row in kafka.items():
         config = CONFIGS[name]
@@ -91,7 +91,7 @@ def test_each_config_has_its_broker_name(kafka: dict[str, dict[str, str]]) -> No
     assert [item.name for item in BROKER_NAMES["inline.records.bytes"]] == ["inline.records.bytes"]
 
 
-def test_broker_names_are_those_of_the_properties(kafka: dict[str, dict[str, str]]) -> None:
+def test_broker_names_match_the_maintenance_properties(kafka: dict[str, dict[str, str]]) -> None:
     brokers = {row["Server Default Property"]: name for name, row in kafka.items()}
     for each in PROPERTIES.values():
         if each.field in CONFIGS and not each.name.endswith((".hours", ".minutes")):

@@ -1,4 +1,4 @@
-"""Opening and following a log, checkpoints, damage."""
+"""Opening and following a log, checkpoints, and damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoints(store: Store) -> list[str]:
     return [info.key.rsplit("/", 1)[-1] for info in store.list(checkpoint_prefix("t"))]
 
 
-def test_a_checkpoint_every_128_commits() -> None:
+def test_a_checkpoint_is_written_every_128_commits() -> None:
     _, store, _, topic = setup()
     for _ in range(260):
         publish(topic, 1)
@@ -33,7 +33,7 @@ def test_a_checkpoint_every_128_commits() -> None:
     assert len(checkpoints(store)) == 4
 
 
-def test_a_checkpoint_after_a_mebibyte_of_commits() -> None:
+def test_a_checkpoint_is_written_after_one_mebibyte_of_commits() -> None:
     _, store, _, topic = setup()
     target = topic.log.append_target()
     for number in range(3):
@@ -42,7 +42,7 @@ def test_a_checkpoint_after_a_mebibyte_of_commits() -> None:
     assert [name for name in checkpoints(store) if name.endswith(".json")] == [f"{3:020d}.json"]
 
 
-def test_opening_costs_two_listings_a_checkpoint_and_the_tail() -> None:
+def test_opening_reads_two_listings_a_checkpoint_and_later_commits() -> None:
     world, store, _, topic = setup()
     for _ in range(135):
         publish(topic, 1)
@@ -50,7 +50,8 @@ def test_opening_costs_two_listings_a_checkpoint_and_the_tail() -> None:
     root = world.root(counting)
     counting.reset()
     opened = root.topic("t")
-    # The checkpoints, the head of that at 127, commits 128 to 135, 136 that is missing, and that none is above it.
+    # The checkpoints, the checkpoint object of version 127, commits 128 to 135, the missing commit 136, and a listing
+    # that shows no later commits.
     assert counting.counts == {"list": 2, "get": 10}
     counting.reset()
     assert opened.log.state() == topic.log.state()
@@ -61,8 +62,8 @@ def test_opening_costs_two_listings_a_checkpoint_and_the_tail() -> None:
     assert snapshot.slices.all().base.tolist() == list(range(135))
 
 
-def test_a_store_with_round_trips_is_asked_for_16_numbers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a list that begins after a key costs what is before it as well."""
+def test_a_remote_store_gets_16_requests_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this store, a listing that begins after a key takes as long as a full listing."""
     monkeypatch.setattr(MemoryStore, "lists_after", False)
     world, store, _, topic = setup()
     for _ in range(40):
@@ -73,7 +74,7 @@ def test_a_store_with_round_trips_is_asked_for_16_numbers_at_once(monkeypatch: p
     counting.reset()
     opened = root.topic("t")
     assert opened.log.state(refresh=False) == topic.log.state()
-    # Asked at once, some of the last 16 are not begun any more when the first missing one is known.
+    # The requests are parallel, so some of the last 16 are not sent if the first missing commit is found early.
     assert counting.counts["list"] == 2
     assert 42 <= counting.counts["get"] <= 48
     for _ in range(20):
@@ -86,21 +87,21 @@ def test_a_store_with_round_trips_is_asked_for_16_numbers_at_once(monkeypatch: p
     assert counting.counts == {"get": 1}
 
 
-def test_a_commit_in_steady_state_costs_one_create_and_two_looks() -> None:
+def test_a_commit_in_steady_state_takes_one_create_and_two_reads() -> None:
     world, store, _, _ = setup()
     counting = CountingStore(store)
     topic = world.root(counting).topic("t")
     publish(topic)
     counting.reset()
     publish(topic)
-    # Is the root the one that was opened, and the commit before still there?
+    # Check that the root has not been replaced, and that the previous commit still exists.
     assert counting.by_kind == {("get", "root"): 1, ("create", "commit"): 1, ("get", "commit"): 1}
     counting.reset()
     topic.log.append_target()
     assert counting.counts == {"get": 1}
 
 
-def test_a_commit_on_a_store_with_round_trips_looks_at_the_root_while_it_looks_for_the_next_number() -> None:
+def test_a_commit_on_a_remote_store_checks_the_root_in_parallel() -> None:
     world, store, _, _ = setup()
     counting = CountingStore(store)
     store.parallel_reads = 16  # type: ignore[attr-defined]
@@ -113,15 +114,15 @@ def test_a_commit_on_a_store_with_round_trips_looks_at_the_root_while_it_looks_f
     topic.log.commit_append([file], target)
     assert counting.by_kind == {("get", "root"): 1, ("create", "commit"): 1, ("get", "commit"): 2}
     counting.reset()
-    # Without a look of its own, or with one of more than a second ago, the commit has one, and then also looks at the
-    # number after its own.
+    # If the writer has not checked the root within the last second, the commit checks it, and also requests the next
+    # commit.
     world.advance(1_001)
     file = file_of([(0, 1)], read_version=target.read_version, name="z")
     topic.log.commit_append([file], target)
     assert counting.by_kind == {("get", "root"): 1, ("create", "commit"): 1, ("get", "commit"): 3}
 
 
-def test_a_loser_on_a_store_with_round_trips_reads_all_it_needs_at_once() -> None:
+def test_a_lost_race_on_a_remote_store_reads_commits_in_parallel() -> None:
     world, store, _, _ = setup()
     hooked = HookedStore(store)
     counting = CountingStore(hooked)
@@ -134,12 +135,13 @@ def test_a_loser_on_a_store_with_round_trips_reads_all_it_needs_at_once() -> Non
     counting.reset()
     hooked.before_next("create:commit", lambda: publish(winner, name="w"))
     assert topic.log.commit_append([file], target).version == 3
-    # The number, the two behind it and the one before, the root; then that ours follows what was there.
+    # The next commit, the two commits after it, the previous commit and the root. After the commit, the previous commit
+    # again.
     assert counting.by_kind == {("create", "commit"): 2, ("get", "commit"): 6, ("get", "root"): 1}
 
 
 @pytest.mark.parametrize("what", ["head", "table", "head gone", "table gone"])
-def test_a_damaged_checkpoint_costs_the_one_before(what: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(what: str, caplog: pytest.LogCaptureFixture) -> None:
     world, store, _, topic = setup()
     for _ in range(260):
         publish(topic, 1)
@@ -163,7 +165,7 @@ def test_a_damaged_checkpoint_costs_the_one_before(what: str, caplog: pytest.Log
     assert ("checkpoint" in caplog.text) == ("gone" not in what)
 
 
-def test_without_a_readable_checkpoint_and_without_commits_the_topic_is_corrupt() -> None:
+def test_a_topic_without_a_readable_checkpoint_and_without_commits_is_corrupt() -> None:
     world, store, _, topic = setup()
     for _ in range(130):
         publish(topic, 1)
@@ -175,7 +177,7 @@ def test_without_a_readable_checkpoint_and_without_commits_the_topic_is_corrupt(
         other(world, store)
 
 
-def test_a_checkpoint_from_a_newer_release_is_not_passed_over() -> None:
+def test_a_checkpoint_of_a_newer_release_is_not_skipped() -> None:
     world, store, _, topic = setup()
     for _ in range(130):
         publish(topic, 1)
@@ -187,7 +189,7 @@ def test_a_checkpoint_from_a_newer_release_is_not_passed_over() -> None:
 
 @pytest.mark.parametrize("label", ["create:checkpoint", "list:other"])
 @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
-def test_failing_to_write_a_checkpoint_does_not_fail_the_commit(label: str, kind: FaultKind) -> None:
+def test_a_failed_checkpoint_does_not_fail_the_commit(label: str, kind: FaultKind) -> None:
     world, store, _, topic = setup()
     for _ in range(126):
         publish(topic, 1)
@@ -197,7 +199,7 @@ def test_failing_to_write_a_checkpoint_does_not_fail_the_commit(label: str, kind
     assert topic_records(world, store) == 128
 
 
-def test_a_table_written_and_its_head_lost_is_only_an_orphan() -> None:
+def test_a_table_without_its_checkpoint_object_is_only_unreferenced() -> None:
     world, store, _, topic = setup()
     for _ in range(126):
         publish(topic, 1)
@@ -211,7 +213,7 @@ def test_a_table_written_and_its_head_lost_is_only_an_orphan() -> None:
     assert other(world, store).log.snapshot().slices.all().base.tolist() == list(range(128))
 
 
-def test_two_committers_write_one_checkpoint() -> None:
+def test_two_writers_write_one_checkpoint() -> None:
     world, store, _, topic = setup()
     for _ in range(120):
         publish(topic, 1)
@@ -224,7 +226,7 @@ def test_two_committers_write_one_checkpoint() -> None:
     assert two.log.snapshot().slices.all().base.tolist() == list(range(140))
 
 
-def test_a_reader_whose_checkpoint_was_removed_opens_afresh() -> None:
+def test_a_reader_whose_checkpoint_was_deleted_opens_the_log_again() -> None:
     world, store, _, topic = setup()
     for _ in range(130):
         publish(topic, 1)
@@ -249,7 +251,7 @@ def damage(store: MemoryStore, version: int, change: Callable[[bytes], bytes]) -
 
 
 @pytest.mark.parametrize("version", [0, 2, 3])
-def test_a_damaged_commit_names_its_key(version: int) -> None:
+def test_an_error_for_a_damaged_commit_reports_its_key(version: int) -> None:
     world, store, _, topic = setup()
     for _ in range(3):
         publish(topic)
@@ -269,7 +271,7 @@ def test_a_replaced_commit_breaks_the_chain() -> None:
         other(world, store)
 
 
-def test_a_commit_from_a_newer_release() -> None:
+def test_a_commit_of_a_newer_release_is_rejected() -> None:
     _, store, _, topic = setup()
     publish(topic)
     store.create(commit_key("t", 2), encode({"format": 2}))

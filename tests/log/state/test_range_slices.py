@@ -1,4 +1,4 @@
-"""Slices of ranges of many topics: what each topic alone would give, selected at once."""
+"""Selecting the slices of ranges in many topics at once returns the same as selecting from each topic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def snapshots_of(chains: Mapping[str, Chain]) -> dict[str, Snapshot]:
 
 
 def counted(patch: Patch, place: object, name: str) -> Mock:
-    """Count the calls of a function, or of a method."""
+    """Count the calls of a function or method."""
     real: Callable[..., object] = getattr(place, name)
     calls = Mock(wraps=real, side_effect=lambda *_: DEFAULT)
     patch.setattr(place, name, lambda *given: calls(*given))
@@ -36,7 +36,7 @@ def counted(patch: Patch, place: object, name: str) -> Mock:
 
 
 def check(selected: RangeSlices) -> None:
-    """The slices of each range are those that its topic's table has for it."""
+    """Check that the slices of each range are those in the table of its topic."""
     cuts = selected.cuts.tolist()
     assert cuts[0] == 0
     assert cuts[-1] == len(selected.rows)
@@ -54,7 +54,7 @@ def check(selected: RangeSlices) -> None:
 
 @pytest.mark.parametrize("few", [0, 3, range_slices.FEW_SLICES])
 @pytest.mark.parametrize("seed", range(4))
-def test_many_topics_give_what_each_of_them_does(seed: int, few: int, monkeypatch: Patch) -> None:
+def test_selecting_from_many_topics_equals_selecting_from_each(seed: int, few: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(range_slices, "FEW_SLICES", few)
     rng = random.Random(seed)
     snapshots = snapshots_of({f"t{number}": random_chain(rng, rng.randrange(40)) for number in range(6)})
@@ -70,7 +70,7 @@ def test_many_topics_give_what_each_of_them_does(seed: int, few: int, monkeypatc
     check(select_ranges(snapshots, []))
 
 
-def test_topics_of_a_few_commits_become_one_table_and_none_of_their_own(monkeypatch: Patch) -> None:
+def test_topics_with_few_commits_are_joined_into_one_table(monkeypatch: Patch) -> None:
     chains = {f"t{number}": Chain(2) for number in range(50)}
     for chain in chains.values():
         chain.append((1, 3))
@@ -87,7 +87,7 @@ def test_topics_of_a_few_commits_become_one_table_and_none_of_their_own(monkeypa
     check(selected)
 
 
-def test_of_a_topic_with_many_slices_only_those_asked_for_are_joined(monkeypatch: Patch) -> None:
+def test_only_requested_slices_of_a_large_topic_are_joined(monkeypatch: Patch) -> None:
     chains = {"few": Chain(1), "many": Chain(2)}
     chains["few"].append((0, 1))
     for _ in range(range_slices.FEW_SLICES + 1):

@@ -1,4 +1,4 @@
-"""Defaults of a root as values: ranks, patterns, synonyms, and what is refused with which words."""
+"""The defaults of a root as values: precedence, patterns, synonyms and errors."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def defaults(changes: Mapping[str, object | None], **patterns: Mapping[str, obje
     return made
 
 
-def test_a_root_without_defaults_changes_nothing() -> None:
+def test_a_root_without_defaults_has_no_effect() -> None:
     assert NONE.of_topic("t") == {}
     assert (NONE.partitions("t"), NONE.auto_create("t")) == (1, None)
 
 
-def test_every_name_of_a_broker_sets_its_topic_config() -> None:
+def test_every_broker_config_sets_its_topic_config() -> None:
     values = {"cleanup.policy": "compact", "compression.type": "lz4", "message.timestamp.type": "LogAppendTime"}
     values["segment.bytes"] = "20"
     for name, broker in BY_NAME.items():
@@ -52,11 +52,11 @@ def test_every_name_of_a_broker_sets_its_topic_config() -> None:
         ({"log.flush.scheduler.interval.ms": 5, "log.flush.interval.ms": 6}, "flush.ms", 6),
     ],
 )
-def test_names_of_one_config_are_ranked_as_in_kafka(changes: dict[str, object], config: str, value: int) -> None:
+def test_broker_configs_have_kafkas_precedence(changes: dict[str, object], config: str, value: int) -> None:
     assert defaults(changes).of_topic("t")[config] == str(value)
 
 
-def test_a_pattern_counts_before_the_root_and_the_last_one_added_counts_first() -> None:
+def test_patterns_take_precedence_and_the_last_one_applies() -> None:
     made = defaults({"log.retention.hours": 1, "num.partitions": 2}, a={"retention.ms": 5}, ab={"retention.ms": 6})
     assert [made.of_topic(name)["retention.ms"] for name in ("x", "a", "abc")] == [str(HOUR_MS), "5", "6"]
     assert made.of_topic("xa")["retention.ms"] == str(HOUR_MS), "the whole name matches, or it does not"
@@ -67,7 +67,7 @@ def test_a_pattern_counts_before_the_root_and_the_last_one_added_counts_first() 
     assert again.patterns == (PatternDefaults("a.*", {"retention.ms": "5"}),)
 
 
-def test_a_topic_beats_its_root() -> None:
+def test_a_topic_config_overrides_the_root_default() -> None:
     made = defaults({"log.retention.ms": 5, "message.max.bytes": 100})
     configs = TopicConfigs({"retention.ms": "9"}, made.of_topic("t"))
     assert (configs.retention_ms, configs.max_message_bytes, configs.default("retention.ms")) == (9, 100, "5")
@@ -75,7 +75,7 @@ def test_a_topic_beats_its_root() -> None:
     assert sources == ["DYNAMIC_TOPIC_CONFIG", "DYNAMIC_DEFAULT_BROKER_CONFIG", "DEFAULT_CONFIG"]
 
 
-def test_synonyms_are_all_that_a_value_may_come_from_the_first_counts() -> None:
+def test_synonyms_list_all_values_in_order_of_precedence() -> None:
     made = defaults({"log.retention.hours": 2, "log.retention.ms": 4}, t={"retention.ms": 3})
     configs = TopicConfigs({"retention.ms": "1"}, made.of_topic("t"))
     rows = [(row.name, row.value, row.source) for row in made.synonyms("t", configs, "retention.ms")]
@@ -115,7 +115,9 @@ def test_synonyms_are_all_that_a_value_may_come_from_the_first_counts() -> None:
         ({"log.cleaner.min.compaction.lag.ms": 9, "log.cleaner.max.compaction.lag.ms": 8}, None, ["must not exceed"]),
     ],
 )
-def test_what_is_wrong_is_one_clear_error(changes: dict[str, object], pattern: str | None, words: list[str]) -> None:
+def test_an_invalid_default_is_one_clear_error(
+    changes: dict[str, object], pattern: str | None, words: list[str]
+) -> None:
     with pytest.raises(BadRequest) as raised:
         NONE.changed(changes, pattern)
     message = str(raised.value)
@@ -123,7 +125,7 @@ def test_what_is_wrong_is_one_clear_error(changes: dict[str, object], pattern: s
     assert [word for word in words if word not in message] == [], message
 
 
-def test_a_contradiction_with_the_root_is_found_on_either_side() -> None:
+def test_a_contradiction_with_the_root_is_rejected_on_either_side() -> None:
     of_pattern = NONE.changed({"min.compaction.lag.ms": 9}, "a")
     with pytest.raises(BadRequest, match="must not exceed"):
         of_pattern.changed({"log.cleaner.max.compaction.lag.ms": 8})
@@ -131,14 +133,14 @@ def test_a_contradiction_with_the_root_is_found_on_either_side() -> None:
         NONE.changed({"log.cleaner.max.compaction.lag.ms": 8}).changed({"min.compaction.lag.ms": 9}, "a")
 
 
-def test_force_and_taking_back() -> None:
+def test_forced_defaults_can_be_reset() -> None:
     made = NONE.changed({"log.segment.delete.delay.ms": 60_000, "log.retention.ms": INT64_MAX}, force=True)
     assert made.of_topic("t") == {"file.delete.delay.ms": "60000", "retention.ms": str(INT64_MAX)}
     assert made.changed({"log.segment.delete.delay.ms": None, "log.retention.ms": None}) == NONE
     assert NONE.changed({"log.retention.ms": None}) == NONE
 
 
-def test_the_bytes_are_read_back() -> None:
+def test_defaults_are_decoded_as_encoded() -> None:
     made = defaults({"num.partitions": 3}, a={"retention.ms": -1})
     assert DEFAULTS_JSON.decode(DEFAULTS_JSON.encode(replace(made, number=0)), "k").of_topic("a") == {
         "retention.ms": "-1"

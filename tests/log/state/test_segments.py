@@ -1,4 +1,4 @@
-"""Segments out of the slice table: Kafka's roll rule with a slice as one append, and what the clock closes."""
+"""Segments in the slice table: Kafka's roll rule with one append per slice, and rolling by the clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RULE = RollRule(1000, WEEK_MS)
 
 
 def table(*rows: tuple[int, int, int, int], sealed: tuple[int, ...] = ()) -> Slices:
-    """Slices of partition 3 as (base, end, size, max timestamp); row numbers in `sealed` are segments already."""
+    """Return slices of partition 3 as (base, end, size, max timestamp). The rows in `sealed` are segments already."""
     columns = {name: np.zeros(len(rows), dtype) for name, dtype in COLUMN_TYPES.items()}
     for name, values in zip(("base", "end", "size", "max_ts"), zip(*rows, strict=True), strict=False):
         columns[name] = np.array(values, np.int64)
@@ -34,7 +34,7 @@ def table(*rows: tuple[int, int, int, int], sealed: tuple[int, ...] = ()) -> Sli
 
 
 def cuts(slices: Slices, rule: RollRule = RULE, log_end: int | None = None) -> list[tuple[int, int, int]]:
-    """(base, end, size) of each segment."""
+    """Return (base, end, size) of each segment."""
     end = log_end if log_end is not None else int(slices.end[-1]) if len(slices) else 0
     return [(found.base, found.end, found.size) for found in segments_of(slices, 3, end, rule)]
 
@@ -50,12 +50,12 @@ def test_a_slice_that_fits_exactly_does_not_roll() -> None:
     assert cuts(slices, RollRule(999, WEEK_MS)) == [(0, 10, 400), (10, 21, 601)]
 
 
-def test_a_slice_larger_than_a_segment_is_one_by_itself() -> None:
+def test_a_slice_larger_than_a_segment_is_a_segment() -> None:
     assert cuts(table((0, 1, 10, 5), (1, 9, 5000, 5), (9, 10, 10, 5))) == [(0, 1, 10), (1, 9, 5000), (9, 10, 10)]
 
 
-def test_an_append_time_from_the_future_counts_as_no_later_than_what_follows() -> None:
-    """The clock was a year ahead while offsets 10 to 30 were appended; the last such is followed by nothing yet."""
+def test_a_future_append_time_is_reduced_to_later_append_times() -> None:
+    """The clock was a year ahead while offsets 10 to 30 were appended. No slice follows the last of these appends."""
     year, ahead = 365 * 86_400_000, 200_000
     stamps = (1000, year, year + 1, 2000, 3000 + ahead, 3000, year)
     slices = table(*((10 * i, 10 * i + 10, 1, stamp) for i, stamp in enumerate(stamps)))
@@ -64,27 +64,27 @@ def test_an_append_time_from_the_future_counts_as_no_later_than_what_follows() -
     assert [each.max_ts for each in segments_of(slices, 3, 70, RULE)] == [3000 + ahead, year]
 
 
-def test_time_rolls_as_kafka_ran_it() -> None:
-    """segment.ms 100: stamps 1000, 1100, 1101, 500, 1202 roll before 1101 and before 1202 only."""
+def test_segments_roll_by_time_as_in_kafka() -> None:
+    """With segment.ms=100, the timestamps 1000, 1100, 1101, 500, 1202 roll only before 1101 and before 1202."""
     stamps = (1000, 1100, 1101, 500, 1202)
     slices = table(*((i, i + 1, 1, stamp) for i, stamp in enumerate(stamps)))
     assert cuts(slices, RollRule(1000, 100)) == [(0, 2, 2), (2, 4, 2), (4, 5, 1)]
 
 
-def test_a_segment_that_begins_without_time_does_not_roll_by_time() -> None:
+def test_a_segment_without_first_timestamp_does_not_roll_by_time() -> None:
     slices = table((0, 1, 1, -1), (1, 2, 1, 10**12), (2, 3, 1, 0))
     assert cuts(slices, RollRule(1000, 100)) == [(0, 3, 3)]
 
 
 def merged(*rows: tuple[int, int, int]) -> Slices:
-    """Slices of ten offsets as (merge tier, min timestamp, max timestamp)."""
+    """Return slices of ten offsets as (merge tier, min timestamp, max timestamp)."""
     slices = table(*((10 * i, 10 * i + 10, 1, row[2]) for i, row in enumerate(rows)))
     slices.columns["min_ts"][:] = [row[1] for row in rows]
     slices.columns["flags"][:] = [with_tier(0, row[0]) for row in rows]
     return slices
 
 
-def test_a_segment_that_begins_with_a_merged_slice_counts_from_its_first_append() -> None:
+def test_a_segment_with_a_merged_first_slice_ages_from_its_first_append() -> None:
     rule = RollRule(1000, 100)
     slices = merged((3, 1000, 1080), (1, 1081, 1100), (0, 1101, 1101), (0, 1150, 1150))
     assert cuts(slices, rule) == [(0, 20, 2), (20, 40, 2)]
@@ -93,8 +93,8 @@ def test_a_segment_that_begins_with_a_merged_slice_counts_from_its_first_append(
     assert (is_roll_due(alone, rule, 1100), is_roll_due(alone, rule, 1101)) == (False, True)
 
 
-def test_an_appended_slice_counts_from_its_greatest_time() -> None:
-    """As Kafka does: the first append's, whatever else it holds."""
+def test_an_appended_slice_ages_from_its_maximum_timestamp() -> None:
+    """As in Kafka, the age is that of the first append, whatever other timestamps the slice has."""
     slices = merged((0, 100, 1000), (0, 100, 1100), (0, 100, 1101))
     assert cuts(slices, RollRule(1000, 100)) == [(0, 20, 2), (20, 30, 1)]
 
@@ -105,13 +105,15 @@ def test_an_appended_slice_counts_from_its_greatest_time() -> None:
     ids=["late records", "merged too", "older than all of it", "stamped in the future", "without time"],
 )
 def test_late_records_in_a_merged_slice_do_not_close_its_segment(before: tuple[int, int, int], first_ts: int) -> None:
-    """Its first append was hardly earlier than the newest record before it, and not later than its own newest one."""
+    """The first append of the slice is not much earlier than the latest record before it, and not later than its own
+    latest record.
+    """
     slices = merged(before, (3, 50, 2080))
     slices.columns["footer_length"][0] = 0
     assert segments_of(slices, 3, 20, RULE)[1].first_ts == first_ts
 
 
-def test_a_merged_slice_without_timestamps_keeps_the_time_of_its_file() -> None:
+def test_a_merged_slice_without_timestamps_ages_from_its_append_time() -> None:
     (active,) = segments_of(merged((1, -1, 77)), 3, 10, RULE)
     assert active.first_ts == 77
 
@@ -122,7 +124,7 @@ def test_offsets_stay_within_31_bits_of_the_base() -> None:
     assert cuts(slices) == [(0, last + 1, 2), (last + 1, last + 2, 1)]
 
 
-def test_sealed_slices_are_segments_and_end_what_is_unsealed_before_them() -> None:
+def test_sealed_slices_are_segments_and_close_the_unsealed_segment_before_them() -> None:
     slices = table((0, 5, 10, 1), (7, 9, 10, 2), (9, 12, 10, 3), (12, 13, 10, 4), (13, 15, 10, 9), sealed=(1, 2))
     first, second, third, active = segments_of(slices, 3, 15, RULE)
     assert first == Segment(3, 0, 7, 5, 0, 1, 10, 1, 1, sealed=False, active=False)
@@ -131,14 +133,14 @@ def test_sealed_slices_are_segments_and_end_what_is_unsealed_before_them() -> No
     assert active == Segment(3, 12, 15, 15, 3, 2, 20, 4, 9, sealed=False, active=True)
 
 
-def test_behind_a_sealed_end_the_active_segment_is_empty() -> None:
+def test_the_active_segment_after_a_sealed_slice_is_empty() -> None:
     found = segments_of(table((0, 5, 10, 1), sealed=(0,)), 3, 8, RULE)
     assert found[0].next_base == 8
     assert not found[0].active
     assert found[1:] == [Segment(3, 8, 8, 8, 1, 0, 0, -1, -1, sealed=False, active=True)]
 
 
-def test_jitter_is_drawn_once_for_each_segment_and_the_same_every_time() -> None:
+def test_jitter_is_deterministic_per_segment() -> None:
     rule = RollRule(10**9, 1000, 400, "topic-one")
     lives = {(p, base): rule.lifetime_ms(p, base) for p in range(5) for base in range(40)}
     assert all(600 < life <= 1000 for life in lives.values())
@@ -150,7 +152,7 @@ def test_jitter_is_drawn_once_for_each_segment_and_the_same_every_time() -> None
     assert cuts(table((0, 1, 1, 100), (1, 2, 1, 101 + life)), rule) == [(0, 1, 1), (1, 2, 1)]
 
 
-def test_the_rule_of_a_topics_configs() -> None:
+def test_the_roll_rule_follows_the_topic_configs() -> None:
     plain = TopicConfigs.of({"segment.bytes": 5000, "segment.ms": 900, "segment.jitter.ms": 50})
     assert RollRule.of(plain, "t") == RollRule(5000, 900, 50, "t")
     assert RollRule.of(TopicConfigs(), "t") == RollRule(1 << 30, WEEK_MS, 0, "t")
@@ -161,7 +163,7 @@ def test_the_rule_of_a_topics_configs() -> None:
     assert RollRule.of(compacted, "t") == RollRule(5000, 700, 700, "t")
 
 
-def test_the_clock_closes_a_quiet_active_segment() -> None:
+def test_the_clock_closes_an_idle_active_segment() -> None:
     rule = RollRule(1000, 100)
     slices = table((0, 1, 1, 1000), (1, 2, 1, 1050))
     (active,) = segments_of(slices, 3, 2, rule)
@@ -186,8 +188,8 @@ ROLLED_BY_KAFKA = [
 
 
 @pytest.mark.parametrize(("folder", "segments"), ROLLED_BY_KAFKA)
-def test_kafkas_appends_are_cut_where_kafka_rolled(fixtures: Path, folder: str, segments: int) -> None:
-    """Every batch of a log as a slice of its own, in one table: the segments come out as Kafka's files have them."""
+def test_kafkas_appends_roll_where_kafka_rolled(fixtures: Path, folder: str, segments: int) -> None:
+    """With one slice per batch of a Kafka log, the segments are those of Kafka's files."""
     partition = fixtures / folder
     description = json.loads((partition.parents[1] / "fixture.json").read_text())
     given_configs = description["configs"] if "configs" in description else description["topics"]
@@ -205,7 +207,7 @@ def test_kafkas_appends_are_cut_where_kafka_rolled(fixtures: Path, folder: str, 
 
 
 def batches(log: bytes) -> list[tuple[int, int, int, int]]:
-    """Base offset, next offset, size and maxTimestamp of each batch, read by hand."""
+    """Return base offset, next offset, size and maxTimestamp of each batch, without the decoder."""
     found, position = [], 0
     while position < len(log):
         base, length = struct.unpack_from(">qi", log, position)
@@ -216,7 +218,7 @@ def batches(log: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def rolled(rows: list[tuple[int, int, int, int]], rule: RollRule) -> list[int]:
-    """Kafka's LogSegment.shouldRoll over appends, as the specification words it: base offsets of the segments."""
+    """Apply Kafka's LogSegment.shouldRoll to appends. Return the base offsets of the segments."""
     bases: list[int] = []
     size = first_ts = 0
     for base, end, nbytes, stamp in rows:
@@ -243,7 +245,7 @@ SLICES = st.lists(
 
 @given(SLICES, st.integers(1, 2000), st.integers(1, 400), st.integers(0, 100))
 @settings(max_examples=200, deadline=None)
-def test_any_table_is_cut_by_the_rule_and_covered_once(
+def test_any_table_is_divided_by_the_rule_without_gaps(
     shape: list[tuple[int, int, int, int, bool]], segment_bytes: int, segment_ms: int, jitter_ms: int
 ) -> None:
     rule = RollRule(segment_bytes, segment_ms, min(jitter_ms, segment_ms), "t")
@@ -263,7 +265,7 @@ def test_any_table_is_cut_by_the_rule_and_covered_once(
             assert (segment.size, segment.first_ts) == (sum(row[2] for row in own), own[0][3])
             assert segment.max_ts == max(row[3] for row in own)
         assert segment.sealed == (segment.rows == 1 and segment.first_row in sealed)
-    # Between segments that are sealed already, the rule starts afresh.
+    # After a sealed segment, the rule starts from the beginning.
     expected: list[int] = []
     run: list[tuple[int, int, int, int]] = []
     for i, row in enumerate(rows):

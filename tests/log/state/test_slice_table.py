@@ -1,4 +1,4 @@
-"""The slice table: what commits do to slices, and checkpoints of it."""
+"""The slice table: the changes that commits make to slices, and checkpoints of the table."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Row = tuple[object, ...]
 
 
 def rows(table: SliceTable) -> list[Row]:
-    """Everything in a table, texts and all."""
+    """Return all values of a table, including the strings."""
     whole = table.all()
     columns = [
         whole.columns[name].tolist() if name not in ("file", "txn") else [""] * len(whole) for name in COLUMN_TYPES
@@ -58,7 +58,7 @@ def rows(table: SliceTable) -> list[Row]:
 
 
 def through_checkpoint(state: TopicState, table: SliceTable) -> tuple[TopicState, SliceTable]:
-    """A state written as a checkpoint and read back."""
+    """Write a state as a checkpoint and read it back."""
     data, unsealed = encode_table(table)
     ref = TableRef(f"{state.version:020d}-x.arrow", len(data), documents.crc32c.crc32c(data), len(table), unsealed)
     checkpoint = decode_checkpoint(encode_checkpoint(Checkpoint(state, ref)), "key", state.version)
@@ -89,7 +89,7 @@ def test_columns_of_an_append() -> None:
     assert sorted(chain.table.paths()) == [append_path(0, "f0"), append_path(1, "f1")]
 
 
-def test_append_time_is_the_commits() -> None:
+def test_append_time_is_the_commit_time() -> None:
     chain = Chain(1)
     flagged = int(SliceFlag.LOG_APPEND_TIME)
     patched = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
@@ -102,7 +102,7 @@ def test_append_time_is_the_commits() -> None:
     assert whole.max_ts.tolist() == [START_MS + 77, 1010, 5]
 
 
-def test_older_versions_stay_as_they_were() -> None:
+def test_older_versions_do_not_change() -> None:
     chain = Chain(1)
     chain.append((0, 5))
     before = chain.table
@@ -127,7 +127,7 @@ def test_selecting_a_range() -> None:
     assert chain.table.select(0).base.tolist() == list(range(0, 200, 10))
 
 
-def test_parts_stay_few() -> None:
+def test_the_number_of_parts_is_small() -> None:
     chain = Chain(1)
     for count in range(1, 600):
         chain.append((0, 1))
@@ -136,7 +136,7 @@ def test_parts_stay_few() -> None:
     assert chain.table.all().base.tolist() == list(range(599))
 
 
-def test_what_lies_below_the_log_start_is_dropped() -> None:
+def test_slices_below_the_log_start_are_dropped() -> None:
     chain = Chain(2)
     chain.append((0, 10), (1, 10))
     chain.append((0, 10))
@@ -146,7 +146,7 @@ def test_what_lies_below_the_log_start_is_dropped() -> None:
     assert chain.table.all().base.tolist() == [10, 10]
 
 
-def test_an_edit_replaces_slices_exactly() -> None:
+def test_an_edit_replaces_exactly_its_inputs() -> None:
     chain = Chain(2)
     first = chain.append((0, 10), (1, 10))
     chain.append((0, 10))
@@ -176,7 +176,7 @@ def test_an_edit_replaces_slices_exactly() -> None:
         RemovedSlices(append_path(0, "f0"), (0, 0), (0, 10), (0, 0)),
     ],
 )
-def test_an_edit_whose_input_is_not_there(removal: RemovedSlices) -> None:
+def test_an_edit_with_a_missing_input_is_a_conflict(removal: RemovedSlices) -> None:
     chain = Chain(2)
     chain.append((0, 10))
     with pytest.raises(Conflict, match="replaces slices that version 1 does not have"):
@@ -219,14 +219,14 @@ def test_a_deleted_topic_has_no_slices() -> None:
     assert chain.table.all().base.tolist() == [0]
 
 
-def test_a_checkpoint_of_nothing() -> None:
+def test_a_checkpoint_of_an_empty_topic() -> None:
     chain = Chain(2)
     state, table = through_checkpoint(chain.state, chain.table)
     assert state == chain.state
     assert rows(table) == []
 
 
-def test_a_checkpoint_gives_the_state_back() -> None:
+def test_a_checkpoint_restores_the_state() -> None:
     chain = random_chain(random.Random(3), 120)
     state, table = through_checkpoint(chain.state, chain.table)
     assert state == chain.state
@@ -235,7 +235,7 @@ def test_a_checkpoint_gives_the_state_back() -> None:
     assert encode_table(table)[0] == encode_table(through_checkpoint(state, table)[1])[0]
 
 
-def test_damage_of_a_checkpoint_is_found() -> None:
+def test_damage_of_a_checkpoint_is_detected() -> None:
     chain = random_chain(random.Random(4), 30)
     data, unsealed = encode_table(chain.table)
     ref = TableRef(
@@ -258,14 +258,14 @@ def test_damage_of_a_checkpoint_is_found() -> None:
         decode_table(data, replace(ref, rows=ref.rows + 1), "table key", chain.state.version)
 
 
-def test_a_checkpoint_names_only_its_own_table() -> None:
+def test_a_checkpoint_references_only_its_own_table() -> None:
     chain = Chain(1)
     bad = Checkpoint(chain.state, TableRef("../../_root.json", 5, 5, 0, 0))
     with pytest.raises(Corrupt, match="name should be the file name of a slice table"):
         decode_checkpoint(encode_checkpoint(bad), "key", 0)
 
 
-def test_a_checkpoint_asks_for_what_its_commits_asked_for() -> None:
+def test_a_checkpoint_requires_the_features_of_its_commits() -> None:
     chain = Chain(1)
     chain.add(op=ALTER, configs={"retention.ms": "1"}, read_features=("tiers",), write_features=("more",))
     chain.append((0, 1))
@@ -279,7 +279,7 @@ def test_column_names_in_files_are_unique() -> None:
     assert len(set(COLUMN_NAMES.values())) == len(COLUMN_NAMES)
 
 
-def test_texts_from_a_checkpoint_and_later_ones() -> None:
+def test_strings_of_a_checkpoint_and_of_later_commits() -> None:
     import pyarrow as pa
 
     texts = Texts(pa.array(["a", "b"]))
@@ -291,7 +291,7 @@ def test_texts_from_a_checkpoint_and_later_ones() -> None:
 
 
 def random_chain(rng: random.Random, steps: int) -> Chain:
-    """A history of everything that can happen, checked at each step."""
+    """Create a random history of all kinds of commits, checked at each step."""
     chain = Chain(rng.randint(1, 4))
     number = 0
     for step in range(steps):
@@ -330,7 +330,7 @@ def random_chain(rng: random.Random, steps: int) -> Chain:
 
 
 def rewrite(chain: Chain, partition: int, rng: random.Random) -> None:
-    """Seal or merge what is stable of a partition."""
+    """Seal or merge the stable slices of a partition."""
     stable = int(chain.state.last_stable()[partition])
     found = chain.table.select(partition, 0, stable)
     found = found[np.flatnonzero(found.end <= stable)]
@@ -349,8 +349,8 @@ def rewrite(chain: Chain, partition: int, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_checkpoint_and_tail_equal_replay(seed: int) -> None:
-    """A state at any version, written as a checkpoint and followed by the tail, is the state by replay from 0."""
+def test_checkpoint_and_later_commits_equal_a_replay(seed: int) -> None:
+    """A checkpoint at any version, with the later commits applied, equals the state after a replay from version 0."""
     rng = random.Random(seed)
     chain = random_chain(rng, 60)
     cut = rng.randrange(len(chain.stored))
@@ -366,7 +366,7 @@ def test_checkpoint_and_tail_equal_replay(seed: int) -> None:
     assert rows(table) == rows(chain.table)
 
 
-def test_texts_of_slices_long_gone_are_let_go() -> None:
+def test_strings_of_removed_slices_are_dropped() -> None:
     chain = Chain(1)
     for step in range(6000):
         chain.append((0, 1), **({"txn": Txn(f"t{step}", 1)} if step == 5990 else {}))
@@ -378,7 +378,7 @@ def test_texts_of_slices_long_gone_are_let_go() -> None:
     assert chain.table.all().path(30) == append_path(6001, "f6001")
 
 
-def test_a_replay_of_many_commits_is_bounded() -> None:
+def test_many_commits_are_replayed() -> None:
     chain = Chain(4)
     for _ in range(1000):
         chain.append((0, 1), (1, 1))
@@ -391,7 +391,7 @@ def test_a_replay_of_many_commits_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_many_ranges_select_what_each_of_them_does(seed: int) -> None:
+def test_selecting_many_ranges_equals_selecting_each(seed: int) -> None:
     rng = random.Random(seed)
     chain = random_chain(rng, 40)
     table, partitions = chain.table, chain.state.partitions
@@ -405,13 +405,13 @@ def test_many_ranges_select_what_each_of_them_does(seed: int) -> None:
             assert selected.columns[name][low:high].tolist() == one.columns[name].tolist()
 
 
-def test_a_range_of_no_table_selects_nothing() -> None:
+def test_an_empty_table_selects_nothing() -> None:
     selected, cuts = SliceTable().select_each(*np.array([(0, 0, 9), (3, 0, 9)], np.int64).T)
     assert len(selected) == 0
     assert cuts.tolist() == [0, 0, 0]
 
 
-def test_a_damaged_table_says_what_differs() -> None:
+def test_an_error_for_a_damaged_table_describes_the_difference() -> None:
     data, _ = encode_table(SliceTable())
     ref = TableRef("x.arrow", len(data), crc32c(data), 0, 0)
     with pytest.raises(Corrupt, match=rf"should have {len(data)} bytes, found {len(data) - 1}; run sparklog repair"):

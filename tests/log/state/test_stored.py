@@ -1,4 +1,4 @@
-"""What ranges hold, estimated from runs of batches."""
+"""The contents of ranges, estimated from ranges of batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAR = 2**63 - 1
 
 
 def runs(*rows: tuple[int, int, int, int]) -> BatchRanges:
-    """(base, end, records, nbytes), one batch for each ten records."""
+    """Return ranges of (base, end, records, nbytes), with one batch per ten records."""
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(4)]
     return BatchRanges(*columns, columns[2] // 10)
 
@@ -24,7 +24,7 @@ def rows_of(found: BatchRanges) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in (found.base, found.end, found.records, found.nbytes)), strict=True))
 
 
-def test_offsets_are_found_by_records_and_gaps_belong_to_what_lies_before_them() -> None:
+def test_offsets_by_records_assign_gaps_to_the_range_before_them() -> None:
     held = Stored(0, FAR, runs((5, 10, 5, 50), (1 << 40, (1 << 40) + 5, 5, 50), (1 << 62, (1 << 62) + 4, 2, 20)))
     assert (held.records, held.nbytes) == (12, 120)
     assert held.at_records(0, 1, 4, 5, 9, 10, 11, 12, 99) == [
@@ -41,14 +41,14 @@ def test_offsets_are_found_by_records_and_gaps_belong_to_what_lies_before_them()
     assert held.at_bytes(0, 49, 50, 75, 120) == [5, 9, 1 << 40, (1 << 40) + 2, FAR]
 
 
-def test_nothing_stored_is_passed_at_once() -> None:
+def test_an_empty_range_is_skipped() -> None:
     held = Stored(7, FAR, runs())
     assert (held.records, held.nbytes, held.batches) == (0, 0, 0)
     assert held.at_records(0, 1) == held.at_bytes(0, 1) == [FAR, FAR]
     assert held.part(8, 9).at_records(1) == [9]
 
 
-def test_a_part_has_its_share_of_the_runs_at_its_ends() -> None:
+def test_a_part_has_proportional_shares_of_its_first_and_last_ranges() -> None:
     held = Stored(0, FAR, runs((0, 10, 10, 100), (20, 20 + (1 << 61), 1000, 1 << 40)))
     assert rows_of(held.part(4, 20).runs) == [(4, 10, 6, 60)]
     assert rows_of(held.part(4, 7).runs) == [(4, 7, 3, 30)]
@@ -59,7 +59,7 @@ def test_a_part_has_its_share_of_the_runs_at_its_ends() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_parts_add_up_and_are_cut_where_so_many_records_lie(seed: int) -> None:
+def test_parts_add_up_and_end_after_the_requested_records(seed: int) -> None:
     random_of = random.Random(seed)
     rows: list[tuple[int, int, int, int]] = []
     at = random_of.randrange(1 << 60)
@@ -73,7 +73,7 @@ def test_parts_add_up_and_are_cut_where_so_many_records_lie(seed: int) -> None:
     parts = [held.part(low, high) for low, high in pairwise(cuts)]
     assert sum(part.records for part in parts) == held.records
     assert sum(part.nbytes for part in parts) == held.nbytes
-    # Inside a run with gaps a cut lies between two of its records.
+    # In a range with gaps, a split lies between two of its records.
     assert all(part.records <= held.records // 7 + 2 for part in parts)
 
 
@@ -89,7 +89,7 @@ def test_parts_add_up_and_are_cut_where_so_many_records_lie(seed: int) -> None:
         ),
     ],
 )
-def test_runs_do_not_overlap_and_half_full_ones_count_by_offsets(
+def test_ranges_do_not_overlap_and_half_full_ranges_count_offsets(
     rows: Sequence[tuple[int, int, int, int]], expected: list[tuple[int, ...]]
 ) -> None:
     assert rows_of(runs(*rows).ordered()) == expected

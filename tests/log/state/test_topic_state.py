@@ -1,4 +1,4 @@
-"""The head: a pure function of the commits."""
+"""The topic state is a pure function of the commits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_created_topic_is_empty() -> None:
     assert state.time_ms == START_MS
 
 
-def test_appends_move_log_ends() -> None:
+def test_appends_advance_log_ends() -> None:
     chain = Chain(2)
     chain.append((0, 5), (1, 2), (0, 1))
     chain.append((1, 10))
@@ -48,20 +48,20 @@ def test_appends_move_log_ends() -> None:
     assert EMPTY.partitions == 0
 
 
-def test_arrays_cannot_be_written() -> None:
+def test_arrays_are_read_only() -> None:
     state = Chain(2).state
     with pytest.raises(ValueError, match="read-only"):
         state.log_end[0] = 9
 
 
-def test_partitions_grow_at_their_beginning() -> None:
+def test_added_partitions_start_at_offset_0() -> None:
     chain = Chain(1)
     chain.append((0, 5))
     chain.add(op=ALTER, partitions=3)
     assert chain.state.log_end.tolist() == [5, 0, 0]
 
 
-def test_log_starts_are_a_maximum() -> None:
+def test_log_starts_are_applied_as_a_maximum() -> None:
     chain = Chain(2)
     chain.append((0, 9), (1, 9))
     chain.add(op=DELETE_RECORDS, log_starts={0: 7})
@@ -69,7 +69,7 @@ def test_log_starts_are_a_maximum() -> None:
     assert chain.state.log_start.tolist() == [7, 2]
 
 
-def test_an_import_may_lift_the_log_end() -> None:
+def test_an_import_may_advance_the_log_end() -> None:
     chain = Chain(1)
     chain.add(op=IMPORT, log_starts={0: 500}, leader_epoch=4)
     assert chain.state.log_end.tolist() == [500]
@@ -89,9 +89,10 @@ def with_kafkas() -> Chain:
     return chain
 
 
-def test_kafkas_open_transactions_hold_the_last_stable_offset() -> None:
+def test_open_kafka_transactions_limit_the_last_stable_offset() -> None:
     chain = with_kafkas()
-    # What begins below the log start holds it there; of the first nothing is left.
+    # A transaction that starts below the log start limits the last stable offset to the log start. All records of the
+    # first transaction are removed.
     assert chain.state.last_stable().tolist() == [20, 50]
     assert [each.producer for each in chain.state.kafka_open] == [8, 7]
     chain.append((0, 3))
@@ -108,7 +109,7 @@ def test_kafkas_open_transactions_hold_the_last_stable_offset() -> None:
     assert "kafkaOpen" not in TOPIC_STATE_JSON.to_json(chain.state)
 
 
-def test_kafkas_transactions_come_with_an_import_and_end_once() -> None:
+def test_kafka_transactions_are_added_by_imports_and_end_once() -> None:
     chain = with_kafkas()
     with pytest.raises(Corrupt, match="ends a transaction of producer 9 in partition 0 that is not open"):
         chain.append((0, 1), kafka_ended=(KafkaEnded(0, 9),))
@@ -129,7 +130,7 @@ def test_configs_are_set_and_reset() -> None:
     assert dict(chain.state.configs.explicit) == {"cleanup.policy": "compact"}
 
 
-def test_cleaned_through_never_goes_back() -> None:
+def test_the_first_dirty_offset_never_decreases() -> None:
     chain = Chain(2)
     chain.append((0, 20))
     chain.add(op=COMPACT, edits=(Edit(0, 0, 10, 10),))
@@ -137,17 +138,17 @@ def test_cleaned_through_never_goes_back() -> None:
     assert chain.state.first_dirty_offset.tolist() == [10, 0]
 
 
-def test_the_registry_follows_writers() -> None:
+def test_the_registry_has_the_latest_batch_of_each_writer() -> None:
     chain = Chain(1)
     chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
     assert chain.state.registry == {"q": WriterEntry(3, 5, 1, START_MS + 1, "run")}
     chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
     chain.add(op=MAINTAIN, expired={"q": 1, "job": 1})
-    # The second entry was written later than the maintenance thought.
+    # The second entry was written later than the version in the maintenance commit.
     assert set(chain.state.registry) == {"job"}
 
 
-def test_a_writer_is_entered_by_a_commit_that_expires_others() -> None:
+def test_a_commit_adds_a_writer_and_expires_others() -> None:
     chain = Chain(1)
     chain.append((0, 5), writer=Writer("txn", "old", 1, None, 5))
     chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
@@ -155,7 +156,7 @@ def test_a_writer_is_entered_by_a_commit_that_expires_others() -> None:
     assert chain.state.registry == {"job": WriterEntry(2, 0, 3, START_MS + 3, None)}
 
 
-def test_holds_and_floor() -> None:
+def test_leases_and_retention_floor() -> None:
     chain = Chain(1)
     chain.append((0, 5))
     chain.add(op=MAINTAIN, floor=1, holds={"a": VersionLease(1), "b": VersionLease(1, 77)})
@@ -164,7 +165,7 @@ def test_holds_and_floor() -> None:
     assert chain.state.holds == {"b": VersionLease(1, 77)}
 
 
-def test_deleting_keeps_the_numbering_the_floor_and_holds_only() -> None:
+def test_a_delete_keeps_only_version_numbers_floor_and_leases() -> None:
     chain = Chain(2, {"retention.ms": "5"})
     chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
     chain.add(op=MAINTAIN, floor=1, holds={"b": VersionLease(1, 77)})
@@ -191,14 +192,14 @@ def test_deleting_keeps_the_numbering_the_floor_and_holds_only() -> None:
         ({"op": CREATE, "partitions": 1, "topic_id": "x"}, "does not fit the topic"),
     ],
 )
-def test_commits_that_do_not_follow(values: dict[str, object], expected: str) -> None:
+def test_commits_that_do_not_follow_are_corrupt(values: dict[str, object], expected: str) -> None:
     chain = Chain(1)
     commit, _ = chain.commit(**values)
     with pytest.raises(Corrupt, match=expected):
         chain.state.apply(commit)
 
 
-def test_nothing_but_a_create_follows_nothing() -> None:
+def test_the_first_commit_must_be_a_create() -> None:
     chain = Chain(1)
     chain.state = EMPTY
     for op in (MAINTAIN, DELETE, ALTER):
@@ -206,13 +207,13 @@ def test_nothing_but_a_create_follows_nothing() -> None:
             EMPTY.apply(chain.commit(op=op, topic_id="")[0])
 
 
-def test_after_a_delete_nothing_is_appended() -> None:
+def test_a_deleted_topic_does_not_accept_appends() -> None:
     chain = Chain(1)
     chain.add(op=DELETE)
     with pytest.raises(Corrupt, match="does not fit"):
         chain.append()
     with pytest.raises(Corrupt, match="does not fit"):
-        # The old id is used up.
+        # The old topic id cannot be used again.
         chain.add(op=CREATE, topic_id="topic-one", partitions=1)
 
 
@@ -225,7 +226,7 @@ def test_after_a_delete_nothing_is_appended() -> None:
         {"files": (output_of(5, 0, 3),)},
     ],
 )
-def test_partitions_that_do_not_exist(values: dict[str, object]) -> None:
+def test_commits_to_missing_partitions_are_corrupt(values: dict[str, object]) -> None:
     chain = Chain(2)
     commit, _ = chain.commit(**values)
     with pytest.raises(Corrupt, match="partition 5"):
@@ -235,7 +236,7 @@ def test_partitions_that_do_not_exist(values: dict[str, object]) -> None:
 # -- transactions
 
 
-def test_open_slices_hold_the_last_stable_offset() -> None:
+def test_open_slices_limit_the_last_stable_offset() -> None:
     chain = Chain(3)
     chain.append((0, 5), (1, 5))
     chain.append((0, 3), (0, 1), txn=Txn("t", 1))
@@ -245,14 +246,14 @@ def test_open_slices_hold_the_last_stable_offset() -> None:
     assert [(p.txn.id, p.txn.n, p.version) for p in chain.state.open] == [("t", 1, 2)]
 
 
-def test_a_resolve_names_prepares_and_closes_all_of_the_transaction() -> None:
+def test_a_decision_closes_all_prepares_of_the_transaction() -> None:
     chain = Chain(2)
     chain.append((0, 3), txn=Txn("t", 1, {"a": 9}))
     chain.append((0, 3), txn=Txn("t", 1, {"b": 3}))
     chain.append((1, 3), txn=Txn("u", 1, {"c": 1}))
     chain.append((0, 1), resolved=(Resolved("t", 1, (1,), {"a": 4, "d": 5}),))
     assert chain.state.last_stable().tolist() == [7, 0]
-    # The prepare at version 2 was aborted: what it says of its siblings does not count.
+    # The prepare at version 2 was aborted, so its siblings are ignored.
     assert chain.state.siblings == {"a": 9, "d": 5}
     chain.add(op=MAINTAIN, resolved=(Resolved("u", 1),))
     assert chain.state.open == ()
@@ -267,7 +268,7 @@ def test_siblings_keep_the_highest_version() -> None:
     assert chain.state.siblings == {"a": 12}
 
 
-def test_a_late_prepare_is_open_until_it_is_resolved_again() -> None:
+def test_a_late_prepare_is_open_until_it_is_decided_again() -> None:
     chain = Chain(1)
     chain.append((0, 3), txn=Txn("t", 1))
     chain.add(op=MAINTAIN, resolved=(Resolved("t", 1, (1,)),))
@@ -277,7 +278,7 @@ def test_a_late_prepare_is_open_until_it_is_resolved_again() -> None:
     assert chain.state.last_stable().tolist() == [6]
 
 
-def test_retention_past_an_open_slice_forgets_it() -> None:
+def test_an_open_slice_below_the_log_start_is_dropped() -> None:
     chain = Chain(2)
     chain.append((0, 3), (1, 3), txn=Txn("t", 1))
     chain.append((0, 3))
@@ -290,7 +291,7 @@ def test_retention_past_an_open_slice_forgets_it() -> None:
     assert chain.state.open == ()
 
 
-def test_a_head_as_json_and_back() -> None:
+def test_a_topic_state_is_decoded_as_encoded() -> None:
     chain = Chain(2, {"retention.ms": "5"})
     chain.append((0, 3), (1, 3), txn=Txn("t", 1, {"a": 2}, 60_000), writer=Writer("stream", "q", 3, "run", 6))
     chain.add(op=MAINTAIN, floor=1, holds={"h": VersionLease(1, 5)})
@@ -315,7 +316,7 @@ def test_a_head_as_json_and_back() -> None:
         ("topicId", None),
     ],
 )
-def test_a_damaged_head(name: str, value: object) -> None:
+def test_a_damaged_topic_state_is_rejected(name: str, value: object) -> None:
     document = json.loads(json.dumps(TOPIC_STATE_JSON.to_json(Chain(2).state)))
     document[name] = value
     with pytest.raises(Corrupt, match="the-key"):

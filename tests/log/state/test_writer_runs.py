@@ -1,4 +1,4 @@
-"""The idempotency registry: which batches are written, skipped or refused, and which run may write."""
+"""The idempotency registry: which batches are written, skipped or rejected, and which run may write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW_MS = 1_700_000_000_000
 ENTRY = WriterEntry(batch=7, count=100, version=40, time_ms=900, run="r2", earlier_runs=("r1", "r0"))
 
 
-def test_an_unknown_writer_writes() -> None:
+def test_a_batch_of_an_unknown_writer_is_written() -> None:
     assert decide(None, WriterKey("q", 0), 5, "topic 't'", NOW_MS).write
 
 
@@ -42,7 +42,7 @@ def test_a_lower_batch_is_an_error() -> None:
         decide(ENTRY, WriterKey("q", 6, "r2", replay_mismatch="accept"), 100, "topic 't'", NOW_MS)
 
 
-def test_a_skipped_replay_of_a_new_run_takes_over() -> None:
+def test_a_replay_by_a_new_run_takes_over() -> None:
     verdict = decide(ENTRY, WriterKey("q", 7, "r3"), 100, "topic 't'", NOW_MS)
     assert (verdict.write, verdict.take_over) == (False, True)
 
@@ -54,18 +54,18 @@ def test_a_superseded_run_is_fenced(batch: int, run: str) -> None:
         decide(ENTRY, WriterKey("q", batch, run), 100, "topic 't'", NOW_MS)
 
 
-def test_without_a_run_nobody_is_fenced() -> None:
+def test_a_writer_without_a_run_is_not_fenced() -> None:
     assert decide(ENTRY, WriterKey("q", 8), 1, "topic 't'", NOW_MS).write
 
 
 @pytest.mark.parametrize("version", [0, 6, 7])
-def test_txn_versions_at_or_below_the_newest_are_skipped(version: int) -> None:
+def test_txn_versions_up_to_the_latest_are_skipped(version: int) -> None:
     verdict = decide(ENTRY, WriterKey("q", version, mode="txn"), 3, "topic 't'", NOW_MS)
     assert not verdict.write
     assert "already" in verdict.note
 
 
-def test_txn_versions_above_are_written() -> None:
+def test_later_txn_versions_are_written() -> None:
     assert decide(ENTRY, WriterKey("q", 8, mode="txn"), 3, "topic 't'", NOW_MS).write
 
 
@@ -76,7 +76,7 @@ def test_advancing_remembers_four_earlier_runs() -> None:
     assert entry == WriterEntry(6, 10, 106, 1006, "r6", ("r5", "r4", "r3", "r2"))
 
 
-def test_a_take_over_keeps_batch_and_count_and_is_a_sign_of_life() -> None:
+def test_a_takeover_keeps_batch_and_count_and_renews_the_entry() -> None:
     entry = advance(ENTRY, Writer("stream", "q", 7, "r3", 1), 50, 950)
     assert entry == WriterEntry(7, 100, 40, 950, "r3", ("r2", "r1", "r0"))
 
@@ -98,13 +98,13 @@ def test_a_writer_without_run_keeps_the_run() -> None:
         WriterKey("q", 1, replay_mismatch="skip"),  # type: ignore[arg-type]
     ],
 )
-def test_keys_that_are_none(key: WriterKey) -> None:
+def test_invalid_writer_keys_are_rejected(key: WriterKey) -> None:
     with pytest.raises(BadRequest):
         key.check()
 
 
 def counted(runs: int) -> WriterEntry:
-    """Runs r0, r1, … have written one after the other."""
+    """Return the entry after runs r0, r1, … have written."""
     entry: WriterEntry | None = None
     for number in range(runs):
         key = WriterKey("q", number, f"r{number}")
@@ -113,7 +113,7 @@ def counted(runs: int) -> WriterEntry:
     return entry
 
 
-def test_a_run_with_a_lower_epoch_is_fenced_however_many_came_between() -> None:
+def test_a_run_with_a_lower_epoch_is_fenced_after_any_number_of_runs() -> None:
     entry = counted(50)
     assert (entry.run, entry.epoch) == ("r49", 50)
     for epoch in (1, 49):
@@ -124,7 +124,7 @@ def test_a_run_with_a_lower_epoch_is_fenced_however_many_came_between() -> None:
     assert WriterKey("q", 60, "new").writer(5, entry).epoch == 51
 
 
-def test_runs_that_come_with_their_time() -> None:
+def test_a_given_epoch_orders_runs() -> None:
     entry = advance(None, WriterKey("q", 1, "r1", epoch=NOW_MS).writer(5), 1, 1)
     assert entry.epoch == NOW_MS
     with pytest.raises(Fenced):
@@ -134,7 +134,7 @@ def test_runs_that_come_with_their_time() -> None:
     assert advance(entry, later.writer(5, entry), 2, 2).epoch == NOW_MS + 5
 
 
-def test_an_epoch_far_ahead_of_the_clock_fences_nobody() -> None:
+def test_an_epoch_far_ahead_of_the_clock_does_not_fence() -> None:
     """A run wrote while the clock was a year ahead."""
     entry = advance(None, WriterKey("q", 1, "wrong", epoch=NOW_MS + 365 * 86_400_000).writer(5), 1, 1)
     key = WriterKey("q", 2, "right", epoch=NOW_MS)
@@ -143,7 +143,7 @@ def test_an_epoch_far_ahead_of_the_clock_fences_nobody() -> None:
     assert (entry.run, entry.epoch, entry.earlier_runs) == ("right", NOW_MS, ("wrong",))
 
 
-def test_entries_of_the_first_release_know_four_runs_by_name() -> None:
+def test_entries_of_the_first_release_have_four_earlier_runs() -> None:
     assert decide(ENTRY, WriterKey("q", 8, "r3", epoch=1), 5, "topic 't'", NOW_MS).write
     entry = advance(ENTRY, WriterKey("q", 8, "r3").writer(5, ENTRY), 50, 950)
     assert (entry.epoch, entry.earlier_runs) == (1, ("r2", "r1", "r0"))

@@ -1,4 +1,4 @@
-"""What a small append costs in calls of functions, from its records to the durable commit."""
+"""The number of function calls of a small append, from its records to the durable commit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tests.support.counted_calls import counted_calls
 
 COMMITS = 32
 MAX_CALLS = 610
-"""Calls of Python and C functions for a commit of a producer's records on a disk (3.11: 591).
+"""The maximum number of Python and C function calls for a commit of a producer's records on a disk (3.11: 591).
 
-On a busy machine, a commit that follows the one before it by more than a second also reads the next number."""
+On a busy host, if more than a second has passed since the previous commit, a commit also reads the next number.
+"""
 
 
-def test_a_commit_of_few_records_is_few_calls(tmp_path: Path) -> None:
+def test_a_commit_of_few_records_takes_few_calls(tmp_path: Path) -> None:
     topic = open_root(LocalStore(tmp_path), create=True).create_topic("t")
     log, counts = topic.log, []
     target = log.append_target()
@@ -29,5 +30,5 @@ def test_a_commit_of_few_records_is_few_calls(tmp_path: Path) -> None:
         with counted_calls("call", "c_call") as count:
             log.commit_append(files, target, kafka_writers=(key,), unless_changed=True)
         counts.append(count[0])
-    # Carried documents, and a checkpoint now and then, are in it.
+    # Embedded documents and occasional checkpoints are included.
     assert sum(counts[-COMMITS:]) / COMMITS < MAX_CALLS

@@ -1,4 +1,4 @@
-"""Appends to a store with round trips: the rows are written while newer commits are looked for."""
+"""Appends to a remote store: the rows are written while newer commits are requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = pa.table({"key": [b"%d" % number for number in range(40)], "value": [b"v"
 
 
 class Meeting(WrapperStore):
-    """A file of rows is not begun before the next commit is looked for, and that not before the file is begun."""
+    """A store in which the file and the request for the next commit each wait until the other one has started."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -50,14 +50,14 @@ def files_written(place: CountedRoot) -> int:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_both_at_once(place: CountedRoot) -> None:
+def test_rows_are_written_while_the_state_is_read(place: CountedRoot) -> None:
     topic = place.topic(2)
     place.store.inner = Meeting(place.inner)
     assert topic.append(KEYS).records == 40
     assert place.store.inner.awaited == set()
 
 
-def test_iterables_are_taken_by_the_callers_thread(place: CountedRoot) -> None:
+def test_iterables_are_consumed_in_the_callers_thread(place: CountedRoot) -> None:
     topic = place.topic(2)
     threads = set()
 
@@ -70,21 +70,21 @@ def test_iterables_are_taken_by_the_callers_thread(place: CountedRoot) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_rows_go_where_partitions_added_meanwhile_put_them(place: CountedRoot) -> None:
+def test_rows_use_partitions_that_were_added_concurrently(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
     other.alter(partitions=8)
     place.store.reset()
     outcome = topic.append(KEYS)
     assert len(outcome.base) > 1
-    # The files that were made for one partition are the vacuum's.
+    # The vacuum deletes the files that were written for one partition.
     assert files_written(place) == 2
     place.store.reset()
     topic.append(KEYS)
     assert files_written(place) == 1
 
 
-def test_rows_are_judged_by_the_newest_configs(place: CountedRoot) -> None:
+def test_rows_are_validated_with_the_latest_configs(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.reopened()
     large = pa.table({"value": [random.Random(1).randbytes(5000)]})
     topic.append(large)
@@ -92,7 +92,7 @@ def test_rows_are_judged_by_the_newest_configs(place: CountedRoot) -> None:
     with pytest.raises(BadRequest, match=r"max\.message\.bytes"):
         topic.append(large)
     other.alter(configs={"max.message.bytes": 100_000})
-    # It was refused by what this process knew, and is right by now.
+    # The cached state rejects the rows, but the latest state accepts them.
     topic.append(large)
     other.alter(configs={"cleanup.policy": "compact"}, force=True)
     with pytest.raises(BadRequest, match="without a key"):
@@ -100,7 +100,7 @@ def test_rows_are_judged_by_the_newest_configs(place: CountedRoot) -> None:
     assert len(values(topic)) == 2
 
 
-def test_a_topic_that_was_deleted_or_made_again(place: CountedRoot) -> None:
+def test_a_topic_that_was_deleted_or_created_again(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
     other.delete()
@@ -115,7 +115,7 @@ def test_a_topic_that_was_deleted_or_made_again(place: CountedRoot) -> None:
     assert len(values(place.reopened())) == 40
 
 
-def test_another_root_in_the_same_place_is_not_written_to(place: CountedRoot) -> None:
+def test_a_replaced_root_is_not_written_to(place: CountedRoot) -> None:
     topic = place.topic(1)
     topic.append(KEYS)
     for item in list(place.inner.list("")):
@@ -127,7 +127,7 @@ def test_another_root_in_the_same_place_is_not_written_to(place: CountedRoot) ->
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_what_is_known_for_long_is_not_written_by(place: CountedRoot) -> None:
+def test_an_old_cached_state_is_not_used(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
     other.alter(partitions=4)
@@ -138,7 +138,7 @@ def test_what_is_known_for_long_is_not_written_by(place: CountedRoot) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_disk_is_asked_first(tmp_path: Path) -> None:
+def test_on_a_disk_the_state_is_read_first(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path / "root")
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
@@ -148,10 +148,10 @@ def test_a_disk_is_asked_first(tmp_path: Path) -> None:
     assert files_written(place) == 1
 
 
-def test_who_writes_alone_looks_once_a_second(place: CountedRoot) -> None:
-    """Records that go into the commit are one PUT then, and the look at the commit before it.
+def test_a_single_writer_reads_the_state_once_per_second(place: CountedRoot) -> None:
+    """Inline records then take one PUT, and one read of the previous commit.
 
-    A writer that has not looked for a second also looks at the number after its own, which may follow a lost commit.
+    If the writer has not read for a second, it also requests the commit after its own, which may follow a lost commit.
     """
     topic = place.topic(2)
     topic.append(KEYS)
@@ -168,7 +168,7 @@ def test_who_writes_alone_looks_once_a_second(place: CountedRoot) -> None:
 @pytest.mark.parametrize(
     "change", [{"partitions": 8}, {"configs": {"compression.type": "gzip"}}, {"configs": {"retention.ms": 1}}]
 )
-def test_rows_that_were_written_without_a_look_are_written_again(place: CountedRoot, change: dict[str, Any]) -> None:
+def test_rejected_optimistic_rows_are_written_again(place: CountedRoot, change: dict[str, Any]) -> None:
     topic, other = place.topic(1), place.reopened()
     topic.append(KEYS)
     other.alter(**change)
@@ -180,7 +180,7 @@ def test_rows_that_were_written_without_a_look_are_written_again(place: CountedR
     assert len(values(topic)) == 160
 
 
-def test_who_met_another_writer_looks_first_again(place: CountedRoot) -> None:
+def test_a_writer_that_lost_a_race_reads_the_state_first(place: CountedRoot) -> None:
     topic, other = place.topic(2), place.reopened()
     topic.append(KEYS)
     other.append(KEYS)

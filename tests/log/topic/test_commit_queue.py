@@ -1,4 +1,4 @@
-"""The requests of each kind of append, as its module's table has them, and appends of threads that share a commit."""
+"""The requests of each kind of append, as in the table of the module, and appends of threads that share a commit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_rows(topic: Topic) -> None:
 
 
 def by_files(topic: Topic) -> None:
-    """As Spark, transactions and the server: written by the state known here, which no request asks for."""
+    """Append files for the cached state, like Spark, transactions and the server. No request reads the state."""
     from sparklog.log.write.arrow_data import write_files
 
     target = topic.log.append_target(refresh=False)
@@ -67,7 +67,7 @@ def test_requests_of_an_append(
     topic = place.topic(configs=configs)
     topic.append(SMALL)
     place.reopened().append(SMALL)
-    # It meets another writer, so the next one looks first.
+    # This append meets another writer, so the next append reads the state first.
     topic.append(SMALL)
     place.store.reset()
     append(topic)
@@ -76,7 +76,7 @@ def test_requests_of_an_append(
 
 
 class Gate(WrapperStore):
-    """Holds back the next create of a commit until it is opened; with `is_down`, all of them fail then."""
+    """Delays the next create of a commit until the gate is opened. If `is_down` is set, all creates then fail."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -98,7 +98,7 @@ Outcome = AppendOutcome | BaseException
 def while_one_is_in_flight(
     place: CountedRoot, topic: Topic, appends: list[Callable[[Topic], Any]], is_down: bool = False
 ) -> list[Any]:
-    """Append while another append is in flight; return the outcomes in the order in which they were submitted."""
+    """Append while another append is in flight. Return the results in the order of submission."""
     gate = Gate(place.inner)
     place.store.inner = gate
     outcomes = dict[int, Any]()
@@ -128,7 +128,7 @@ def while_one_is_in_flight(
 
 
 def values_at(topic: Topic, outcome: Outcome) -> dict[int, list[bytes]]:
-    """Return the values at the offsets that an append has got, by partition."""
+    """Return the values at the offsets of an append, by partition."""
     assert isinstance(outcome, AppendOutcome)
     rows = topic.scan().to_table().to_pylist()
     return {
@@ -153,7 +153,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
 
 @pytest.mark.parametrize("max_inline", [128 << 10, 250, 0])
 def test_pending_appends_share_a_commit_and_get_their_own_offsets(place: CountedRoot, max_inline: int) -> None:
-    """Also if their records are too many together for the commit, or are in files."""
+    """This also applies if the records are too large together for the commit, or are in files."""
     topic = place.topic(3, configs={"inline.records.bytes": max_inline})
     topic.append(SMALL)
     appends = [of([b"%d-%d" % (n, row) for row in range(3)], [n % 3, (n + 1) % 3, n % 3]) for n in range(6)]
@@ -167,7 +167,7 @@ def test_pending_appends_share_a_commit_and_get_their_own_offsets(place: Counted
         assert outcome.records == 3
 
 
-def test_an_append_that_the_topic_refuses_fails_alone(place: CountedRoot) -> None:
+def test_a_rejected_append_does_not_fail_other_appends(place: CountedRoot) -> None:
     topic, other = place.topic(1), place.world.root(place.inner).topic("t")
     topic.append(SMALL)
     tables = {"keyed": pa.table({"key": [b"k"], "value": [b"v"]}), "keyless": SMALL}
@@ -190,7 +190,7 @@ def test_an_append_that_the_topic_refuses_fails_alone(place: CountedRoot) -> Non
     assert topic.count().records == 3 + 2
 
 
-def test_an_unknown_outcome_is_that_of_all_appends_of_the_commit(place: CountedRoot) -> None:
+def test_an_unknown_result_applies_to_all_appends_of_the_commit(place: CountedRoot) -> None:
     topic = place.topic(1)
     topic.append(SMALL)
     outcomes = while_one_is_in_flight(place, topic, [lambda topic: topic.append(SMALL)] * 3, is_down=True)
@@ -201,7 +201,7 @@ def test_an_unknown_outcome_is_that_of_all_appends_of_the_commit(place: CountedR
     assert topic.append(SMALL).records == 3
 
 
-def test_what_is_an_appends_own_needs_a_commit_of_its_own(place: CountedRoot) -> None:
+def test_appends_with_their_own_fields_need_their_own_commit(place: CountedRoot) -> None:
     topic = place.topic(1)
     topic.append(SMALL)
 

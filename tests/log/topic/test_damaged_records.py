@@ -1,4 +1,4 @@
-"""Damaged records in a commit: the topic goes on, and only who reads these offsets gets an error."""
+"""Damaged inline records: the topic remains usable, and only readers of these offsets get an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def world() -> World:
 
 
 def damage(world: World, version: int, cut: int = 0) -> str:
-    """Damage the records in a commit: one byte, or so many are cut off."""
+    """Damage the records in a commit: change one byte, or truncate the records."""
     key = commit_key("t", version)
     data = bytearray(world.store.get(key))
     data[len(document_of(bytes(data))) + 70] ^= 0x55
@@ -29,7 +29,7 @@ def damage(world: World, version: int, cut: int = 0) -> str:
 
 @pytest.mark.parametrize("cut", [0, 1, 40])
 @pytest.mark.parametrize("version", [2, 3])
-def test_readers_and_writers_go_on_and_the_lost_offsets_are_one_error(world: World, version: int, cut: int) -> None:
+def test_readers_and_writers_continue_and_lost_offsets_are_one_error(world: World, version: int, cut: int) -> None:
     topic = inline_topic(world)
     for first in (0, 4, 8):
         topic.append(rows(4, first))

@@ -1,4 +1,4 @@
-"""Defaults of a root as its processes see them: who reads them when, what it costs, races and crashes."""
+"""Root defaults in processes: when they are read, how many requests this takes, races and crashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.counted_root import CountedRoot
 ROWS = pa.table({"key": ["a", "b"], "value": ["1", "2"]})
 
 
-def test_a_topic_falls_back_to_its_root_at_once_and_is_not_changed() -> None:
+def test_root_defaults_apply_immediately_and_do_not_change_topics() -> None:
     world = World()
     topic = world.root().create_topic("t", configs={"segment.bytes": 1000})
     world.root().alter_defaults({"log.segment.bytes": 2000, "log.retention.hours": 2, "num.partitions": 3})
@@ -42,7 +42,7 @@ def test_a_topic_falls_back_to_its_root_at_once_and_is_not_changed() -> None:
     assert len(world.root().create_topic("w", partitions=2).bounds()) == 2
 
 
-def test_writers_write_by_them() -> None:
+def test_writers_use_root_defaults() -> None:
     world = World()
     root = world.root()
     topic = root.create_topic("t")
@@ -60,7 +60,7 @@ def test_writers_write_by_them() -> None:
         topic.delete_records({0: 1})
 
 
-def test_retention_goes_by_them() -> None:
+def test_retention_uses_root_defaults() -> None:
     world = World()
     root = world.root()
     for name in ("audit.a", "b", "c"):
@@ -74,7 +74,7 @@ def test_retention_goes_by_them() -> None:
     assert records == {"audit.a": 2, "b": 0, "c": 2}
 
 
-def test_what_is_said_to_be_due_goes_by_them() -> None:
+def test_the_backlog_uses_root_defaults() -> None:
     world = World()
     root = world.root()
     root.create_topic("t").append(ROWS)
@@ -91,7 +91,7 @@ def test_what_is_said_to_be_due_goes_by_them() -> None:
     assert oldest_expired() == {True}
 
 
-def test_a_file_of_the_jobs_beats_the_root_and_a_topic_beats_both() -> None:
+def test_job_properties_override_the_root_and_topics_override_both() -> None:
     world = World()
     root = world.root()
     root.create_topic("t", configs={"segment.ms": 1}).append(ROWS)
@@ -101,7 +101,7 @@ def test_a_file_of_the_jobs_beats_the_root_and_a_topic_beats_both() -> None:
     assert [configs.text(name) for name in ("retention.ms", "segment.bytes", "segment.ms")] == ["6", "600", "1"]
 
 
-def test_compaction_by_a_default_drops_no_record_without_a_key() -> None:
+def test_compaction_by_default_does_not_drop_records_without_keys() -> None:
     world = World()
     root = world.root()
     root.create_topic("t").append(pa.table({"value": ["no key"]}))
@@ -111,7 +111,7 @@ def test_compaction_by_a_default_drops_no_record_without_a_key() -> None:
     assert root.topic("t").scan().to_table().num_rows == 1
 
 
-def test_an_open_handle_reads_them_again_after_five_minutes() -> None:
+def test_an_open_handle_reads_the_defaults_again_after_five_minutes() -> None:
     world = World()
     topic = world.root().create_topic("t")
     topic.append(ROWS)
@@ -125,7 +125,7 @@ def test_an_open_handle_reads_them_again_after_five_minutes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "bucket"])
-def test_a_writer_asks_once_and_a_reader_never(kind: str, tmp_path: Path) -> None:
+def test_a_writer_reads_the_defaults_once_and_a_reader_never(kind: str, tmp_path: Path) -> None:
     place = CountedRoot(kind, tmp_path)
     topic = place.topic(configs={})
     place.store.reset()
@@ -140,7 +140,7 @@ def test_a_writer_asks_once_and_a_reader_never(kind: str, tmp_path: Path) -> Non
     assert topic.name == "t"
 
 
-def test_writers_that_create_topics_may_be_forbidden_to() -> None:
+def test_auto_creation_of_topics_can_be_disabled() -> None:
     world = World()
     root = world.root()
     topic_for_writer(root, "before")
@@ -153,7 +153,7 @@ def test_writers_that_create_topics_may_be_forbidden_to() -> None:
     root.create_topic("orders")
 
 
-def test_of_two_writers_at_once_nothing_is_lost(tmp_path: Path) -> None:
+def test_concurrent_changes_are_not_lost(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
     handles = [sparklog.open(tmp_path / "root") for _ in range(4)]
     names = ["log.segment.bytes", "log.retention.bytes", "message.max.bytes", "log.index.interval.bytes"]
@@ -172,7 +172,7 @@ def test_of_two_writers_at_once_nothing_is_lost(tmp_path: Path) -> None:
     assert {item.pattern: item.configs["retention.ms"] for item in after.patterns} == dict.fromkeys(names, "104")
 
 
-def test_what_changes_nothing_writes_nothing() -> None:
+def test_a_change_without_effect_writes_no_entry() -> None:
     world = World()
     for _ in range(2):
         world.root().alter_defaults({"num.partitions": 3})
@@ -200,7 +200,7 @@ def test_hundreds_of_changes_and_a_verified_root() -> None:
     assert {finding.kind for finding in verify_root(world.store).findings} == {"default"}
 
 
-# -- what fails, and where
+# -- failures
 
 
 def changed(base: RootDefaults) -> tuple[str | None, str | None]:
@@ -208,7 +208,7 @@ def changed(base: RootDefaults) -> tuple[str | None, str | None]:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind not in (FaultKind.SHORT, FaultKind.FLIP)])
-def test_whatever_fails_at_whichever_request_a_change_is_whole(kind: FaultKind) -> None:
+def test_a_change_is_atomic_if_any_request_fails(kind: FaultKind) -> None:
     for number in range(100):
         world = World()
         world.root().alter_defaults({"num.partitions": 2})
@@ -233,7 +233,7 @@ def test_whatever_fails_at_whichever_request_a_change_is_whole(kind: FaultKind) 
         if outcome == "done":
             assert after == ("3", "5"), (kind, number)
         assert not verify_root(world.store).findings
-        # The next change is made whatever the last one left.
+        # The next change succeeds, whatever the state after the last one.
         world.root().alter_defaults({"log.retention.ms": 6})
         assert changed(world.root().defaults()) == (after[0], "6")
         if len(calls) <= number:
@@ -243,7 +243,7 @@ def test_whatever_fails_at_whichever_request_a_change_is_whole(kind: FaultKind) 
 
 
 def raced(seed: int) -> int:
-    """Processes count up values of their own, with faults; what each was told is there."""
+    """Let processes increment their own values, with faults. Each acknowledged value is stored."""
     source = random.Random(seed)
     world = World(seed=seed * 1000)
     root_id = world.root().id
@@ -273,16 +273,16 @@ def raced(seed: int) -> int:
     return races
 
 
-def test_processes_with_faults_lose_nothing() -> None:
+def test_processes_with_faults_lose_no_change() -> None:
     assert sum(map(raced, range(6))) > 20
 
 
 @pytest.mark.slow
-def test_processes_with_faults_lose_nothing_sweep() -> None:
+def test_processes_with_faults_lose_no_change_for_many_seeds() -> None:
     assert sum(map(raced, range(6, 300))) > 1000
 
 
-def test_what_a_cache_hides_is_not_taken_for_no_defaults() -> None:
+def test_hidden_defaults_do_not_count_as_missing() -> None:
     world = World()
     world.root().create_topic("t")
     world.root().alter_defaults({"log.retention.ms": -1})

@@ -1,4 +1,6 @@
-"""A disk whose system calls fail now and then: whatever is acknowledged is there once, and every append is whole."""
+"""A disk with occasional failures of system calls: acknowledged appends are stored exactly once, and appends are
+atomic.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ ERRORS = {
 
 
 class FailingCalls:
-    """Stands in for the module `os` of the local store: calls fail with `errors`, some of them after they took effect.
+    """Replaces the module `os` of the local store. Calls fail with `errors`, some of them after they have succeeded.
 
-    NFS repeats a request whose response was lost, so that a `link` that succeeded can report EEXIST, or fail.
+    NFS repeats a request if the response was lost, so a successful `link` may report EEXIST or fail.
     """
 
     def __init__(self, seed: int) -> None:
@@ -65,7 +67,7 @@ class FailingCalls:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("inline", [True, False], ids=["records in commits", "records in files"])
-def test_acknowledged_appends_are_there_once(
+def test_acknowledged_appends_are_stored_exactly_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, inline: bool
 ) -> None:
     world = World(LocalStore(tmp_path), seed=1000 * seed)

@@ -1,4 +1,4 @@
-"""Records in commits: what is written, how it is read, and who refuses it."""
+"""Inline records: how they are written and read, and which readers and writers reject them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def world() -> World:
     return World()
 
 
-def test_small_records_are_in_the_commit_and_large_ones_in_a_file(world: World) -> None:
+def test_small_records_are_inline_and_large_records_are_in_a_file(world: World) -> None:
     topic = inline_topic(world)
     assert topic.append(rows(4)).version == 1
     assert data_files(world) == []
@@ -89,7 +89,7 @@ def test_small_records_are_in_the_commit_and_large_ones_in_a_file(world: World) 
     assert verify_root(world.store).findings == ()
 
 
-def test_a_topic_without_the_config_has_the_bytes_it_had(world: World) -> None:
+def test_a_topic_without_the_config_has_unchanged_bytes(world: World) -> None:
     topic = world.root().create_topic("t", partitions=2, configs={"inline.records.bytes": 0, "carried.commits": 0})
     topic.append(rows(4))
     decoded = decode_commit(world.store.get(commit_key("t", 1)), commit_key("t", 1), 1)
@@ -98,7 +98,7 @@ def test_a_topic_without_the_config_has_the_bytes_it_had(world: World) -> None:
     assert INLINE_RECORDS not in topic.log.state().read_features
 
 
-def test_every_damaged_byte_and_every_length_is_found(world: World) -> None:
+def test_every_damaged_byte_and_every_length_is_detected(world: World) -> None:
     inline_topic(world).append(rows(4))
     key = commit_key("t", 1)
     data = world.store.get(key)
@@ -116,7 +116,7 @@ def test_every_damaged_byte_and_every_length_is_found(world: World) -> None:
     assert peek_commit_id(data[:-1]) is None
 
 
-def test_a_tail_that_is_not_checked_lets_damage_through(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchecked_inline_records_may_be_damaged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     inline_topic(world).append(rows(4))
     key = commit_key("t", 1)
     data = world.store.get(key)
@@ -124,7 +124,7 @@ def test_a_tail_that_is_not_checked_lets_damage_through(world: World, monkeypatc
     assert decode_commit(data[:-1] + bytes([data[-1] ^ 1]), key, 1).version == 1
 
 
-def test_verify_names_the_damaged_bit_of_a_tail(world: World) -> None:
+def test_verify_reports_a_damaged_bit_in_inline_records(world: World) -> None:
     topic = inline_topic(world)
     topic.append(rows(4))
     key = commit_key("t", 1)
@@ -137,7 +137,7 @@ def test_verify_names_the_damaged_bit_of_a_tail(world: World) -> None:
     assert (key, place) in [(finding.file, finding.position) for finding in findings]
 
 
-def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_release_rejects_the_feature_in_one_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     inline_topic(world).append(rows(4))
     world.topic("t").log.write_checkpoint()
     monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", frozenset())
@@ -150,8 +150,10 @@ def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypa
         World(world.store).root().topic("t").append(rows(1))
 
 
-def test_software_before_the_feature_meets_it_in_a_commit_that_it_can_read(world: World) -> None:
-    """At birth, or with the config: as release 0.3 reads it, the whole object is one document."""
+def test_an_older_release_finds_the_feature_in_a_readable_commit(world: World) -> None:
+    """The feature is recorded when the topic is created, or with the config. Release 0.3 reads the entire object as one
+    document.
+    """
 
     def features(name: str) -> list[object]:
         objects = [world.store.get(info.key) for info in world.store.list(f"{name}/_log/0")]
@@ -172,7 +174,7 @@ def test_software_before_the_feature_meets_it_in_a_commit_that_it_can_read(world
     assert old.log.state().read_features == old.log.state().write_features == (INLINE_RECORDS,)
 
 
-def test_a_topic_of_an_older_release_says_that_it_has_no_records_in_commits(world: World) -> None:
+def test_a_topic_of_an_older_release_describes_no_inline_records(world: World) -> None:
     def shown(topic: Topic) -> str:
         (config,) = [config for config in topic.describe().configs if config.name == "inline.records.bytes"]
         assert config.source == "DEFAULT_CONFIG"
@@ -184,7 +186,7 @@ def test_a_topic_of_an_older_release_says_that_it_has_no_records_in_commits(worl
     assert shown(old) == "0"
 
 
-def test_a_lost_race_moves_offsets_path_and_positions(world: World) -> None:
+def test_a_lost_race_changes_offsets_path_and_positions(world: World) -> None:
     topic = inline_topic(world)
     files, target = topic.log.write(rows(4), None, None)
     World(world.store).root().topic("t").append(rows(20, 100))
@@ -217,7 +219,7 @@ def test_tasks_share_one_commit_or_one_file(world: World) -> None:
     assert verify_root(world.store).findings == ()
 
 
-def test_prepares_are_commits_too_but_for_those_of_a_job_that_joined(world: World) -> None:
+def test_prepares_have_inline_records_except_those_of_joined_jobs(world: World) -> None:
     topic = inline_topic(world)
     begun = transactional(world.root(), "etl").begin()
     joined_one = transactional(world.root(), "etl").join(begun.n, "part")
@@ -231,7 +233,7 @@ def test_prepares_are_commits_too_but_for_those_of_a_job_that_joined(world: Worl
     assert len(values(topic)) == 4
 
 
-def test_a_follower_makes_no_request_for_records_it_has_read(world: World) -> None:
+def test_a_follower_sends_no_request_for_cached_records(world: World) -> None:
     topic = inline_topic(world)
     topic.append(rows(4))
     store = CountingStore(world.store)
@@ -240,12 +242,12 @@ def test_a_follower_makes_no_request_for_records_it_has_read(world: World) -> No
     topic.append(rows(4))
     store.reset()
     assert len(values(reader)) == 8
-    # The new commit, and the missing one after it.
+    # The new commit, and the missing commit after it.
     assert [key for verb, key in store.keys if verb == "get"].count(commit_key("t", 2)) == 1
     assert [key for verb, key in store.keys if verb == "get"].count(commit_key("t", 1)) == 0
 
 
-def test_tails_that_are_kept_are_few_and_never_trusted(world: World) -> None:
+def test_cached_inline_records_are_limited_and_verified(world: World) -> None:
     tails = RecentRecords()
     for number in range(600):
         tails.add(world.store, f"t/_log/{number:020d}.json", 10, bytes(16 << 10))
@@ -260,7 +262,7 @@ def test_tails_that_are_kept_are_few_and_never_trusted(world: World) -> None:
     assert not RECENT_RECORDS.evict(topic.store, key)
 
 
-def test_merging_takes_them_out_of_commits(world: World) -> None:
+def test_merging_moves_inline_records_to_files(world: World) -> None:
     topic = inline_topic(world)
     for first in range(0, 40, 4):
         topic.append(rows(4, first))
@@ -270,8 +272,8 @@ def test_merging_takes_them_out_of_commits(world: World) -> None:
     assert len(values(topic)) == 40
 
 
-def test_a_run_leaves_one_commit_at_most_that_is_kept_for_its_records(world: World) -> None:
-    """Also where no slice is saved: each commit has the only slice of its partition."""
+def test_a_run_leaves_at_most_one_commit_with_referenced_inline_records(world: World) -> None:
+    """This also applies if no slice is merged: each commit has the only slice of its partition."""
     topic = inline_topic(world, partitions=8)
 
     def commits_after_a_run() -> int:
@@ -286,7 +288,7 @@ def test_a_run_leaves_one_commit_at_most_that_is_kept_for_its_records(world: Wor
     assert len(values(topic)) == 8
 
 
-def test_records_in_commits_are_merged_before_larger_files(world: World) -> None:
+def test_inline_records_are_merged_before_larger_files(world: World) -> None:
     topic = inline_topic(world)
     for number in range(4):
         for partition, size in ((0, 3 * BOUND), (1, 10)):
@@ -299,14 +301,16 @@ def test_records_in_commits_are_merged_before_larger_files(world: World) -> None
     assert run._ordered(reversed(works)) == works
 
 
-def test_a_task_hands_on_an_eighth_of_what_a_commit_may_have_and_16_kib_always() -> None:
-    """A driver holds those of thousands of tasks: by default no more than before a commit could have 128 KiB."""
+def test_a_task_returns_an_eighth_of_the_inline_limit_but_at_least_16_kib() -> None:
+    """A driver holds the inline files of thousands of tasks. By default, they are not larger than before the limit was
+    128 KiB.
+    """
     kib = 1024
     bounds = (0, kib, 16 * kib, TopicConfigs().inline_records_bytes, 1 << 20)
     assert [task_inline_bytes(bound) for bound in bounds] == [0, kib, 16 * kib, 16 * kib, 128 * kib]
 
 
-def test_files_that_are_not_written_are_joined_and_written_out(world: World) -> None:
+def test_inline_files_are_joined_and_written_if_they_are_too_large(world: World) -> None:
     topic = inline_topic(world)
     one, two = (topic.log.write(rows(4, first), None, None)[0][0] for first in (0, 4))
     assert is_inline(one)
@@ -319,7 +323,7 @@ def test_files_that_are_not_written_are_joined_and_written_out(world: World) -> 
     assert (written.size, written.crc) == (both.size, both.crc)
 
 
-def test_paths(world: World) -> None:
+def test_paths_of_inline_files(world: World) -> None:
     assert path_read_version("_log/00000000000000000007.json") == 6
     assert path_read_version("/other/_log/00000000000000000007.json") == 6
     assert path_read_version("_log/00000000000000000000.json") is None
@@ -331,7 +335,7 @@ def test_paths(world: World) -> None:
     assert other != copied_path("/third/_log/00000000000000000007.json", 3)
 
 
-def test_a_document_says_what_its_tail_is(world: World) -> None:
+def test_a_document_describes_its_inline_records(world: World) -> None:
     inline_topic(world).append(rows(4))
     key = commit_key("t", 1)
     data = world.store.get(key)

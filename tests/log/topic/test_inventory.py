@@ -1,4 +1,4 @@
-"""Files that versions of a topic name: from which version on, until which one, and with which slices."""
+"""The files that versions of a topic reference: the first and last version, and the slices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("records_in_files")
 
 
 def history_of(appends: int) -> History:
-    """A topic with so many append files, which a compaction then merges, and one more."""
+    """Return the history of a topic with this many append files, which a compaction then merges, and one more file."""
     world = World()
     topic = world.root().create_topic("t")
     for _ in range(appends):
@@ -40,7 +40,7 @@ def files_from(history: History, base: int) -> FilesOfVersions:
     return files_of_versions(history, start_at(history, base), int(history.commits.version[-1]))
 
 
-def test_replaced_files_are_named_until_the_version_that_replaces_them() -> None:
+def test_replaced_files_are_referenced_until_the_version_that_replaces_them() -> None:
     history = history_of(3)
     newest = int(history.commits.version[-1])
     found = files_from(history, -1)
@@ -61,21 +61,21 @@ def test_the_oldest_version_without_missing_files() -> None:
         found.since([kept])
 
 
-def test_a_walk_from_a_later_version_names_what_that_version_names() -> None:
+def test_a_walk_from_a_later_version_starts_with_its_files() -> None:
     history = history_of(3)
     whole, late = files_from(history, -1), files_from(history, 4)
     assert late.files.keys() == whole.files.keys() - whole.unreferenced_since.keys()
     assert (late.unreferenced_since, late.since([])) == ({}, 4)
 
 
-def test_a_file_has_the_slices_of_all_that_name_it() -> None:
+def test_a_file_has_the_slices_of_all_its_references() -> None:
     first, *_ = referenced_files(history_of(2).at(2)).files()
     (claim,) = first.claims
     other = replace(first, claims=(replace(claim, base=claim.base + 7),))
     assert [file.claims for file in merge_files([first, other, first]).values()] == [(claim, *other.claims)]
 
 
-def test_without_a_commit_the_log_goes_back_to_a_checkpoint_or_nowhere() -> None:
+def test_a_log_with_a_missing_commit_starts_at_a_checkpoint_or_not_at_all() -> None:
     history = history_of(2)
     assert oldest_base(history, 2) == -1
     history.store.delete("t/_log/00000000000000000000.json")

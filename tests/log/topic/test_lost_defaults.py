@@ -1,4 +1,4 @@
-"""Defaults of a root that are lost: what needs them fails, `verify` names them, and their copy brings them back."""
+"""Lost root defaults: processes that need them fail, `verify` reports them, and the copy restores them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENTRY = "_root/defaults"
 
 
 def kept_for_good(changes: int) -> World:
-    """A root with old records that `retain` deletes without its defaults; the last of so many changes says so."""
+    """Return a root with old records that `retain` would delete without the last change of the defaults."""
     world = World()
     root = world.root()
     for number in range(changes):
@@ -48,7 +48,9 @@ def job(name: str, world: World) -> None:
 
 @pytest.mark.parametrize("name", ["retain", "compact"])
 @pytest.mark.parametrize(("changes", "lost"), [(0, (0,)), (3, (3,)), (3, (0, 1, 2, 3)), (3, (1,)), (3, (0,))])
-def test_jobs_refuse_to_run_and_repair_brings_the_defaults_back(name: str, changes: int, lost: tuple[int, ...]) -> None:
+def test_jobs_do_not_run_with_lost_defaults_until_repair_restores_them(
+    name: str, changes: int, lost: tuple[int, ...]
+) -> None:
     world = kept_for_good(changes)
     entries = {number: world.store.get(commit_key(ENTRY, number)) for number in lost}
     for number in lost:
@@ -67,7 +69,7 @@ def test_jobs_refuse_to_run_and_repair_brings_the_defaults_back(name: str, chang
     assert world.root().defaults().configs == {"log.retention.ms": "-1"}
 
 
-def test_a_change_of_lost_defaults_is_refused() -> None:
+def test_a_change_of_lost_defaults_is_rejected() -> None:
     world = kept_for_good(2)
     for number in range(3):
         world.store.delete(commit_key(ENTRY, number))
@@ -75,7 +77,7 @@ def test_a_change_of_lost_defaults_is_refused() -> None:
         world.root().alter_defaults({"log.retention.ms": 7})
 
 
-def test_a_writer_meets_lost_defaults_once() -> None:
+def test_a_writer_checks_for_lost_defaults_once() -> None:
     world = kept_for_good(0)
     world.store.delete(commit_key(ENTRY, 0))
     with pytest.raises(Corrupt, match="are lost"):
@@ -87,7 +89,7 @@ def deny_listings_of_copies(verb: str, prefix: str) -> None:
         raise Unavailable(f"access is denied: a listing of {prefix}", is_denied=True)
 
 
-def test_a_policy_without_the_copies_lets_writers_write_and_jobs_refuse() -> None:
+def test_if_listing_copies_is_denied_writers_continue_and_jobs_fail() -> None:
     world = kept_for_good(0)
 
     root = world.root(HookedStore(world.store, before=deny_listings_of_copies))
@@ -104,7 +106,7 @@ def test_a_policy_without_the_copies_lets_writers_write_and_jobs_refuse() -> Non
 
 
 @pytest.mark.parametrize("place", ["folder", "gone"])
-def test_what_stands_in_the_place_of_the_entry(place: str, tmp_path: Path) -> None:
+def test_another_object_at_the_entrys_key(place: str, tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     root.alter_defaults({"log.retention.ms": -1})
     root.create_topic("t")
@@ -117,14 +119,14 @@ def test_what_stands_in_the_place_of_the_entry(place: str, tmp_path: Path) -> No
     assert not sparklog.verify(tmp_path).sound
 
 
-def test_a_copy_is_made_by_the_next_job_of_a_root_without_one() -> None:
+def test_the_next_job_creates_a_missing_copy() -> None:
     world = kept_for_good(2)
     world.store.delete(defaults_copy_key(2))
     job("retain", world)
     assert [info.key for info in world.store.list(f"{DEFAULTS_FOLDER}/")] == [defaults_copy_key(2)]
 
 
-def test_only_the_newest_copy_is_kept_and_both_are_verified() -> None:
+def test_only_the_latest_copy_is_kept_and_both_are_verified() -> None:
     world = kept_for_good(3)
     assert [info.key for info in world.store.list(f"{DEFAULTS_FOLDER}/")] == [defaults_copy_key(3)]
     assert verify_root(world.store, env=world.env()).sound
@@ -140,7 +142,7 @@ def test_only_the_newest_copy_is_kept_and_both_are_verified() -> None:
     assert "repair" in finding.remedy
 
 
-def test_a_change_that_dies_before_its_copy_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_before_the_copy_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = kept_for_good(1)
     root = world.root()
     create: Callable[[str, bytes], bool] = world.store.create

@@ -1,4 +1,4 @@
-"""How long tail readers pause: 10 ms on a disk, in a bucket a share of the time in which nothing came."""
+"""The pauses of followers: 10 ms on a disk, and a share of the idle time in a bucket."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def append(world: TopicsWorld, topic: str = "a") -> None:
     ("idle_ms", "pause_ms"),
     [(0, 5), (100, 5), (149, 5), (150, 6), (1_000, 40), (6_249, 249), (6_250, 250), (3_600_000, 250), (10**15, 250)],
 )
-def test_the_pause_is_a_share_of_the_time_in_which_nothing_came(idle_ms: int, pause_ms: int) -> None:
+def test_the_pause_is_a_share_of_the_idle_time(idle_ms: int, pause_ms: int) -> None:
     assert poll_pause_ms(idle_ms) == pause_ms
 
 
-def test_what_comes_makes_a_reader_of_a_bucket_quick_again(world: TopicsWorld) -> None:
+def test_new_records_reset_the_pause_of_a_bucket_reader(world: TopicsWorld) -> None:
     view = in_bucket(world)
     view.refresh(["a", "b"])
     assert view.poll_interval_ms == 5
@@ -53,7 +53,7 @@ def test_what_comes_makes_a_reader_of_a_bucket_quick_again(world: TopicsWorld) -
     assert view.poll_interval_ms == 5
 
 
-def test_a_reader_of_a_disk_looks_every_10_ms(world: TopicsWorld) -> None:
+def test_a_reader_of_a_disk_polls_every_10_ms(world: TopicsWorld) -> None:
     view = RootView(world.root())
     view.refresh(["a"])
     for idle_ms in (0, 1_000, 10**8):
@@ -65,7 +65,7 @@ def ends(view: RootView) -> int:
     return sum(bounds.log_end for bounds in view.bounds("a").values())
 
 
-def test_a_follower_of_a_bucket_sees_the_first_commit_after_one_request_and_all_others_with_the_next_look(
+def test_a_bucket_follower_reads_the_first_commit_with_one_request_and_the_rest_with_the_next_poll(
     world: TopicsWorld,
 ) -> None:
     counting = CountingStore(HookedStore(world.store, parallel_reads=16))
@@ -91,7 +91,7 @@ def test_a_follower_of_a_bucket_sees_the_first_commit_after_one_request_and_all_
         view.follow(["a"])
 
 
-def test_a_follower_of_a_disk_sees_all(world: TopicsWorld) -> None:
+def test_a_follower_of_a_disk_reads_all_commits(world: TopicsWorld) -> None:
     view = RootView(world.root())
     for _ in range(3):
         view.follow(["a"])
@@ -101,7 +101,7 @@ def test_a_follower_of_a_disk_sees_all(world: TopicsWorld) -> None:
     assert ends(view) == 6
 
 
-def test_a_slow_follower_trusts_no_number_for_longer_than_an_hour(world: TopicsWorld) -> None:
+def test_a_slow_follower_opens_the_log_again_after_an_hour(world: TopicsWorld) -> None:
     store = CountingStore(HookedStore(world.store, parallel_reads=16))
     view = RootView(world.root(store))
     view.follow(["a"])
@@ -110,7 +110,7 @@ def test_a_slow_follower_trusts_no_number_for_longer_than_an_hour(world: TopicsW
         append(world)
         append(world)
         world.advance(50 * MINUTE_MS)
-        # Of two commits it sees one: the newest number was last seen 50 minutes ago.
+        # The follower reads one of two commits. The latest number was last listed 50 minutes ago.
         view.follow(["a"])
         world.advance(50 * MINUTE_MS)
         store.reset()
@@ -124,7 +124,7 @@ def waits(world: TopicsWorld, reader: Consumer, seconds: float) -> list[float]:
     return [round(each, 3) for each in world.slept]
 
 
-def test_a_consumer_pauses_longer_and_longer_also_over_its_polls(world: TopicsWorld) -> None:
+def test_a_consumers_pause_increases_across_polls(world: TopicsWorld) -> None:
     local = consumer(world.root(), "g", topics="a", auto_offset_reset="earliest")
     assert set(waits(world, local, 30)[:-1]) == {0.01}
     reader = consumer(
@@ -141,7 +141,7 @@ def test_a_consumer_pauses_longer_and_longer_also_over_its_polls(world: TopicsWo
     assert waits(world, reader, 0.006)[0] == 0.005
 
 
-def test_consume_follow_pauses_as_its_view_says(world: TopicsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_follow_uses_the_poll_interval_of_its_view(world: TopicsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     for view, pauses in ((in_bucket(world), {0.005, 0.25}), (RootView(world.root()), {0.01})):
         slept: list[float] = []
         tail = Tail(view, "a", READ_COMMITTED)
@@ -160,8 +160,8 @@ def test_consume_follow_pauses_as_its_view_says(world: TopicsWorld, monkeypatch:
             assert set(slept) == pauses
 
 
-def test_a_reader_of_a_disk_pauses_the_longer_the_more_it_looks_at(world: TopicsWorld) -> None:
-    # Each read takes a hundredth of a second.
+def test_a_reader_of_a_disk_pauses_longer_if_it_polls_more_topics(world: TopicsWorld) -> None:
+    # Each read takes 10 ms.
     store = HookedStore(world.store, before=lambda verb, key: world.advance(10 * (verb == "get")))
     view = RootView(world.root(store))
     view.refresh(["a", "b"])
@@ -177,7 +177,7 @@ def test_a_reader_of_a_disk_pauses_the_longer_the_more_it_looks_at(world: Topics
     assert view.poll_interval_ms == 10
 
 
-def test_a_look_that_finds_nothing_keeps_the_view(world: TopicsWorld) -> None:
+def test_a_poll_without_new_commits_keeps_the_view(world: TopicsWorld) -> None:
     counting = CountingStore(world.store)
     view = RootView(world.root(counting))
     view.refresh(["a", "b"])
@@ -191,7 +191,7 @@ def test_a_look_that_finds_nothing_keeps_the_view(world: TopicsWorld) -> None:
     assert ends(view) == 1
 
 
-def test_topics_that_are_not_wanted_are_not_opened(world: TopicsWorld) -> None:
+def test_excluded_topics_are_not_opened(world: TopicsWorld) -> None:
     counting = CountingStore(world.store)
     view = RootView(world.root(counting))
     assert view.topics(lambda name: name == "b") == ["b"]

@@ -1,4 +1,4 @@
-"""Real processes on a real directory: they race for commits, and some are killed in the middle."""
+"""Real processes with a real directory: they commit concurrently, and some of them are killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def start(program: str, *arguments: object) -> subprocess.Popen[bytes]:
 
 
 def values_of(root: Path) -> dict[int, list[str]]:
-    """Values per partition in offset order, after checking the whole state."""
+    """Return the values of each partition in offset order, after checking the entire state."""
     topic = open_root(root).topic("t")
     snapshot = topic.log.snapshot()
     check_state(snapshot.state, snapshot.slices)
@@ -80,17 +80,17 @@ def race(root: Path, writers: int, appends: int) -> None:
     assert open_root(root).topic("t").log.state().version == writers * appends
 
 
-def test_processes_race_for_commits(tmp_path: Path) -> None:
+def test_concurrent_processes_commit_without_loss(tmp_path: Path) -> None:
     race(tmp_path / "root", 3, 10)
 
 
 @pytest.mark.slow
-def test_many_processes_race_for_commits(tmp_path: Path) -> None:
+def test_many_concurrent_processes_commit_without_loss(tmp_path: Path) -> None:
     race(tmp_path / "root", 16, 200)
 
 
 def kill_and_restart(folder: Path, seed: int, kills: int) -> None:
-    """A stream goes on until it is told to end, so that each kill meets it at work, however slow either side is."""
+    """A stream continues until it is stopped, so that each kill interrupts its work, however slow the processes are."""
     source = random.Random(seed)
     root, checkpoint, end = folder / "root", folder / "checkpoint", folder / "end"
     checkpoint.mkdir(parents=True)
@@ -98,7 +98,7 @@ def kill_and_restart(folder: Path, seed: int, kills: int) -> None:
     for life in range(kills + 1):
         process = start(STREAM, root, checkpoint, end)
         before = len(list(checkpoint.iterdir()))
-        # Imports take most of a process' life: wait until it has begun to work, then a moment.
+        # Most of the time of a process is spent on imports, so wait until it has started to work, plus a moment.
         while process.poll() is None and len(list(checkpoint.iterdir())) == before:
             time.sleep(0.002)
         time.sleep(source.random() * 0.05)
@@ -128,7 +128,7 @@ def test_a_stream_killed_many_times_writes_every_batch_once(tmp_path: Path) -> N
 
 
 def test_threads_share_one_handle(tmp_path: Path) -> None:
-    """One root and topic in one process, used by many threads at once, with checkpoints in between."""
+    """One root and topic in one process, which many threads use concurrently, with checkpoints in between."""
     root = open_root(tmp_path / "root", create=True)
     topic = root.create_topic("t", partitions=2)
     failures: list[BaseException] = []

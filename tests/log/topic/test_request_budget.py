@@ -1,4 +1,4 @@
-"""What each operation costs in requests, asserted with a counting store. The cost calculator counts with the same."""
+"""The number of requests of each operation, counted by a store. The cost calculator uses the same numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
 
 
 def within(place: CountedRoot, budget: costs.Requests) -> None:
-    """Assert the requests since the last reset."""
+    """Assert the number of requests since the last reset."""
     counts = place.store.counts
     made = costs.Requests(
         sum(counts[verb] for verb in PUTS), counts["get"] + counts["stat"], sum(counts[verb] for verb in LISTS)
@@ -44,7 +44,7 @@ def within(place: CountedRoot, budget: costs.Requests) -> None:
 
 
 def micro_batch(place: CountedRoot, topic: Topic, batch: int, tasks: int = TASKS) -> None:
-    """What the sink does: a target on the driver, an append file per task, one commit."""
+    """Write a micro-batch like the sink: a target on the driver, one append file per task, one commit."""
     target = topic.log.append_target()
     files: list[FileSlices] = []
     for task in range(tasks):
@@ -58,14 +58,14 @@ def micro_batch(place: CountedRoot, topic: Topic, batch: int, tasks: int = TASKS
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_micro_batch_in_steady_state(place: CountedRoot) -> None:
+def test_requests_of_a_micro_batch_in_steady_state(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     for batch in range(3):
         micro_batch(place, topic, batch)
     place.store.reset()
     micro_batch(place, topic, 3)
-    # One probe on the driver, and each task looks whether its root is the driver's; then the commit: is the root still
-    # the one that was opened, and is the commit before still there?
+    # One read on the driver, and one check of the root per task. The commit then checks that the root has not been
+    # replaced, and that the previous commit still exists.
     place.store.expect_at_most(writer=TASKS, create=1, get_commit=1 + 1, get_root=TASKS + 1)
     assert place.store.by_kind["create", "commit"] == 1
     assert place.store.by_kind["writer", "append"] == TASKS
@@ -76,7 +76,7 @@ def test_a_micro_batch_in_steady_state(place: CountedRoot) -> None:
 
 
 @pytest.mark.parametrize("tasks", [1, 8])
-def test_a_micro_batch_with_records_in_the_commit(place: CountedRoot, tasks: int) -> None:
+def test_requests_of_a_micro_batch_with_inline_records(place: CountedRoot, tasks: int) -> None:
     topic = place.topic(PARTITIONS, configs={"inline.records.bytes": 1 << 20})
     reader = consumer(place.root, "g", topics="t", auto_offset_reset="earliest", enable_auto_commit=False)
     for batch in range(3):
@@ -85,22 +85,22 @@ def test_a_micro_batch_with_records_in_the_commit(place: CountedRoot, tasks: int
         pass
     place.store.reset()
     micro_batch(place, topic, 3, tasks)
-    # The probe, the root, and the commit before: no request of a task.
+    # The read of the state, the root, and the previous commit. Tasks do not send requests.
     place.store.expect(create=1, get_commit=2, get_root=1)
     assert place.store.by_kind["create", "commit"] == 1
     assert place.append_files() == []
     within(place, costs.COMMIT)
     place.store.reset()
     assert sum(part.num_rows for part in reader.poll(0)) == 400 * tasks
-    # Looks for what comes next: the records are here.
+    # Request the next commit. The records are cached.
     place.store.expect_at_most(get_commit=3)
     follower = place.world.root(place.store, place.world.env())
     follower.topic("t").scan().to_table()
     micro_batch(place, topic, 4, tasks)
     place.store.reset()
     assert follower.topic("t").scan().to_table().num_rows == 2000 * tasks
-    # The new commit, and a look at the next number by each of the two calls; nothing for records. In a bucket the
-    # number after the next one is asked for at the same time.
+    # The new commit, and a request for the next commit by each of the two calls. The records take no requests. In a
+    # bucket, the commit after the next one is requested in parallel.
     place.store.expect(get_commit=4 if place.kind == "bucket" else 3)
 
 
@@ -118,7 +118,7 @@ def test_a_replayed_micro_batch_writes_no_commit(place: CountedRoot) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_a_transaction(count: int, tmp_path: Path) -> None:
+def test_requests_of_a_transaction(count: int, tmp_path: Path) -> None:
     place = CountedRoot("bucket", tmp_path)
     root = place.topic(PARTITIONS).root
     names = [f"t{number}" for number in range(count)]
@@ -130,11 +130,11 @@ def test_a_transaction(count: int, tmp_path: Path) -> None:
         with producer.begin() as transaction:
             for name in names:
                 transaction.append(name, pa.table({"value": ["x"]}))
-    # docs/reference/cost.md has these.
+    # docs/reference/cost.md contains these numbers.
     within(place, costs.Requests(2 * count + 1, 5 * count + 6, 0))
 
 
-def test_losing_a_race_costs_one_look_and_one_more_create(place: CountedRoot) -> None:
+def test_a_lost_race_takes_one_read_and_one_more_create(place: CountedRoot) -> None:
     topic, other = place.topic(PARTITIONS), place.reopened()
     micro_batch(place, topic, 0)
     target = topic.log.append_target()
@@ -147,15 +147,15 @@ def test_losing_a_race_costs_one_look_and_one_more_create(place: CountedRoot) ->
     place.store.reset()
     assert topic.log.commit_append(files, target).version == 4
     if place.kind == "bucket":
-        # Several of these at once: some are not needed.
+        # Several of these requests are parallel, so some of them are not needed.
         place.store.expect_at_most(create=2, get=12)
         return
-    # The create that loses, the winner, the commit after it, the first missing number, the create that wins; the root's
-    # id before each create, and after it the commit before.
+    # The create that loses, the winner's commit, the commit after it, the first missing commit, and the create that
+    # succeeds. Before each create, the root's id, and afterwards the previous commit.
     place.store.expect(create=2, get_commit=3 + 2, get_root=2)
 
 
-def test_an_idle_poll_is_one_probe_per_topic(place: CountedRoot) -> None:
+def test_an_idle_poll_takes_one_request_per_topic(place: CountedRoot) -> None:
     topics = ["a", "b", "c"]
     for name in topics:
         place.topic(4, name=name).append(random_rows(20))
@@ -174,7 +174,7 @@ def test_an_idle_poll_is_one_probe_per_topic(place: CountedRoot) -> None:
     within(place, costs.IDLE_POLL)
 
 
-def test_a_look_that_meets_one_commit(place: CountedRoot) -> None:
+def test_requests_of_a_poll_with_one_new_commit(place: CountedRoot) -> None:
     topic = place.topic(4)
     view = RootView(place.root)
     other = place.reopened()
@@ -189,7 +189,7 @@ def test_a_look_that_meets_one_commit(place: CountedRoot) -> None:
         within(place, costs.NEW_COMMIT)
 
 
-def test_a_checkpoint(place: CountedRoot) -> None:
+def test_requests_of_a_checkpoint(place: CountedRoot) -> None:
     topic = place.topic(4)
     topic.append(random_rows(20))
     topic.log.refresh()
@@ -198,7 +198,7 @@ def test_a_checkpoint(place: CountedRoot) -> None:
     within(place, costs.CHECKPOINT)
 
 
-def test_a_micro_batch_is_read_with_one_request_per_file_and_partition_at_most(place: CountedRoot) -> None:
+def test_a_micro_batch_is_read_with_at_most_one_request_per_file_and_partition(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     micro_batch(place, topic, 0)
     view = RootView(place.root)
@@ -213,7 +213,7 @@ def test_a_micro_batch_is_read_with_one_request_per_file_and_partition_at_most(p
     assert place.store.by_kind["get", "commit"] == 0
 
 
-def test_opening_costs_two_listings(place: CountedRoot) -> None:
+def test_opening_takes_two_listings(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     for batch in range(4):
         micro_batch(place, topic, batch)
@@ -224,15 +224,15 @@ def test_opening_costs_two_listings(place: CountedRoot) -> None:
     fresh = place.reopened()
     assert fresh.log.state(refresh=False).version == 6 - 1
     if place.kind != "bucket":
-        # The root, the checkpoints, the newest one's head, the tail, the first missing number, and that none is above
-        # it: no table.
+        # The root, the checkpoints, the latest checkpoint object, later commits, the first missing commit, and the
+        # listing that shows no later commits. The table is not read.
         place.store.expect_at_most(get=5, list=2)
     place.store.reset()
     assert len(fresh.log.snapshot(refresh=False).slices) == 5 * TASKS * PARTITIONS
     place.store.expect(get_checkpoint=1)
 
 
-def test_opening_costs_few_requests_besides_the_tail(place: CountedRoot) -> None:
+def test_opening_takes_few_requests_besides_recent_commits(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     for number in range(140):
         topic.append(rows("x", partition=number % PARTITIONS))
@@ -245,12 +245,12 @@ def test_opening_costs_few_requests_besides_the_tail(place: CountedRoot) -> None
     if place.kind == "bucket":
         within(place, costs.OPENING + costs.TAIL)
     else:
-        # One by one, up to the first missing one; the listing shows that none is above it.
+        # Commits one by one, up to the first missing one. The listing shows that there are no later commits.
         assert tail == 140 - 127 + 1
         assert place.store.counts["list"] == 2
 
 
-def test_names_are_not_looked_for_among_all_keys(place: CountedRoot) -> None:
+def test_listing_names_does_not_list_all_keys(place: CountedRoot) -> None:
     for name in "abc":
         topic = place.topic(1, name=name)
         for _ in range(3):
@@ -258,7 +258,7 @@ def test_names_are_not_looked_for_among_all_keys(place: CountedRoot) -> None:
     place.root.topics()
     place.store.reset()
     assert place.root.topics() == ["a", "b", "c"]
-    # The folders, and of each topic one look.
+    # The directories, and one request per topic.
     place.store.expect(list_folders=1, get=3)
     view = RootView(place.root)
     view.refresh(["a"])

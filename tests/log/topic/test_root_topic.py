@@ -50,14 +50,14 @@ def test_a_root_is_created_once(world: World) -> None:
     assert decode(store.get(ROOT_KEY), ROOT_KEY, "root").integer("createdMs") == world.now_ms
 
 
-def test_of_two_creators_both_get_the_winners_id(world: World) -> None:
+def test_two_concurrent_creators_get_the_same_root_id(world: World) -> None:
     store = world.store
     hidden = FaultyStore(store, Script({("get:root", 0): Fault(FaultKind.ABSENT)}))
     winner = world.root(store)
     assert world.root(hidden).id == winner.id
 
 
-def test_a_root_from_a_newer_release(world: World) -> None:
+def test_a_root_of_a_newer_release_is_rejected(world: World) -> None:
     store = world.store
     world.root(store)
     store.replace(ROOT_KEY, encode({"format": 3, "readFeatures": [], "rootId": "A", "createdMs": 0}))
@@ -67,7 +67,7 @@ def test_a_root_from_a_newer_release(world: World) -> None:
         world.root(store)
 
 
-def test_a_damaged_root(world: World) -> None:
+def test_a_damaged_root_object_is_corrupt(world: World) -> None:
     store = world.store
     world.root(store)
     store.replace(ROOT_KEY, store.get(ROOT_KEY)[:-9])
@@ -75,7 +75,7 @@ def test_a_damaged_root(world: World) -> None:
         world.root(store)
 
 
-def test_a_path(tmp_path: Path) -> None:
+def test_opening_a_path(tmp_path: Path) -> None:
     place = tmp_path / "logs" / "here"
     with pytest.raises(NotFound, match="is not a sparklog root"):
         open_root(place)
@@ -86,7 +86,7 @@ def test_a_path(tmp_path: Path) -> None:
     assert open_root(f"file://{place}").id == root.id
 
 
-def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+def test_a_path_that_is_a_file_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for create in (True, False):
@@ -110,7 +110,7 @@ def test_roots_and_topics_survive_pickling(tmp_path: Path) -> None:
 # -- creating and finding
 
 
-def test_creating_topics(world: World) -> None:
+def test_topics_are_created_with_partitions_and_configs(world: World) -> None:
     root = world.root()
     topic = root.create_topic("orders", partitions=3, configs={"retention.ms": -1})
     state = topic.log.state()
@@ -123,7 +123,7 @@ def test_creating_topics(world: World) -> None:
     assert world.root(root.store).topics() == root.topics()
 
 
-def test_a_topic_that_exists(world: World) -> None:
+def test_creating_an_existing_topic_is_a_conflict(world: World) -> None:
     root = world.root()
     root.create_topic("t", partitions=2)
     with pytest.raises(Conflict, match="topic 't' already exists, with 2 partitions"):
@@ -132,7 +132,7 @@ def test_a_topic_that_exists(world: World) -> None:
         world.root(root.store).create_topic("t", partitions=2)
 
 
-def test_a_lost_answer_while_creating_is_no_conflict(world: World) -> None:
+def test_a_lost_response_to_create_is_not_a_conflict(world: World) -> None:
     store = world.store
     world.root(store)
     for name, kind in (("a", FaultKind.ERROR_AFTER), ("b", FaultKind.TWICE), ("c", FaultKind.LATE)):
@@ -141,7 +141,7 @@ def test_a_lost_answer_while_creating_is_no_conflict(world: World) -> None:
     assert world.root(store).topics() == ["a", "b", "c"]
 
 
-def test_ensuring_a_topic_takes_the_winners(world: World) -> None:
+def test_ensure_topic_opens_a_concurrently_created_topic(world: World) -> None:
     store = world.store
     world.root(store).create_topic("t", partitions=5)
     hidden = FaultyStore(
@@ -153,7 +153,7 @@ def test_ensuring_a_topic_takes_the_winners(world: World) -> None:
     assert world.root(store).ensure_topic("new", partitions=2).log.state().partitions == 2
 
 
-def test_unknown_topics_come_with_similar_ones(world: World) -> None:
+def test_an_error_for_an_unknown_topic_suggests_similar_names(world: World) -> None:
     root = world.root()
     for name in ("orders", "orders2", "payments", "order"):
         root.create_topic(name)
@@ -168,7 +168,7 @@ def test_unknown_topics_come_with_similar_ones(world: World) -> None:
         root.topic("../orders")
 
 
-def test_names_under_which_nothing_is_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handles_of_missing_topics_are_evicted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "HANDLES_PER_SWEEP", 8)
     root = world.root()
     engine, topic = root.engine, root.create_topic("t").log
@@ -188,12 +188,12 @@ def test_names_under_which_nothing_is_are_forgotten(world: World, monkeypatch: p
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 100_001, 1.5, True, "3"])
-def test_partition_counts_that_are_none(world: World, partitions: int) -> None:
+def test_invalid_partition_counts_are_rejected(world: World, partitions: int) -> None:
     with pytest.raises(BadRequest, match="the number of partitions must be 1 to 100000, found"):
         world.root().create_topic("t", partitions=partitions)
 
 
-def test_wrong_configs_create_nothing(world: World) -> None:
+def test_invalid_configs_do_not_create_a_topic(world: World) -> None:
     root = world.root()
     with pytest.raises(BadRequest, match=r"retention.ms must be an integer of at least -1, found 'abc'"):
         root.create_topic("t", configs={"retention.ms": "abc"})
@@ -205,7 +205,7 @@ def test_wrong_configs_create_nothing(world: World) -> None:
     assert root.topic("t").log.state().configs.file_delete_delay_ms == 60000
 
 
-def test_names_that_differ_only_in_case(world: World) -> None:
+def test_names_that_differ_only_in_case_are_rejected(world: World) -> None:
     root = world.root()
     root.create_topic("Orders")
     with pytest.raises(Conflict, match="topic 'orders' differs only in case from 'Orders'"):
@@ -217,7 +217,7 @@ def test_names_that_differ_only_in_case(world: World) -> None:
     assert root.topics() == ["Orders"]
 
 
-def test_names_that_differ_only_in_case_created_at_once(world: World) -> None:
+def test_names_that_differ_only_in_case_created_concurrently(world: World) -> None:
     store = world.store
     first, second = world.root(store), world.root(store)
     list_folders = store.list_folders
@@ -239,8 +239,8 @@ def test_names_that_differ_only_in_case_created_at_once(world: World) -> None:
     assert len(world.root(store).topics()) <= 1
 
 
-def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
-    """Between the creation and the second look for a clash, another process uses the topic, or replaces it."""
+def test_a_name_collision_does_not_delete_another_writers_topic(world: World) -> None:
+    """Between the creation and the second check for a collision, another process uses or replaces the topic."""
     store = world.store
     list_folders = store.list_folders
 
@@ -255,7 +255,7 @@ def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
                 store.list_folders = list_folders  # type: ignore[method-assign]
                 meanwhile(other)
             names = list(list_folders(prefix))
-            # It came to be after the first look.
+            # The other topic was created after the first check.
             return [each for each in names if each != name.upper()] if calls == 1 else names
 
         if name.upper() not in other.topics():
@@ -280,7 +280,7 @@ def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
     assert not {"gone", "mine"} & set(world.root(store).topics())
 
 
-def test_folders_that_are_no_topics(world: World) -> None:
+def test_other_directories_are_not_topics(world: World) -> None:
     store = world.store
     root = world.root(store)
     root.create_topic("t")
@@ -292,7 +292,7 @@ def test_folders_that_are_no_topics(world: World) -> None:
 # -- deleting
 
 
-def test_a_deleted_topic_is_not_found_and_its_name_goes_on(world: World) -> None:
+def test_a_deleted_topic_is_not_found_and_its_name_can_be_reused(world: World) -> None:
     root = world.root()
     topic = root.create_topic("t", partitions=3)
     append(topic, (0, 5))
@@ -315,7 +315,7 @@ def test_a_deleted_topic_is_not_found_and_its_name_goes_on(world: World) -> None
     assert world.root(root.store).topic("t").log.state() == state
 
 
-def test_a_re_created_topic_forgets_its_writers(world: World) -> None:
+def test_a_topic_created_again_has_an_empty_registry(world: World) -> None:
     root = world.root()
     topic = root.create_topic("t")
     target = topic.log.append_target()
@@ -332,7 +332,7 @@ def test_a_re_created_topic_forgets_its_writers(world: World) -> None:
 # -- altering
 
 
-def test_altering(world: World) -> None:
+def test_altering_configs_and_partitions(world: World) -> None:
     root = world.root()
     topic = root.create_topic("t", partitions=2, configs={"retention.ms": 7})
     state = topic.alter(configs={"retention.ms": None, "segment.ms": "9"}, partitions=4)
@@ -348,8 +348,8 @@ def test_altering(world: World) -> None:
     assert topic.log.state().version == 2
 
 
-def test_earlier_numbers_of_partitions_stay_known(world: World) -> None:
-    """To those who open the topic from its commits and from a checkpoint."""
+def test_earlier_partition_counts_are_kept(world: World) -> None:
+    """This applies to processes that open the topic from its commits, and from a checkpoint."""
     root = world.root()
     topic = root.create_topic("t", partitions=2)
     assert topic.log.state().previous_partition_counts == ()
@@ -364,7 +364,7 @@ def test_earlier_numbers_of_partitions_stay_known(world: World) -> None:
     assert root.create_topic("t", partitions=9).log.state().previous_partition_counts == ()
 
 
-def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: World) -> None:
+def test_a_topic_with_keyless_records_becomes_compacted_only_with_force(world: World) -> None:
     topic = world.root().create_topic("t", partitions=2)
     append(topic, (0, 10))
     append(topic, (1, 4), flags=int(SliceFlag.HAS_NULL_KEYS))
@@ -372,11 +372,11 @@ def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: Wor
         topic.alter(configs={"cleanup.policy": "compact"})
     assert not topic.log.state().configs.is_compacted
     assert topic.alter(configs={"cleanup.policy": "compact,delete"}, force=True).configs.is_compacted
-    # Who is compacted already may be altered as before.
+    # A topic that is already compacted can still be altered.
     assert topic.alter(configs={"cleanup.policy": "compact"}).configs.cleanup_policy == ("compact",)
 
 
-def test_deleting_records(world: World) -> None:
+def test_delete_records_advances_the_log_start(world: World) -> None:
     root = world.root()
     topic = root.create_topic("t", partitions=2)
     append(topic, (0, 10), (1, 4))
@@ -397,7 +397,7 @@ def test_deleting_records(world: World) -> None:
 # -- describing and appending
 
 
-def test_describing(world: World) -> None:
+def test_describe(world: World) -> None:
     root = world.root()
     topic = root.create_topic("t", partitions=2, configs={"retention.ms": 7})
     append(topic, (0, 10), (1, 4), (0, 1))
@@ -414,7 +414,7 @@ def test_describing(world: World) -> None:
     assert found.topic_id == topic.log.state().topic_id
 
 
-def test_outcomes_of_appends(world: World) -> None:
+def test_results_of_appends(world: World) -> None:
     root = world.root()
     topic = root.create_topic("t", partitions=3)
     target = topic.log.append_target()
@@ -438,14 +438,14 @@ def test_txn_versions_are_skipped_with_a_warning(world: World, caplog: pytest.Lo
     assert topic.log.state().log_end.tolist() == [6]
 
 
-def test_files_for_another_root_or_topic(world: World) -> None:
+def test_files_for_another_root_or_topic_are_rejected(world: World) -> None:
     root, other = world.root(), World(seed=50).root()
     topic, stranger = root.create_topic("t"), other.create_topic("t")
     with pytest.raises(BadRequest, match="files were written for topic 't' of root"):
         topic.log.commit_append([file_of([(0, 1)])], stranger.log.append_target())
 
 
-def test_heads_are_cached_and_probed(world: World) -> None:
+def test_topic_states_are_cached_and_polled(world: World) -> None:
     counting = CountingStore(world.store)
     root = world.root(counting)
     topic = root.create_topic("t")
@@ -459,7 +459,7 @@ def test_heads_are_cached_and_probed(world: World) -> None:
     assert counting.counts == {}
 
 
-def test_a_crash_while_creating_a_root(world: World) -> None:
+def test_a_crash_during_root_creation(world: World) -> None:
     store = world.store
     with pytest.raises(Crash):
         world.root(FaultyStore(store, Script({("create:root", 0): Fault(FaultKind.CRASH_AFTER)})))

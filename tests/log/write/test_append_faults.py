@@ -1,4 +1,4 @@
-"""Appending and scanning on a store that fails: everything or nothing, and never a wrong record."""
+"""Appends and scans on a failing store: appends are atomic, and records are never wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def memory(tmp_path: Path) -> CountedRoot:
 
 
 def through(place: CountedRoot, script: Script) -> Topic:
-    """The topic as a process sees it whose store fails by this script."""
+    """Return the topic as seen by a process whose store fails as this script defines."""
     return open_root(FaultyStore(place.inner, script), env=place.world.env()).topic("t")
 
 
@@ -35,9 +35,7 @@ KINDS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.CRASH_BEFORE, 
 @pytest.mark.parametrize(
     ("point", "inline"), [*((point, 0) for point in POINTS), *((point, 1 << 20) for point in POINTS_WITHOUT_FILES)]
 )
-def test_an_append_is_whole_or_not_at_all_and_can_be_repeated(
-    memory: CountedRoot, point: str, inline: int, kind: FaultKind
-) -> None:
+def test_an_append_is_atomic_and_can_be_retried(memory: CountedRoot, point: str, inline: int, kind: FaultKind) -> None:
     topic = memory.topic(3, configs={"inline.records.bytes": inline})
     table = random_rows(200)
     key = WriterKey(id="query", batch=0, run="r", mode="stream")
@@ -66,7 +64,7 @@ def test_a_failed_upload_leaves_no_unfinished_file(memory: CountedRoot) -> None:
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("kind", [FaultKind.ABSENT, FaultKind.SHORT])
-def test_a_read_that_fails_once_is_tried_again(memory: CountedRoot, kind: FaultKind) -> None:
+def test_a_failed_read_is_retried(memory: CountedRoot, kind: FaultKind) -> None:
     topic = memory.topic(2)
     topic.append(random_rows(100), options=small())
     script = Script({("get:append", 0): Fault(kind, 5)})
@@ -76,7 +74,7 @@ def test_a_read_that_fails_once_is_tried_again(memory: CountedRoot, kind: FaultK
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("bit", range(0, 40_000, 1777))
-def test_a_bit_that_flips_on_the_way_is_found(memory: CountedRoot, bit: int) -> None:
+def test_a_bit_flipped_in_transit_is_detected(memory: CountedRoot, bit: int) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(100), options=small())
     script = Script({"get:append": Fault(FaultKind.FLIP, bit)})

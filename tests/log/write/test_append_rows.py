@@ -1,4 +1,4 @@
-"""Rows of every Arrow shape become what the encoder takes."""
+"""Rows of all Arrow types are converted to the types that the encoder accepts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_headers_of_every_shape(
         assert got.to_pylist() == expected
 
 
-def test_what_a_null_list_still_holds_is_left_out() -> None:
+def test_items_of_a_null_list_are_excluded() -> None:
     item = pa.StructArray.from_arrays([pa.array(["a", None, "c"]), pa.array([b"1", b"2", b"3"])], ["key", "value"])
     valid = pa.py_buffer(bytes([0b101]))
     offsets = pa.py_buffer(np.array([0, 1, 2, 3], np.int32))
@@ -60,7 +60,7 @@ def test_what_a_null_list_still_holds_is_left_out() -> None:
         assert got.to_pylist() == [[{"key": "a", "value": b"1"}], None, [{"key": "c", "value": b"3"}]]
 
 
-def test_a_null_header_itself_is_refused() -> None:
+def test_a_null_header_is_rejected() -> None:
     array = pa.array([[{"key": "a", "value": b"1"}, None]], HEADERS_TYPE)
     with pytest.raises(BadRequest, match="null header key"):
         rows_of([pa.record_batch([array, pa.nulls(1)], ["headers", "value"])], 0)
@@ -72,7 +72,7 @@ def test_a_null_header_itself_is_refused() -> None:
     first=st.integers(0, 20),
 )
 @settings(max_examples=100, deadline=None)
-def test_times_of_every_unit(values: list[int | None], unit: str, first: int) -> None:
+def test_timestamps_of_every_unit(values: list[int | None], unit: str, first: int) -> None:
     array = pa.array(values, pa.timestamp(unit, tz="Europe/Berlin")).slice(first)
     batch = pa.record_batch([array, pa.nulls(len(array))], ["timestamp", "value"])
     scale = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}[unit]
@@ -80,13 +80,13 @@ def test_times_of_every_unit(values: list[int | None], unit: str, first: int) ->
     assert rows_of([batch], 77).timestamp.tolist() == expected
 
 
-def test_seconds_beyond_64_bit_milliseconds_are_refused() -> None:
+def test_seconds_beyond_64_bit_milliseconds_are_rejected() -> None:
     batch = pa.record_batch([pa.array([2**62], pa.timestamp("s")), pa.nulls(1)], ["timestamp", "value"])
     with pytest.raises(BadRequest, match="exceeds the range of 64-bit"):
         rows_of([batch], 0)
 
 
-def test_a_column_twice_is_refused() -> None:
+def test_a_duplicate_column_is_rejected() -> None:
     with pytest.raises(BadRequest, match="one column key, found 2"):
         check_columns(pa.schema([("key", pa.binary()), ("value", pa.binary()), ("key", pa.binary())]))
 

@@ -1,4 +1,4 @@
-"""What tasks write: round trips, grouping, order, codecs, limits, and what a topic refuses."""
+"""Files that tasks write: round trips, grouping, order, codecs, limits, and rejected rows."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def memory(tmp_path: Path) -> CountedRoot:
 
 
 def headers_of(place: CountedRoot, key: str) -> np.ndarray:
-    """Codec numbers of all batches of an append file."""
+    """Return the codec numbers of all batches in an append file."""
     data = place.inner.get(key)
     length = footer_length(data[-TAIL_BYTES:])
     return scan_headers(data[:-length]).codec
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_rows_come_back_as_they_were_written(place: CountedRoot, codec: str) -> None:
+def test_rows_are_read_as_written(place: CountedRoot, codec: str) -> None:
     topic = place.topic(4)
     table = random_rows(3000).append_column(
         "headers",
@@ -98,7 +98,7 @@ def test_one_file_per_task_with_a_slice_per_flush_and_partition(place: CountedRo
         assert int(headers.max_timestamp.max()) == entry.max_ts
 
 
-def test_files_end_at_their_limit(place: CountedRoot) -> None:
+def test_files_end_at_their_size_limit(place: CountedRoot) -> None:
     topic = place.topic(2)
     outcome = topic.append(random_rows(4000), options=small(buffer_bytes=20_000, file_bytes=60_000))
     files = place.append_files()
@@ -110,12 +110,12 @@ def test_files_end_at_their_limit(place: CountedRoot) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: CountedRoot) -> None:
+def test_a_micro_batch_creates_one_object_per_task_and_one_commit(place: CountedRoot) -> None:
     topic = place.topic(16)
     view = RootView(place.root)
 
     def micro_batch(number: int) -> None:
-        """What driver and tasks do for a batch of a running query."""
+        """Write a batch of a running query, like driver and tasks."""
         target = topic.log.append_target()
         files: list[FileSlices] = []
         for task in range(2):
@@ -130,20 +130,20 @@ def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: CountedRoo
     for number in (1, 2):
         place.store.reset()
         micro_batch(number)
-        # Reads: one probe before planning, each task looks whether it sees the root of the driver, and so does the
-        # commit, which also looks whether the one before is still there.
+        # Reads: one request before planning. Each task checks that its root is the driver's, and so does the commit,
+        # which also checks that the previous commit still exists.
         place.store.expect_at_most(writer=2, create=1, get_commit=2, get_root=3, now_ms=1)
         assert place.store.by_kind["get", "commit"] == 2
     place.store.reset()
     view.refresh(["t"])
     parts = view.plan([OffsetRange("t", p, 0, b.log_end) for p, b in view.bounds("t").items()], READ_COMMITTED)
     assert sum(batch.num_rows for batch in read_parts(parts, ["value"])) == 3000
-    # One probe, then a read per append file.
+    # One request for the state, and one read per append file.
     assert place.store.by_kind["get", "append"] == 6
     place.store.expect(get=6 + 1)
 
 
-def test_no_rows_make_no_file_and_no_commit(place: CountedRoot) -> None:
+def test_an_append_without_rows_creates_no_file_and_no_commit(place: CountedRoot) -> None:
     topic = place.topic(2)
     before = topic.log.state().version
     empty = random_rows(1).slice(0, 0)
@@ -155,7 +155,7 @@ def test_no_rows_make_no_file_and_no_commit(place: CountedRoot) -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_every_variant_of_a_type_is_taken(memory: CountedRoot, wide: bool) -> None:
+def test_every_variant_of_a_type_is_accepted(memory: CountedRoot, wide: bool) -> None:
     topic = memory.topic(1)
     binary = pa.large_binary() if wide else pa.binary()
     text = pa.large_string() if wide else pa.string()
@@ -177,7 +177,7 @@ def test_every_variant_of_a_type_is_taken(memory: CountedRoot, wide: bool) -> No
     ]
 
 
-def test_batches_of_different_types_go_into_one_buffer(memory: CountedRoot) -> None:
+def test_batches_of_different_types_share_a_buffer(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(
         [
@@ -201,7 +201,7 @@ def test_batches_of_different_types_go_into_one_buffer(memory: CountedRoot) -> N
         (pa.int64(), 7, 7),
     ],
 )
-def test_record_times_are_floored_to_milliseconds(
+def test_record_timestamps_are_floored_to_milliseconds(
     memory: CountedRoot, kind: pa.DataType, given: int, expected: int
 ) -> None:
     topic = memory.topic(1)
@@ -210,7 +210,7 @@ def test_record_times_are_floored_to_milliseconds(
     assert read == [expected, memory.world.now_ms]
 
 
-def test_rows_without_a_time_get_the_clock_when_they_are_encoded(memory: CountedRoot) -> None:
+def test_rows_without_a_timestamp_get_the_encoding_time(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     writer = AppendWriter(topic.log.append_target(), env=memory.world.env())
     writer.write(pa.record_batch({"value": [b"a"]}))
@@ -252,7 +252,9 @@ REFUSED: list[tuple[str, dict[str, object], pa.Table, str]] = [
 
 
 @pytest.mark.parametrize(("configs", "table", "message"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
-def test_what_a_topic_refuses(memory: CountedRoot, configs: dict[str, object], table: pa.Table, message: str) -> None:
+def test_invalid_rows_are_rejected(
+    memory: CountedRoot, configs: dict[str, object], table: pa.Table, message: str
+) -> None:
     topic = memory.topic(1, configs)
     before = topic.log.state().version
     with pytest.raises(BadRequest, match=message) as caught:
@@ -262,17 +264,17 @@ def test_what_a_topic_refuses(memory: CountedRoot, configs: dict[str, object], t
     assert memory.append_files() == []
 
 
-def test_times_at_the_edge_of_what_is_allowed_are_taken(memory: CountedRoot) -> None:
+def test_timestamps_at_the_limits_are_accepted(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"message.timestamp.before.max.ms": 1000, "message.timestamp.after.max.ms": 500})
     topic.append(pa.table({"value": ["a", "b"], "timestamp": [START_MS - 1000, START_MS + 500]}))
     assert topic.scan().to_table().num_rows == 2
 
 
-def test_log_append_time_is_the_commits(place: CountedRoot) -> None:
+def test_log_append_time_is_the_commit_time(place: CountedRoot) -> None:
     topic = place.topic(2, {"message.timestamp.type": "LogAppendTime"})
     target = topic.log.append_target()
     writer = AppendWriter(target, env=place.world.env(), seed=3)
-    # Any record time goes: it is not the one that counts.
+    # Any record timestamp is accepted, because the commit time is used.
     writer.write(pa.record_batch({"value": ["a", "b"], "timestamp": [5, START_MS + 10**9]}))
     files = writer.finish()
     assert files[0].flags == (SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME,)
@@ -283,7 +285,7 @@ def test_log_append_time_is_the_commits(place: CountedRoot) -> None:
     assert read["timestampType"].to_pylist() == [1, 1]
 
 
-def test_flags_say_whether_keys_are_missing(memory: CountedRoot) -> None:
+def test_flags_record_missing_keys(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     writer = AppendWriter(topic.log.append_target(), env=memory.world.env())
     writer.write(pa.record_batch({"value": ["a", "b"], "key": [None, "k"], "partition": [0, 1]}))
@@ -301,7 +303,7 @@ def test_flags_say_whether_keys_are_missing(memory: CountedRoot) -> None:
         ("producer", "none", "none"),
     ],
 )
-def test_a_concrete_codec_of_the_topic_wins(memory: CountedRoot, compression: str, option: str, expected: str) -> None:
+def test_a_topic_codec_overrides_the_option(memory: CountedRoot, compression: str, option: str, expected: str) -> None:
     topic = memory.topic(1, {"compression.type": compression})
     topic.append(pa.table({"value": [b"a" * 1000]}), options=WriteOptions(codec=option))
     assert headers_of(memory, memory.append_files()[0]).tolist() == [CODECS.index(expected)]
@@ -329,7 +331,7 @@ def test_options_are_checked(changes: dict[str, object], message: str) -> None:
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize(("kind", "empty"), [("local", MemoryStore), ("bucket", Bucket)])
-def test_a_task_that_sees_another_root_writes_nothing(tmp_path: Path, kind: str, empty: type[MemoryStore]) -> None:
+def test_a_task_with_another_root_writes_nothing(tmp_path: Path, kind: str, empty: type[MemoryStore]) -> None:
     driver = CountedRoot(kind, tmp_path / "driver")
     target = driver.topic(1).log.append_target()
     driver.world.advance(5000)
@@ -370,7 +372,7 @@ def test_an_error_in_the_middle_publishes_nothing(place: CountedRoot) -> None:
     assert place.append_files() == []
 
 
-def test_one_huge_batch_is_cut_into_buffers(memory: CountedRoot) -> None:
+def test_a_huge_batch_is_split_into_buffers(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     table = random_rows(5000).combine_chunks()
     topic.append(table.to_batches()[0], options=small(buffer_bytes=50_000))
@@ -382,7 +384,7 @@ def test_one_huge_batch_is_cut_into_buffers(memory: CountedRoot) -> None:
     assert topic.scan().to_table()["value"].to_pylist() == table["value"].to_pylist()
 
 
-def test_sliced_batches_are_read_from_where_they_begin(memory: CountedRoot) -> None:
+def test_sliced_batches_are_read_from_their_offset(memory: CountedRoot) -> None:
     topic = memory.topic(3)
     table = random_rows(90).combine_chunks()
     batch = table.to_batches()[0]

@@ -1,4 +1,4 @@
-"""Arrow's stream protocol, both ways: a scan is one, and appends take whatever offers one."""
+"""Arrow's stream protocol in both directions: scans provide it, and appends accept it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.records import random_rows, small
 
 
 class Stream:
-    """A table of another library: nothing but the protocol, counting the streams that are taken."""
+    """A table of another library, which only has the protocol and counts the requested streams."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -29,7 +29,7 @@ class Stream:
 
 
 class Struct:
-    """One struct array of another library."""
+    """A struct array of another library."""
 
     def __init__(self, table: pa.Table) -> None:
         (self.batch,) = table.to_batches()
@@ -63,13 +63,13 @@ def test_a_scan_is_an_arrow_stream(topic: Topic) -> None:
     assert pa.table(some) == pa.table({"offset": pa.array([], pa.int64())}).cast(some.schema)
 
 
-def test_a_consumer_of_the_stream_names_the_types_it_wants(topic: Topic) -> None:
+def test_a_stream_consumer_can_request_types(topic: Topic) -> None:
     scan = topic.scan(columns=["key", "value"])
     wide = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())])
     assert pa.table(scan, schema=wide) == scan.to_table().cast(wide)
 
 
-def test_a_stream_is_read_as_it_is_asked_for(memory: CountedRoot) -> None:
+def test_a_stream_is_read_lazily(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for _ in range(20):
         topic.append(random_rows(150, value_bytes=1_000), options=small(batch_bytes=50_000))
@@ -84,7 +84,7 @@ def test_a_stream_is_read_as_it_is_asked_for(memory: CountedRoot) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_an_error_in_a_stream_keeps_its_line(memory: CountedRoot, topic: Topic) -> None:
+def test_an_error_in_a_stream_keeps_its_message(memory: CountedRoot, topic: Topic) -> None:
     (key,) = memory.append_files()
     data = bytearray(memory.inner.get(key))
     data[100] ^= 1
@@ -99,7 +99,7 @@ def test_an_error_in_a_stream_keeps_its_line(memory: CountedRoot, topic: Topic) 
         memory.topic(1, name="copy").append(topic.scan(columns=["key", "value"]))
 
 
-def test_a_scan_is_no_array(topic: Topic) -> None:
+def test_a_scan_is_not_an_arrow_array(topic: Topic) -> None:
     with pytest.raises(BadRequest, match="to_table"):
         np.asarray(topic.scan())
     pandas = pytest.importorskip("pandas")
@@ -122,7 +122,7 @@ def _self(table: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_append_takes_what_offers_arrow(memory: CountedRoot, form: str) -> None:
+def test_an_append_accepts_arrow_protocol_objects(memory: CountedRoot, form: str) -> None:
     topic, table = memory.topic(1), random_rows(100)
     assert topic.append(FORMS[form](table)).records == 100
     assert topic.scan(columns=table.column_names).to_table().cast(table.schema) == table
@@ -131,13 +131,13 @@ def test_an_append_takes_what_offers_arrow(memory: CountedRoot, form: str) -> No
     assert topic.scan(columns=["value"]).to_table()["value"].to_pylist() == 2 * table["value"].to_pylist()
 
 
-def test_a_stream_is_taken_once(memory: CountedRoot) -> None:
+def test_a_stream_is_consumed_once(memory: CountedRoot) -> None:
     stream = Stream(random_rows(100))
     memory.topic(1).append(stream)
     assert stream.taken == 1
 
 
-def test_a_scan_goes_into_another_topic(memory: CountedRoot, topic: Topic) -> None:
+def test_a_scan_is_appended_to_another_topic(memory: CountedRoot, topic: Topic) -> None:
     copy = memory.topic(2, name="copy")
     columns = ["key", "value", "headers", "timestamp", "partition"]
     assert copy.append(topic.scan(columns=columns)).records == 500
@@ -158,7 +158,7 @@ def test_a_scan_goes_into_another_topic(memory: CountedRoot, topic: Topic) -> No
         (Stream(pa.table({"value": [1.5]})), "expected column value to be binary or string, found double"),
     ],
 )
-def test_what_is_not_taken_is_named_and_publishes_nothing(memory: CountedRoot, data: object, message: str) -> None:
+def test_unsupported_data_is_reported_and_not_published(memory: CountedRoot, data: object, message: str) -> None:
     topic = memory.topic(1)
     with pytest.raises(BadRequest, match=message):
         topic.append(data)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Rows to partitions: Kafka's hash, explicit columns, sticky rows."""
+"""Partitions of rows: Kafka's hash, explicit columns, and the sticky partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparklog.errors import BadRequest
 from sparklog.log.write.rows import Partitioner, sticky_seed
 
 
-def test_keys_go_where_kafkas_producer_sends_them(fixtures: Path) -> None:
+def test_keys_are_assigned_like_kafkas_producer(fixtures: Path) -> None:
     vectors = json.loads((fixtures / "partitioner" / "murmur2.json").read_text())
     keys = pa.array([base64.b64decode(vector["key"]) for vector in vectors], pa.binary())
     for partitions in (1, 2, 3, 7, 12, 100):
@@ -25,7 +25,7 @@ def test_keys_go_where_kafkas_producer_sends_them(fixtures: Path) -> None:
             assert got.tolist() == expected
 
 
-def test_an_explicit_partition_wins_and_null_falls_back_to_the_key() -> None:
+def test_an_explicit_partition_applies_and_null_uses_the_key() -> None:
     key = pa.array([b"a", b"ab", None, b"abc"])
     by_key = Partitioner(3, seed=0).assign(4, key=key, value=None, partition=None).tolist()
     for kind in (pa.int32(), pa.int64(), pa.int8(), pa.uint16()):
@@ -36,18 +36,18 @@ def test_an_explicit_partition_wins_and_null_falls_back_to_the_key() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**40])
-def test_a_partition_that_does_not_exist_is_refused(wrong: int) -> None:
+def test_a_missing_partition_is_rejected(wrong: int) -> None:
     explicit = pa.array([0, wrong, None], pa.int64())
     with pytest.raises(BadRequest, match=f"partitions 0 to 2, found {wrong}"):
         Partitioner(3, seed=0).assign(3, key=None, value=None, partition=explicit)
 
 
-def test_a_partition_column_of_another_type_is_refused() -> None:
+def test_a_partition_column_of_another_type_is_rejected() -> None:
     with pytest.raises(BadRequest, match="integer"):
         Partitioner(3, seed=0).assign(1, key=None, value=None, partition=pa.array(["1"]))
 
 
-def test_rows_without_a_key_stay_for_a_chunk_and_go_on_where_the_last_batch_ended() -> None:
+def test_rows_without_a_key_continue_the_chunk_of_the_previous_batch() -> None:
     value = pa.array([b"x" * 84] * 25)
     partitioner = Partitioner(4, seed=3, sticky_bytes=1000)
     first = partitioner.assign(25, key=None, value=value, partition=None)
@@ -56,7 +56,7 @@ def test_rows_without_a_key_stay_for_a_chunk_and_go_on_where_the_last_batch_ende
     assert second.tolist() == [1] * 5 + [2] * 10 + [3] * 10
 
 
-def test_only_rows_without_a_key_count_towards_the_chunk() -> None:
+def test_only_rows_without_a_key_fill_the_chunk() -> None:
     key = pa.array([None, b"a", None, b"a", None])
     value = pa.array([b"y" * 50, b"z" * 5000, b"y" * 50, b"z" * 5000, b"y" * 50])
     got = Partitioner(5, seed=0, sticky_bytes=100).assign(5, key=key, value=value, partition=None).tolist()
@@ -64,7 +64,7 @@ def test_only_rows_without_a_key_count_towards_the_chunk() -> None:
     assert got[1] == got[3] == 584102524 % 5
 
 
-def test_small_micro_batches_spread_over_the_partitions() -> None:
+def test_small_micro_batches_are_distributed_over_partitions() -> None:
     starts = {
         int(
             Partitioner(16, seed=sticky_seed(batch, task)).assign(1, key=None, value=pa.array([b"v"]), partition=None)[
@@ -78,12 +78,12 @@ def test_small_micro_batches_spread_over_the_partitions() -> None:
     assert sticky_seed(7, 1) == sticky_seed(7, 1) != sticky_seed(1, 7)
 
 
-def test_a_topic_without_partitions_is_refused() -> None:
+def test_a_topic_without_partitions_is_rejected() -> None:
     with pytest.raises(BadRequest, match="at least one partition"):
         Partitioner(0, seed=0)
 
 
-def test_slices_of_arrays_count_their_own_bytes() -> None:
+def test_sliced_arrays_count_only_their_own_bytes() -> None:
     value = pa.array([b"q" * 1000, b"r", b"s" * 84, b"t" * 84]).slice(2)
     got = Partitioner(2, seed=0, sticky_bytes=100).assign(2, key=None, value=value, partition=None)
     assert got.tolist() == [0, 1]

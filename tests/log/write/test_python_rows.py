@@ -1,4 +1,4 @@
-"""Rows of plain Python for `Topic.append`: lists by column, dictionaries per row."""
+"""Rows of plain Python for `Topic.append`: lists by column, or one dictionary per row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOMENT_MS = int(MOMENT.timestamp() * 1000)
 
 
 def rows_after(*appended: Any) -> list[tuple[Any, ...]]:
-    """Records of a topic of two partitions after these appends, without topic and offset."""
+    """Return the records of a topic with two partitions after these appends, without topic and offset."""
     topic = World().root().create_topic("t", partitions=2)
     for data in appended:
         topic.append(data)
@@ -47,13 +47,13 @@ def test_columns_and_rows_append_the_same() -> None:
     assert rows_after(rows) == rows_after(iter(rows)) == rows_after(*([row] for row in rows)) == expected
 
 
-def test_times_and_arrays_of_arrow_and_numpy() -> None:
+def test_timestamps_and_arrays_of_arrow_and_numpy() -> None:
     times = {"value": ["1"], "timestamp": [MOMENT], "partition": [1]}
     arrays = {"value": pa.chunked_array([["1"]]), "timestamp": np.array([MOMENT_MS]), "partition": pa.array([1])}
     assert rows_after(times) == rows_after(arrays) == [(1, None, b"1", rows_after(times)[0][3], MOMENT_MS)]
 
 
-def test_rows_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_split_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_rows, "BATCH_ROWS", 10)
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -82,7 +82,7 @@ def test_rows_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         ([5], "or dictionaries, found 5"),
     ],
 )
-def test_wrong_rows_are_one_line(data: Any, text: str) -> None:
+def test_an_error_for_invalid_rows_is_one_line(data: Any, text: str) -> None:
     with pytest.raises(BadRequest) as refused:
         rows_after(data)
     assert text in str(refused.value)

@@ -1,4 +1,4 @@
-"""The requests that each client makes: what the page about the server says, held against what the server counts."""
+"""The requests that each client sends: compare the page about the server with the requests that the server counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Call = tuple[str, int]
 
 @contextmanager
 def noting(client: str, server: Served) -> Iterator[None]:
-    """Fail if the client makes a call meanwhile that the page does not name. Releases of no column are not held."""
+    """Fail if the client sends a request that the page does not list. Releases without a column are not checked."""
     before = server.requests()
     yield
     after = server.requests()
@@ -28,7 +28,7 @@ def noting(client: str, server: Served) -> Iterator[None]:
 
 @cache
 def listed_calls() -> dict[str, set[Call]]:
-    """Return the calls of the page's table, by client and release (`java-4.1.0`)."""
+    """Return the requests in the page's table, by client and release (`java-4.1.0`)."""
     rows = [line.strip("|").split("|") for line in _table() if line.startswith("|")]
     heads = [re.sub(r"[\s`]+", "-", cell.strip().lower()) for cell in rows[0][1:]]
     calls: dict[str, set[Call]] = {head: set() for head in heads}

@@ -1,4 +1,4 @@
-"""Clients, a server with all that they may meet, and a real broker, once for all tests of this folder."""
+"""Clients, a server with everything that they may encounter, and a real broker, shared by the tests here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEERS = [pytest.param(name, marks=pytest.mark.java if name == "java" else ()) fo
 
 @pytest.fixture(scope="session")
 def start_peer() -> Iterator[Callable[[str], Peer]]:
-    """Return a client by its name; it runs until the end of the session. Skips where it cannot be run."""
+    """Return a client by name. It runs until the end of the session. Skips the test if the client cannot be run."""
     running: dict[str, Peer] = {}
     with ExitStack() as stack:
 
@@ -55,7 +55,7 @@ def java(start_peer: Callable[[str], Peer]) -> Peer:
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Iterator[Served]:
-    """A server of a root with all that there is; it is only read."""
+    """A read-only server for a root with all features."""
     folder = tmp_path_factory.mktemp("golden") / "root"
     expected = fill_golden_root(folder, fixtures)
     with served(folder) as server:
@@ -65,7 +65,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Iterator
 
 @pytest.fixture(scope="session")
 def in_place(fixtures: Path) -> Iterator[Served]:
-    """A server of a directory of Kafka's, with transactions of the older kind."""
+    """A server for a Kafka log directory, with transactions of the older kind."""
     fixture = fixtures / "transactions-tv0"
     with served(fixture / "data") as server:
         server.expected = dict(of_fixture(fixture))
@@ -74,7 +74,7 @@ def in_place(fixtures: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def writable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Any]]:
-    """A server that producers write to, and its root."""
+    """A writable server, and its root."""
     folder = tmp_path_factory.mktemp("writable") / "root"
     root = sparklog.open(folder, create=True)
     with served(folder, writable=True) as server:

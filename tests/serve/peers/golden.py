@@ -1,7 +1,8 @@
-"""A root with all that a client may meet, and what Kafka's own consumer reads of it.
+"""A root with everything that a client may encounter, and the records that Kafka's own consumer reads from it.
 
-What Kafka wrote is imported from the fixtures, whose expectations a real broker and a Java consumer made; what sparklog
-wrote is expected as `scan` reads it. Beside the root: a directory of Kafka's, served where it is.
+Kafka's topics are imported from the fixtures, whose expected records were read by a Java consumer from a real broker.
+The records that sparklog wrote are expected as `scan` reads them. A Kafka log directory next to the root is served in
+place.
 """
 
 from __future__ import annotations
@@ -30,23 +31,24 @@ STAGES = (
     ("compaction-by-broker", "after"),
     ("retention/delete-records", "start-moved"),
 )
-"""Fixtures whose topics have names of their own: every codec and producer, transactions (one is open), LogAppendTime,
-no records, old formats, gaps, what the cleaner leaves, a log start inside a segment."""
+"""Fixtures whose topics have unique names: all codecs and producers, transactions (one is open), LogAppendTime, no
+records, old formats, gaps, cleaned logs, a log start inside a segment.
+"""
 TIMED_MS = 1_577_836_800_000
-"""The time of the first record of the topic `timed`; the others follow, one a second."""
+"""The timestamp of the first record of the topic `timed`. Each further record is one second later."""
 Place = tuple[str, int]
 
 
 @dataclass
 class Served:
-    """A server's address, and what a client is to read there by isolation level."""
+    """A server's address, and the expected records of a client by isolation level."""
 
     address: Address
     metrics_port: int
     expected: dict[str, dict[Place, list[ReadRecord]]] = field(default_factory=dict)
 
     def requests(self) -> dict[tuple[str, int], int]:
-        """How often each API was asked for in each version so far."""
+        """Return the number of requests so far by API and version."""
         with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as answer:
             lines = answer.read().decode().splitlines()
         counted = {}
@@ -59,7 +61,7 @@ class Served:
 
 @contextmanager
 def served(location: Path, *, writable: bool = False) -> Iterator[Served]:
-    """Serve a location while the block runs."""
+    """Serve a location during the block."""
     (port,) = free_ports(1)
     options = ServeOptions(
         listen=Address("127.0.0.1", 0), metrics_port=port, writable=writable, session_timeouts_ms=(1, 1_800_000)
@@ -69,7 +71,7 @@ def served(location: Path, *, writable: bool = False) -> Iterator[Served]:
 
 
 def fill_golden_root(path: Path, fixtures: Path) -> dict[str, dict[Place, list[ReadRecord]]]:
-    """Make the root; return what is to be read of it, by isolation level."""
+    """Create the root. Return the expected records by isolation level."""
     root = filled_root(path)
     timed = root.create_topic("timed")
     timed.append({"value": list("0123456789"), "timestamp": [TIMED_MS + 1_000 * number for number in range(10)]})
@@ -88,7 +90,7 @@ def fill_golden_root(path: Path, fixtures: Path) -> dict[str, dict[Place, list[R
 
 
 def of_fixture(fixture: Path, stage: str = "data") -> Mapping[str, dict[Place, list[ReadRecord]]]:
-    """What Kafka's consumer read of the topics of a directory."""
+    """Return the records that Kafka's consumer read from the topics of a directory."""
     return {
         isolation: {
             split_partition(name): [

@@ -1,6 +1,6 @@
-"""librdkafka through confluent-kafka: a line of JSON in, a line of JSON out, as `peer.py` says.
+"""librdkafka with confluent-kafka. It reads and writes lines of JSON; see `peer.py`.
 
-It runs in an environment of its own, where nothing but confluent-kafka is installed.
+It runs in its own environment, in which only confluent-kafka is installed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def consumer(asked: dict[str, Any], **more: Any) -> Any:
 
 
 def read(asked: dict[str, Any]) -> dict[str, Any]:
-    """All partitions by one consumer, from the log start to where its isolation level ends."""
+    """Read all partitions with one consumer, from the log start to the end for its isolation level."""
     records, ended = [], set()
     client = consumer(asked, **{"enable.partition.eof": True})
     try:
@@ -74,7 +74,7 @@ def read(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def join(asked: dict[str, Any]) -> dict[str, Any]:
-    """A member of a group reads until it has so many records, or for so many seconds, commits and leaves."""
+    """Join a group, read until a number of records or seconds is reached, commit and leave."""
     records: list[Any] = []
     client = consumer(asked)
     try:
@@ -93,7 +93,7 @@ def join(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def offsets(asked: dict[str, Any]) -> dict[str, Any]:
-    """First and last offset, and those at or after times."""
+    """Return the first and last offsets, and the offsets at or after timestamps."""
     client, rows = consumer(asked), []
     try:
         for topic, number in asked["places"]:

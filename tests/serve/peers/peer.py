@@ -1,8 +1,8 @@
-"""Clients of other projects, each in a process of its own that is asked by lines of JSON.
+"""Clients of other projects. Each runs in its own process and gets requests as lines of JSON.
 
-A line asks: `do` (read, join, offsets, produce), `server`, and `options`, in the client's own words. Records are lists:
-topic, partition, offset, time (ms), kind of time (0: CreateTime, 1: LogAppendTime, -1: none), key and value (base64 or
-null), headers. What is to be sent: partition, time, key, value, headers.
+A request has `do` (read, join, offsets, produce), `server`, and `options` with the client's own names. Records are
+lists: topic, partition, offset, timestamp (ms), timestamp type (0: CreateTime, 1: LogAppendTime, -1: none), key and
+value (base64 or null), headers. Records to send consist of partition, timestamp, key, value, headers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tests.support.servers import programs
 
 HERE = Path(__file__).parent
 FRANZ_GO = "1.22.3"
-"""As `franz/go.mod` has it."""
+"""The version in `franz/go.mod`."""
 Place = tuple[str, int]
 Record = tuple[int, int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
-"""Partition, time (ms), key, value, headers."""
+"""Partition, timestamp (ms), key, value, headers."""
 
 
 class Peer:
-    """A client that runs; `name`: its library and version."""
+    """A running client. `name` is its library and version."""
 
     def __init__(self, library: str, release: str, process: subprocess.Popen[str]) -> None:
         self.library = library
@@ -56,9 +56,9 @@ class Peer:
     def read(
         self, server: object, places: Sequence[Place], isolation: str, count: int = 0, **options: Any
     ) -> dict[Place, list[ReadRecord]]:
-        """Return what one consumer of all these partitions reads of each.
+        """Return the records that one consumer reads from each of these partitions.
 
-        `count`: the records that there are, for a client that cannot tell where a partition ends.
+        `count` is the number of records, for a client that cannot detect the end of a partition.
         """
         options = {"isolation.level": isolation, **options}
         return by_place(self.ask("read", server, places=places, count=count, options=options)["records"], places)
@@ -66,13 +66,13 @@ class Peer:
     def join(
         self, server: object, topic: str, group: str, count: int, seconds: int = 30, **options: Any
     ) -> dict[Place, list[ReadRecord]]:
-        """Return what a member of a group reads until it has so many records, or for so long, and commits."""
+        """Return the records that a group member reads and commits, up to a number of records or seconds."""
         options = {"group.id": group, **options}
         answer = self.ask("join", server, topic=topic, count=count, seconds=seconds, options=options)
         return by_place(answer["records"])
 
     def produce(self, server: object, topic: str, records: Sequence[Record], **options: Any) -> list[int]:
-        """Return the offsets that the server gave."""
+        """Return the offsets that the server assigned."""
         rows = [
             [partition, time_ms, text(key), text(value), [[name, text(data)] for name, data in headers]]
             for partition, time_ms, key, value, headers in records
@@ -81,17 +81,17 @@ class Peer:
         return offsets
 
     def offsets(self, server: object, places: Sequence[Place], times: Sequence[int], **options: Any) -> list[list[int]]:
-        """Return of each partition the first and the last offset, and those at or after times (-1: none)."""
+        """Return the first and the last offset of each partition, and the offsets at or after timestamps (-1: none)."""
         rows: list[list[int]] = self.ask("offsets", server, places=places, times=times, options=options)["offsets"]
         return rows
 
     def run(self, name: str, arguments: Sequence[str], stdin: str) -> dict[str, Any]:
-        """Run one of Java's command lines; return its `status` and what it printed, `out` and `err`."""
+        """Run a Java command line tool. Return its `status` and its output `out` and `err`."""
         answer: dict[str, Any] = self.ask("tool", "", **{"class": name}, arguments=arguments, stdin=stdin)
         return answer
 
     def tool(self, name: str, *arguments: str) -> str:
-        """Return what one of Java's command lines prints; it must end with 0."""
+        """Return the output of a Java command line tool, which must exit with 0."""
         answer = self.run(name, arguments, "")
         assert answer["status"] == 0, answer
         printed: str = answer["out"]
@@ -134,7 +134,7 @@ def running(library: str, release: str, command: Sequence[str | Path], **more: A
 
 @contextmanager
 def java_clients() -> Iterator[Peer]:
-    """Run Java's clients and tools; `Missing` where they cannot be run."""
+    """Run the Java clients and tools. Raises `Missing` if they cannot be run."""
     scala = (Path(pyspark.__file__).parent / "jars").glob("scala-reflect-*.jar")
     classes = [f"{kafka_jars()}{os.sep}*", console_jars(), *map(str, scala)]
     options = ("-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -146,14 +146,14 @@ def java_clients() -> Iterator[Peer]:
 
 @contextmanager
 def python_client(name: str) -> Iterator[Peer]:
-    """Run kafka-python or aiokafka, of this environment."""
+    """Run kafka-python or aiokafka from this environment."""
     with running(name, version(name), [sys.executable, HERE / "python_client.py", name]) as peer:
         yield peer
 
 
 @contextmanager
 def librdkafka(program: programs.Program) -> Iterator[Peer]:
-    """Run a release of librdkafka; `Missing` says how to get it."""
+    """Run a release of librdkafka. Raises `Missing` with installation instructions."""
     try:
         python = programs.find(program)
     except programs.Missing as missing:
@@ -164,7 +164,7 @@ def librdkafka(program: programs.Program) -> Iterator[Peer]:
 
 @contextmanager
 def franz_go() -> Iterator[Peer]:
-    """Build and run the Go program; `Missing` where Go or its modules are not to be had."""
+    """Build and run the Go program. Raises `Missing` if Go or its modules are not available."""
     go = shutil.which("go")
     if go is None:
         raise Missing("there is no Go")

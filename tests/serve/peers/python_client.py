@@ -1,4 +1,4 @@
-"""kafka-python or aiokafka, as the argument says: a line of JSON in, a line of JSON out, as `peer.py` says."""
+"""kafka-python or aiokafka, selected by the argument. It reads and writes lines of JSON; see `peer.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def data(value: str | None) -> bytes | None:
 
 
 def row(record: Any) -> list[Any]:
-    # Messages of format v0 have no time: -1 for Kafka, None for kafka-python.
+    # Messages of format v0 have no timestamp: -1 in Kafka, None in kafka-python.
     time_ms, kind = (-1 if value is None else value for value in (record.timestamp, record.timestamp_type))
     headers = [[name, text(value)] for name, value in record.headers or ()]
     place = [record.topic, record.partition, record.offset]
@@ -29,7 +29,7 @@ def row(record: Any) -> list[Any]:
 
 
 def options(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the options by the names and types that both clients have."""
+    """Return the options with the names and types that both clients use."""
     words = {"true": True, "false": False, "none": None}
     chosen = {
         name.replace(".", "_"): int(value) if value.isdigit() else words.get(value, value)

@@ -1,5 +1,6 @@
-"""Spark's Kafka connector: what `test_spark.py` asks of it, in one driver. Arguments: a file with the task, one for the
-result."""
+"""Spark's Kafka connector: the requests of `test_spark.py` in one driver. The arguments are a file with the request and
+a file for the result.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Program:
         self._server = {"kafka.bootstrap.servers": task["writable"]}
 
     def read(self, server: str, **options: Any) -> list[list[Any]]:
-        """Return a batch read's records, as `peer.py` has them."""
+        """Return the records of a batch read in the format of `peer.py`."""
         reader = self._spark.read.format("kafka").option("kafka.bootstrap.servers", server)
         for name, value in {"includeHeaders": "true", **options}.items():
             reader = reader.option(name, value if isinstance(value, str) else json.dumps(value))
@@ -32,7 +33,7 @@ class Program:
         return sorted(records, key=lambda record: record[:3])
 
     def write(self, topic: str, numbers: range) -> None:
-        """Write numbers to the partition that is their remainder, with keys and headers."""
+        """Write numbers with keys and headers. The partition is the remainder of the number."""
         self._spark.range(numbers.start, numbers.stop).selectExpr(
             "CAST(id AS STRING) AS value",
             "IF(id % 5 = 0, NULL, CAST(CONCAT('k', id) AS BINARY)) AS key",
@@ -41,7 +42,7 @@ class Program:
         ).write.format("kafka").options(**self._server, includeHeaders="true", topic=topic).save()
 
     def copy(self, source: str, sink: str, checkpoint: str) -> int:
-        """Copy what is new by a stream that ends; return its micro-batches."""
+        """Copy new records with a stream that ends. Return its micro-batches."""
         rows = self._spark.readStream.format("kafka").options(
             **self._server,
             subscribe=source,

@@ -1,4 +1,4 @@
-"""Java's command lines print of this server what they print of a broker: the same commands, to both."""
+"""Java's command line tools print the same for this server and for a broker."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ OF_A_PLACE = (
     (r"console-consumer-\d+", "A-GROUP-OF-ITS-OWN"),
     (r"-{3,}|[ \t]+", " "),
 )
-"""What differs from one cluster to another: addresses, ids, and defaults of brokers."""
+"""Text that differs between clusters: addresses, ids, and broker defaults."""
 
 
 class Both:
-    """A server and a broker that are told the same."""
+    """A server and a broker that get the same commands."""
 
     def __init__(self, java: Peer, server: Served, broker: Broker) -> None:
         self._java = java
@@ -56,7 +56,7 @@ class Both:
         self._addresses = (str(server.address), broker.address)
 
     def say(self, tool: str, *arguments: str, stdin: str = "", fails: bool = False) -> str:
-        """Run a tool at both; return what it printed, which must be the same. `fails`: with errors of their own."""
+        """Run a tool with both. Return its output, which must be the same. With `fails`, the errors may differ."""
         answers = []
         with noting(self._java.name, self._server):
             for address in self._addresses:
@@ -72,7 +72,7 @@ class Both:
 
 
 def plain(text: str) -> list[str]:
-    """Return lines without what differs from one cluster to another; order says nothing."""
+    """Return sorted lines without the text that differs between clusters."""
     for pattern, word in OF_A_PLACE:
         text = re.sub(pattern, word, text)
     return sorted(line.strip() for line in text.splitlines() if line.strip())
@@ -84,7 +84,7 @@ def both(java: Peer, writable: tuple[Served, Any], broker: Broker) -> Both:
 
 
 def produced(both: Both, topic: str, *options: str) -> None:
-    """Write 50 records with keys and headers by the console producer: to both in the same partitions."""
+    """Write 50 records with keys and headers with the console producer, to the same partitions of both."""
     lines = "".join(f"h=v{number}|k{number % 5}:v{number}\n" for number in range(50))
     parsing = ("parse.key=true", "key.separator=:", "parse.headers=true", "headers.delimiter=|")
     settings = [word for setting in (*parsing, "headers.key.separator==") for word in ("--property", setting)]
@@ -172,7 +172,7 @@ def test_groups(both: Both) -> None:
 
 @contextmanager
 def members(addresses: tuple[str, ...], topic: str) -> Iterator[None]:
-    """Have a member of the group `busy` at each address."""
+    """Run a member of the group `busy` at each address."""
     from kafka import KafkaConsumer
 
     leaving, assigned = Event(), [Event() for _ in addresses]

@@ -1,4 +1,4 @@
-"""kcat, as a user calls it: it reads what Kafka's consumer read at a broker, writes, lists and joins a group."""
+"""kcat as a user runs it: it reads what Kafka's consumer read from a broker, and writes, lists and joins a group."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def kcat(address: object, *arguments: str, stdin: bytes = b"") -> bytes:
 
 @cache
 def release() -> str:
-    """Return the name and the version of the kcat that is there."""
+    """Return the name and version of the installed kcat."""
     version = re.search(r"Version (\S+)", kcat("none", "-V").decode())
     return f"kcat-{version[1] if version else ''}"
 
 
 def printed(records: Sequence[ReadRecord]) -> bytes:
-    """Return what kcat prints of these in its format `FORMAT`."""
+    """Return the output of kcat for these records with the format `FORMAT`."""
     lines = []
     for row in records:
         sizes = [str(-1 if data is None else len(data)) for data in (row.key, row.value)]
-        # Of a header it prints what is before a zero byte.
+        # kcat prints a header value only up to the first zero byte.
         values = [b"NULL" if data is None else data.split(b"\0")[0] for _, data in row.headers]
         names = [name.encode() for name, _ in row.headers]
         headers = b",".join(name + b"=" + value for name, value in zip(names, values, strict=True))

@@ -1,4 +1,4 @@
-"""Java's clients, two releases of librdkafka and franz-go read and write here as they do at a real broker."""
+"""The Java clients, two releases of librdkafka and franz-go read and write as with a real broker."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CANNOT = {"franz-go": ("old-v0", "old-mixed", "built", "time-create"), "aiokafka": ("old-v0", "old-mixed", "built")}
-"""Topics that a client cannot read, from a broker neither: no lz4 with the checksum of Kafka before 0.10, and in
-franz-go no times that are 292 years apart in a batch."""
+"""Topics that a client cannot read from a broker either. It does not support lz4 with the checksum of Kafka before
+0.10, or, in franz-go, timestamps that are 292 years apart in one batch.
+"""
 START_MS = 1_700_000_000_000
 
 
@@ -50,9 +51,9 @@ def test_fetches_of_few_bytes_lose_nothing(start_peer: Callable[[str], Peer], go
 
 
 def sent_records(peer: Peer, codec: str) -> list[Record]:
-    """Records of every kind, for two partitions: enough for several batches, one of them large.
+    """Return records of all kinds for two partitions: several batches, one of them large.
 
-    kafka-python and aiokafka send no record without key and value, the first no null header either.
+    kafka-python and aiokafka cannot send a record without key and value. kafka-python cannot send a null header either.
     """
     headers = ((), (("a", b"1"), ("a", b""), ("\u00fc", b"\xff")), (("null", None),))
     keys, values = (None, b"", b"anna", "\u00fc".encode()), (b"", b"book", bytes(range(256)), None, b"x" * 5_000)
@@ -112,7 +113,7 @@ def test_offsets_by_time_are_those_of_a_broker(
     broker.create(topic, 2)
     for number, time_ms in enumerate(times):
         for address in (server.address, broker.address):
-            # One batch for each: where a time is looked for, batches matter.
+            # One batch per timestamp, because the result of a lookup depends on the batches.
             peer.produce(address, topic, [(0, START_MS + time_ms, b"k", b"%d" % number, ())])
     places: list[Place] = [(topic, 0), (topic, 1)]
     wanted = [START_MS + time_ms for time_ms in (0, 1_000, 1_001, 1_006, 1_011, 3_000, 5_001, 9_000, 9_001)]
@@ -150,7 +151,7 @@ def test_clients_share_a_group(start_peer: Callable[[str], Peer], java: Peer, wr
 
     with ThreadPoolExecutor(3) as threads:
         read = list(threads.map(member, range(3)))
-    # What a member had read and not committed when another one joined is read twice.
+    # Records that a member had read but not committed when another member joined are read twice.
     assert {value for records in read for value in values_of(records)} == set(range(600))
     assert sum(map(bool, read)) >= 2
     log.append({"value": ["600"]})
@@ -180,7 +181,7 @@ def test_a_member_of_the_root_shares_a_group_with_java(java: Peer, writable: tup
                     log.append({"value": [f"{n}" for n in range(600, 1200)], "partition": [n % 6 for n in range(600)]})
                     wrote = True
         theirs = values_of(reading.result())
-    # What Java's consumer had read and not committed when the other one joined is read twice.
+    # Records that the Java consumer had read but not committed when the other member joined are read twice.
     assert {*theirs, *own} == set(range(1200))
     assert max(own) >= 600
     assert max(theirs) >= 600, "both were members"

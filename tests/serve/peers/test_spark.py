@@ -1,4 +1,4 @@
-"""Spark's Kafka connector reads and writes here: batches, streams that go on after a restart, the sink."""
+"""Spark's Kafka connector reads and writes: batches, streams that continue after a restart, the sink."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.java, pytest.mark
 SECONDS = 600
 SPARK = f"spark-connector-{CONNECTOR_VERSION}"
 CANNOT = ("time-create",)
-"""The connector refuses records whose times Spark's type does not hold."""
+"""The connector rejects records whose timestamps exceed the range of Spark's type."""
 
 
 def run(task: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run the program in a driver of its own."""
+    """Run the program in its own driver."""
     try:
         jars = ",".join(map(str, connector_jars()))
     except Missing as missing:
