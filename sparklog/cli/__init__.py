@@ -1,6 +1,7 @@
-"""The command line: it parses arguments, calls functions and prints their results. Only jobs start Spark.
+"""The command line. Commands parse their arguments, call functions of the library, and print the results. Only jobs
+start Spark.
 
-Commands import heavy modules in functions, so that help and shell completion are fast.
+Heavy modules are imported inside the functions of commands, so that help and shell completion are fast.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the `sparklog` script or `python -m sparklog`; raises `SystemExit` with the exit code."""
+    """Run the `sparklog` script or `python -m sparklog`. Raises `SystemExit` with the exit code."""
     try:
         from sparklog.cli.app import app
     except KeyboardInterrupt:

@@ -1,14 +1,14 @@
-"""The commands, their exit codes, and the output of errors.
+"""The top-level command, its exit codes, and the output of errors.
 
 | exit code | meaning                                                                                                 |
 |-----------|---------------------------------------------------------------------------------------------------------|
 | 0         | success, also if the reader of a pipe stopped early                                                     |
-| 1         | a sparklog error: one line on stderr, which ends with its code                                          |
-| 2         | wrong usage, one line                                                                                   |
+| 1         | a sparklog error, printed as one line that ends with the error code                                     |
+| 2         | wrong usage, printed as one line                                                                        |
 | 3         | `sparklog get`: the key was deleted                                                                     |
 | 130       | interrupted, with a line that says which changes remain                                                 |
 
-A command for all topics, groups or ids continues after an error, and prints a line for each one that it cannot read.
+If a command for all topics, groups or ids cannot read one of them, it prints a line with the error and continues.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MODULES = {
     "backup": "restore clone repartition",
     "jobs": "compact retain stream mirror to-delta from-delta conf",
 }
-"""Modules of `sparklog.cli.commands` whose commands have names other than the module's."""
+"""Modules of `sparklog.cli.commands` that contain commands with other names than the module."""
 MODULE_OF = {name: name for names in SECTIONS.values() for name in names.split()}
 MODULE_OF |= {name: module for module, names in MODULES.items() for name in names.split()}
 READ_ONLY = (
@@ -68,19 +68,19 @@ READ_ONLY = (
 )
 INTERRUPT_NOTES = {
     **dict.fromkeys(READ_ONLY, "nothing was changed"),
-    "consume": "nothing was changed except the offsets of a --group",
-    "backup": "no backup was created; run it again, and it skips files that are already copied",
+    "consume": "nothing was changed except the committed offsets of the group",
+    "backup": "no backup was created; run the command again, which skips files that were already copied",
     "export": "nothing was exported",
-    "import": "committed records remain; run it again to continue",
-    "restore": "run it again with the same options to continue",
-    "repartition": "copied records remain; run it again with the same options to continue",
-    "repair": "completed repairs remain; run it again to continue",
+    "import": "committed records remain; run the command again to continue",
+    "restore": "run the command again with the same options to continue",
+    "repartition": "copied records remain; run the command again with the same options to continue",
+    "repair": "completed repairs remain; run the command again to continue",
 }
 COMMITTED = "committed changes remain"
 
 
 class SparklogGroup(Commands):
-    """The top-level group: runs a command, and converts its errors to one line and an exit code."""
+    """The top-level group. It runs a command, prints an error of the command as one line, and sets the exit code."""
 
     interrupt_note = COMMITTED
 
@@ -96,7 +96,7 @@ class SparklogGroup(Commands):
                 formatter.write_dl(rows)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        """Import the module of a command, or for an unknown name all modules, so that click can suggest a command."""
+        """Import the module of a command, or all modules for an unknown name, so that click can suggest a command."""
         for module in (MODULE_OF[cmd_name],) if cmd_name in MODULE_OF else dict.fromkeys(MODULE_OF.values()):
             commands: Commands = import_module(f"sparklog.cli.commands.{module}").app
             self.commands.update({module: commands} if commands.name else commands.commands)
@@ -121,7 +121,7 @@ class SparklogGroup(Commands):
             sys.stdout.reconfigure(errors="backslashreplace")
         level = LIBRARY.level
         log_from(logging.WARNING)
-        # Commands print the topics that they create, so only created roots are logged.
+        # Commands print the topics that they create, so log only the roots that are created.
         roots = logging.getLogger("sparklog.created.root")
         roots_level = roots.level
         roots.setLevel(logging.INFO)
@@ -133,14 +133,15 @@ class SparklogGroup(Commands):
             warn(f"{error} [{error.code}]")
             sys.exit(EXIT_ERROR)
         except OSError as error:
-            # An error of a file outside the store, such as a broker's segment or an output file.
+            # A file outside the store failed, such as a broker's segment or an output file.
             trace()
             file = f"{error.filename}: " if error.filename else ""
             warn(f"{file}{error.strerror or error} [{Unavailable.code}]")
             sys.exit(EXIT_ERROR)
         except UsageError as error:
             if "_SPARKLOG_COMPLETE" in os.environ:
-                # The shell requests completions, and would show the line between its prompts.
+                # The shell requests completions. Do not print the error, because the shell would show it between its
+                # prompts.
                 sys.exit(EXIT_OK)
             exit_with_usage_error(error)
         except Exit as error:
@@ -175,6 +176,7 @@ app = SparklogGroup(
 
     Set SPARKLOG_ROOT in the environment instead of giving --root to each command.
     """,
-    epilog="Exit codes: 0 success, 1 sparklog error (one line on stderr), 2 wrong usage, 130 interrupted; get also 3.",
+    epilog="Exit codes: 0 success, 1 sparklog error (one line on stderr), 2 wrong usage, 130 interrupted."
+    " `sparklog get` also exits with 3.",
 )
 version_option(__version__, prog_name="sparklog", message="%(prog)s %(version)s")(app)

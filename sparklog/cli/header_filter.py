@@ -1,4 +1,4 @@
-"""The filter of `consume --header`: records with certain headers."""
+"""The filter of `consume --header`, which selects records by their headers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sparklog.common.parsing import is_utf8
 
 @dataclass(frozen=True)
 class HeaderFilter:
-    """The headers that a record must have, all of them; the value None matches any value."""
+    """The headers that a record must have. If the value of a header is None, any value matches."""
 
     required: tuple[tuple[str, bytes | None], ...]
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> HeaderFilter:
-        """Parse `NAME=VALUE` or `NAME`; an empty name is a usage error."""
+        """Parse `NAME=VALUE` or `NAME`. Raises a usage error for an empty name."""
         required = []
         for text in texts:
             name, equals, value = text.partition("=")
@@ -31,7 +31,7 @@ class HeaderFilter:
         return cls(tuple(required))
 
     def filter(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the records that have all headers."""
+        """Yield the records that have all headers of the filter."""
         for batch in batches:
             mask = np.ones(batch.num_rows, bool)
             headers = batch.column("headers")

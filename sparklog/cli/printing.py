@@ -1,4 +1,4 @@
-"""Options for the output of records and the formats of their keys and values, and the output itself."""
+"""Options for the format of printed records, and functions that print records."""
 
 # No `from __future__ import annotations`: see `sparklog.console.options`.
 
@@ -50,7 +50,7 @@ class Formats:
         )
 
     def parse_key(self, text: str) -> "tuple[bytes, RecordValues]":
-        """Return the bytes of a key, and the formats for printing its record; text is printed unchanged."""
+        """Return the bytes of a key, and the formats for printing its record. If there is no format, keys are bytes."""
         from sparklog.cli.record_text import RecordValues
         from sparklog.format.text import parse_key
 
@@ -62,10 +62,10 @@ class Formats:
 
 
 def one_format(name: str | None, schemas: list[str] | None, part: str) -> "ValueFormat | None":
-    """Return the format of the key or value (`part`), with the schemas read from their files."""
+    """Return the format of the key or value (`part`). The schemas are read from their files."""
     option = f"'--{part}-schema'"
     if schemas and name != "avro":
-        raise BadParameter(f"a schema needs --{part}-format avro", param_hint=option)
+        raise BadParameter(f"a schema requires --{part}-format avro", param_hint=option)
     if name is None:
         return None
     from sparklog.formats import open_format
@@ -73,7 +73,9 @@ def one_format(name: str | None, schemas: list[str] | None, part: str) -> "Value
     if name != "avro":
         return open_format(name)
     if not schemas:
-        raise BadParameter(f"avro needs a schema: --{part}-schema FILE, or ID=FILE", param_hint=f"'--{part}-format'")
+        raise BadParameter(
+            f"avro requires a schema: give --{part}-schema FILE, or ID=FILE", param_hint=f"'--{part}-format'"
+        )
     parts = [schema.partition("=") for schema in schemas]
     framed = {
         int(number): Path(file) for number, _, file in parts if file and is_digits(number) and int(number) <= INT32_MAX
@@ -100,7 +102,7 @@ LimitOption = Annotated[int | None, integer_option("--max-messages", "-n", text=
 
 @dataclass
 class Columns:
-    """Columns of a record to print, with the names of Kafka's console consumer."""
+    """The columns of a record to print, with the option names of Kafka's console consumer."""
 
     print_timestamp: Annotated[bool, Option(help="Print the timestamp as CreateTime:<ms>.")] = False
     print_partition: Annotated[bool, Option(help="Print the partition as Partition:<n>.")] = False
@@ -117,7 +119,7 @@ class Columns:
 
 @dataclass
 class Printing(Columns):
-    """Columns and separators, or a format."""
+    """The columns and separators of a printed record, or its format string."""
 
     print_value: Annotated[bool, Option(help="Print the record value.")] = True
     key_separator: Annotated[
@@ -164,7 +166,9 @@ class Printing(Columns):
 
 
 class Printer:
-    """Prints records, at most `limit`, and reports their number at the end, even after an interrupt."""
+    """A context manager that prints at most `limit` records. On exit, it reports how many records were printed, even
+    after an interrupt.
+    """
 
     def __init__(self, formatter: Formatter, limit: int | None) -> None:
         self._formatter = formatter
@@ -181,7 +185,7 @@ class Printer:
             error.args = (f"processed a total of {self.count} messages",)
 
     def remaining(self) -> int | None:
-        """Return the number of records that may still be printed; None: no limit."""
+        """Return the number of records that may still be printed, or None if there is no limit."""
         return None if self._limit is None else self._limit - self.count
 
     def print(self, batches: Iterator["pa.RecordBatch"]) -> None:

@@ -1,25 +1,26 @@
-"""Conversion of records to lines and of lines to records, as in Kafka's console tools.
+r"""Conversion of records to lines, and of lines to records, in the formats of Kafka's console tools.
 
-Output (`kafka-console-consumer`) has the selected columns in this order, with key separators in between:
+An output line (`kafka-console-consumer`) contains the selected columns in this order, separated by the key separator:
 
     CreateTime:1700000000000  Partition:0  Offset:5  h1:v1,h2:null | NO_HEADERS  key  value
 
-Input (`kafka-console-producer`) is `[headers TAB] [key SEPARATOR] value`. The bytes of keys and values are not
+An input line (`kafka-console-producer`) is `[headers TAB] [key SEPARATOR] value`. The bytes of keys and values are not
 converted. `consume --json` prints JSON lines, which `produce --json` reads:
 
     {"topic": "orders", "partition": 0, "offset": 5, "timestamp": 1700000000000, "timestampType": "CreateTime",
      "key": "k", "value": "v", "headers": [["name", "v"]]}
 
-UTF-8 text is a string, other bytes are `{"base64": "..."}`; with a format, keys and values are numbers or JSON. On
-input, only `value` is required; `topic`, `offset` and `timestampType` are ignored. `headers` may also be an object,
+A key or value that is valid UTF-8 is a string, and other bytes are `{"base64": "..."}`. If a format is given, keys and
+values are numbers or JSON. On
+input, only `value` is required, and `topic`, `offset` and `timestampType` are ignored. `headers` may also be an object,
 `{"name": "v"}`.
 
-`--format` takes a format string as for kcat's `-f`, which determines where a record ends:
+The format string of `--format` has the syntax of kcat's `-f`. It must contain the separator between records:
 
     %t topic   %p partition   %o offset   %T timestamp (ms since the epoch)   %h headers (name=value,...)
-    %k key     %K its length, -1 for null
-    %s value   %S its length, -1 for null
-    %% a percent sign; \\n \\t \\r \\0 \\x1f in the text between
+    %k key     %K length of the key, -1 for null
+    %s value   %S length of the value, -1 for null
+    %% a percent sign; \n \t \r \0 \x1f in the text between
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 HEADERS_DELIMITER, HEADERS_SEPARATOR, HEADER_KEY_SEPARATOR, NO_HEADERS = b"\t", b",", b":", b"NO_HEADERS"
 SHOWN_CHARACTERS = 60
 
-# Kafka's formatter prints these in front of times with timestampType 0 and 1, and for a missing time.
+# Kafka's formatter prints these prefixes before timestamps of the timestampType 0 and 1, and instead of a missing
+# timestamp.
 CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP = b"CreateTime:", b"LogAppendTime:", b"NO_TIMESTAMP"
 
 POSITION = ("topic", "partition", "offset")
@@ -66,7 +68,7 @@ POSITION = ("topic", "partition", "offset")
 
 @dataclass(frozen=True)
 class RecordValues:
-    """The formats of key and value; None: unconverted bytes."""
+    """The formats of keys and values. If a format is None, the bytes are not converted."""
 
     key: ValueFormat | None = None
     value: ValueFormat | None = None
@@ -75,11 +77,13 @@ class RecordValues:
         return self.key is not None or self.value is not None
 
     def columns(self, shown: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns to read: those to show and, for errors of a format, the record's position."""
+        """Return the columns to read: the columns to print and, if there is a format, the position of the record for
+        error messages.
+        """
         return tuple(dict.fromkeys((*shown, *POSITION))) if self else tuple(shown)
 
     def show(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert bytes to text."""
+        """Convert keys and values from bytes to text."""
         from sparklog.formats import place_in
 
         for name, form in self._formats_in(records):
@@ -87,20 +91,20 @@ class RecordValues:
         return records
 
     def parse(self, records: pa.RecordBatch, lines: Sequence[int]) -> pa.RecordBatch:
-        """Convert text to bytes; `lines`: the line number of each record."""
+        """Convert keys and values from text to bytes. `lines` contains the line number of each record."""
         for name, form in self._formats_in(records):
             where = partial(_line_and_name, lines, name)
             records = _with(records, name, form.parse(records.column(name), where))
         return records
 
     def unquoted(self, shown: bytes | None, name: str) -> Any:
-        """Return a field of `--json`: a JSON value if the format produces JSON, otherwise a string."""
+        """Return a key or value for `--json`: a JSON value if the format produces JSON, otherwise a string."""
         form = getattr(self, name)
         text = None if shown is None else shown.decode()
         return json.loads(text, parse_constant=str) if text is not None and form.json_text else text
 
     def quoted(self, value: Any, name: str, line: int) -> bytes | None:
-        """Return the text of a field of `produce --json`."""
+        """Return the text of a key or value that `produce --json` read."""
         if value is None:
             return None
         form = getattr(self, name)
@@ -125,7 +129,7 @@ def _with(records: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatc
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Columns of a line, and their separators."""
+    """The columns of an output line, and their separators."""
 
     timestamp: bool = False
     partition: bool = False
@@ -139,14 +143,14 @@ class Layout:
     null_literal: bytes = b"null"
 
     def columns(self) -> tuple[str, ...]:
-        """Return the columns to read: at least one, to count the lines."""
+        """Return the columns to read. There is at least one column, so that the lines can be counted."""
         names = [name for name in ("partition", "offset", "headers", "key", "value") if getattr(self, name)]
         if self.timestamp:
             names += ["timestamp", "timestampType"]
         return tuple(names or ["offset"])
 
     def format(self, batch: pa.RecordBatch) -> bytes:
-        """Return one line per record, or, like Kafka's formatter, nothing if all columns are off."""
+        """Return one line per record, or nothing if no columns are selected, as Kafka's formatter does."""
         parts: list[pa.Array] = []
         if self.timestamp:
             parts.append(_timestamps(batch.column("timestamp"), batch.column("timestampType")))
@@ -170,7 +174,9 @@ class Layout:
 
 
 def joined_headers(headers: pa.ListArray, between: tuple[bytes, bytes], null: bytes, none: bytes) -> pa.Array:
-    """Return `h1:v1,h2:null` per record (`between`: colon and comma), or `none` if a record has no headers."""
+    """Return the headers of each record as `h1:v1,h2:null`, or `none` if a record has no headers. `between` contains
+    the colon and the comma.
+    """
     flat = headers.flatten()
     pairs = pc.binary_join_element_wise(
         flat.field("key").cast(pa.binary()),
@@ -197,9 +203,9 @@ def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """Format of an input line: its parts besides the value, and their separators.
+    """The format of an input line: which parts precede the value, and their separators.
 
-    With `ignore_error`, a part whose separator is missing is null.
+    If `ignore_error` is True and a separator is missing, the part is null.
     """
 
     key_separator: bytes | None = None
@@ -211,9 +217,11 @@ class LineFormat:
     ignore_error: bool = False
 
     def parse(self, data: bytes, first_line: int) -> pa.RecordBatch:
-        """Return the columns value and, depending on the format, key and headers; the last line may lack its newline.
+        """Return the column value and, depending on the format, the columns key and headers. The last line may lack its
+        newline.
 
-        `first_line` is the number of the first line, from 1. Raises `BadRequest` for a line without a separator.
+        `first_line` is the number of the first line, counted from 1. Raises `BadRequest` for a line without a
+        separator.
         """
         rest = _lines(data.replace(b"\r\n", b"\n").removesuffix(b"\n"))
         columns: dict[str, pa.Array] = {}
@@ -256,7 +264,7 @@ class LineFormat:
 
 
 def headers_array(rows: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> pa.ListArray:
-    """Convert the headers of each record, None if it has none, to a column."""
+    """Convert the headers of each record (None if a record has no headers) to a column."""
     pairs = [pair for row in rows for pair in row or ()]
     ends = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row or ()) for row in rows], out=ends[1:])
@@ -268,16 +276,16 @@ def headers_array(rows: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> 
 
 
 def _lines(data: bytes) -> pa.Array:
-    """Split lines with Arrow, without a Python object per line."""
+    """Split data into lines with Arrow, which does not create a Python object per line."""
     ends = pa.py_buffer(np.array([0, len(data)], np.int64))
     whole = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, pa.py_buffer(data)])
     return pc.split_pattern(whole, pattern=b"\n").flatten().cast(pa.binary())
 
 
 def _split(texts: pa.Array, separator: bytes, first_line: int, expected: str | None) -> tuple[pa.Array, pa.Array]:
-    """Split each text at the first `separator`; raise `BadRequest` if a line has none.
+    """Split each text at the first `separator`. Raises `BadRequest` if a text does not contain the separator.
 
-    If `expected` is None, the first part of such a line is null, and the second part is the entire text.
+    If `expected` is None, no error is raised. The first part is then null, and the second part is the entire text.
     """
     parts = pc.split_pattern(texts, pattern=separator, max_splits=1)
     missing = np.flatnonzero(fixed_values(pc.list_value_length(parts), np.int32) < 2)
@@ -302,7 +310,9 @@ NO_TIMESTAMP_TYPE = "NoTimestampType"
 
 
 def format_json(batch: pa.RecordBatch, values: RecordValues | None = None) -> bytes:
-    """Return one JSON object per record of a batch with all `COLUMNS`, keys and values in the formats of `values`."""
+    """Return one JSON object per record of a batch that has all `COLUMNS`. Keys and values have the formats of
+    `values`.
+    """
     batch = values.show(batch) if values else batch
     millis = pc.cast(batch.column("timestamp"), pa.int64())
     columns = [(millis if name == "timestamp" else batch.column(name)).to_pylist() for name in COLUMNS]
@@ -335,16 +345,18 @@ def _json_text(data: bytes | None) -> str | dict[str, str] | None:
 
 
 def parse_json(data: bytes, first_line: int, values: RecordValues | None = None) -> pa.RecordBatch:
-    """Convert JSON lines to columns key, value, headers, timestamp (int64 ms, null: now) and partition (null: by key).
+    """Convert JSON lines to columns key, value, headers, timestamp (int64 ms; null for the current time) and partition
+    (null for the partition of the key).
 
-    Skips blank lines. `first_line` is the number of the first line, from 1. Raises `BadRequest` for an invalid line.
+    Blank lines are skipped. `first_line` is the number of the first line, counted from 1. Raises `BadRequest` for an
+    invalid line.
     """
     rows = list(_rows(data, first_line, values))
     lines, keys, cells, headers, timestamps, partitions = (
         (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 6
     )
     columns = {"key": bytes_array(keys), "value": bytes_array(cells), "headers": headers_array(headers)}
-    # Omitted if no line has a value: a column of nulls would have the same effect, but be slower.
+    # Omit a column if no line has a value for it. A column of nulls would have the same effect, but would be slower.
     if any(timestamp is not None for timestamp in timestamps):
         columns["timestamp"] = _numbers(timestamps)
     if any(partition is not None for partition in partitions):
@@ -369,7 +381,7 @@ def _rows(data: bytes, first_line: int, values: RecordValues | None) -> Iterator
             raise BadRequest(f"line {line}: expected one JSON object per line: {error}") from None
         except RecursionError:
             raise BadRequest(
-                f"line {line}: expected one JSON object per line, found one that is nested too deeply"
+                f"line {line}: expected one JSON object per line, found an object that is nested too deeply"
             ) from None
         if not isinstance(record, dict) or "value" not in record:
             raise BadRequest(f'line {line}: expected a JSON object with "value" (null for a tombstone)')
@@ -391,7 +403,7 @@ def _bytes_of(value: Any, name: str, line: int) -> bytes | None:
             return value.encode()
         except UnicodeEncodeError:
             raise BadRequest(
-                f'line {line}: "{name}" has half a surrogate pair: give bytes as {{"base64": ...}}'
+                f'line {line}: "{name}" contains a lone surrogate: encode bytes as {{"base64": ...}}'
             ) from None
     if isinstance(value, dict) and list(value) == ["base64"] and isinstance(value["base64"], str):
         try:
@@ -399,7 +411,9 @@ def _bytes_of(value: Any, name: str, line: int) -> bytes | None:
         except (binascii.Error, ValueError):
             raise BadRequest(f'line {line}: "{name}" is not valid base64') from None
     kind = type(value).__name__
-    raise BadRequest(f'line {line}: "{name}" must be a string, null or {{"base64": "..."}}, found {kind}: quote it')
+    raise BadRequest(
+        f'line {line}: "{name}" must be a string, null or {{"base64": "..."}}, found {kind}: quote the value'
+    )
 
 
 def _headers(value: Any, line: int) -> list[tuple[str, bytes | None]] | None:
@@ -439,18 +453,18 @@ class RecordFormat:
     null_literal: bytes = b""
 
     def columns(self) -> tuple[str, ...]:
-        """Return the columns to read: at least one, to count the records."""
+        """Return the columns to read. There is at least one column, so that the records can be counted."""
         return tuple(dict.fromkeys(COLUMN_OF[part] for part in self.parts if isinstance(part, str))) or ("offset",)
 
     def format(self, batch: pa.RecordBatch, shown: pa.RecordBatch) -> bytes:
-        """Format records; `shown`: the same records with keys and values as text."""
+        """Format records. `shown` contains the same records with keys and values as text."""
         if not batch.num_rows or not self.parts:
             return b""
         cells = [
             bytes_scalar(part) if isinstance(part, bytes) else self._cells(part, batch if part in "KS" else shown)
             for part in self.parts
         ]
-        # The column of empty cells sets the number of rows, in case there are only literals.
+        # If the format contains only literals, the column of empty cells determines the number of rows.
         rows = bytes_array([b""] * batch.num_rows)
         return b"".join(pc.binary_join_element_wise(rows, *cells, bytes_scalar(b"")).to_pylist())
 
@@ -479,5 +493,5 @@ def parse_format(text: str, null_literal: bytes = b"") -> RecordFormat:
             parts.append(part)
         else:
             letters = " ".join(f"%{letter}" for letter in COLUMN_OF)
-            raise BadRequest(f"--format takes {letters} and %%, found '%{part}'")
+            raise BadRequest(f"--format supports {letters} and %%, found '%{part}'")
     return RecordFormat(tuple(part for part in parts if part), null_literal)

@@ -1,1 +1,1 @@
-"""The base of programs with a command line: declared options, errors in one line, and names of other tools."""
+"""The base of command-line programs: declared options, one-line errors, and equivalents of other tools' options."""

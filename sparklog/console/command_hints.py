@@ -1,7 +1,8 @@
 """Commands and options of other tools, and their equivalents in sparklog.
 
-These tables are needed because edit distance suggests wrong names: `serve --port` resembles `--metrics-port`, but means
-`--listen`. Other names are suggested only if they are nearly the same.
+The tables are needed because a suggestion by edit distance can be wrong. For example, `serve --port` resembles
+`--metrics-port`, but means
+`--listen`. A name that is not in the tables is suggested only if it is nearly the same as the unknown name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 MIN_SIMILARITY = 0.8
-"""Similarity ratio of difflib, at which one or two letters are missing, added or swapped."""
+"""The similarity ratio of difflib for two names that differ in one or two missing, added or swapped letters."""
 
 FOLLOW, WRITE = "consume TOPIC --follow", "produce TOPIC"
 COMMANDS: Mapping[str, str] = {
@@ -42,7 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "man": "conf sparklog.1",
     "cron": "conf crontab",
 }
-"""Command of another tool -> the equivalent arguments of `sparklog`."""
+"""Maps a command of another tool to the equivalent arguments of `sparklog`."""
 SUBCOMMANDS = {
     "ls": "list",
     **dict.fromkeys(("show", "info", "get"), "describe"),
@@ -50,7 +51,7 @@ SUBCOMMANDS = {
     **dict.fromkeys(("set", "update", "change"), "alter"),
     **dict.fromkeys(("new", "add"), "create"),
 }
-"""Subcommand of another tool -> subcommand in a group such as `topics`."""
+"""Maps a subcommand of another tool to a subcommand of a group such as `topics`."""
 
 ROOT = "--root PATH is the location of the topics"
 ENDS = "consume stops at the log end unless you use --follow"
@@ -82,7 +83,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
             ("--message", "--value", "--data", "-m"),
             "values are lines of standard input: echo 'value' | sparklog produce TOPIC",
         ),
-        "--key": "keys are in the lines: --key-separator : reads key:value",
+        "--key": "keys are part of the lines: --key-separator : reads key:value",
     },
     "serve": {
         **dict.fromkeys(("--port", "-p", "--host", "--bind", "--address", "--listeners"), "--listen HOST:PORT"),
@@ -102,7 +103,9 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "groups": {"--to-beginning": "--to-earliest", "--to-end": "--to-latest"},
 }
-"""Command, its first word, or empty for all commands -> option of another tool -> hint."""
+"""Maps a command to the options of other tools and their hints. The key may also be the first word of a command, or
+empty for all commands.
+"""
 
 ARGUMENTS = {
     "topics delete": "give one topic, or --pattern 'A|B' with --execute",
@@ -112,11 +115,13 @@ ARGUMENTS = {
     "history": "give one topic",
     **dict.fromkeys(("verify", "repair", "report", "metrics", "jobs", "doctor"), "give the root with --root LOCATION"),
 }
-"""Command -> hint for too many arguments."""
+"""Maps a command to the hint that is printed if the command has too many arguments."""
 
 
 def command_hint(group: str, word: str, commands: Collection[str]) -> str:
-    """Return a hint for an unknown command of a group (empty: of `sparklog`); an empty string if there is none."""
+    """Return a hint for an unknown command of a group, or an empty string. The group is empty for commands of
+    `sparklog`.
+    """
     if not group and word in COMMANDS:
         return f"Use sparklog {COMMANDS[word]}."
     if group and SUBCOMMANDS.get(word, "") in commands:
@@ -125,7 +130,9 @@ def command_hint(group: str, word: str, commands: Collection[str]) -> str:
 
 
 def option_hint(command: str, option: str, options: Iterable[str]) -> str:
-    """Return a hint for an unknown option of a command (`topics alter`; empty for `sparklog` itself)."""
+    """Return a hint for an unknown option of a command such as `topics alter`. The command is empty for `sparklog`
+    itself.
+    """
     for name in (command, command.partition(" ")[0], ""):
         if option in OPTIONS.get(name, {}):
             text = OPTIONS[name][option]

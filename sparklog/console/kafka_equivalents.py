@@ -1,8 +1,11 @@
-"""Options of Kafka's tools and kcat that sparklog lacks, their equivalents, and the conversion of command lines.
+"""Equivalents of the options of Kafka's tools and kcat, and the translation of their command lines.
 
-Options with the same name as in Kafka need no entry. `docs/reference/kafka-words.md` is generated from these tables. If
-an option has equivalent arguments, they replace it before the command parses its options. Otherwise, a one-line usage
-error names the command to use instead, or says why there is none. For a kcat command line, the error is the equivalent
+An option with the same name as in Kafka needs no entry. `docs/reference/kafka-words.md` is generated from these tables.
+If
+an option has equivalent arguments, the arguments replace the option before the command parses its options. Otherwise, a
+one-line usage
+error reports the command to use instead, or why there is no equivalent. For a kcat command line, the error reports the
+equivalent
 command.
 """
 
@@ -39,11 +42,14 @@ class Equivalent:
     """The equivalent of an option or property of Kafka.
 
     Attributes:
-        arguments: arguments that replace it, or a mapping with the arguments for each value; None: there is no
-            equivalent. VALUE is replaced by its value, and TEXT by the value with backslashes escaped, because Kafka's
-            options take no escapes.
-        reason: the error message if there is no equivalent; for empty arguments, a note that it has no effect.
-        value: whether a value follows; a text is the default for a missing value.
+        arguments: The arguments that replace the option, or a mapping from each value to its arguments, or None if
+            there is no
+            equivalent. VALUE is replaced by the value of the option, and TEXT by the value with escaped backslashes,
+            because the options of Kafka
+            do not support escapes.
+        reason: The error message if there is no equivalent. If the arguments are empty, the reason why the option has
+            no effect.
+        value: Whether the option takes a value. A string is the default for a missing value.
     """
 
     arguments: str | Mapping[str, str] | None
@@ -79,14 +85,16 @@ def _classes(part: str, last: str, why: str) -> Equivalent:
     )
 
 
-CLIENT = _none("there is no broker to connect to: omit it; set up a bucket in its URL or the environment")
+CLIENT = _none(
+    "there is no broker to connect to: omit the option, and configure a bucket in its URL or in the environment"
+)
 REPLICAS = _none("sparklog has no replicas; `sparklog verify` checks every byte")
 QUOTAS = _none("only topics and the root have configs; sparklog has no quotas, and no users or clients with configs")
 MEMORY = _unused("lines are appended as soon as 16 MiB are read, or after --linger-ms")
-RETRIES = _unused("the store decides about retries")
+RETRIES = _unused("the store decides how often to retry")
 ACKS = _unused("appended records are durable, as with acks=all")
 SOCKET = _unused("there is no broker")
-SYSTEST = _unused("it is for Kafka's own tests", value=False)
+SYSTEST = _unused("the option is for Kafka's own tests", value=False)
 METRICS = _unused("sparklog clients have no metrics", value=False)
 FORMATS = "--{}-format accepts string, short, integer, long, float, double, json, hex, base64 and avro"
 KEY_CLASS, VALUE_CLASS = (_classes(part, "Deserializer", FORMATS.format(part)) for part in ("key", "value"))
@@ -101,7 +109,7 @@ ACTIONS: Mapping[str, Mapping[str, Equivalent]] = {
         **{f"--{name}": Equivalent(name) for name in ("list", "describe", "delete", "delete-offsets")},
         "--reset-offsets": Equivalent("reset"),
         "--validate-regex": _none(
-            "sparklog uses Python's regular expressions, not RE2; try one with `sparklog consume --include REGEX`"
+            "sparklog uses Python's regular expressions instead of RE2; test with `sparklog consume --include REGEX`"
         ),
     },
     "transactions": {
@@ -112,14 +120,14 @@ ACTIONS: Mapping[str, Mapping[str, Equivalent]] = {
         ),
     },
 }
-"""Options that select the action of a tool, and the commands for these actions."""
+"""The options that select the action of a tool, and the commands for these actions."""
 WORDS: Mapping[str, Mapping[str, Equivalent]] = {
     "topics": {
         **_all("--at-min-isr-partitions --unavailable-partitions --under-min-isr-partitions", REPLICAS),
         "--under-replicated-partitions": REPLICAS,
         "--delete-config": _none("use `sparklog configs alter TOPIC --delete-config NAME`"),
         "--partition-size-limit-per-response": _unused("all partitions are shown"),
-        "--replica-assignment": _none("partitions are not assigned to brokers; use --partitions"),
+        "--replica-assignment": _none("partitions are not assigned to brokers: use --partitions"),
         "--topic-id": _none("use the topic's name; `sparklog topics describe` shows the ids of all topics"),
     },
     "configs": {
@@ -175,7 +183,7 @@ WORDS: Mapping[str, Mapping[str, Equivalent]] = {
             "use `sparklog transactions list --open`, which lists the transactions that block readers"
         ),
         "--transactional-id": Equivalent("VALUE"),
-        "--transactional-id-pattern": _none("the command lists all ids: filter its output"),
+        "--transactional-id-pattern": _none("the command lists all ids: filter the output"),
         "--transactionalId": Equivalent("VALUE"),
     },
     "transactions list": {
@@ -192,14 +200,16 @@ WORDS: Mapping[str, Mapping[str, Equivalent]] = {
         "--producer.config": _none(f"{INSTEAD}--producer-props NAME=VALUE"),
     },
     "perf consume": {
-        "--consumer.config": _none("the command has no consumer properties: omit it"),
-        "--date-format": _none("timestamps have Kafka's default format: omit it"),
+        "--consumer.config": _none("the command has no consumer properties: omit the option"),
+        "--date-format": _none("timestamps have Kafka's default format: omit the option"),
         **_all("--fetch-size --socket-buffer-size", SOCKET),
         "--num-records": Equivalent("--messages VALUE"),
         "--print-metrics": METRICS,
     },
 }
-"""Command (or its first word) -> option -> equivalent. `COMMON` applies to all commands."""
+"""Maps a command, or its first word, to the options of Kafka's tool and their equivalents. `COMMON` applies to all
+commands.
+"""
 
 FORMATTER = {
     **{f"print.{name}": _flag(f"--print-{name}") for name in ("timestamp", "partition", "offset", "headers", "key")},
@@ -225,10 +235,11 @@ CONSUMER = {
     "group.id": Equivalent("--group VALUE"),
     "isolation.level": Equivalent("--isolation-level VALUE"),
     "auto.offset.reset": Equivalent(
-        {"earliest": "--from-beginning", "latest": "--follow"}, "expected earliest, or latest, which means --follow"
+        {"earliest": "--from-beginning", "latest": "--follow"}, "expected earliest or latest; latest means --follow"
     ),
     "enable.auto.commit": Equivalent(
-        {"true": ""}, "with --group, the offsets of printed records are committed; without it, no offsets are committed"
+        {"true": ""},
+        "offsets of printed records are committed if --group is given; otherwise, no offsets are committed",
     ),
     **_all("fetch. heartbeat. max.partition. max.poll. session.", SOCKET),
     **_CLIENTS,
@@ -249,7 +260,9 @@ PROPERTIES: Mapping[str, Mapping[str, Mapping[str, Equivalent]]] = {
     "produce": dict.fromkeys(("--property", "--reader-property"), READER)
     | dict.fromkeys(("--producer-property", "--command-property"), PRODUCER),
 }
-"""Command -> option -> property -> equivalent; a name that ends in a dot is a prefix."""
+"""Maps a command and its option to the properties of Kafka's tool and their equivalents. A name that ends with a dot is
+a prefix.
+"""
 
 KCAT_MODES = {"-C": "consume", "-P": "produce", "-L": "topics describe", "-Q": "offsets", "-G": "consume"}
 _UNUSED = ("-d:", "-m:", "-E", "-F:", "-X:", "-q", "-u", "-v")
@@ -267,7 +280,7 @@ KCAT: Mapping[str, Mapping[str, str]] = {
     "topics describe": _KCAT | {"-J": "--json"},
     "offsets": _KCAT | {"-t:": "--topic-partitions VALUE"},
 }  # fmt: skip
-"""Command -> kcat option (with a colon if it takes a value) -> arguments.
+"""Maps a command to the options of kcat and the equivalent arguments. An option with a value ends with a colon.
 
 `_kcat_equivalent` handles the options -o, -e and -s, and the timestamps of -t.
 """
@@ -275,7 +288,7 @@ KCAT_NUMBERS = {"h": "short", "i": "integer", "q": "long"}
 
 
 def translate_command(words: Sequence[str]) -> list[str]:
-    """Replace the name of a Kafka tool, and an option for its action such as `--list`, by a sparklog command."""
+    """Replace the name of a Kafka tool and the option for its action, such as `--list`, by a sparklog command."""
     if not words:
         return []
     first, *rest = words
@@ -294,7 +307,7 @@ def translate_command(words: Sequence[str]) -> list[str]:
 
 
 def remove_broker_options(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """Remove broker options from the arguments of a command whose root is set, and print a note for each."""
+    """Remove broker options from the arguments of a command whose root is set, and print a note for each option."""
     result: list[str] = []
     rest = deque(words)
     while rest:
@@ -302,7 +315,7 @@ def remove_broker_options(words: Sequence[str], options: Mapping[str, bool]) -> 
         name, equals, _ = word.partition("=")
         if name in BROKER_OPTIONS and name.startswith("--") and name not in options:
             value = word if equals else f"{word} {rest.popleft()}" if rest else word
-            warn(f"{value} has no effect: there is no broker, the topics are in the root")
+            warn(f"{value} has no effect: there is no broker, and the topics are in the root")
             continue
         result.append(word)
         if options.get(name) and not equals and rest:
@@ -313,7 +326,7 @@ def remove_broker_options(words: Sequence[str], options: Mapping[str, bool]) -> 
 def translate_options(command: str, words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     """Replace Kafka's options among the arguments of a command.
 
-    `options`: the command's options, and whether each takes the next word as its value.
+    `options` contains the options of the command, and whether each option takes the next word as its value.
     """
     tool = command if command in WORDS else command.partition(" ")[0]
     if tool not in WORDS:
@@ -350,7 +363,7 @@ def translate_options(command: str, words: Sequence[str], options: Mapping[str, 
 
 
 def _value_of(option: str, equivalent: Equivalent, rest: deque[str]) -> str:
-    """Remove the value of an option from the following words, and return it."""
+    """Remove the value of an option from the remaining words, and return the value."""
     if equivalent.arguments is None or equivalent.value is False:
         return ""
     if isinstance(equivalent.value, str) and (not rest or rest[0].startswith("-")):
@@ -361,9 +374,9 @@ def _value_of(option: str, equivalent: Equivalent, rest: deque[str]) -> str:
 
 
 def _replacement(shown: str, equivalent: Equivalent, value: str) -> list[str]:
-    """Return the equivalent arguments, and print a note on stderr if the option has no effect.
+    """Return the equivalent arguments. If the option has no effect, print a note on stderr.
 
-    Raises `UsageError` if there is no equivalent. `shown`: the option with its value.
+    `shown` is the option with its value. Raises `UsageError` if there is no equivalent.
     """
     arguments = equivalent.arguments
     if isinstance(arguments, Mapping):
@@ -376,7 +389,7 @@ def _replacement(shown: str, equivalent: Equivalent, value: str) -> list[str]:
 
 
 def _with_value(arguments: str, value: str) -> list[str]:
-    """Split arguments, and replace VALUE and TEXT."""
+    """Split arguments into words, and replace VALUE and TEXT."""
     values = {"VALUE": value, "TEXT": value.replace("\\", "\\\\")}
     return [values.get(word, word) for word in arguments.split()]
 
@@ -387,7 +400,7 @@ def _property_arguments(option: str, table: Mapping[str, Equivalent], pairs: dic
         has_keys, has_headers = parsed
         if has_keys:
             pairs.setdefault("key.separator", "\t")
-        # Kafka ignores separators of parts that it does not parse.
+        # Kafka ignores the separators of parts that are not parsed.
         unused = {"key.separator": has_keys, "headers.": has_headers, "ignore.error": any(parsed)}
         absent = tuple(name for name, is_used in unused.items() if not is_used)
         pairs = {name: value for name, value in pairs.items() if not name.startswith(absent)}
@@ -411,7 +424,7 @@ def _kcat_equivalent(words: Sequence[str]) -> str:
     mode = next((KCAT_MODES[letter] for letter, _ in pairs if letter in KCAT_MODES), "consume")
     result: list[str] = []
     if any(letter == "-f" for letter, _ in pairs):
-        # A format defines the entire output in kcat, too.
+        # In kcat, a format also defines the entire output.
         pairs = [pair for pair in pairs if pair[0] not in ("-D", "-J", "-K")]
     for letter, value in pairs:
         here = KCAT[mode].get(letter, KCAT[mode].get(f"{letter}:"))
@@ -432,7 +445,9 @@ def _kcat_equivalent(words: Sequence[str]) -> str:
 
 
 def _kcat_range_options(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the options for the range that kcat reads: from the log start, and without -e it waits at the end."""
+    """Return the options for the range that kcat reads. kcat starts at the log start, and waits at the end unless -e is
+    given.
+    """
     letters = {letter for letter, _ in pairs}
     positions = {"beginning": "--from-beginning", "end": "--offset latest", "stored": ""}
     result: list[str] = []

@@ -1,4 +1,4 @@
-"""Locations given with `--root`, opened for reading or writing, and the user's settings file.
+"""Functions that open the location given by `--root`, and the user's settings file.
 
     # ~/.config/sparklog.toml
     root = "prod"
@@ -9,7 +9,7 @@
     local = "/data/log"
 
 With this file, `--root prod` and `SPARKLOG_ROOT=prod` select the bucket. The command line overrides `SPARKLOG_ROOT` and
-`SPARKLOG_OUTPUT`, which override this file. `SPARKLOG_CONFIG` is the path of another file.
+`SPARKLOG_OUTPUT`, which override the file. `SPARKLOG_CONFIG` sets the path of the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEYS = ("output", "root", "roots")
 
 @dataclass(frozen=True, slots=True)
 class UserSettings:
-    """The content of the settings file, or no settings if there is none."""
+    """The content of the settings file. All fields have their defaults if the file does not exist."""
 
     root: str | None = None
     output: str | None = None
@@ -58,7 +58,7 @@ def settings_path() -> str:
 
 
 def user_settings() -> UserSettings:
-    """Read the settings file, if it exists. Raises `UsageError` if it is not valid."""
+    """Read the settings file if it exists. Raises `UsageError` if the file is not valid."""
     path = settings_path()
     try:
         with open(path, "rb") as file:
@@ -73,7 +73,9 @@ def user_settings() -> UserSettings:
 
 
 def resolve_root_name(text: str) -> str:
-    """Return the location of a root's name in the settings of the current command, or the text itself."""
+    """Return the location of a named root in the settings of the current command, or the text itself if there is no
+    such name.
+    """
     settings = get_current_context().obj
     return settings.roots.get(text, text) if isinstance(settings, UserSettings) else text
 
@@ -86,7 +88,7 @@ def _parsed(path: str, text: str) -> dict[str, Any]:
     try:
         values: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
     return values
 
 
@@ -100,7 +102,7 @@ def _checked(path: str, values: Mapping[str, Any]) -> UserSettings:
     if root is not None and not isinstance(root, str):
         raise UsageError(f"{path}: root must be a string, found {root!r}")
     if not isinstance(roots, Mapping) or not all(isinstance(location, str) for location in roots.values()):
-        raise UsageError(f"{path}: [roots] must have lines NAME = LOCATION, found {roots!r}")
+        raise UsageError(f"{path}: [roots] must contain lines of the form NAME = LOCATION, found {roots!r}")
     return UserSettings(root, output, roots)
 
 
@@ -112,11 +114,11 @@ class OpenLocation:
     """A location that is open for reading.
 
     Attributes:
-        view: its topics.
-        topic: the topic, if the location is a topic directory.
-        root: the root; None for Kafka directories.
-        failures: errors of topics that a command for all topics has skipped.
-        accepts: filter of topics by name.
+        view: The view of the topics.
+        topic: The topic, if the location is a topic directory.
+        root: The root, or None for a Kafka directory.
+        failures: The errors of topics that a command for all topics has skipped.
+        accepts: A filter of topic names.
     """
 
     view: LogView
@@ -134,15 +136,15 @@ class OpenLocation:
         return [name for name in names if self.accepts is None or self.accepts(name)]
 
     def selected(self, names: Sequence[str] | None) -> list[str]:
-        """Return the topics with these names, or all."""
+        """Return the topics with these names, or all topics if no names are given."""
         return [self.one_topic(name) for name in dict.fromkeys(names)] if names else self.topics()
 
     def narrowed(self, names: Sequence[str] | None) -> list[str]:
-        """Return the topics with these names, or the topic of a topic directory, or an empty list for all topics."""
+        """Return the topics with these names, or the topic of a topic directory. An empty list means all topics."""
         return self.selected(names) if names or self.topic is not None else []
 
     def each(self, names: Sequence[str] | None, read: Callable[[str], T]) -> list[T]:
-        """Call `read` for the topics with these names, or for all, whose errors go to `failures`."""
+        """Call `read` for the topics with these names, or for all topics. In the latter case, collect the errors."""
         if names or self.topic is not None:
             return [read(name) for name in self.selected(names)]
         results = []
@@ -164,7 +166,7 @@ class OpenLocation:
             return False
 
     def refreshed(self, names: Sequence[str] | None) -> list[str]:
-        """Refresh the topics with these names, or all, in one snapshot, and return them."""
+        """Refresh the topics with these names, or all topics, in one snapshot, and return their names."""
         selected = self.selected(names)
         try:
             self.view.refresh(selected)
@@ -182,14 +184,14 @@ class OpenLocation:
     def one_topic(self, name: str | None) -> str:
         """Return the topic with this name, which need not exist, or the only topic.
 
-        If there is no name and no single topic, the usage error lists the topics.
+        If no name is given and there is not exactly one topic, raises a usage error that lists the topics.
         """
         if name is None:
             names = self.topics()
             if self.failures:
                 raise self.failures[0]
             if len(names) != 1:
-                choice = f"give one of {', '.join(names)}" if names else "create one first"
+                choice = f"give one of {', '.join(names)}" if names else "create a topic first"
                 raise BadParameter(f"expected a topic: {self.view.location} has {len(names)}; {choice}")
             return names[0]
         if self.topic is not None and name != self.topic:
@@ -206,7 +208,7 @@ def open_source(
     corrupt_records: str = "fail",
     on_skipped: Callable[[object], None] | None = None,
 ) -> OpenLocation:
-    """Open a location of `SourceOption` for reading; `on_skipped` is called with skipped corruption."""
+    """Open a location of `SourceOption` for reading. `on_skipped` is called for corrupt data that is skipped."""
     from sparklog.opening import ROOT, TOPIC, open_log, open_view, resolve
 
     location = resolve(root)
@@ -215,14 +217,14 @@ def open_source(
 
 
 def open_root(root: str, *, create: bool = False) -> Root:
-    """Open a sparklog root for writing; with `create`, create it in an empty or new directory."""
+    """Open a sparklog root for writing. If `create` is True, create the root in an empty or new directory."""
     from sparklog.opening import open_log, resolve
 
     return open_log(resolve(root), create=create)
 
 
 def open_directory_store(path: str) -> Store:
-    """Open the store of a directory that need not exist; `~` is the home directory, as in `--root`."""
+    """Open the store of a directory, which need not exist. `~` is the home directory, as in `--root`."""
     from sparklog.opening import absolute
     from sparklog.storage import open_store
 

@@ -1,15 +1,18 @@
-"""Rules for options, declared with an option and checked in one place for all commands.
+"""Rules for options, which are declared with the option and checked for all commands in one place.
 
     Option("--rate", needs="--cost", help=...)
     Option("--memory", excludes="LOCATION --backup", why="it serves an empty root", help=...)
     Option("--null-literal", may_be_blank=True, help=...)
 
-Names are options such as `--cost`, or arguments as the help shows them, such as `LOCATION`. Only values on the
-command line exclude each other, because `SPARKLOG_ROOT` and the settings file apply to all commands. Those values also
+Rules refer to options such as `--cost`, or to arguments as displayed in the help, such as `LOCATION`. Only values on
+the
+command line exclude each other, because `SPARKLOG_ROOT` and the settings file apply to all commands. However, the
+values of the environment and the settings file also
 satisfy `needs`.
 
-Options with a single value must not be repeated. A value that is empty, or consists of blanks and commas, is an error
-unless the option may be blank: in a script, it is an unset variable, and must not select everything.
+An option with a single value must not be repeated. A value that is empty, or consists of blanks and commas, is an error
+unless the option may be blank. In a script, such a value is usually an unset variable, which must not select
+everything.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ class Rule:
     """The rule of an option.
 
     Attributes:
-        excludes: names of options and arguments that it excludes.
-        needs: names of options and arguments of which it needs one.
-        why: the reason, for errors.
-        may_be_blank: whether its value may be blank.
+        excludes: The options and arguments that must not be given together with the option.
+        needs: The options and arguments, at least one of which must be given together with the option.
+        why: The reason, for error messages.
+        may_be_blank: Whether the value of the option may be blank.
     """
 
     excludes: tuple[str, ...] = ()
@@ -43,12 +46,14 @@ class Rule:
 
     @property
     def reason(self) -> str:
-        """The reason as the end of an error message."""
+        """The reason as the last part of an error message."""
         return f": {self.why}" if self.why else ""
 
 
 def names_of(parameter: click.Parameter) -> list[str]:
-    """Return the names of a parameter on the command line, with the name to show first: `--topic` or `TOPIC`."""
+    """Return the names of a parameter on the command line. The first name, such as `--topic` or `TOPIC`, is used in
+    messages.
+    """
     if isinstance(parameter, click.Argument):
         return [re.sub(r"[\[\].]", "", parameter.human_readable_name)]
     return sorted([*parameter.opts, *parameter.secondary_opts], key=lambda name: not name.startswith("--"))
@@ -59,7 +64,8 @@ def check_arguments(
 ) -> None:
     """Raise a usage error for a value that must not be blank, or an option that must not be repeated.
 
-    `rules`: by parameter name. `may_repeat`: the words were converted, and several options of a Kafka tool may
+    `rules` contains the rules by parameter name. `may_repeat` is True if the arguments were translated, because several
+    options of a Kafka tool may
     correspond to one option.
     """
     values, _, typed = context.command.make_parser(context).parse_args(list(words))
@@ -67,7 +73,7 @@ def check_arguments(
         name, times = names_of(parameter)[0], typed.count(parameter)
         is_single = isinstance(parameter, click.Option) and not parameter.is_flag and not parameter.multiple
         if is_single and times > 1 and not may_repeat:
-            raise click.UsageError(f"give {name} once, found it {times} times", context)
+            raise click.UsageError(f"expected {name} once, found it {times} times", context)
         texts = values.get(str(parameter.name))
         for text in texts if isinstance(texts, (list, tuple)) else [texts]:
             is_blank = isinstance(text, str) and not text.strip(", \t\r\n")
@@ -77,7 +83,7 @@ def check_arguments(
 
 
 def check(rules: Mapping[str, Rule], context: click.Context) -> None:
-    """Raise a usage error if the command line violates `excludes` or `needs` of an option."""
+    """Raise a usage error if the command line violates the `excludes` or `needs` rule of an option."""
     parameters = [parameter for parameter in context.command.params if parameter.name in rules]
     named = {name: parameter for parameter in parameters for name in names_of(parameter)}
     typed = [parameter for parameter in parameters if _is_given(parameter, context, TYPED)]
@@ -88,11 +94,11 @@ def check(rules: Mapping[str, Rule], context: click.Context) -> None:
                 raise click.UsageError(f"give {option} or {name}, not both{rule.reason}", context)
     for option, rule in typed_rules:
         if rule.needs and not any(_is_given(named[name], context, (*TYPED, *PRESET)) for name in rule.needs):
-            raise click.UsageError(f"{option} needs {' or '.join(rule.needs)}{rule.reason}", context)
+            raise click.UsageError(f"{option} requires {' or '.join(rule.needs)}{rule.reason}", context)
 
 
 def _is_given(parameter: click.Parameter, context: click.Context, sources: Sequence[ParameterSource]) -> bool:
-    """Return True if one of the sources sets the parameter; a flag that is set to its default does not count."""
+    """Return True if one of the sources sets the parameter. A flag that is set to its default is not counted."""
     name = str(parameter.name)
     if context.get_parameter_source(name) not in sources:
         return False

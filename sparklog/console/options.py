@@ -1,9 +1,10 @@
-"""Options that several commands and jobs share, with one name, meaning and help text, and parsers of their values.
+"""Options that several commands and jobs share, with the same name, meaning and help text, and parsers of their values.
 
 Topics and partitions are selected by name, or by patterns as in Kafka's tools.
 """
 
-# No `from __future__ import annotations`: data classes inherit fields whose types are names of another module.
+# Do not use `from __future__ import annotations`, because data classes inherit fields whose types are names of another
+# module.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,9 +38,9 @@ def integer_option(
     default: bool | str = True,
     **rule: Any,
 ) -> Any:
-    """Declare an option for an integer from `low` to `high`; other values are usage errors.
+    """Declare an integer option with values from `low` to `high`. Other values are usage errors.
 
-    `rule`: the arguments `excludes`, `needs` and `why` of `Option`.
+    `rule` contains the arguments `excludes`, `needs` and `why` of `Option`.
     """
     return Option(*names, parser=int64(low, high), metavar=metavar, help=text, show_default=default, **rule)
 
@@ -130,7 +131,7 @@ def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def one_of(argument: str | None, option: str | None, names: str = "TOPIC --topic") -> str | None:
-    """Return the value of an argument or an option; a usage error if both are given and differ."""
+    """Return the value of an argument or an option. Raises a usage error if both are given and differ."""
     first, second = names.split()
     if argument is not None and option not in (None, argument):
         raise BadParameter(f"expected {first} once, found {argument!r} and {second} {option!r}: omit one")
@@ -138,7 +139,7 @@ def one_of(argument: str | None, option: str | None, names: str = "TOPIC --topic
 
 
 def required(argument: str | None, option: str | None, names: str = "TOPIC --topic") -> str:
-    """Return the value of an argument or an option; a usage error if neither is given."""
+    """Return the value of an argument or an option. Raises a usage error if neither is given."""
     value = one_of(argument, option, names)
     if value is None:
         raise BadParameter(f"expected {names.split()[0]} as an argument or {names.split()[1]}, found none")
@@ -147,7 +148,7 @@ def required(argument: str | None, option: str | None, names: str = "TOPIC --top
 
 @dataclass
 class OneTopic:
-    """The topic of a command: an argument or --topic."""
+    """The topic of a command, given as an argument or with --topic."""
 
     topic: Annotated[str | None, Argument(metavar="TOPIC", help="Topic name. May also be given with --topic.")] = None
     topic_option: TopicOption = None
@@ -159,7 +160,9 @@ class OneTopic:
 
 @dataclass
 class TopicOrPattern(OneTopic):
-    """The topic that a command changes immediately, or the topics of a pattern, which it changes with --execute."""
+    """The topics that a command changes. A single topic is changed immediately, and the topics of a pattern only with
+    --execute.
+    """
 
     pattern: Annotated[
         str | None,
@@ -186,7 +189,7 @@ class TopicOrPattern(OneTopic):
         return self.execute if self.pattern is not None else not self.dry_run
 
     def matching(self, topics: Callable[[], Sequence[str]], location: str) -> list[str]:
-        """Return the topic, or the topics that match the pattern. Raises `NotFound` if none match."""
+        """Return the topic, or the topics that match the pattern. Raises `NotFound` if no topic matches."""
         if self.pattern is None:
             if not re.fullmatch(r"[\w.-]*", self.name):
                 expected = f"expected a topic, found {self.name!r}"
@@ -203,7 +206,7 @@ class TopicOrPattern(OneTopic):
 
 @dataclass
 class SourceTopic(OneTopic):
-    """The topic of a command that reads a location, optional if that has only one topic."""
+    """The topic of a command that reads a location. It is optional if the location has only one topic."""
 
     topic: Annotated[
         str | None,
@@ -217,7 +220,7 @@ class SourceTopic(OneTopic):
 
 @dataclass
 class Topics:
-    """The topics of a command: arguments or --topic."""
+    """The topics of a command, given as arguments or with --topic."""
 
     topics: Annotated[
         list[str] | None, Argument(metavar="[TOPIC]...", help="Topics to include. By default, all topics are included.")
@@ -231,7 +234,7 @@ class Topics:
 
     @property
     def names(self) -> list[str] | None:
-        """Return the topics, or None for all; a usage error if arguments and option differ."""
+        """Return the topics, or None for all topics. Raises a usage error if the arguments and the option differ."""
         arguments, named = list(comma_separated(self.topics)), list(topic_names(self.topic_option))
         if arguments and named and set(arguments) != set(named):
             both = f"{' '.join(arguments)!r} and --topic {','.join(named)!r}"
@@ -254,7 +257,7 @@ def unescaped(text: str) -> bytes:
 
 
 def topic_names(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the topics of `TopicsOption`; empty: all. Raises `BadRequest` for invalid names."""
+    """Return the topics of `TopicsOption`, which is empty for all topics. Raises `BadRequest` for an invalid name."""
     from sparklog.log.journal.names import check_topic_name
 
     return tuple(check_topic_name(name) for name in comma_separated(texts))
@@ -264,7 +267,7 @@ GROUP_STATES = ("Stable", "Empty", "Reconciling", "Dead", "PreparingRebalance", 
 
 
 def group_states(text: str) -> set[str]:
-    """Parse comma-separated states to lower case; an empty text means all."""
+    """Parse comma-separated states, and convert them to lower case. An empty text means all states."""
     states = {state.lower() for state in GROUP_STATES}
     selected = {state.lower() for state in comma_separated([text])}
     if not selected <= states:
@@ -273,7 +276,7 @@ def group_states(text: str) -> set[str]:
 
 
 def name_and_value(text: str, option: str, expected: str = "NAME=VALUE") -> tuple[str, str]:
-    """Split `name=value`."""
+    """Split `name=value` into the name and the value."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise BadParameter(f"expected {expected}, found {text!r}", param_hint=f"'{option}'")
@@ -296,11 +299,11 @@ def parse_age(text: str, option: str) -> int:
 
 
 VERSIONS = 10**10
-"""Numbers below this are versions, others are times: 10^10 ms since the epoch is in April 1970."""
+"""Numbers below this limit are versions, and other numbers are times. 10^10 ms since the epoch is in April 1970."""
 
 
 def parse_time(text: str, option: str = "--from-timestamp") -> int:
-    """Convert `1700000000000`, or ISO 8601 (UTC unless it has a zone), to ms since the epoch, rounded down."""
+    """Convert milliseconds or an ISO 8601 time to ms since the epoch, rounded down. A time without a zone is in UTC."""
     if is_digits(text) and int(text) <= INT64_MAX:
         warn_of_seconds(**{option: text})
         return int(text)
@@ -316,13 +319,13 @@ def parse_time(text: str, option: str = "--from-timestamp") -> int:
 
 
 def check_order(start: str, first: int, end: str, last: int) -> None:
-    """Raise a usage error if a range ends before it starts; `start` and `end`: the options with their values."""
+    """Raise a usage error if a range ends before it starts. `start` and `end` are the options with their values."""
     if first > last:
         raise BadParameter(f"{start} is after {end}, so the range is empty: swap the values")
 
 
 def parse_as_of(text: str | None) -> tuple[int | None, int | None]:
-    """Return either the version or the time (ms since the epoch), or neither."""
+    """Return the version and the time (ms since the epoch). At most one of them is not None."""
     if text is None:
         return None, None
     if is_digits(text) and int(text) < VERSIONS:
@@ -332,12 +335,13 @@ def parse_as_of(text: str | None) -> tuple[int | None, int | None]:
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
 RULE = re.compile(r"([^:,]*)(?::(?:([0-9]{0,10})|([0-9]{0,10})-([0-9]{0,10})))?")
-"""Kafka's form: a pattern of topics, then a partition, or a range of partitions with an exclusive end."""
+"""The syntax of Kafka's tools: a topic pattern, followed by a partition or a range of partitions with an exclusive end.
+"""
 
 
 @dataclass
 class TopicChoice(Topics):
-    """Topics by name or by patterns."""
+    """The topics of a command, selected by name or by pattern."""
 
     include: Annotated[
         str | None,
@@ -356,7 +360,7 @@ class TopicChoice(Topics):
 
     @property
     def pattern(self) -> str | None:
-        """Return --include, or a --topic that is a pattern, or None if topics are selected by name."""
+        """Return the value of --include, or a --topic that is a pattern. Return None if topics are selected by name."""
         from sparklog.log.journal.names import is_topic_name
 
         names = comma_separated(self.topic_option)
@@ -367,11 +371,11 @@ class TopicChoice(Topics):
 
     @property
     def names(self) -> list[str] | None:
-        """Return the topics given by name, or None for all that `of` selects."""
+        """Return the topics that are given by name, or None for all topics that `of` selects."""
         return super().names if self.pattern is None else None
 
     def of(self, source: OpenLocation, may_be_none: bool = False) -> OpenLocation:
-        """Return the location with only the selected topics. Raises `NotFound` if a pattern matches none."""
+        """Return the location restricted to the selected topics. Raises `NotFound` if no topic matches the pattern."""
         pattern = None if self.pattern is None else _topics_regex(self.pattern)
 
         def accepts(name: str) -> bool:
@@ -394,13 +398,13 @@ def _regex(text: str, option: str) -> re.Pattern[str]:
 
 
 def _topics_regex(text: str) -> re.Pattern[str]:
-    """Compile a pattern of topics in which a comma means `|`, as in Kafka's tools."""
+    """Compile a topic pattern, in which a comma means `|`, as in Kafka's tools."""
     return _regex(text.replace(",", "|"), "--include")
 
 
 @dataclass(frozen=True)
 class PartitionRule:
-    """The partitions from `first` to before `end` of matching topics."""
+    """The partitions from `first` to `end` (exclusive) of the topics that match a pattern."""
 
     topics: re.Pattern[str]
     first: int
@@ -413,7 +417,7 @@ class PartitionRule:
 
 @dataclass
 class PartitionChoice(TopicChoice):
-    """Topics and partitions. `-t` is not an option here, because `offsets` uses it for --time."""
+    """The topics and partitions of a command. `-t` does not select topics, because `offsets` uses it for --time."""
 
     topic_option: Annotated[
         list[str] | None,
@@ -444,7 +448,9 @@ class PartitionChoice(TopicChoice):
         return "|".join(rule.topics.pattern for rule in self.rules())
 
     def rules(self) -> list[PartitionRule]:
-        """Return the rules of which a partition must match one; none: all partitions are selected."""
+        """Return the rules. A partition must match at least one rule. If there are no rules, all partitions are
+        selected.
+        """
         rules = []
         for text in comma_separated([self.topic_partitions or ""]):
             match = RULE.fullmatch(text)

@@ -1,14 +1,16 @@
-"""Commands as functions, whose parameters declare the arguments and options of a click command.
+"""Commands as functions. The parameters of a function declare the arguments and options of a click command.
 
     @app.add("list", "sparklog topics list --root /data/log")
     def list_(root: Annotated[str, Option("--root", help="Root directory.")]) -> Output: ...
 
-The type determines the kind of option: `bool` is a flag, `Literal` a choice, `list[str]` may be repeated. A parameter
-without a default is required. A parameter whose type is a data class stands for the fields of the class, which group
-options that belong together.
+The type of a parameter determines the kind of option: `bool` is a flag, `Literal` is a choice, and `list[str]` may be
+repeated. A parameter
+without a default is required. A parameter whose type is a data class is replaced by the fields of the class, which
+group
+related options.
 
-Shells complete the names of topics, groups and configs of the root on the command line, or of the default root. If
-reading them fails or takes too long, there are no completions.
+Shells complete the names of the topics, groups and configs of the root on the command line, or of the default root. If
+the names cannot be read, or not in time, there are no completions.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ from sparklog.console.option_rules import Rule, check, check_arguments
 from sparklog.console.terminal import Output, log_from
 
 SECONDS = 1.0
-"""Maximum time for which a key press waits for a store."""
+"""The maximum number of seconds that a completion waits for a store."""
 
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _completer(list_names: Callable[[str], Iterable[str]]) -> Completer:
-    """Return a click completer for names; in a comma-separated list, it completes the last name."""
+    """Return a click completer for names. In a comma-separated list, it completes the last name."""
 
     def complete(context: click.Context, parameter: click.Parameter, text: str) -> list[str]:
         before, comma, last = text.rpartition(",")
@@ -51,7 +53,7 @@ def _completer(list_names: Callable[[str], Iterable[str]]) -> Completer:
             with suppress(Exception):
                 names.extend(list_names(context.params.get("root") or ""))
 
-        # Keep messages out of the prompt.
+        # Do not print messages into the prompt.
         with redirect_stderr(StringIO()):
             thread = Thread(target=read, daemon=True)
             thread.start()
@@ -86,7 +88,7 @@ COMPLETERS = {
     **dict.fromkeys(("group", "groups", "group_option"), _completer(_groups)),
     **dict.fromkeys(("names", "delete_config"), _completer(_configs)),
 }
-"""Completers by parameter name in Python."""
+"""The completers, by the Python name of the parameter."""
 
 
 HELP_WIDTH = 120
@@ -103,14 +105,15 @@ class Option:
     """Declares that a parameter is an option.
 
     Args:
-        names: names other than `--its-name`, or `--its-name/--no-its-name` of a flag that is on by default.
-        parser: a `ValueType` or a function.
-        show_default: text for a default that is not self-explanatory; False: none.
-        excludes: options that must not be given as well, separated by spaces (`sparklog.console.option_rules`).
-        needs: options of which one must be given as well, separated by spaces.
-        why: reason for `excludes` and `needs`, for errors.
-        may_be_blank: whether the value may be blank.
-        settings: other arguments of `click.Option`, or of `click.Path` if the type is a path.
+        names: Names in addition to `--its-name`, or to `--its-name/--no-its-name` for a flag that is on by default.
+        parser: A `ValueType` or a function that parses the value.
+        show_default: The text to display for a default that is not self-explanatory, or False to display no default.
+        excludes: The options that must not be given together with this option, separated by spaces (see
+            `sparklog.console.option_rules`).
+        needs: The options, at least one of which must also be given, separated by spaces.
+        why: The reason for `excludes` and `needs`, for error messages.
+        may_be_blank: Whether the value may be blank.
+        settings: Other arguments of `click.Option`, or of `click.Path` if the type is a path.
     """
 
     def __init__(
@@ -134,9 +137,10 @@ class Option:
         """Return the click parameter.
 
         Args:
-            name: name of the parameter in Python.
-            kind: its type.
-            default: its default, or `Parameter.empty`. An empty list becomes None only if that is the default.
+            name: The Python name of the parameter.
+            kind: The type of the parameter.
+            default: The default value, or `Parameter.empty`. An empty list is converted to None only if the default is
+                None.
         """
         settings = dict(self.settings)
         item = _item(kind)
@@ -165,7 +169,7 @@ class Option:
 
 
 def _parser_of(kind: ValueType) -> Callable[[Any], Any]:
-    """Return a click parser, for which invalid values are usage errors."""
+    """Return a click parser that raises a usage error for invalid values."""
 
     def parse(value: Any) -> Any:
         try:
@@ -178,7 +182,7 @@ def _parser_of(kind: ValueType) -> Callable[[Any], Any]:
 
 
 class Argument(Option):
-    """Declares that a parameter is a positional argument; `settings`: arguments of `click.Argument`."""
+    """Declares that a parameter is a positional argument. `settings` contains the arguments of `click.Argument`."""
 
     def _create(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
         nargs = -1 if get_origin(_one(kind)) is list else 1
@@ -209,9 +213,9 @@ LOGGING = (
 
 
 class FunctionCommand(click.Command):
-    """A command that calls a function, whose parameters are inspected on first use.
+    """A command that calls a function. The parameters of the function are inspected when they are first used.
 
-    If the function returns an `Output`, the command has `--output` and `--json`, and prints the output.
+    If the function returns an `Output`, the command has the options `--output` and `--json`, and prints the output.
     """
 
     def __init__(self, name: str, run: Callable[..., Any], **settings: Any) -> None:
@@ -237,7 +241,7 @@ class FunctionCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            # Read the settings once: parsers of roots find them in the context.
+            # Read the settings once. The parsers of roots use the settings of the context.
             ctx.obj = user_settings()
             ctx.default_map = ctx.obj.defaults()
             options = self._takes_values(ctx)
@@ -256,7 +260,7 @@ class FunctionCommand(click.Command):
                 check(self.rules, ctx)
             return rest
         except click.UsageError as error:
-            # click omits the context if an option lacks its value.
+            # click omits the context if the value of an option is missing.
             error.ctx = error.ctx or ctx
             raise
 
@@ -267,7 +271,7 @@ class FunctionCommand(click.Command):
         return takes_root and bool(names or os.environ.get("SPARKLOG_ROOT") or (ctx.default_map or {}).get("root"))
 
     def _takes_values(self, ctx: click.Context) -> dict[str, bool]:
-        """Return the options, and whether each always takes the next word as its value."""
+        """Return the options, and whether each option always takes the next word as its value."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         names = {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
         return {name: not (option.is_flag or option._flag_needs_value) for name, option in names.items()}
@@ -294,7 +298,7 @@ def _signature(function: Any) -> Signature:
 
 
 def _declarations(declared: Signature) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, annotation and default of the parameters, including the fields of data classes."""
+    """Yield the name, annotation and default of each parameter. A data class is replaced by its fields."""
     for parameter in declared.parameters.values():
         if is_dataclass(parameter.annotation):
             yield from _declarations(_signature(parameter.annotation))
@@ -303,7 +307,7 @@ def _declarations(declared: Signature) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _call_with(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
-    """Call a function with the values of its parameters, creating data classes from the values of their fields."""
+    """Call a function with the values of its parameters. Data classes are created from the values of their fields."""
     kinds = {parameter.name: parameter.annotation for parameter in declared.parameters.values()}
     arguments = {
         name: _call_with(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
@@ -313,12 +317,12 @@ def _call_with(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
 
 
 def summary_of(command: click.Command) -> str:
-    """Return the first sentence of a command's help, which click would truncate to fit a line."""
+    """Return the first sentence of a command's help. click would truncate the sentence to fit a line."""
     return command.get_short_help_str(len(command.help or ""))
 
 
 class Commands(click.Group):
-    """The commands of a module: a group of `sparklog` if they have a common name and help text."""
+    """The commands of a module. If they have a common name and help text, they are a group of `sparklog`."""
 
     def __init__(self, name: str | None = None, text: str | None = None, epilog: str | None = None) -> None:
         super().__init__(name, help=text, epilog=epilog, context_settings=CONTEXT)
@@ -332,7 +336,9 @@ class Commands(click.Group):
             formatter.write_dl([(name, summary_of(self.commands[name])) for name in self.list_commands(ctx)])
 
     def add(self, name: str, *examples: str) -> Callable[[Callable[..., Output | None]], Callable[..., Output | None]]:
-        """Return a decorator that adds a function as a command, whose help ends with the examples, one per line."""
+        """Return a decorator that adds a function as a command. The help of the command ends with the examples, one per
+        line.
+        """
         epilog = "\n".join(("\b\nExample:", *(f"  {line}" for line in examples)))
 
         def register(run: Callable[..., Output | None]) -> Callable[..., Output | None]:

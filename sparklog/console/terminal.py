@@ -1,7 +1,7 @@
-"""Output on a terminal or a pipe: tables, JSON, CSV, warnings and usage errors.
+"""Output to a terminal or a pipe: tables, JSON, CSV, warnings and usage errors.
 
-Names and metadata come from writers of the data and must not control the terminal, so they are printed on one line with
-unprintable characters escaped. `--json` prints one document on one line, with names in camel case.
+Names and metadata are written by other programs and must not control the terminal, so they are printed on one line, and
+unprintable characters are escaped. `--json` prints one document on one line, with names in camel case.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def warn(message: object) -> None:
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 
-NO_BROKER = "there is no broker; give --root PATH, a directory of topics or a Kafka log directory"
+NO_BROKER = "there is no broker; give a root or a Kafka log directory with --root PATH"
 BROKER_OPTIONS = {"--bootstrap-server", "--bootstrap-servers", "--bootstrap-controller", "--broker-list"}
 BROKER_OPTIONS |= {"--brokers", "--broker", "--zookeeper", "-b"}
 
 
 def usage_line(error: Any) -> str:
-    """Return a usage error as one line, with a hint for an unknown name."""
+    """Return a usage error as one line. For an unknown name, the line includes a hint."""
     option, context = getattr(error, "option_name", None), error.ctx
     message = str(error.format_message())
     if context is not None and option in BROKER_OPTIONS:
@@ -54,7 +54,7 @@ def usage_line(error: Any) -> str:
     if is_group and option and (command := option.lstrip("-")) in context.command.list_commands(context):
         return f"{option} is a command: use {context.command_path} {command}"
     hint = "" if context is None else _hint(error, context, message)
-    # Omit click's own suggestions, which follow the first sentence.
+    # Omit the suggestions of click, which follow the first sentence.
     return f"{error.message} {hint}".strip() if isinstance(error, (NoSuchOption, NoSuchCommand)) else message + hint
 
 
@@ -66,7 +66,7 @@ def _hint(error: Any, context: Context, message: str) -> str:
         assert isinstance(context.command, Group)
         return command_hint(command, error.command_name, context.command.list_commands(context))
     if isinstance(error, NoSuchOption) and not command and error.option_name in ("--root", "-r", "--topic"):
-        return f"Put it after the command: sparklog topics list {error.option_name} ..."
+        return f"Put the option after the command: sparklog topics list {error.option_name} ..."
     if isinstance(error, NoSuchOption):
         options = [name for item in context.command.get_params(context) for name in (*item.opts, *item.secondary_opts)]
         return option_hint(command, error.option_name, [name for name in options if name.startswith("--")])
@@ -74,10 +74,10 @@ def _hint(error: Any, context: Context, message: str) -> str:
 
 
 def exit_with_usage_error(error: Any) -> NoReturn:
-    """Print a usage error on one line, and exit with its code."""
+    """Print a usage error on one line, and exit with the code for usage errors."""
     context = error.ctx
     if context is not None and error.format_message() == context.get_help():
-        # A group without a command: print its help in full.
+        # The command is a group without a subcommand. Print its complete help.
         print(context.get_help(), file=sys.stderr)
     else:
         hint = f" (see '{context.command_path} --help')" if context is not None else ""
@@ -86,7 +86,7 @@ def exit_with_usage_error(error: Any) -> NoReturn:
 
 
 def warn_and_exit(failures: Sequence[SparklogError]) -> None:
-    """Print a line for each topic, group or id that could not be read, and exit with code 1 if there are any."""
+    """Print a line for each topic, group or id that could not be read. If there are any, exit with code 1."""
     for message in dict.fromkeys(f"{error} [{error.code}]" for error in failures):
         warn(message)
     if failures:
@@ -97,22 +97,22 @@ LIBRARY = logging.getLogger("sparklog")
 
 
 class LogLines(logging.Handler):
-    """Prints the library's log on stderr."""
+    """A logging handler that prints the log of the library on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         warn(record.getMessage())
 
 
 def log_from(level: int) -> None:
-    """Print the library's log from this level on; at DEBUG, including store requests and tracebacks."""
+    """Print the log of the library from this level on. At level DEBUG, this includes store requests and tracebacks."""
     if not LIBRARY.handlers:
         LIBRARY.addHandler(LogLines())
-    # With both `-v` and `--debug`, `--debug` wins.
+    # If both `-v` and `--debug` are given, `--debug` takes precedence.
     LIBRARY.setLevel(min(level, LIBRARY.level or level))
 
 
 def trace() -> None:
-    """Print the traceback of the current error, with `--debug`."""
+    """Print the traceback of the current error if `--debug` is given."""
     if LIBRARY.level == logging.DEBUG:
         print_exc()
 
@@ -123,7 +123,7 @@ def print_lines(names: Iterable[object]) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[str] = ()) -> None:
-    """Print a table, with `-` for None; columns with headings in `right` are aligned to the right."""
+    """Print a table. None is printed as `-`. Columns whose headings are in `right` are right-aligned."""
     left = {column for column, heading in enumerate(headings) if heading not in right}
     print(table(headings, [["-" if cell is None else printable(cell) for cell in row] for row in rows], left))
 
@@ -134,9 +134,10 @@ def print_json(value: object) -> None:
 
 
 def print_csv(value: object) -> None:
-    """Print a document as CSV (RFC 4180 with newlines); nested values are JSON.
+    """Print a document as CSV (RFC 4180, but with LF as the line separator). Nested values are printed as JSON.
 
-    The rows are the objects of a list, or of the only list in an object, or the object itself. Text items become the
+    The rows are the objects of a list, the objects of the only list in an object, or the object itself. A list of
+    strings becomes the
     column `name`.
     """
     document = json_value(value)
@@ -161,12 +162,12 @@ class Output:
     """The output of a command.
 
     Attributes:
-        document: for JSON and CSV.
-        text: print the text for people.
-        failures: errors of topics, groups or ids that were skipped.
-        code: exit code.
-        after: print warnings after the output.
-        rows: rows for CSV, if they are only part of the document.
+        document: The document to print as JSON or CSV.
+        text: A function that prints the text for people.
+        failures: The errors of topics, groups or ids that were skipped.
+        code: The exit code.
+        after: A function that prints warnings after the output.
+        rows: The rows for CSV, if they are only a part of the document.
     """
 
     document: object
@@ -197,7 +198,7 @@ class Output:
 
 
 def read_text(file: Path, option: str) -> str:
-    """Return the text of a UTF-8 file, without its byte order mark, that an option gives. Raises `BadRequest`."""
+    """Return the text of the UTF-8 file given by an option, without the byte order mark. Raises `BadRequest`."""
     try:
         return file.read_text(encoding="utf-8-sig")
     except OSError as error:

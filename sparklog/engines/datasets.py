@@ -1,12 +1,13 @@
 """Topics as tables of DuckDB, Polars and other engines that read pyarrow datasets, with column and filter pushdown.
 
-An engine requests a scanner of a dataset, with the columns that it needs and a filter expression. Only these columns
-are decoded, and only offsets that can match are read (`sparklog.engines.narrowing`). The scanner then applies the
+An engine requests a scanner of a dataset for the columns that it needs and a filter expression. Only these columns
+are decoded, and only offsets that can match are read (see `sparklog.engines.narrowing`). The scanner then applies the
 filter to the records. pyarrow's own `Scanner` is not used, because it reads ahead in threads that call Python even
 after the scan has ended.
 
 Polars gets lazy frames, and passes its predicate as a Polars expression. Comparisons of columns with constants are
-translated to pyarrow expressions; other conditions do not reduce the records to read. The complete predicate is then
+translated to pyarrow expressions. Other conditions do not reduce the number of records to read. The complete predicate
+is then
 applied to the records.
 """
 
@@ -53,7 +54,9 @@ RootLike = Root | Store | str | os.PathLike[str]
 
 
 class TopicScanner:
-    """One scan of a dataset, with the interface of pyarrow's `Scanner`. It never reads ahead, so it can stop early."""
+    """A scan of a dataset, with the interface of pyarrow's `Scanner`. The scan never reads ahead, so it can stop at any
+    time.
+    """
 
     def __init__(self, dataset: TopicDataset, columns: tuple[str, ...], expression: ds.Expression | None) -> None:
         self._dataset = dataset
@@ -74,7 +77,7 @@ class TopicScanner:
             yield from rows.select(self._columns).to_batches()
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """Return a reader of the rows, which reads records only as they are requested."""
+        """Return a reader of the rows. Records are read only when they are requested."""
         return stream_reader(self.projected_schema, self.to_batches())
 
     def to_table(self) -> pa.Table:
@@ -96,7 +99,7 @@ class TopicScanner:
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]
-    """A topic, as of the creation of the dataset, for libraries that read pyarrow datasets."""
+    """A topic as of the creation of the dataset, for libraries that read pyarrow datasets."""
 
     def __init__(self, view: LogView, topic: str, isolation: IsolationLevel, threads: int) -> None:
         self._view = view
@@ -112,16 +115,16 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of a record."""
+        """The schema of the records."""
         return RECORD_SCHEMA
 
     @property
     def partition_expression(self) -> ds.Expression:
-        """A condition that all records meet, which is just True."""
+        """A condition that all records meet. It is always True."""
         return pc.scalar(True)
 
     def get_fragments(self, filter: ds.Expression | None = None) -> Iterator[TopicDataset]:  # noqa: A002  (pyarrow's)
-        """Yield the dataset itself, which has the methods of a fragment that engines use."""
+        """Yield the dataset itself, which has the fragment methods that engines use."""
         yield self
 
     def scanner(
@@ -131,7 +134,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         filter: ds.Expression | None = None,  # noqa: A002  (pyarrow's)
         **_: Any,
     ) -> TopicScanner:
-        """Return a scanner of the rows that match a filter, with these columns. Other options have no effect."""
+        """Return a scanner of the rows that match `filter`, projected to `columns`. Other options have no effect."""
         return TopicScanner(self, COLUMNS if columns is None else check_columns(list(columns)), filter)
 
     def batches(
@@ -142,7 +145,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
             yield from read_parts(self._view.plan(ranges, self._isolation), columns, threads=self._threads)
 
     def ranges(self, expression: ds.Expression | None, needed: set[str]) -> list[OffsetRange]:
-        """Return the offset ranges to read for an expression; None: all offsets."""
+        """Return the offset ranges to read for an expression, or None for all offsets."""
         bounds = self._view.bounds(self._topic)
         all_ranges = [
             OffsetRange(self._topic, partition, bound.log_start, bound.end(self._isolation))
@@ -175,7 +178,9 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
 
 
 class ByTopic(dict[str, T]):
-    """The opened topics by name. An unknown name raises `NotFound`, a `LookupError`, which suggests a similar name."""
+    """The opened topics by name. An unknown name raises `NotFound`, which is a `LookupError` and suggests a similar
+    name.
+    """
 
     def __missing__(self, name: str) -> T:
         hint = did_you_mean(str(name), self) or f"; the topics are {', '.join(map(repr, self)) or 'none'}"
@@ -231,10 +236,11 @@ def duckdb(
     isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> list[str]:
-    """Register topics as views of a DuckDB connection. Call it again to see records that were appended since.
+    """Register topics as views of a DuckDB connection. To see records that were appended since then, call this function
+    again.
 
     Args:
-        con: A connection, as `duckdb.connect()` returns it.
+        con: A connection, as returned by `duckdb.connect()`.
         root: An open root, or the location of a root or a Kafka log directory.
         topics: The names of the topics; None: all topics.
         isolation_level: The isolation level, as in `Topic.scan`.
@@ -305,9 +311,9 @@ def _view(root: RootLike, *, tailing: bool = False) -> LogView:
 
 
 def _rounds(ranges: Sequence[OffsetRange]) -> Iterator[list[OffsetRange]]:
-    """Yield the first range of each partition, then the second range of each, and so on.
+    """Yield the first range of each partition, then the second range of each partition, and so on.
 
-    Ranges that are read together have no order, so a read must not contain two ranges of one partition.
+    Ranges that are read together are not ordered, so a read must not contain two ranges of one partition.
     """
     by_partition: dict[int, list[OffsetRange]] = {}
     for offsets in ranges:
@@ -368,13 +374,13 @@ def polars(
 def _frames(
     dataset: TopicDataset, with_columns: list[str] | None, predicate: Any, n_rows: int | None, _: int | None
 ) -> Iterator[Any]:
-    """Yield frames with columns of the matching rows among the first `n_rows` rows."""
+    """Yield frames with the requested columns of the matching rows among the first `n_rows` rows."""
     pl = import_module("polars")
 
     selected = list(COLUMNS) if with_columns is None else with_columns
     filtered = set() if predicate is None else set(predicate.meta.root_names())
     read = [name for name in COLUMNS if name in filtered or name in selected] or ["partition"]
-    # Polars counts `n_rows` before it applies the predicate, so with `n_rows` no rows may be skipped.
+    # Polars counts `n_rows` before it applies the predicate. If `n_rows` is given, rows must not be skipped.
     expression = translated(predicate) if predicate is not None and n_rows is None else None
     needed = set() if expression is None else columns_of(expression)
     for batch in dataset.batches(read, expression, needed):
@@ -388,7 +394,9 @@ def _frames(
 
 
 def translated(predicate: Any) -> ds.Expression | None:
-    """Translate a Polars predicate to a pyarrow expression that all matching rows meet; None if there is none."""
+    """Translate a Polars predicate to a pyarrow expression that all matching rows meet. Return None if there is no such
+    expression.
+    """
     parts = predicate.meta.pop()[::-1]
     if len(parts) == 2:
         left, right = parts
@@ -424,7 +432,9 @@ def _swapped(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _compared(column: Any, literal: Any, compare: Callable[[Any, Any], Any]) -> ds.Expression | None:
-    """Return the comparison of a column with a constant; None if the operands or their types are different."""
+    """Return the comparison of a column with a constant, or None if the operands are of other kinds or their types
+    differ.
+    """
     pl = import_module("polars")
 
     if not _is_column(column) or literal.meta.root_names():

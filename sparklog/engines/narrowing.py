@@ -1,11 +1,13 @@
-"""Find the offsets that can match a filter, using only metadata.
+"""Determine the offsets that can match a filter from metadata alone.
 
-A filter is a pyarrow expression, which has no interface to inspect it. But pyarrow can decide which fragments of a
-dataset may match an expression, from what is known about each fragment. So a topic is presented as a dataset of chunks,
-which are never opened, with the partition, offsets and timestamps of each. Chunks next to chunks that cannot match are
+A filter is a pyarrow expression, which cannot be inspected. However, pyarrow can decide which fragments of a
+dataset may match an expression, based on what is known about each fragment. Therefore, a topic is presented as a
+dataset of chunks
+with known partitions, offsets and timestamps. The chunks are never opened. Chunks next to chunks that cannot match are
 split again, down to single offsets.
 
-The resulting ranges may contain other records, but always contain all matching ones. The reader applies the filter to
+The resulting ranges always contain all matching records, but may also contain other records. The reader applies the
+filter to
 the records.
 """
 
@@ -30,20 +32,21 @@ Int64s = npt.NDArray[np.int64]
 LATEST_MS = 9_223_372_036_000
 """The latest timestamp that can be compared as nanoseconds."""
 CHUNKS_PER_ROUND = 128
-"""The approximate number of chunks into which a round splits all edges together."""
+"""The approximate total number of chunks into which all edges are split in a round."""
 MIN_SPLIT = 8
 """The minimum number of chunks into which an edge is split."""
 MAX_CHUNKS = 2048
 """The maximum number of chunks to evaluate for a filter."""
 METADATA_COLUMNS = {"topic", "partition", "offset", "timestamp"}
-"""Columns that the metadata describes."""
+"""The columns that the metadata describes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Runs of records of one partition in offset order, and the minimum and maximum timestamp (ms) of each.
+    """Spans of records of one partition in offset order, with the minimum and maximum timestamp (ms) of each span.
 
-    `low` ignores negative timestamps, and is -1 if there is no other. `low` and `high` are None if the timestamps are
+    `low` ignores negative timestamps, and is -1 if there are no other timestamps. `low` and `high` are None if the
+    timestamps are
     unknown.
     """
 
@@ -55,7 +58,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Offsets of a partition, and the rows of its spans that contain them. An `edge` is to be split again."""
+    """Offsets of a partition, and the rows of the spans that contain the offsets. An `edge` must be split again."""
 
     partition: int
     start: int
@@ -66,9 +69,9 @@ class _Chunk:
 
 
 def columns_of(expression: ds.Expression) -> set[str]:
-    """Return the columns that an expression needs."""
+    """Return the columns that an expression uses."""
     needed = set()
-    # pyarrow rejects an expression if the dataset lacks one of its columns.
+    # pyarrow rejects an expression if one of its columns is missing in the dataset.
     for name in RECORD_SCHEMA.names:
         rest = pa.schema([field for field in RECORD_SCHEMA if field.name != name])
         try:
@@ -79,7 +82,9 @@ def columns_of(expression: ds.Expression) -> set[str]:
 
 
 def narrowed(topic: str, spans: Mapping[int, Spans], expression: ds.Expression, needed: set[str]) -> list[OffsetRange]:
-    """Return the ranges that can match an expression, ordered by partition. `needed` are the columns it uses."""
+    """Return the ranges that can match an expression, ordered by partition. `needed` contains the columns that the
+    expression uses.
+    """
     chunks = [
         _Chunk(partition, int(rows.base[0]), int(rows.end[-1]), 0, len(rows.base))
         for partition, rows in spans.items()
@@ -98,7 +103,7 @@ def narrowed(topic: str, spans: Mapping[int, Spans], expression: ds.Expression, 
 
 
 class _Matcher:
-    """Lets pyarrow decide which chunks a filter can match."""
+    """Uses pyarrow to decide which chunks a filter can match."""
 
     def __init__(self, topic: str, spans: Mapping[int, Spans], expression: ds.Expression, *, times: bool) -> None:
         self.evaluated = 0
@@ -109,7 +114,7 @@ class _Matcher:
         self._files = ds.IpcFileFormat(), LocalFileSystem()
 
     def can_match(self, chunks: Sequence[_Chunk]) -> list[bool]:
-        """Return for each chunk whether the filter can match records in it."""
+        """Return whether the filter can match records in each chunk."""
         self.evaluated += len(chunks)
         files, system = self._files
         fragments = [
@@ -127,7 +132,8 @@ class _Matcher:
     def _chunk_expressions(self, chunk: _Chunk) -> Iterator[ds.Expression]:
         """Yield expressions such that each record of a chunk meets at least one of them.
 
-        If timestamps matter, there is one for records with a timestamp, and one for records without one.
+        If the filter uses timestamps, yields an expression for records with a timestamp, and an expression for records
+        without a timestamp.
         """
         offset, timestamp = pc.field("offset"), pc.field("timestamp")
         fact = (pc.field("topic") == self._topic) & (pc.field("partition") == pa.scalar(chunk.partition, pa.int32()))
@@ -150,7 +156,9 @@ def _time(ms: int) -> pa.Scalar:
 
 
 def _refined(chunks: Sequence[_Chunk], count: int, spans: Mapping[int, Spans], matcher: _Matcher) -> list[_Chunk]:
-    """Split each edge into `count` chunks, and drop those that cannot match. Neighbors of dropped chunks are edges."""
+    """Split each edge into `count` chunks, and drop the chunks that cannot match. The neighbors of dropped chunks
+    become edges.
+    """
     splits = {chunk: list(_split(chunk, count, spans[chunk.partition])) for chunk in chunks if chunk.edge}
     results = iter(matcher.can_match([chunk for split in splits.values() for chunk in split]))
     refined: list[_Chunk] = []
@@ -160,7 +168,8 @@ def _refined(chunks: Sequence[_Chunk], count: int, spans: Mapping[int, Spans], m
             continue
         split = splits[chunk]
         possible = [next(results) for _ in split]
-        # The ends of an edge need no check: they are next to a chunk that was dropped before, or at an end of the log.
+        # The ends of an edge need no check, because they are next to a chunk that was dropped before, or at an end of
+        # the log.
         for number, part in enumerate(split):
             if possible[number]:
                 has_dropped_neighbor = not all(possible[max(number - 1, 0) : number + 2])

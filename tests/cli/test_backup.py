@@ -157,7 +157,7 @@ def test_a_group_beyond_the_version_is_set_to_the_end(
         (("backup", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
         (("backup", "--to", "{new}", "--list"), 1, "is not a backup repository"),
         (("backup", "--to", "{new}", "--prune", "--keep", "1"), 1, "is not a backup repository"),
-        (("backup", "--to", "{place}", "--prune"), 2, "--prune needs --keep or --keep-days"),
+        (("backup", "--to", "{place}", "--prune"), 2, "--prune requires --keep or --keep-days"),
         (("backup", "--to", "{place}", "--keep", "0"), 2, "--keep"),
         (("backup",), 2, "--to"),
         (("restore", "{new}", "--to", "{new}2"), 1, "neither a backup repository"),

@@ -91,7 +91,7 @@ def test_a_reset_shows_first_and_does_when_told(sparklog: Sparklog, root: Path, 
         ["billing", "a", "0", "2", "0"],
         ["billing", "a", "1", "1", "0"],
     ]
-    assert found.err == "WARN Nothing was changed: this was a dry run; add --execute to make the changes.\n"
+    assert found.err == "WARN Nothing was changed, because this was a dry run. Add --execute to make the changes.\n"
     assert committed(root, "billing") == {("a", 0): 2, ("a", 1): 1}
     assert sparklog("groups", "reset", "billing", "--to-earliest", "--dry-run").err == ""
     sparklog("groups", "reset", "billing", "--to-earliest", "--topic", "a:1", "--execute")
@@ -115,7 +115,10 @@ def test_offsets_travel_through_a_file(sparklog: Sparklog, root: Path, member: M
     assert committed(root, "billing") == {("a", 0): 2, ("a", 1): 1}
     kept.write_text("other,a,0,1\n")
     outcome = sparklog("groups", "reset", "billing", "--from-file", kept, code=1)
-    assert outcome.err == f"sparklog: {kept} has offsets of other, but not of group 'billing' [SPARKLOG_BAD_REQUEST]\n"
+    assert (
+        outcome.err
+        == f"sparklog: {kept} has offsets of other, but no offsets of group 'billing' [SPARKLOG_BAD_REQUEST]\n"
+    )
 
 
 def test_an_active_group_is_left_alone(sparklog: Sparklog, root: Path, member: Membership) -> None:

@@ -72,7 +72,7 @@ def test_commits_that_are_gone_and_what_lies_below_a_gap(sparklog: Sparklog, roo
         (root / "t" / "_log" / f"{version:020}.json").unlink()
     lines = sparklog("history", "t").lines
     assert [line.split()[0] for line in lines[1:-1]] == ["5", "4", "3"]
-    assert lines[-1] == "commits before version 3 are no longer kept"
+    assert lines[-1] == "commits before version 3 are no longer retained"
 
 
 def test_a_deleted_topic(sparklog: Sparklog, topic: library.Topic) -> None:

@@ -21,11 +21,11 @@ NOTHING, COMMITTED = "nothing was changed", "committed changes remain"
 STAYS = {
     **dict.fromkeys(("history", "log-dirs", "report", "verify", "topics list", "groups describe"), NOTHING),
     **dict.fromkeys(("produce", "clone", "topics create", "groups reset", "delete-records"), COMMITTED),
-    "consume": "nothing was changed except the offsets of a --group",
-    "backup": "no backup was created; run it again, and it skips files that are already copied",
+    "consume": "nothing was changed except the committed offsets of the group",
+    "backup": "no backup was created; run the command again, which skips files that were already copied",
     "export": "nothing was exported",
-    "import": "committed records remain; run it again to continue",
-    "restore": "run it again with the same options to continue",
+    "import": "committed records remain; run the command again to continue",
+    "restore": "run the command again with the same options to continue",
 }
 
 

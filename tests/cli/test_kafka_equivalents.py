@@ -299,7 +299,7 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
     assert (outcome.out, outcome.err.splitlines()) == (
         "c0\n",
         [
-            "sparklog: --enable-systest-events has no effect: it is for Kafka's own tests",
+            "sparklog: --enable-systest-events has no effect: the option is for Kafka's own tests",
             "sparklog: --consumer-property fetch.min.bytes=5 has no effect: there is no broker",
             "Processed a total of 1 messages",
         ],
@@ -334,7 +334,7 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
         ("consume t --property", "Option '--property' requires an argument. (see 'sparklog consume --help')"),
         ("consume t --property print.key=yes", "--property print.key=yes: expected true or false"),
         ("consume t --property print.kye=true", "--property: expected one of print.timestamp, print.partition, "),
-        ("consume t --consumer-property auto.offset.reset=none", "expected earliest, or latest, which means --follow"),
+        ("consume t --consumer-property auto.offset.reset=none", "expected earliest or latest; latest means --follow"),
         ("consume t --consumer-property enable.auto.commit=false", "without it, no offsets are committed"),
         ("consume t --consumer-property ssl.key.password=x", "there is no broker to connect to"),
         ("consume t --consumer-property bootstrap.servers=x", "there is no broker; give --root PATH"),

@@ -93,7 +93,7 @@ def test_it_answers(sparklog: Sparklog, root: Path, place: Path, line: str, prin
 
 def test_a_replication_factor_is_taken(sparklog: Sparklog, root: Path) -> None:
     assert "copies" not in sparklog("topics", "create", "one", "--replication-factor", 1).err
-    keeps = f"has no effect: the storage of {root} keeps the replicas\n"
+    keeps = f"has no effect, because the storage of {root} replicates the data\n"
     for factor in (3, -1):
         outcome = sparklog("topics", "create", f"r{factor + 1}", "--replication-factor", factor, "-p", 2)
         assert outcome.err.startswith(f"sparklog: --replication-factor {factor} {keeps}")
@@ -102,7 +102,7 @@ def test_a_replication_factor_is_taken(sparklog: Sparklog, root: Path) -> None:
     assert library.open(root).topic("one").describe().partitions[-1].partition == 1
 
 
-NO_BROKER = "there is no broker; give --root PATH, a directory of topics or a Kafka log directory"
+NO_BROKER = "there is no broker; give a root or a Kafka log directory with --root PATH"
 ONCE = "omit one"
 
 
@@ -134,13 +134,13 @@ ONCE = "omit one"
         ("delete-records orders -p 0 -o -2", "expected an integer of at least -1, found '-2'"),
         (f"groups reset g --to-offset {2**63}", f"expected an integer of at least 0, found '{2**63}'"),
         ("produce a --compression brotli", "'brotli' is not one of 'none', 'gzip', 'snappy', 'lz4', 'zstd'"),
-        ("consume orders -f '%k\\n'", "expected a topic, found '%k\\\\n': -f is --follow; give a format with --format"),
+        ("consume orders -f '%k\\n'", "expected a topic, found '%k\\\\n': use --format to give a format"),
         ("consume orders --format %k --json", "give --format or --json, not both"),
         ("consume orders --include x", "give --include or TOPIC, not both"),
         ("consume --include 'x('", "expected a regular expression, found 'x('"),
-        ("consume orders --to-offset 3", "--to-offset needs --partition"),
+        ("consume orders --to-offset 3", "--to-offset requires --partition"),
         ("consume orders --key a --group g", "give --group or --key, not both: a group reads all records"),
-        ("consume orders --all-partitions", "--all-partitions needs --key"),
+        ("consume orders --all-partitions", "--all-partitions requires --key"),
         ("consume orders --key a -p 0 --all-partitions", "give --all-partitions or --partition, not both"),
         ("consume orders -p 0 --to-offset 3 --to-timestamp 9", "give --to-offset or --to-timestamp, not both"),
         ("consume orders --to-timestamp 9 -f", "give --to-timestamp or --follow, not both"),
@@ -182,7 +182,7 @@ def test_a_topic_that_is_missing_is_created_unless_the_name_may_be_misspelt(
     file.write_text("a\n")
     outcome = sparklog("produce", "zzz", "--file", file)
     assert outcome.err.splitlines() == [
-        "Topic zzz did not exist: created with 1 partition, the root's default; --num-partitions N sets another",
+        "Topic zzz did not exist: created with 1 partition, the root's default; use --num-partitions",
         "Appended 1 record to zzz",
     ]
     assert sparklog("produce", "zzz", "--file", file).err == "Appended 1 record to zzz\n"

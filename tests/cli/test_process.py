@@ -83,7 +83,7 @@ def test_an_interrupt_ends_a_follower(sparklog: Sparklog, process: Process) -> N
     assert follower.stdout.readline() == b"v\n"
     follower.send_signal(signal.SIGINT)
     code, _, err = finished(follower)
-    stays = b"nothing was changed except the offsets of a --group"
+    stays = b"nothing was changed except the committed offsets of the group"
     assert (code, err) == (130, b"sparklog: interrupted: processed a total of 1 messages; " + stays + b"\n")
 
 

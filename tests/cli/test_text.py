@@ -143,7 +143,7 @@ def test_json_input_needs_only_a_value() -> None:
     [
         (b"{", "line 5: expected one JSON object per line"),
         (b"[1]", 'line 5: expected a JSON object with "value"'),
-        (b"[" * 100_000, "line 5: expected one JSON object per line, found one that is nested too deeply"),
+        (b"[" * 100_000, "line 5: expected one JSON object per line, found an object that is nested too deeply"),
         (b'{"key": "k"}', 'line 5: expected a JSON object with "value"'),
         (b'{"value": 3}', 'line 5: "value" must be a string, null or {"base64": "..."}, found int: quote it'),
         (b'{"value": {"a": 1}}', 'line 5: "value" must be a string, null'),

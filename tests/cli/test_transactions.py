@@ -49,7 +49,7 @@ def test_list_shows_the_newest_transaction_of_each_id_and_what_it_holds_back(
 
 def test_describe_shows_what_is_held_open_and_pending(sparklog: Sparklog, held: Transaction) -> None:
     title, heading, first, second = sparklog("transactions", "describe", "etl/orders").lines
-    assert title.startswith("TransactionalId: etl/orders\tState: Ongoing\tNewest: -\tInstance: ")
+    assert title.startswith("TransactionalId: etl/orders\tState: Ongoing\tLatest: -\tInstance: ")
     assert heading.split() == ["TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"]
     assert [line.split()[:5] for line in (first, second)] == [["a", "0", "0", "2", "4"], ["b", "0", "0", "0", "2"]]
     assert first.rstrip().endswith("60.0 s")
@@ -82,7 +82,7 @@ def test_abort_lets_readers_go_on_and_the_owners_commit_fails(sparklog: Sparklog
         held.commit()
     assert "no transaction of 'etl/orders' is open" in sparklog("transactions", "abort", "etl/orders", code=1).err
     assert sparklog("transactions", "describe", "etl/orders").out.startswith(
-        "TransactionalId: etl/orders\tState: CompleteAbort\tNewest: 0 abort (operator)"
+        "TransactionalId: etl/orders\tState: CompleteAbort\tLatest: 0 abort (operator)"
     )
     assert "was never used" in sparklog("transactions", "abort", "nobody", code=1).err
 
@@ -99,7 +99,7 @@ def test_abort_as_json_and_help(sparklog: Sparklog, held: Transaction) -> None:
 def test_a_decided_transaction_that_no_topic_has_recorded(sparklog: Sparklog, held: Transaction) -> None:
     held.commit()
     out = sparklog("transactions", "describe", "etl/orders").out
-    assert "a: 0 is decided; the next commit or `sparklog retain` records it" in out
+    assert "a: 0 is decided; the next commit or `sparklog retain` records the decision" in out
     assert "Held back" not in sparklog("topics", "describe", "a").out
     found = json.loads(sparklog("transactions", "describe", "etl/orders", "--json").out)
     assert found["unrecorded"] == [
@@ -131,7 +131,7 @@ def test_kafkas_open_transactions_are_listed_and_described(sparklog: Sparklog, i
     lines = [line.split() for line in sparklog("transactions", "list", "--open").lines[1:]]
     assert lines == [["producer-4", "-", "Ongoing", "txn-a"], ["tx-open", "-", "Ongoing", "txn-b"]]
     title, note, heading, row = sparklog("transactions", "describe", "tx-open").lines
-    assert title.startswith("TransactionalId: tx-open\tState: Ongoing\tNewest: -")
+    assert title.startswith("TransactionalId: tx-open\tState: Ongoing\tLatest: -")
     assert note == "Open in imported Kafka data:"
     assert heading.split() == ["TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"]
     cells = row.split()

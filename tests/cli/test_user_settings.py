@@ -99,8 +99,8 @@ def test_a_row_of_csv_is_one_of_the_table(config: Path, tmp_path: Path) -> None:
         ("rot = 1", "expected output, root, roots, found rot"),
         ("output = 'xml'", "output must be one of table, json, csv, found 'xml'"),
         ("root = 1", "root must be a string, found 1"),
-        ("roots = 1", "[roots] must have lines NAME = LOCATION"),
-        ("[roots]\na = 1", "[roots] must have lines NAME = LOCATION"),
+        ("roots = 1", "[roots] must contain lines of the form NAME = LOCATION"),
+        ("[roots]\na = 1", "[roots] must contain lines of the form NAME = LOCATION"),
     ],
 )
 def test_a_wrong_file_is_one_line(config: Path, text: str, message: str) -> None:

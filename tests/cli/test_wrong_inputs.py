@@ -117,7 +117,7 @@ def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None
         ("frobnicate", "No such command 'frobnicate'. (see"),
         ("cosnume orders", "Did you mean 'consume'?"),
         ("topics lst", "Did you mean 'list'?"),
-        ("--root {r} topics list", "Put it after the command: sparklog topics list --root ..."),
+        ("--root {r} topics list", "Put the option after the command: sparklog topics list --root ..."),
         ("serve {r} --port 24020", "No such option '--port'. Use --listen HOST:PORT."),
         ("compact --master local[2]", "run the job with spark-submit"),
         ("metrics --port 9", "Metrics writes a file (--output-file)"),
@@ -205,7 +205,7 @@ def test_no_record_creates_no_topic(sparklog: Sparklog, root: Path) -> None:
 def test_a_reset_that_creates_a_group_says_so(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True).create_topic("orders")
     reset = ("groups", "reset", "typo", "--topic", "orders", "--to-earliest", "--execute")
-    assert "WARN Group 'typo' does not exist; it will be created." in sparklog(*reset).err
+    assert "WARN Group 'typo' does not exist and will be created." in sparklog(*reset).err
     assert "does not exist" not in sparklog(*reset).err
 
 
@@ -248,7 +248,7 @@ def test_command_lines_of_older_guides_run_as_pasted(sparklog: Sparklog, root: P
     (tmp_path / "lines").write_text("a message\n")
     for line in OLDER_GUIDES:
         outcome = sparklog(*shlex.split(line.format(p=tmp_path)))
-        assert "has no effect: there is no broker, the topics are in the root" in outcome.err, line
+        assert "has no effect: there is no broker, and the topics are in the root" in outcome.err, line
         assert "a message" in outcome.out or "console-consumer" not in line
 
 

@@ -75,7 +75,7 @@ def test_a_command_line_says_what_rows_are(avsc: str) -> None:
         (["--payload", "xml"], "'raw', 'json', 'avro'"),
         (["--mode", "overwrite"], "'append', 'upsert'"),
         (["--bad-records", "drop"], "'fail', 'quarantine'"),
-        (["--interval", "1 minute"], "--interval needs --follow"),
+        (["--interval", "1 minute"], "--interval requires --follow"),
         (["--follow", "--interval", "soon"], "a number and a unit such as '30 seconds', found 'soon'"),
         (["--max-offsets-per-trigger", "0"], "--max-offsets-per-trigger"),
     ],
@@ -90,7 +90,7 @@ def test_wrong_usage_of_to_delta_ends_with_2(given: list[str], says: str, capsys
         (TO, "--key-columns"),
         ([*TO, "--key-columns", " ,"], "Invalid value for '--key-columns'"),
         ([*FROM, "--starting-version", "first"], "a version of the table, or latest; found 'first'"),
-        ([*FROM, "--interval", "1 minute"], "--interval needs --follow"),
+        ([*FROM, "--interval", "1 minute"], "--interval requires --follow"),
         ([*FROM, "--payload", "avro"], "'json', 'raw'"),
     ],
 )

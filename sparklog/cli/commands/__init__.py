@@ -1,1 +1,1 @@
-"""The commands of `sparklog`: a module for each command or for a family of them."""
+"""The modules with the commands of `sparklog`."""

@@ -1,4 +1,4 @@
-"""`sparklog backup`, `restore`, `clone` and `repartition`: copy roots and topics, now or as of an earlier time."""
+"""`sparklog backup`, `restore`, `clone` and `repartition`, which copy roots and topics as of any time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY_MS = 86_400_000
 
 @dataclass
 class Backups:
-    """Options to list and delete existing backups."""
+    """The options that list and delete existing backups."""
 
     list_: Annotated[
         bool,
@@ -82,11 +82,12 @@ def backup(
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Back up a root, incrementally.
+    """Create an incremental backup of a root.
 
     Copies all topics, transactions and consumer groups, as of one point in time, to a backup directory. Only data that
     is new since the last backup is copied, and every byte is verified. Writers and maintenance can continue to run. If
-    the command is killed, run it again. `sparklog restore` creates a root as of any backup, or of a time in between.
+    the command is killed, run it again. Use `sparklog restore` to create a root as of any backup, or as of a time
+    between two backups.
     """
     from sparklog.opening import reject_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
@@ -104,7 +105,7 @@ def backup(
         dropped = prune(target, keep=backups.keep, keep_ms=backups.keep_ms, dry_run=dry_run)
         return Output.from_lines(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
     if root is None:
-        raise BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
+        raise BadParameter("expected a root: give --root or set SPARKLOG_ROOT", param_hint="'--root'")
     topics = opt.topic_names(topic) or None
     opened = open_root_to_copy(root)
     if dry_run:
@@ -146,7 +147,7 @@ def _shown_pruned(pruned: Pruned, dry_run: bool) -> str:
 
 @dataclass
 class RestoreSelection:
-    """Topics to restore, their point in time, and their new names."""
+    """The topics to restore, the point in time, and the new names of topics."""
 
     as_of: Annotated[
         str,
@@ -202,10 +203,12 @@ def restore(
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Create a root from a backup or an earlier state of a root.
+    """Create a root from a backup, or from an earlier state of a root.
 
-    The new root has the latest state, or that of an earlier time. Every byte is verified. Transactions are complete,
-    consumer groups keep their offsets, and topics keep their ids. If the command is killed, run it again with the same
+    The new root has the latest state, or the state as of an earlier time. Every byte is verified. Transactions are
+    complete,
+    consumer groups retain their offsets, and topics retain their ids. If the command is killed, run it again with the
+    same
     options.
     """
     from sparklog.opening import reject_inside
@@ -259,11 +262,13 @@ def clone(
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Clone a topic, as of now or earlier, without copying data.
+    """Clone a topic without copying data.
 
-    The clone has the records, offsets and configs of the source topic, as of now or of a version or time, and a new
-    topic id. Both topics share files until one of them rewrites its own; you can append to, alter and delete either
-    without affecting the other. Versions are available for at least file.delete.delay.ms, a day by default.
+    The clone has the records, offsets and configs of the source topic, as of now, a version or a time, and a new
+    topic id. Both topics share files until one of them rewrites its files. You can append to, alter and delete either
+    topic
+    without affecting the other topic. Versions are available for at least file.delete.delay.ms, which is one day by
+    default.
     """
     from sparklog.log.topic.cloning import clone_topic
 
@@ -281,7 +286,7 @@ def clone(
 
 
 PAUSE_SECONDS = 1.0
-"""Pause of --follow if the topic has no new records."""
+"""Seconds between two polls of --follow if the topic has no new records."""
 
 
 @app.add("repartition", "sparklog repartition orders --to orders-12 --partitions 12 --root /data/log")
@@ -310,11 +315,13 @@ def repartition(
     ] = False,
     quiet: QuietOption = False,
 ) -> Output:
-    """Copy a topic to a topic with another number of partitions.
+    """Copy a topic to a topic with a different number of partitions.
 
-    Each record goes to the partition of its key, and is copied exactly once, even if the command is killed and run
-    again. Keys, values, timestamps, headers and the order of each key are kept; a record without a key goes to its
-    old partition modulo the new number. To cut over, stop the writers of the old topic, run the command with
+    Each record is copied exactly once to the partition of its key, even if the command is killed and run
+    again. Keys, values, timestamps, headers and the order of the records of each key are preserved. A record without a
+    key is copied to its
+    old partition modulo the new number of partitions. To cut over, stop the writers of the old topic, run the command
+    with
     --move-groups, and start all clients on the new topic.
     """
     from sparklog.tools.repartition import STEP_BYTES, copy_topic

@@ -1,4 +1,4 @@
-"""`sparklog configs`: describe, alter and explain topic configs and root defaults, as `kafka-configs` does."""
+"""`sparklog configs`, which describes, alters and explains topic configs and root defaults, as `kafka-configs` does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RootDefaultsOption = Annotated[
     ),
 ]
 
-# As in Kafka, commas inside brackets do not separate configs.
+# As in Kafka, a comma inside brackets does not separate two configs.
 _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 
 
@@ -56,7 +56,7 @@ def describe(
 ) -> Output:
     """Describe topic configs or root defaults.
 
-    Shows the value of each config, its source, and the default that applies if you delete it.
+    Shows the value of each config, the source of the value, and the default that applies if you delete the config.
     """
     from sparklog.log.state.configs import DEFAULT_CONFIG
     from sparklog.log.state.description import describe_configs
@@ -84,10 +84,10 @@ def _head(log: Root, name: str) -> TopicState:
     from sparklog.log.journal.names import check_topic_name
 
     try:
-        # Reading only configs does not import the modules that read and write records.
+        # Read only the configs, so that modules that read and write records are not imported.
         return log.engine.log(check_topic_name(name)).existing().topic_state
     except NotFound:
-        # Raises an error that suggests similar names.
+        # Raise an error that suggests similar names.
         return log.topic(name).log.state()
 
 
@@ -156,8 +156,9 @@ def alter(
 ) -> Output:
     """Set or delete configs of a topic, or root defaults.
 
-    All changes of a topic are one commit. With --pattern, the command shows the changes of each topic, and makes them
-    only with --execute, in one commit per topic. With --root-defaults, the pattern selects the topics to which the
+    All changes to a topic are made in one commit. If --pattern is given, the command only prints the changes to each
+    topic. Add --execute to make the changes,
+    in one commit per topic. If --root-defaults is given, the pattern selects the topics to which the
     defaults apply, and the defaults are set immediately.
     """
     changes = _changes(add_config, add_config_file, delete_config)
@@ -211,7 +212,7 @@ def _altered_defaults(log: Root, topic: opt.TopicOrPattern, changes: dict[str, s
 
 @dataclass
 class _Alteration:
-    """Planned changes to the configs of a topic in a state."""
+    """The planned changes to the configs of a topic, for a given state of the topic."""
 
     topic: Topic
     state: TopicState
@@ -231,7 +232,7 @@ def docs(
     ] = None,
     markdown: Annotated[bool, Option(help="Print the Markdown source of the page docs/reference/configs.md.")] = False,
 ) -> Output:
-    """Explain topic configs, and properties of jobs."""
+    """Explain topic configs and maintenance properties."""
     from sparklog.maintenance.properties import config_docs, markdown_config_docs, one_config_doc
 
     docs = [one_config_doc(name) for name in names] if names else config_docs()
@@ -252,7 +253,9 @@ def _shown(doc: ConfigDoc) -> str:
 
 
 def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | None) -> dict[str, str | None]:
-    """Return the new value of each config to alter, or None to delete it. Contradictions are usage errors."""
+    """Return the new value of each config to alter, or None for a config to delete. Raises a usage error if the options
+    contradict each other.
+    """
     changes: dict[str, str | None] = {}
     if file is not None:
         from sparklog.maintenance.properties import parse_properties
@@ -268,7 +271,9 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
             changes[name] = value.removeprefix("[").removesuffix("]").strip()
     for name in opt.comma_separated(deleted):
         if name in changes:
-            raise BadParameter(f"{name} is both set and deleted: give it once", param_hint="'--delete-config'")
+            raise BadParameter(
+                f"{name} is both set and deleted: remove one of the options", param_hint="'--delete-config'"
+            )
         changes[name] = None
     if not changes:
         raise BadParameter("nothing to alter: give --add-config, --add-config-file or --delete-config")

@@ -1,4 +1,4 @@
-"""`sparklog consume`, `get`, `table` and `offsets`: read records and offsets of a root or a Kafka log directory."""
+"""`sparklog consume`, `get`, `table` and `offsets`, which read records and offsets of topics."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 app = Commands()
 GROUP_POLL_S = 1.0
 MAX_POLL_RECORDS = 500
-"""Kafka's default of `max.poll.records`: an interrupt repeats at most this many records."""
+"""Kafka's default of `max.poll.records`. After an interrupt, at most this many records are printed again."""
 EXIT_DELETED = 3
 KCAT_OFFSETS = {
     "beginning": "; use earliest",
     "end": "; use latest",
     "stored": "; --group NAME starts at the group's offsets",
 }
-ONE_START, ONE_END = "each sets the start", "each sets the end"
+ONE_START, ONE_END = "both options set the start", "both options set the end"
 OFFSET_HELP = "Offset to start at. N requires --partition. -N starts N records before the log end."
 SINCE_HELP = (
     "Start at the first record at or after this time, in milliseconds or ISO 8601 (UTC if no time zone is given)."
@@ -55,7 +55,7 @@ OFFSETS_HELP = (
 
 @dataclass
 class SelectedRecords(opt.TopicChoice):
-    """The topics to read, and the filters of their records."""
+    """The topics to read, and the filters for their records."""
 
     topics: Annotated[
         list[str] | None,
@@ -82,15 +82,17 @@ class SelectedRecords(opt.TopicChoice):
     ] = False
 
     def topics_of(self, source: OpenLocation) -> list[str]:
-        """Return the topics to read: the given ones, the matching ones, or the only one."""
+        """Return the topics to read: the given topics, the topics that match the pattern, or the only topic."""
         names, folder = self.names, self.of(source)
         for name in names or ():
             if "%" in name:
-                raise BadParameter(f"expected a topic, found {name!r}: -f is --follow; give a format with --format")
+                raise BadParameter(
+                    f"expected a topic, found {name!r}: use --format to give a format, because -f means --follow"
+                )
         return folder.selected(names) if names or self.pattern is not None else [folder.one_topic(None)]
 
     def keys(self, formats: Formats) -> KeySet | None:
-        """Return the keys of --key, which have the same form as for `get`."""
+        """Return the keys of --key, which have the same format as for `sparklog get`."""
         from sparklog.log.read.key_lookup import KeySet
 
         if not self.key:
@@ -106,7 +108,7 @@ class SelectedRecords(opt.TopicChoice):
 
 @dataclass
 class ReadRange:
-    """Start and end of the records to read from each topic."""
+    """The start and the end of the records to read from each topic."""
 
     group: Annotated[
         str | None,
@@ -114,7 +116,7 @@ class ReadRange:
             "-g",
             metavar="NAME",
             excludes="--key --partition --offset --from-timestamp --to-offset --to-timestamp",
-            why="a group reads all records of its partitions, from its offsets",
+            why="a group reads all records of its partitions from its committed offsets",
             help="Consumer group to join. The offsets of the printed records are committed to the group.",
         ),
     ] = None
@@ -170,7 +172,7 @@ class ReadRange:
             raise BadParameter(f"expected earliest, latest or a number, found {text!r}{hint}", param_hint="'--offset'")
         if partition is None and text.isdecimal():
             raise BadParameter(
-                "a number needs --partition, because each partition has its own offsets", param_hint="'--offset'"
+                "an offset requires --partition, because each partition has its own offsets", param_hint="'--offset'"
             )
         if self.since is not None and self.until is not None:
             starts, ends = f"--from-timestamp {self.timestamp}", f"--to-timestamp {self.to_timestamp}"
@@ -179,7 +181,7 @@ class ReadRange:
             opt.check_order(f"--offset {text}", int(text), f"--to-offset {self.to_offset}", self.to_offset)
 
     def start(self, tail: Tail) -> None:
-        """Open a tail, and set its start and its end."""
+        """Open a tail of a topic, and set its start and end positions."""
         tail.open()
         if self.until is not None or self.to_offset is not None:
             tail.start_at_log_start()
@@ -205,7 +207,7 @@ class ReadRange:
 def _batches(
     tails: Sequence[Tail], columns: tuple[str, ...], follow: bool, timeout_s: float | None
 ) -> Iterator[pa.RecordBatch]:
-    """Read up to the end and, with `follow`, new records until there are none for `timeout_s`."""
+    """Read up to the end. If `follow` is True, continue with new records until no record arrives for `timeout_s`."""
     for tail in tails:
         yield from tail.poll(columns)
     last_seen = time.monotonic()
@@ -235,7 +237,9 @@ def _member(source: OpenLocation, extent: ReadRange, **options: Any) -> Consumer
 
 
 def _is_rebalancing(member: Consumer) -> bool:
-    """Return True while other members must still revoke partitions assigned to this one, or it must rejoin."""
+    """Return True if other members must still revoke partitions that are assigned to this member, or if this member
+    must rejoin.
+    """
     try:
         return not member.membership.is_stable()
     except (BadRequest, Fenced):
@@ -243,7 +247,9 @@ def _is_rebalancing(member: Consumer) -> bool:
 
 
 def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s: float | None) -> None:
-    """Print the records that the group has not read, and commit printed records, even after an interrupt."""
+    """Print the records that the group has not read yet, and commit the offsets of printed records, even after an
+    interrupt.
+    """
     batches, before = [], member.positions()
     wait_s = GROUP_POLL_S if timeout_s is None else min(GROUP_POLL_S, timeout_s)
     last_seen = time.monotonic()
@@ -260,11 +266,11 @@ def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s:
                 printer.print(iter(batches))
                 batches, last_seen = [], time.monotonic()
     except BrokenPipeError:
-        # It is unknown how much the reader of the pipe has read, so all of the last batch is repeated.
+        # It is unknown how many records the reader of the pipe has read, so the entire last batch is read again.
         before = {}
         raise
     finally:
-        # Remaining batches were printed only partly, so they are repeated.
+        # The remaining batches were only partly printed, so they are read again.
         if before or not batches:
             member.commit(before if batches else None)
         member.close(commit=False)
@@ -291,12 +297,15 @@ def consume(
 ) -> None:
     """Print the records of topics.
 
-    Prints all existing records and exits; with --follow, it keeps printing new records. By default, it starts at the
-    log start, or with --follow at the log end. The columns are those of kafka-console-consumer, and partitions are
-    printed one after the other. The number of records is printed on stderr. With --group, it starts at the group's
-    committed offsets, and prints the partitions that the group assigns to it.
+    Prints all existing records and exits. If --follow is given, the command keeps printing new records. By default, the
+    command starts at the
+    log start, or at the log end if --follow is given. The columns are those of kafka-console-consumer. Partitions are
+    printed one after the other. The number of records is printed to stderr. If --group is given, the command starts at
+    the committed
+    offsets of the group, and prints the partitions that are assigned to this member.
 
-    With --key, it reads only the partitions that Kafka's default partitioner selects for the keys, or --partition.
+    If --key is given, only the partitions that Kafka's default partitioner selects for the keys, or the partition given
+    with --partition, are read.
     """
     from sparklog.log.read.topic_scan import Tail
 
@@ -322,7 +331,7 @@ def consume(
 
 @dataclass
 class KeyFormats(Formats):
-    """The format of --key, and the formats of the output."""
+    """The format of --key, and the output formats."""
 
     key_format: Annotated[
         Format, Option(help="Format of --key and of printed keys. Numbers are encoded as by Kafka's serializers.")
@@ -347,10 +356,14 @@ def get(
 ) -> None:
     """Print the latest record of a key.
 
-    The command searches backwards from the log end, in the partition that Kafka's default partitioner selects for the
-    key now, or selected before partitions were added to a topic of a root. If another partitioner wrote the record, or
-    partitions were added in Kafka, give --partition or --all-partitions (which prints the record with the greatest
-    timestamp). Exit code 3 means that the key was deleted (its latest record is a tombstone), and 1 that it was not
+    The command searches backwards from the log end. It searches the partition that Kafka's default partitioner selects
+    for the
+    key now, and the partitions that it selected before partitions were added to the topic. If another partitioner wrote
+    the record, or if
+    partitions were added in Kafka, use --partition or --all-partitions. With --all-partitions, the record with the
+    greatest
+    timestamp is printed. Exit code 3 means that the key was deleted (the latest record is a tombstone), and exit code 1
+    that the key was not
     found.
     """
     from sparklog.cli.record_text import format_json
@@ -363,7 +376,7 @@ def get(
     partitions = sorted(source.view.bounds(name)) if all_partitions else None if partition is None else [partition]
     record = latest_record(source.view, name, key_bytes, partitions=partitions, isolation=isolation)
     if record is None:
-        hint = "; if another partitioner wrote it, or partitions were added in Kafka, try --all-partitions"
+        hint = "; if another partitioner wrote the record, or partitions were added in Kafka, try --all-partitions"
         raise NotFound(f"no record of topic {name} has the key {key!r}{'' if all_partitions else hint}")
     is_deleted = not record.column("value")[0].is_valid
     write(format_json(record, values) if as_json else columns.layout(not is_deleted).format(values.show(record)))
@@ -375,7 +388,7 @@ def get(
 
 @dataclass
 class TablePrinting(Printing):
-    """The output of rows: by default with the key."""
+    """The output options of rows. The key is printed by default."""
 
     print_key: Annotated[bool, Option(help="Print the record key.")] = True
 
@@ -393,10 +406,11 @@ def table(
     formats: Formats,
     as_json: Annotated[bool, Option("--json", help="Print each record as a JSON object with all columns.")] = False,
 ) -> None:
-    """Print a topic as a table: the latest record of each key.
+    """Print a topic as a table, which contains the latest record of each key.
 
     Deleted keys, uncommitted records and records without a key are omitted. Rows are printed partition by partition,
-    the latest first; their number is printed on stderr. A key in several partitions has a row for each.
+    the latest row first. The number of rows is printed to stderr. A key that occurs in several partitions has a row for
+    each partition.
     """
     from sparklog.log.read.topic_table import open_table
 
@@ -430,7 +444,7 @@ TIMES |= {"-1": LATEST, "-2": EARLIEST, "-3": MAX_TIMESTAMP, "-4": EARLIEST}
 
 
 def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int, int]:
-    """Return the offset of each partition of a topic at a `--time`, without partitions that have no such record."""
+    """Return the offset of each partition of a topic for a `--time`. Partitions without such a record are omitted."""
     bounds = view.bounds(topic)
     if time == LATEST:
         return {partition: bound.end(isolation) for partition, bound in bounds.items()}
@@ -470,9 +484,10 @@ def offsets(
 ) -> Output:
     """Print offsets of topics, as kafka-get-offsets does.
 
-    Each line is topic:partition:offset. --time is -1 or latest (the log end, the default), -2 or earliest (the log
+    Each line has the form topic:partition:offset. The value of --time is -1 or latest (the log end, the default), -2 or
+    earliest (the log
     start), -3 or max-timestamp (the record with the largest timestamp), or a time in milliseconds (the first record at
-    or after it). Partitions without such a record are omitted.
+    or after the time). Partitions without such a record are omitted.
     """
     target = TIMES[time] if time in TIMES else opt.parse_time(time, "--time")
     rules = topics.rules()
@@ -485,8 +500,8 @@ def offsets(
         if not any(rule.matches(*partition) for rule in rules for partition in partitions):
             given = topics.partitions or topics.topic_partitions
             problem = f"no partition of {', '.join(names)} matches {given!r}"
-            raise NotFound(f"{problem}: `sparklog topics describe` lists them")
-    # Sorted by the text topic-partition, with t-10 before t-2, as in Kafka's tool.
+            raise NotFound(f"{problem}: `sparklog topics describe` lists the partitions")
+    # Sort by the string topic-partition, as Kafka's tool does, so that t-10 precedes t-2.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
     document = [dict(zip(("topic", "partition", "offset"), row, strict=True)) for row in rows]
     return Output(document, lambda: print_lines(":".join(map(str, row)) for row in rows), source.failures)

@@ -1,4 +1,4 @@
-"""`sparklog groups`: the commands of `kafka-consumer-groups`, for the groups of a root."""
+"""`sparklog groups`, which has the commands of `kafka-consumer-groups` for the groups of a root."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TopicOption = Annotated[
 
 @dataclass
 class OneGroup:
-    """The group of a command, as an argument or by --group."""
+    """The group of a command, given as an argument or with --group."""
 
     group: Annotated[str | None, Argument(metavar="GROUP", help="The consumer group to act on.")] = None
     group_option: Annotated[
@@ -69,7 +69,7 @@ class OneGroup:
 
 @dataclass
 class GroupNames:
-    """The groups of a command, as arguments or by --group."""
+    """The groups of a command, given as arguments or with --group."""
 
     groups: Annotated[
         list[str] | None,
@@ -83,7 +83,7 @@ class GroupNames:
     )
 
     def names(self) -> list[str] | None:
-        """Return the names, None for all groups."""
+        """Return the names of the groups, or None for all groups."""
         names = list(dict.fromkeys([*(self.groups or ()), *(self.group_option or ())]))
         if not names and not self.all_groups:
             raise BadParameter("give group names, or --all-groups")
@@ -140,16 +140,19 @@ def describe(
 ) -> Output:
     """Describe the offsets and lag of consumer groups.
 
-    LAG is in offsets, and SECONDS-BEHIND is the age of the first unread record. As in Kafka, lag extends to the log
+    LAG is a number of offsets, and SECONDS-BEHIND is the age of the first unread record. As in Kafka, the lag extends
+    to the log
     end, including transaction markers and records of open transactions. For a Kafka log directory, the command shows
-    the groups and partitions that the directory contains, without members.
+    the groups and partitions that the directory contains, but no members.
     """
     opened = _open_groups(root)
     names = groups.names()
     described = opened.descriptions(names or opened.names(), opened.failures if names is None else None)
     missing = [item.id for item in described if item.state == "Dead"]
     if missing:
-        raise NotFound(f"group '{missing[0]}' does not exist in {opened.location}; `sparklog groups list` lists all")
+        raise NotFound(
+            f"group '{missing[0]}' does not exist in {opened.location}; `sparklog groups list` lists all groups"
+        )
     if state:
         return _states(described, opened.failures)
     if members:
@@ -178,7 +181,7 @@ def _note_empty_groups(described: Sequence[GroupDescription]) -> None:
 
 @dataclass
 class ResetTo:
-    """The new offsets of a group: exactly one of these options."""
+    """The new offsets of a group, given by exactly one of the options."""
 
     to_earliest: Annotated[bool, Option(help="Reset offsets to the log start.")] = False
     to_latest: Annotated[bool, Option(help="Reset offsets to the log end.")] = False
@@ -211,7 +214,7 @@ class ResetTo:
         Option(
             metavar="CSV",
             excludes="--topic --all-topics",
-            why="the file names the partitions",
+            why="the file specifies the partitions",
             help="Reset offsets to the values in this CSV file, which has one topic,partition,offset per line.",
         ),
     ] = None
@@ -252,13 +255,17 @@ def reset(
 ) -> Output:
     """Reset the offsets of a group in some or all partitions.
 
-    Give exactly one of the options --to-earliest ... --from-file. Without --execute, the command only shows the new
-    offsets. It fails while the group has active members: stop them first, or give --force. The reset fences a consumer
-    that was only suspended, so its next commit fails; group members continue from the new offsets.
+    Specify exactly one of the options --to-earliest ... --from-file. If --execute is not given, the command only prints
+    the new
+    offsets. The command fails if the group has active members. Stop the members first, or use --force. The reset fences
+    a consumer
+    that was only suspended, so its next commit fails. Group members continue from the new offsets.
 
-    A file for --from-file has lines topic,partition,offset, as --export prints them; for example, `reset g --to-current
-    --export` saves offsets. A restarted Spark query continues from its checkpoint, not from the group's offsets; a new
-    query with startingOffsets=group starts at these offsets.
+    A file for --from-file has lines of the form topic,partition,offset, as printed by --export. For example, `reset g
+    --to-current
+    --export` saves the offsets of group g. A restarted Spark query continues from its checkpoint instead of the offsets
+    of the group. A new
+    query with startingOffsets=group starts at the offsets of the group.
     """
     from sparklog.groups.reset import plan_reset, with_offsets
 
@@ -268,7 +275,7 @@ def reset(
     opened = _groups_of_root(root).group(name)
     plan = plan_reset(opened, scenario, topics, now_ms=opened.root.env.wall_ms())
     if execute and opened.description().state == "Dead":
-        print(f"WARN Group '{printable(name)}' does not exist; it will be created.", file=sys.stderr)
+        print(f"WARN Group '{printable(name)}' does not exist and will be created.", file=sys.stderr)
     active = opened.description() if force else None
     opened.alter(with_offsets(plan), dry_run=not execute, force=force)
     if active is not None and active.is_active:
@@ -277,7 +284,9 @@ def reset(
         if item.warning:
             print(f"WARN {printable(item.warning)}", file=sys.stderr)
     if not execute and not dry_run:
-        print("WARN Nothing was changed: this was a dry run; add --execute to make the changes.", file=sys.stderr)
+        print(
+            "WARN Nothing was changed, because this was a dry run. Add --execute to make the changes.", file=sys.stderr
+        )
     document = {"group": name, "executed": execute, "offsets": plan}
     return Output(document, lambda: _show_plan(name, plan, export))
 
@@ -298,7 +307,7 @@ LimitOption = Annotated[int, opt.integer_option("--limit", low=1, text="Maximum 
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """One entry of a group's journal. `offsets`: changed offsets as [topic, partition, before, after]."""
+    """An entry in the journal of a group. `offsets` contains changed offsets as [topic, partition, before, after]."""
 
     entry: int
     timestamp: str
@@ -319,16 +328,17 @@ class GroupEntry:
 
 @app.add("history", "sparklog groups history billing --limit 10 --root /data/log")
 def history(root: opt.RootOption, *, group: OneGroup, limit: LimitOption = 100) -> Output:
-    """Show the history of a consumer group, latest first.
+    """Show the history of a consumer group, latest entry first.
 
-    Lists joins, commits, rebalances and resets, and the offsets that they changed. Entries are kept for at least seven
+    Lists joins, commits, rebalances and resets, and the offsets that they changed. Entries are retained for at least
+    seven
     days.
     """
     opened = _groups_of_root(root).group(group.name)
-    # One more entry shows what the oldest displayed entry changed.
+    # Read one more entry, which is needed to show the changes of the oldest displayed entry.
     entries = opened.log.latest_entries(limit + 1)
     if not entries:
-        raise NotFound(f"group '{group.name}' does not exist in {root}; `sparklog groups list` lists all")
+        raise NotFound(f"group '{group.name}' does not exist in {root}; `sparklog groups list` lists all groups")
     before = [*entries[1:], None] if entries[-1].number == 0 else entries[1:]
     rows = [_group_entry(entry, base) for entry, base in zip(entries, before, strict=False)][:limit]
     return Output(rows, lambda: print_table(HISTORY, [row.cells() for row in rows], right=("ENTRY", "GENERATION")))
@@ -351,7 +361,7 @@ def _positions(state: GroupState) -> dict[tuple[str, int], int]:
 
 @app.add("delete", "sparklog groups delete billing --root /data/log")
 def delete(root: opt.RootOption, *, group: OneGroup, dry_run: opt.DryRunOption = False) -> Output:
-    """Delete a consumer group and its offsets. Fails while the group is active."""
+    """Delete a consumer group and its offsets. The command fails if the group is active."""
     name = group.name
     _groups_of_root(root).group(name).delete(dry_run=dry_run)
     text = f"{'Would delete' if dry_run else 'Deleted'} group {printable(name)}."
@@ -362,7 +372,7 @@ def delete(root: opt.RootOption, *, group: OneGroup, dry_run: opt.DryRunOption =
 def delete_offsets(
     root: opt.RootOption, *, group: OneGroup, topic: TopicOption = None, dry_run: opt.DryRunOption = False
 ) -> Output:
-    """Delete a group's offsets of some topics or partitions. Fails while the group is active."""
+    """Delete the offsets of a group for topics or partitions. The command fails if the group is active."""
     topics = _topics(topic)
     if not topics:
         raise BadParameter("give at least one --topic")
@@ -432,7 +442,9 @@ def _open_groups(root: str) -> _RootGroups | KafkaGroups:
 
 
 def _topics(texts: Sequence[str] | None) -> dict[str, set[int] | None] | None:
-    """Convert `["a", "b:0,1"]` to `{"a": None, "b": {0, 1}}`; None: all topics of the group, or of the file."""
+    """Convert `["a", "b:0,1"]` to `{"a": None, "b": {0, 1}}`, or return None for all topics of the group or of the
+    file.
+    """
     topics: dict[str, set[int] | None] = {}
     for text in texts or []:
         name, colon, numbers = text.partition(":")
@@ -450,7 +462,9 @@ def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
     by_group = parse_offsets_file(read_text(file, "--from-file"), str(file))
     offsets = by_group.get(group, by_group.get(None))
     if offsets is None:
-        raise BadRequest(f"{file} has offsets of {', '.join(sorted(map(str, by_group)))}, but not of group '{group}'")
+        raise BadRequest(
+            f"{file} contains offsets of {', '.join(sorted(map(str, by_group)))}, but no offsets of group '{group}'"
+        )
     return offsets
 
 
@@ -475,7 +489,9 @@ def _states(described: Sequence[GroupDescription], failures: Sequence[SparklogEr
 
 
 def _members(described: Sequence[GroupDescription], failures: Sequence[SparklogError], verbose: bool) -> Output:
-    """Return the members of groups, with Kafka's columns, and the instance ids if there are static members."""
+    """Return the members of groups in the columns of Kafka's tool. Instance ids are included if there are static
+    members.
+    """
     members = [(item, member) for item in described for member in item.members]
     static = any(member.instance_id is not None for _, member in members)
     headings = (*MEMBERS[:2], *STATIC[: int(static)], *MEMBERS[2:], *(VERBOSE if verbose else ()))

@@ -1,4 +1,6 @@
-"""`sparklog verify`, `repair`, `doctor`, `jobs`, `report`, `metrics`: corruption, host and job problems, figures."""
+"""`sparklog verify`, `repair`, `doctor`, `jobs`, `report` and `metrics`, which show and fix problems, and print
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,10 @@ def verify(
 ) -> Output:
     """Verify every byte of a root or a Kafka log directory.
 
-    Reads commits, checkpoints, the journals of transactions and groups, and all files that a version may still need.
-    Nothing is written, and writers and maintenance can continue to run. Unreferenced files are listed separately,
-    because they are not damage. Exit code 0 means that no byte is damaged, 1 that something is.
+    Reads commits, checkpoints, the journals of transactions and groups, and all files that any retained version needs.
+    The command does not write anything, and writers and maintenance can continue to run. Unreferenced files are listed
+    separately,
+    because they are not damage. The exit code is 0 if no byte is damaged, and 1 otherwise.
     """
     from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, missing, resolve, topics_at
     from sparklog.storage import open_store
@@ -50,7 +53,7 @@ def verify(
 
         if quick:
             raise BadRequest(
-                "--quick works only for sparklog roots, because Kafka directories have no commits: omit it"
+                "--quick works only for sparklog roots, because Kafka directories have no commits: omit --quick"
             )
         with StatusLine("verify", quiet=quiet) as status:
             report = verify_log_dir(location.path, topics=topics, say=status)
@@ -88,13 +91,14 @@ def repair_log(
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Rebuild damaged files, and list files that need a backup.
+    """Rebuild damaged files, and list files that must be restored from a backup.
 
-    Index files, key filters, footers and checkpoints are rebuilt from the data they describe; entries of groups and
-    transactions are restored from their copies; a single flipped bit is flipped back. The old bytes, and unreferenced
-    files, are set aside below _repair. In a Kafka directory, whose broker must be stopped, only index files are
-    rebuilt. Nothing is changed without --execute. Exit code 0: no damage remains (or would remain); 1: damage remains,
-    and the output lists it.
+    Index files, key filters, footers and checkpoints are rebuilt from the data that they describe. Entries of groups
+    and
+    transactions are restored from their copies. A single flipped bit is flipped back. The old bytes, and unreferenced
+    files, are moved to the directory _repair. In a Kafka directory, whose broker must be stopped, only index files are
+    rebuilt. Nothing is changed unless --execute is given. The exit code is 0 if no damage remains (or would remain),
+    and 1 otherwise. Remaining damage is listed in the output.
     """
     from sparklog.tools.repair.fixes import document, summary
     from sparklog.tools.repair.run import repair
@@ -114,7 +118,7 @@ def repair_log(
 
 @dataclass
 class WorkloadOptions:
-    """The workload whose cost is computed: the fields of `Workload` as options."""
+    """The workload whose cost is computed. The options are the fields of `Workload`."""
 
     rate: Annotated[float, Option(metavar="MB/S", needs="--cost", help="With --cost: MB stored per second.")] = 10.0
     interval: Annotated[
@@ -151,7 +155,7 @@ def doctor(
         Option(
             metavar="LOCATION",
             excludes="--root --conf-file --spark",
-            why="it tests only the store",
+            why="--store tests only the store",
             help="Only check whether this path or bucket is suitable as the location of a root.",
         ),
     ] = None,
@@ -161,7 +165,7 @@ def doctor(
             metavar="AGE",
             needs="--root",
             excludes="--store",
-            why="it checks the jobs of a root",
+            why="--max-age checks the jobs of a root",
             help="Fail if a job has not succeeded on a topic for longer than this time, such as 3h.",
         ),
     ] = None,
@@ -169,7 +173,7 @@ def doctor(
         bool,
         Option(
             excludes="--root --conf-file --spark --store --max-age",
-            why="it only computes costs",
+            why="--cost only computes costs",
             help="Only print the monthly cost of a topic in a bucket. The other options describe the workload.",
         ),
     ] = False,
@@ -177,10 +181,13 @@ def doctor(
 ) -> Output:
     """Check Python, Java, Spark, a store and a root.
 
-    With --root, it also checks a root and its store. Each line is ok, warn or fail, with the command or setting that
-    fixes the problem below it. The command works without PySpark, Java and a root. The exit code is 1 only if a check
-    fails. --root and --store write a few objects below _probe to test the store's guarantees, and delete them. --store
-    reports each guarantee for any path or URL. --max-age is for monitoring: without it, an overdue job is only a
+    If --root is given, the root and its store are also checked. Each line starts with ok, warn or fail, and is followed
+    by the command or setting that
+    fixes the problem. The command works without PySpark, Java and a root. The exit code is 1 only if a check
+    fails. The options --root and --store write a few objects below _probe to test the guarantees of the store, and
+    delete them. The option --store
+    reports each guarantee for any path or URL. Use --max-age for monitoring. If --max-age is not given, an overdue job
+    is only a
     warning.
     """
     if cost:
@@ -218,11 +225,13 @@ def jobs(
     properties: opt.PropertiesOption = None,
     runs: Annotated[bool, Option(help="Show the latest runs of the jobs instead of the state of each topic.")] = False,
 ) -> Output:
-    """Show when maintenance jobs last ran, and which are overdue.
+    """Show when maintenance jobs last ran, and which jobs are overdue.
 
-    For each topic and job, shows when it last succeeded and how long it took. Whether a job is overdue depends on its
-    own schedule and the topic's configs; docs/guides/scheduled-jobs.md has the rules. Runs in progress are listed below
-    the table. For monitoring, use `sparklog doctor --max-age`, which has an exit code.
+    For each topic and job, shows when the job last succeeded and how long it took. Whether a job is overdue depends on
+    the
+    schedule of the job and the configs of the topic. See docs/guides/scheduled-jobs.md for the rules. Runs in progress
+    are listed below
+    the table. For monitoring, use `sparklog doctor --max-age`, which sets an exit code.
     """
     from sparklog.tools.report.job_states import has_jobs, read_job_status
 
@@ -230,7 +239,7 @@ def jobs(
     settings = _report_settings(source, properties)
     if source.root is None or not has_jobs(source.root):
         raise BadRequest(
-            f"{source.view.location} is a Kafka directory or a backup, where sparklog has no jobs: give a root"
+            f"{source.view.location} is a Kafka directory or a backup, which has no sparklog jobs: give a root"
         )
     status = read_job_status(source.root, settings, source.narrowed(opt.topic_names(topic)))
     states, running, latest_first = status.states(), status.running(), status.outcomes.runs[::-1]
@@ -303,18 +312,19 @@ def report(
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Write a report about a root as an HTML page.
+    """Write an HTML report about a root.
 
     The page shows sizes, offsets, partition skew, commit rates, open transactions, consumer groups, the work of the
-    next maintenance run, and problems. It is a single file without external resources. Nothing is changed. For a Kafka
-    log directory, the report shows the information in the directory's files.
+    next maintenance run, and problems. The page is a single file without external resources. The root is not changed.
+    For a Kafka
+    log directory, the report shows the information that the files of the directory contain.
     """
     from sparklog.tools.report.gather import gather
 
     if html is None and not as_json:
         raise BadParameter("expected an output: give --html FILE or --json", param_hint="'--html'")
     if html == STANDARD_OUTPUT and as_json:
-        raise BadParameter("--html - and --json both print to standard output: give a file, or only one of them")
+        raise BadParameter("--html - and --json both print to standard output: give a file, or only one of the options")
     source = open_source(root)
     topics = source.narrowed(opt.topic_names(topic))
     settings = _report_settings(source, properties, now)
@@ -342,9 +352,10 @@ def metrics(
 ) -> None:
     """Print lag, offsets and sizes for Prometheus.
 
-    Prints the lag of consumer groups, offsets, sizes and open transactions in the Prometheus text format. With
-    --output-file, the file is replaced atomically: write it from a cron job to the directory of the node exporter's
-    textfile collector. The root can also be a Kafka log directory.
+    Prints the lag of consumer groups, offsets, sizes and open transactions in the Prometheus text format. If
+    --output-file is given,
+    the file is replaced atomically. For example, write the file from a cron job to the directory of the node exporter's
+    textfile collector. The command also accepts a Kafka log directory.
     """
     if output is not None:
         output_file = _file_of_output(output)
@@ -358,7 +369,9 @@ def metrics(
 
 
 def _file_of_output(output: str) -> str:
-    """Return the file of `--output`, the old name of `--output-file`; a format such as `json` is a usage error."""
+    """Return the file of `--output`, which is the old name of `--output-file`. Raises a usage error for a format such
+    as `json`.
+    """
     if output != STANDARD_OUTPUT and not any(mark in output for mark in "./\\"):
         raise BadParameter(
             f"metrics prints the Prometheus text format, found {output!r}: use --output-file FILE for a file, and"
@@ -370,7 +383,9 @@ def _file_of_output(output: str) -> str:
 
 
 def _report_settings(source: OpenLocation, properties: str | None = None, now: str | None = None) -> Settings:
-    """Return the settings of a properties file for a report at a time, which defaults to the store's clock."""
+    """Return the settings of a properties file for a report. The report is as of a given time, or as of the store's
+    clock.
+    """
     from sparklog.log.journal.clocks import SYSTEM
     from sparklog.maintenance.properties import settings_of_file
     from sparklog.maintenance.work_items import Settings, store_clock_ms

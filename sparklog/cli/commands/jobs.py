@@ -1,6 +1,7 @@
-"""`sparklog compact`, `retain`, `stream`, `mirror`, `to-delta`, `from-delta`: the jobs as commands; `sparklog conf`.
+"""`sparklog compact`, `retain`, `stream`, `mirror`, `to-delta` and `from-delta`, which run the jobs, and `sparklog
+conf`.
 
-Jobs parse their own arguments. Spark starts with this host's defaults; use spark-submit for a cluster.
+Jobs parse their own arguments. Spark starts with the defaults of this host. On a cluster, use spark-submit.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ HELP = {
     "from-delta": "Write the changes of a Delta table to a topic.",
 }
 JOB_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Passes all arguments to the job, including `--help`."""
+"""The settings of a command that passes all arguments to its job, including `--help`."""
 PACKAGE = Path(__file__).parents[2]
 
 
 @pass_context
 def _job(context: Context) -> None:
     name = str(context.info_name)
-    # Spark's workers must run this environment's Python, not the first python3 on the PATH.
+    # Spark's workers must use the Python of this environment instead of the first python3 on the PATH.
     try:
         from sparklog.datasource.session import choose_pythons, workers_python
 
@@ -47,7 +48,7 @@ def _job(context: Context) -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("pyspark", "py4j"):
             raise
-        raise BadRequest(f"sparklog {name} needs PySpark: {install_command('spark')}") from None
+        raise BadRequest(f"sparklog {name} requires PySpark: {install_command('spark')}") from None
     raise Exit(job.main(context.args))
 
 
@@ -63,12 +64,13 @@ def conf(
 ) -> None:
     """Print an example file, such as a schedule or the man page.
 
-    There are settings, and schedules for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1; save it to
+    The files contain settings, and schedules for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1.
+    Save it to
     a directory such as ~/.local/share/man/man1.
     """
     folder = PACKAGE / "conf"
     if not folder.is_dir():
-        # Not an installed wheel, but a checkout of the repository.
+        # sparklog runs from a checkout of the repository instead of an installed wheel.
         folder = PACKAGE.parent / "conf"
     files = {file.name: file for file in (*folder.iterdir(), NOTEBOOK) if file.is_file()}
     names = sorted((*files, PAGE))
@@ -88,7 +90,7 @@ PAGE = "sparklog.1"
 
 
 def man_page(app: Group) -> str:
-    """Return the man page with all commands, in roff with the macros of man(7)."""
+    """Return the man page of all commands in roff, with the macros of man(7)."""
     context = Context(app, info_name="sparklog", **app.context_settings)
     lines = [
         f'.TH SPARKLOG 1 "" "sparklog {__version__}" "User Commands"',
@@ -103,7 +105,7 @@ def man_page(app: Group) -> str:
 
 
 def _commands(context: Context) -> Iterator[Context]:
-    """Yield the contexts of all commands, without groups, in the order of `--help`."""
+    """Yield the contexts of all commands, except groups, in the order of `--help`."""
     assert isinstance(context.command, Group)
     for name in context.command.list_commands(context):
         command = context.command.get_command(context, name)
@@ -128,7 +130,7 @@ def _command(context: Context) -> Iterator[str]:
 
 def _paragraphs(text: str | None) -> Iterator[str]:
     for paragraph in (text or "").split("\n\n"):
-        # In Click, \b marks a paragraph whose lines are kept.
+        # In Click, \b marks a paragraph whose line breaks are preserved.
         yield from (".PP", ".nf") if paragraph.startswith("\b") else (".PP",)
         yield from map(_text, paragraph.removeprefix("\b\n").strip().splitlines())
         yield from (".fi",) if paragraph.startswith("\b") else ()

@@ -1,4 +1,4 @@
-"""`sparklog import` and `export`: copy Kafka log directories to topics, and topics to Kafka log directories."""
+"""`sparklog import` and `export`, which copy Kafka log directories to topics, and topics to Kafka log directories."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = Commands()
 
 @dataclass
 class ImportSelection:
-    """The data of a log directory to import, and how to import it."""
+    """The data of a log directory to import, and the import options."""
 
     topic: opt.TopicsOption = None
     config: opt.ConfigOption = None
@@ -81,7 +81,7 @@ def import_(
         Option(
             metavar="FILE",
             excludes="PATH --topic --config --corrupt-records --open-transactions --copy --no-groups --no-transactions",
-            why="it imports the settings of a broker instead of topics",
+            why="--from-server-properties imports the settings of a broker instead of topics",
             help="File with broker settings (server.properties) to import as root defaults. No topics are imported.",
         ),
     ] = None,
@@ -94,11 +94,13 @@ def import_(
 ) -> Output:
     """Import topics of a Kafka log directory into a root.
 
-    Offsets, timestamps, headers and segments are preserved. Without --topic, it imports all topics except Kafka's
-    internal ones. PATH is the directory of a stopped broker, or a copy or backup of one, and is only read. Run the
-    command again to complete an import that was killed, or to import new records: each topic continues where its last
-    import ended. Topic configs are imported if the directory has __cluster_metadata-0; --config sets and overrides
-    them. Consumer groups keep their offsets in these topics.
+    Offsets, timestamps, headers and segments are preserved. If --topic is not given, all topics except Kafka's
+    internal topics are imported. PATH is the directory of a stopped broker, or a copy or backup of such a directory,
+    and is only read. Run the
+    command again to complete an import that was killed, or to import new records. Each topic continues where its last
+    import ended. Topic configs are imported if the directory contains __cluster_metadata-0. Use --config to set or
+    override
+    topic configs. Consumer groups retain their offsets in these topics.
     """
     from sparklog.api import import_into
 
@@ -127,7 +129,7 @@ def import_(
 
 
 def _import_settings(root: str, file: Path, force: bool, dry_run: bool) -> Output:
-    """Import a broker's settings as root defaults, atomically."""
+    """Import the settings of a broker as root defaults, atomically."""
     from sparklog.log.state.root_defaults import ID, RootDefaults
     from sparklog.maintenance.properties import IMPORTED, WRONG, broker_settings
 
@@ -158,13 +160,15 @@ def _show_import(report: ImportReport, dry_run: bool) -> None:
     headings = ("TOPIC", "PARTITIONS", "OFFSETS", "THERE-BEFORE", "RECORDS", "COPIED", "LINKED", "SKIPPED", "OPEN")
     print_table(headings, [_import_row(topic, dry_run) for topic in report.topics])
     if report.groups:
-        notes = {True: "in use here, not changed", False: ""}
+        notes = {True: "in use in this root, so its offsets were not changed", False: ""}
         rows = [(group.group, group.offsets, group.left_out, notes[group.in_use]) for group in report.groups]
         print_table(("GROUP", "OFFSETS", "OF-OTHER-TOPICS", ""), rows)
 
 
 def _show_configs(report: ImportReport, options: ImportOptions) -> None:
-    """Report the configs that topics got from Kafka, and topics whose assumed default retention may expire records."""
+    """Report the configs that topics got from Kafka, and topics whose records may expire because the default retention
+    is assumed.
+    """
     from sparklog.log.topic.expiring import default_expiry
 
     assumed = []
@@ -181,13 +185,13 @@ def _show_configs(report: ImportReport, options: ImportOptions) -> None:
         names = ", ".join(assumed[:3]) + (f" and {len(assumed) - 3} more" if len(assumed) > 3 else "")
         warn(
             f"topic{'s' * (len(assumed) > 1)} {names}: assuming Kafka's default retention.ms=604800000, so sparklog"
-            " retain deletes records seven days after their timestamp; set another with --config retention.ms"
+            " retain deletes records seven days after their timestamp; use --config retention.ms to set another value"
         )
 
 
 def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
     parts = imported.partitions
-    # Offsets below the log start count neither as imported before nor as new.
+    # Offsets below the log start are counted neither as imported before nor as new.
     offsets = sum(max(part.log_end - max(part.since, part.log_start), 0) for part in parts)
     before = sum(max(part.since - part.log_start, 0) for part in parts)
     records, opened = sum(part.records for part in parts), sum(part.open for part in parts)
@@ -198,7 +202,7 @@ def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
 
 @dataclass
 class _Copied:
-    """Progress of copying. `of_nbytes`: the number of bytes to copy; None: unknown."""
+    """The progress of a copy. `of_nbytes` is the number of bytes to copy, or None if it is unknown."""
 
     status: StatusLine
     of_nbytes: int | None = None
@@ -216,7 +220,7 @@ class _Copied:
 
 @dataclass
 class ExportRange:
-    """The partitions and offsets to export, and their point in time."""
+    """The partitions and offsets to export, and the point in time of the export."""
 
     as_of: opt.AsOfOption = None
     partitions: Annotated[
@@ -261,7 +265,7 @@ class ExportRange:
         numbers = self.numbers
         if numbers is None and any(text is not None and is_digits(text) for text in (self.start, self.end)):
             if len(topics) > 1:
-                raise BadParameter("one offset for all partitions needs a single topic: give partitions as P:N,...")
+                raise BadParameter("one offset for all partitions requires a single topic: give partitions as P:N,...")
             numbers = list(range(log.topic(topics[0]).log.state().partitions))
         return ExportOptions(
             partitions=self.numbers,
@@ -276,7 +280,7 @@ class ExportRange:
 
 @dataclass
 class Cluster:
-    """Settings of the directory for a particular cluster."""
+    """The settings of an export for a particular Kafka cluster."""
 
     topic_id: Annotated[
         list[str] | None,
@@ -336,11 +340,12 @@ def export(
     """Export topics as Kafka log directories.
 
     Writes segments, indexes, checkpoints, topic ids, leader epochs and configs. The directory must be empty or must not
-    exist; it is written atomically. Only records below the last stable offset are exported, without records of aborted
-    transactions. The configs with which to create the topic are printed, and written to <topic>.properties beside the
+    exist, and is written atomically. Only records below the last stable offset are exported. Records of aborted
+    transactions are omitted. The configs to use when you create the topic are printed, and are also written to
+    <topic>.properties next to the
     partitions.
 
-    With --groups, the offsets that consumer groups have committed for these topics are exported as the topic
+    If --groups is given, the offsets that consumer groups have committed for these topics are exported as the topic
     __consumer_offsets, and as consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.
     """
     from sparklog.kafka.exporting import export_topics
@@ -377,7 +382,7 @@ def _show_export(topic: ExportedTopic) -> None:
         print(f"Groups: {printable(', '.join(topic.groups)) or 'none'}")
     for name, reason in rejected.items():
         print(f"Not for a broker: {name}={topic.configs[name]} ({reason})")
-    # Most partitions of the offsets topic are empty, so they are not shown.
+    # Do not show the offsets topic, because most of its partitions are empty.
     parts = [part for part in topic.partitions if topic.version is not None or part.log_end]
     rows = [(p.partition, p.log_start, p.last_stable, p.log_end, p.segments, p.nbytes, p.linked) for p in parts]
     headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED")
@@ -401,7 +406,7 @@ def _partitions(text: str | None) -> list[int] | None:
 
 
 def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, int]:
-    """Parse `100`, for all of the given partitions, or `0:100,3:50`."""
+    """Parse `100`, which applies to all given partitions, or `0:100,3:50`."""
     if text is None:
         return {}
     if is_digits(text):
@@ -416,11 +421,11 @@ def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, 
 
 
 def _topic_ids(texts: list[str], topics: list[str]) -> dict[str, str]:
-    """Parse `ID`, for a single topic, or `TOPIC=ID`."""
+    """Parse `ID`, which requires a single topic, or `TOPIC=ID`."""
     ids: dict[str, str] = {}
     for text in texts:
         topic, equals, identity = text.rpartition("=")
         if not equals and len(topics) > 1:
-            raise BadParameter(f"{text} needs its topic: give TOPIC={text}", param_hint="'--topic-id'")
+            raise BadParameter(f"{text} requires a topic: give TOPIC={text}", param_hint="'--topic-id'")
         ids[topic if equals else topics[0]] = identity
     return ids

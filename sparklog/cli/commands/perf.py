@@ -1,4 +1,4 @@
-"""`sparklog perf`: Kafka's performance tools for a root, with their options and output."""
+"""`sparklog perf`, which runs Kafka's performance tools on a root, with the same options and output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ INTERVALS = ("INTERVAL-MS", "RECORDS/S", "MB/S", "P50-MS", "P99-MS", "COMMITS", 
 
 @dataclass
 class PayloadOptions:
-    """The values of the records: exactly one of the first three options."""
+    """The record values to send, given by exactly one of the first three options."""
 
     record_size: Annotated[
         int | None,
@@ -81,7 +81,7 @@ class PayloadOptions:
 
 @dataclass
 class ProducerSettings:
-    """Options of the producer, including transactions."""
+    """The options of the producer, including transactions."""
 
     producer_props: Annotated[
         list[str] | None,
@@ -128,9 +128,10 @@ def produce(
     ] = None,
     reporting_interval: IntervalOption = 1000,
 ) -> Output:
-    """Send records, and print throughput and latency.
+    """Send records, and print the throughput and latency.
 
-    Latency is the time until a record is durable. If the topic does not exist, it is created with one partition. The
+    The latency is the time until a record is durable. If the topic does not exist, it is created with one partition.
+    The
     records are not deleted, so use a separate topic.
     """
     from sparklog.tools.perf import ProduceRun
@@ -162,7 +163,7 @@ def produce(
 
 @dataclass(frozen=True)
 class Interval:
-    """Figures of a run with one commit interval; a MB is 2^20 bytes."""
+    """The results of a run with one commit interval. A MB is 2^20 bytes."""
 
     interval_ms: float
     records_per_second: float
@@ -178,7 +179,7 @@ class Interval:
 
 
 def _print_line(line: str) -> None:
-    """Print a line of Kafka's tool, on stderr if the output is a document."""
+    """Print a line of Kafka's tool. The line goes to stderr if the output is JSON or CSV."""
     chosen = get_current_context().params
     is_text = chosen["output"] == "table" and not chosen["as_json"]
     print(line, file=sys.stdout if is_text else sys.stderr, flush=True)
@@ -209,7 +210,7 @@ def _window(window: Throughput) -> str:
 
 
 def _properties(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse the options of the producer. Invalid names and values are usage errors."""
+    """Parse producer options. Raises a usage error for an invalid name or value."""
     from sparklog.clients.producer.options import ProducerOptions
 
     settings, options = keyword_settings(ProducerOptions), {}
@@ -279,14 +280,14 @@ def consume(
             print(DETAILED_HEADER if show_detailed_stats else HEADER)
         run = consume(consumer, messages, timeout, SYSTEM, report, window)
     if run.records < messages:
-        warn(f"read {run.records} of {messages} records, then none for {timeout} ms; see --timeout")
+        warn(f"read {run.records} of {messages} records, and no record arrived for {timeout} ms; see --timeout")
     if not show_detailed_stats:
         print(f"{_time(run.begin_ms)}, {_time(run.end_ms)}, {_figures(run, run.records, run.nbytes)}")
     sys.stdout.flush()
 
 
 def _figures(run: ConsumeRun, records: int, nbytes: int) -> str:
-    """Return the figures of a line: totals so far, and rates of the interval."""
+    """Return the numbers of a line: totals since the start, and rates of the interval."""
     fetch_ms = run.fetch_ms
     return (
         f"{nbytes / (1 << 20):.4f}, {run.per_second(run.megabytes, run.ms):.4f}, {records}, "

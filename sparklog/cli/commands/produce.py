@@ -1,4 +1,4 @@
-"""`sparklog produce`: append lines of text or JSON from standard input or a file."""
+"""`sparklog produce`, which appends lines of text or JSON from standard input or a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ READ_BYTES = 1 << 20
 
 @dataclass
 class Lines:
-    """The format of the lines."""
+    """The format of the input lines."""
 
     as_json: Annotated[
         bool,
@@ -88,7 +88,7 @@ class Lines:
     ] = False
 
     def parser(self, formats: Formats) -> Callable[[bytes, int], pa.RecordBatch]:
-        """Return a function that converts lines to records; its second argument is the number of the first line."""
+        """Return a function that converts lines to records. Its second argument is the number of the first line."""
         from sparklog.cli.record_text import LineFormat, parse_json
 
         separators = ("key_separator", "headers_delimiter", "headers_separator", "headers_key_separator")
@@ -154,8 +154,9 @@ def produce(
 ) -> None:
     """Append lines of standard input or a file to a topic.
 
-    Each line is a value; or a key and a value with --key-separator; or an object with --json, as `sparklog consume
-    --json` prints it. Lines are appended in batches, each of them atomically. Input may be endless: `tail -F file |`.
+    Each line is a value. With --key-separator, each line is a key and a value. With --json, each line is an object, as
+    printed by `sparklog consume
+    --json`. Lines are appended in batches, and each batch is atomic. Input may be endless, as in `tail -F file |`.
     """
     from sparklog.log.write.append_target import WriteOptions
 
@@ -183,7 +184,7 @@ def produce(
         except SparklogError as error:
             if appended:
                 error.args = (
-                    f"{error} ({_records(appended)} before it {'was' if appended == 1 else 'were'} appended)",
+                    f"{error} ({_records(appended)} before the error {'was' if appended == 1 else 'were'} appended)",
                 )
             raise
     missing = ", which does not exist; the first record creates it" if target is None else ""
@@ -191,12 +192,12 @@ def produce(
 
 
 def _records(number: int) -> str:
-    """Return `1 record` or `20000 records`, without thousands separators, for scripts."""
+    """Return `1 record` or `20000 records`. The number has no thousands separators, so that scripts can parse it."""
     return f"{number} record{'s' * (number != 1)}"
 
 
 def _existing(root: Root, name: str, num_partitions: int | None) -> Topic | None:
-    """Open a topic; return None if the first record will create it.
+    """Open a topic, or return None if the first record will create the topic.
 
     Raises `NotFound` if the name may be misspelled.
     """
@@ -211,18 +212,20 @@ def _existing(root: Root, name: str, num_partitions: int | None) -> Topic | None
 
 
 def _created(root: Root, name: str, num_partitions: int | None) -> Topic:
-    """Create a topic, as Spark writes do, and report it."""
+    """Create a topic in the same way as Spark writes, and report it."""
     from sparklog.log.topic.root import topic_for_writer
 
     created = topic_for_writer(root, name, partitions=num_partitions)
     if num_partitions is None:
         how = f"created with {count(len(created.bounds()), 'partition')}, the root's default"
-        print(f"Topic {printable(name)} did not exist: {how}; --num-partitions N sets another", file=sys.stderr)
+        print(
+            f"Topic {printable(name)} did not exist: {how}; use --num-partitions to set another number", file=sys.stderr
+        )
     return created
 
 
 def _check_partitions(topic: Topic, batch: pa.RecordBatch, partition: int | None, line: int, lines: int) -> None:
-    """Raise `BadRequest`, with the line number, if a record has a partition that the topic does not have."""
+    """Raise `BadRequest` with the line number if a record has a partition that the topic does not have."""
     if "partition" not in batch.schema.names:
         return
     import numpy as np
@@ -238,7 +241,8 @@ def _check_partitions(topic: Topic, batch: pa.RecordBatch, partition: int | None
     where = f"line {line + row}: " if partition is None and batch.num_rows == lines else ""
     found = f"--partition {partition}" if partition is not None else column[row].as_py()
     raise BadRequest(
-        f"{where}topic '{topic.name}' has partitions 0 to {last}, found {found}; `sparklog topics alter` adds some"
+        f"{where}topic '{topic.name}' has partitions 0 to {last}, found {found};"
+        " `sparklog topics alter` adds partitions"
     )
 
 
@@ -256,10 +260,11 @@ def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBa
 
 
 def line_chunks(fd: int, *, chunk_bytes: int, linger_s: float, clock: Callable[[], float]) -> Iterator[bytes]:
-    """Read chunks of complete lines from a file descriptor; the last line may lack its newline.
+    """Read chunks of complete lines from a file descriptor. The last line may lack its newline.
 
-    A chunk ends once it has `chunk_bytes`, or `linger_s` have passed on `clock` since its first byte arrived. After an
-    interrupt, yields the complete lines that have arrived, and raises it again.
+    A chunk ends when it contains `chunk_bytes`, or when `linger_s` have passed on `clock` since the first byte of the
+    chunk arrived. After an
+    interrupt, the function yields the complete lines that have arrived, and raises the interrupt again.
     """
     buffer = bytearray()
     deadline = 0.0
@@ -269,7 +274,7 @@ def line_chunks(fd: int, *, chunk_bytes: int, linger_s: float, clock: Callable[[
                 if lines := _remove_lines(buffer):
                     yield lines
                 deadline = clock() + linger_s
-                # The rest may be a line that is longer than a chunk: wait for its end.
+                # The rest may be a line that is longer than a chunk, so wait for the end of the line.
                 chunk_bytes = max(chunk_bytes, 2 * len(buffer))
             data = os.read(fd, READ_BYTES)
             if not data:
@@ -294,11 +299,13 @@ def _remove_lines(buffer: bytearray) -> bytes:
 
 
 def _is_readable(fd: int, wait_s: float) -> bool:
-    """Wait at most `wait_s` until a read does not block; return False if it still does. Files never block."""
+    """Wait at most `wait_s` until a read would not block. Return False if a read would still block. Reads of files
+    never block.
+    """
     if wait_s <= 0:
         return False
     try:
         return bool(select.select([fd], [], [], wait_s)[0])
     except (OSError, ValueError):
-        # `select` does not support pipes on Windows, so the read may block.
+        # On Windows, `select` does not support pipes, so the read may block.
         return True

@@ -1,4 +1,4 @@
-"""`sparklog serve`: serve a root with Kafka's protocol to programs that need it."""
+"""`sparklog serve`, which serves a root to Kafka clients with Kafka's protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = Commands()
 
 @dataclass
 class Listening:
-    """Addresses, encryption and access."""
+    """The options for addresses, encryption and access."""
 
     listen: Annotated[str, Option(metavar="HOST:PORT", help="Address to listen on (port 0 for any free port).")] = (
         "127.0.0.1:9092"
@@ -95,7 +95,7 @@ class Listening:
 
 
 def _address(text: str) -> Address:
-    """Parse an address. One with a protocol, as in a broker's `listeners`, is a usage error."""
+    """Parse an address. Raises a usage error for an address with a protocol, as in the `listeners` of a broker."""
     from sparklog.serve.options import Address
 
     protocol, slashes, rest = text.rpartition("://")
@@ -117,10 +117,12 @@ def _check_listen(address: Address) -> None:
 
 
 def _check_advertised(listen: Address, advertise: tuple[Address, ...]) -> None:
-    """Raise a usage error if this server's address is not the first; warn if it seems to be missing."""
+    """Raise a usage error if the first address is not the address of this server. Print a warning if the address of
+    this server seems to be missing.
+    """
     if listen in advertise[1:]:
         raise BadParameter(
-            f"the first address must be this server's, found {advertise[0]}: put {listen} first",
+            f"the first address must be the address of this server, found {advertise[0]}: put {listen} first",
             param_hint="'--advertise'",
         )
     if advertise and listen.port and advertise[0].host == listen.host and advertise[0] != listen:
@@ -166,7 +168,7 @@ def serve(
         bool,
         Option(
             excludes="LOCATION --root --backup",
-            why="it serves an empty root in memory, which is lost on exit",
+            why="--memory serves an empty root in memory, which is lost on exit",
             help="Serve an empty root in memory for tests. Topics are created when clients request them.",
         ),
     ] = False,
@@ -175,8 +177,9 @@ def serve(
 ) -> None:
     """Serve a root to Kafka clients until interrupted.
 
-    Kafka clients can read the topics, share them in consumer groups and, with --writable, produce to them. The server
-    has no state of its own: you can stop it, start it elsewhere, or run several servers for one root, while Spark and
+    Kafka clients can read topics, use consumer groups and, if --writable is given, produce to topics. The server
+    does not have any state of its own. You can stop the server, start it on another host, or run several servers for
+    one root, while Spark and
     other programs read and write the root.
     """
     import asyncio
@@ -186,7 +189,7 @@ def serve(
 
     location = location if root is None else root
     if location is None and not memory:
-        raise BadParameter("expected the LOCATION of a root or a Kafka directory: give it, or set SPARKLOG_ROOT")
+        raise BadParameter("expected the LOCATION of a root or a Kafka directory: give LOCATION, or set SPARKLOG_ROOT")
     options = listening.options(writable=writable or memory, auto_create=memory)
     log = (
         in_memory()

@@ -1,4 +1,4 @@
-"""`sparklog delete-records`, `log-dirs`, `history`, `dump-log`: the stored data of topics, and contents of files."""
+"""`sparklog delete-records`, `log-dirs`, `history` and `dump-log`, which show and delete the stored data of topics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def delete_oldest(
         Option(
             metavar="FILE",
             excludes="TOPIC --topic --partition --offset",
-            why="the file names the partitions",
+            why="the file specifies the partitions",
             help="JSON file with an offset for each partition. Records before the offset are deleted.",
         ),
     ] = None,
@@ -55,13 +55,15 @@ def delete_oldest(
     ] = None,
     dry_run: DryRunOption = False,
 ) -> Output:
-    """Delete the records below an offset.
+    """Delete the records before an offset.
 
-    The offset becomes the new log start, which readers see immediately. A later run of `sparklog retain` deletes the
+    The offset becomes the new log start offset, which readers see immediately. A later run of `sparklog retain` deletes
+    the
     files.
 
-    --offset-json-file is a file as for Kafka, {"partitions": [{"topic": "t", "partition": 0, "offset": 42}], "version":
-    1}. Offset -1 is the log end, and deletes all records. All offsets are checked before the first change.
+    The file of --offset-json-file has the same format as for Kafka, {"partitions": [{"topic": "t", "partition": 0,
+    "offset": 42}], "version":
+    1}. The offset -1 is the log end, so all records are deleted. All offsets are validated before the first change.
     """
     topic = one_of(topic_argument, topic_option)
     if offset_json_file is not None:
@@ -70,7 +72,7 @@ def delete_oldest(
     elif topic is not None and partition is not None and offset is not None:
         offsets = {(topic, partition): offset}
     else:
-        raise BadParameter("give --offset-json-file, or all three of a topic, --partition and --offset")
+        raise BadParameter("give --offset-json-file, or a topic, --partition and --offset")
     lows = delete_records(open_root(root), offsets, dry_run=dry_run)
     title = "Dry run, nothing was deleted:" if dry_run else "Records delete operation completed:"
     lines = [f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}" for low in lows]
@@ -85,9 +87,10 @@ class LowWatermark:
 
 
 def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
-    """Parse Kafka's offset file to `(topic, partition) -> offset`. Raises `BadRequest` if it is not valid.
+    """Parse the offset file of Kafka's tool to a map `(topic, partition) -> offset`. Raises `BadRequest` if the file is
+    not valid.
 
-    `offset` is the first offset to keep, -1 the log end (Kafka's high watermark).
+    `offset` is the first offset to retain, or -1 for the log end (Kafka's high watermark).
     """
     try:
         document = json.loads(text)
@@ -107,7 +110,7 @@ def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
             )
         topic, partition, offset = values
         if (topic, partition) in offsets:
-            raise BadRequest(f"{file} contains {topic}-{partition} twice: give one offset for it")
+            raise BadRequest(f"{file} contains {topic}-{partition} twice: give one offset for the partition")
         offsets[topic, partition] = offset
     if not offsets:
         raise BadRequest(f"{file} contains no partitions")
@@ -115,9 +118,10 @@ def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
 
 
 def delete_records(root: Root, offsets: Mapping[tuple[str, int], int], *, dry_run: bool = False) -> list[LowWatermark]:
-    """Delete the records below an offset of each partition, after checking all offsets.
+    """Delete the records before an offset of each partition, after validating all offsets.
 
-    Raises the errors of `Topic.delete_records`. With `dry_run`, only checks, and returns the new log starts.
+    Raises the errors of `Topic.delete_records`. If `dry_run` is True, only validates the offsets, and returns the new
+    log start offsets.
     """
     topics: dict[str, dict[int, int]] = {}
     for (name, partition), offset in sorted(offsets.items()):
@@ -134,7 +138,7 @@ NO_BROKER = -1
 
 @dataclass
 class TopicList(Topics):
-    """Topics, with the option name of Kafka's tool."""
+    """The topics of a command, with the option name of Kafka's tool."""
 
     topic_option: Annotated[
         list[str] | None,
@@ -152,9 +156,11 @@ class TopicList(Topics):
 def log_dirs(root: SourceOption, *, topics: TopicList) -> Output:
     """Show the size of each partition.
 
-    APPEND is the size of append files (in a Kafka directory, of the active segment), SEALED the size of sealed (closed)
-    segments, and SLICES their number. The size of unreferenced files is printed below the table. --json prints the
-    document of kafka-log-dirs with these additional fields; the broker id is -1, because there are no brokers.
+    APPEND is the size of the append files (in a Kafka directory, of the active segment), SEALED is the size of the
+    sealed (closed)
+    segments, and SLICES is the number of slices. The size of unreferenced files is printed below the table. The output
+    of --json is the
+    document of kafka-log-dirs with additional fields. The broker id is -1, because there are no brokers.
     """
     from sparklog.retention.vacuum import unreferenced
 
@@ -204,7 +210,9 @@ def _show(sizes: list[PartitionSize]) -> None:
 
 @dataclass(frozen=True)
 class Version:
-    """One commit. `records`, `nbytes`: what it added; None if it only rewrote existing records."""
+    """A row for a commit. `records` and `nbytes` are the numbers of records and bytes that the commit added, or None if
+    it only rewrote existing records.
+    """
 
     version: int
     timestamp: str
@@ -230,7 +238,7 @@ class Version:
 
 
 def _changes_of(commit: Commit) -> dict[str, str | None]:
-    """Return the configs, partitions and log starts that a commit sets; None: a deleted config."""
+    """Return the configs, partitions and log start offsets that a commit sets. A deleted config is None."""
     changes: dict[str, str | None] = dict(sorted(commit.configs.items()))
     if commit.partitions is not None:
         changes["partitions"] = str(commit.partitions)
@@ -238,7 +246,7 @@ def _changes_of(commit: Commit) -> dict[str, str | None]:
 
 
 def writer_of(commit: Commit) -> str | None:
-    """Describe a commit's writer: query and batch, txnAppId and txnVersion, or transaction."""
+    """Describe the writer of a commit: its query and batch, its txnAppId and txnVersion, or its transaction."""
     from sparklog.log.state.writer_runs import TXN
 
     if commit.writer is not None:
@@ -255,18 +263,19 @@ def history(
     root: RootOption,
     limit: Annotated[int, integer_option(low=1, text="Maximum number of commits to show.")] = 100,
 ) -> Output:
-    """Show the commits of a topic, latest first.
+    """Show the commits of a topic, latest commit first.
 
     Shows the version, time, operation, added records and bytes, writer, and changed configs and partitions of each
-    commit. You can use a version with `--as-of` of clone, export and restore, and with versionAsOf of a scan. Commits
-    are kept for at least seven days; --json includes the oldest version.
+    commit. You can use a version with the option `--as-of` of clone, export and restore, and with the versionAsOf of a
+    scan. Commits
+    are retained for at least seven days. The output of --json includes the oldest version.
     """
     from sparklog.log.journal.names import check_topic_name
     from sparklog.log.state.history import History
 
     opened = open_root(root)
     if opened.engine.log(check_topic_name(topic)).refresh().topic_state.version < 0:
-        # Raises an error that suggests similar names, because the topic never existed.
+        # The topic never existed. Raise an error that suggests similar names.
         opened.topic(topic)
     log = History(opened.store, topic)
     stored = log.commits.version.tolist()
@@ -283,7 +292,7 @@ def history(
         if versions[-1] > oldest:
             print(f"{versions[-1] - oldest:,} older commits are not shown; see --limit")
         if oldest > 0:
-            print(f"commits before version {oldest} are no longer kept")
+            print(f"commits before version {oldest} are no longer retained")
 
     return Output({"topic": topic, "oldestVersion": oldest, "commits": rows}, show)
 
@@ -406,10 +415,11 @@ def dump_log(
 ) -> None:
     """Print the contents of files, as kafka-dump-log does.
 
-    Reads segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's
-    commits, decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A directory, such as a
-    partition, a topic or a Kafka log directory, stands for all its files. By default, prints one line per batch or
-    entry. Mismatches between an index and its segment are printed on stderr after all files.
+    Reads segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and the
+    commits, decisions and entries (.json), checkpoints (.arrow) and append files (.slices) of sparklog. If PATH is a
+    directory, such as a
+    partition, a topic or a Kafka log directory, all files of the directory are read. By default, one line per batch or
+    entry is printed. Mismatches between an index and its segment are printed to stderr after all files.
     """
     from sparklog.tools.inspection.dump import DumpOptions, dump
     from sparklog.tools.inspection.dump_batches import LogOptions
@@ -425,7 +435,7 @@ def dump_log(
 
 
 def _print(lines: Iterable[Line]) -> None:
-    """Write lines as UTF-8, regardless of the terminal's encoding, in order with those for stderr."""
+    """Write lines as UTF-8, regardless of the encoding of the terminal, and in order with lines on stderr."""
     chunk = list[str]()
 
     def flush() -> None:

@@ -1,4 +1,4 @@
-"""`sparklog topics`: create, list, describe, alter and delete topics."""
+"""`sparklog topics`, which creates, lists, describes, alters and deletes topics."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class TopicRow:
-    """A topic as `describe` shows it.
+    """A topic as printed by `describe`.
 
-    `configs` are those that were set, and `open_transactions` the transactional ids that hold back readers; both are
-    None for Kafka directories. `kafka_topic_id` is the id of the topic from which it was imported.
+    `configs` contains the configs that were set on the topic, and `open_transactions` the transactional ids whose open
+    transactions block readers. Both are
+    None for Kafka directories. `kafka_topic_id` is the id of the Kafka topic from which the topic was imported.
     """
 
     topic: str
@@ -66,7 +67,7 @@ def create(
     config: opt.ConfigOption = None,
     if_not_exists: Annotated[bool, Option(help="Succeed if the topic already exists.")] = False,
 ) -> Output:
-    """Create a topic, and its root if there is none."""
+    """Create a topic. If the root does not exist, the root is also created."""
     from sparklog.log.topic.expiring import default_expiry
 
     _warn_of_replicas(replication_factor, root)
@@ -88,7 +89,7 @@ def create(
 
 def _warn_of_replicas(replication_factor: int | None, root: str) -> None:
     if replication_factor not in (None, 1):
-        warn(f"--replication-factor {replication_factor} has no effect: the storage of {root} keeps the replicas")
+        warn(f"--replication-factor {replication_factor} has no effect, because the storage of {root} replicates data")
 
 
 @app.add("list", "sparklog topics list --root /data/log")
@@ -110,7 +111,7 @@ def describe(
     ] = False,
     if_exists: Annotated[bool, Option(help="Skip topics that do not exist.")] = False,
 ) -> Output:
-    """Describe topics: ids, configs, offsets and sizes."""
+    """Describe the ids, configs, offsets and sizes of topics."""
     source = topics.of(open_source(root), may_be_none=if_exists)
     opened, names = source.root, topics.names
     if if_exists and names is not None:
@@ -125,7 +126,7 @@ def _of_root(root: Root, name: str) -> TopicRow:
     from sparklog.log.state.configs import TOPIC_CONFIG
     from sparklog.log.state.description import describe
 
-    # One snapshot of the root defaults serves all topics of the command.
+    # Use one snapshot of the root defaults for all topics of the command.
     topic = describe(root.topic(name).log.read_snapshot(), root.engine.defaults.read())
     return TopicRow(
         name,
@@ -159,7 +160,7 @@ def _kafka(view: LogView, name: str) -> TopicRow:
 
 
 def _show(rows: list[TopicRow]) -> None:
-    """Print each topic: a line as in kafka-topics, then a table of partitions."""
+    """Print each topic as a line in the format of kafka-topics, followed by a table of its partitions."""
     for row in rows:
         configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
         name, count = printable(row.topic), row.partition_count
@@ -190,7 +191,7 @@ def alter(
     if if_exists and not _exists(log, name):
         return Output.from_lines({"topic": name, "partitions": None}, f"Topic {shown} does not exist.")
     log.topic(name).alter(partitions=partitions)
-    warn(f"topic {shown}: keys map to other partitions now, so the order of a key's records ends with this change")
+    warn(f"topic {shown}: keys now map to other partitions, so old and new records of a key are not ordered")
     return Output.from_lines({"topic": name, "partitions": partitions}, f"Altered topic {name}.")
 
 
@@ -203,8 +204,9 @@ def delete(
 ) -> Output:
     """Delete a topic without confirmation, as kafka-topics does.
 
-    The vacuum of `sparklog retain` deletes its files later. With --pattern, the command shows the matching topics, and
-    deletes them only with --execute.
+    The vacuum of `sparklog retain` deletes the files of the topic later. If --pattern is given, the command only lists
+    the matching topics. Add --execute to
+    delete the topics.
     """
     log, executes = open_root(root), topic.executes
     failures: list[SparklogError] = []
@@ -230,7 +232,7 @@ def delete(
 
 
 def _deleted(log: Root, name: str, executes: bool, if_exists: bool, failures: list[SparklogError] | None) -> bool:
-    """Delete a topic, or check that it exists. Errors are appended to `failures`, or raised if it is None."""
+    """Delete a topic, or check that it exists. Append errors to `failures`, or raise them if `failures` is None."""
     try:
         if if_exists and not _exists(log, name):
             return False

@@ -1,4 +1,4 @@
-"""`sparklog transactions`: list, describe and abort transactions."""
+"""`sparklog transactions`, which lists, describes and aborts transactions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def list_(
 ) -> Output:
     """List transactional ids.
 
-    Shows the state of the latest transaction of each id. For a Kafka log directory, shows the states in the transaction
+    Shows the state of the latest transaction of each transactional id. For a Kafka log directory, shows the states in
+    the transaction
     log.
     """
     from sparklog.transactions.listing import list_transactions
@@ -63,8 +64,9 @@ def list_(
 def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
     """Describe the transactions of a transactional id.
 
-    For an open transaction, shows the partitions whose last stable offset it holds back, its age and its timeout. For a
-    Kafka log directory, shows the transaction log, and the producer state of each partition's latest snapshot.
+    For an open transaction, shows its age, its timeout, and the partitions whose last stable offset it holds back. For
+    a
+    Kafka log directory, shows the transaction log, and the producer state in the latest snapshot of each partition.
     """
     from sparklog.transactions.listing import describe_transaction
 
@@ -82,16 +84,19 @@ def history(
     root: RootOption,
     limit: Annotated[int, integer_option(low=1, text="Maximum number of entries to print.")] = 100,
 ) -> Output:
-    """Show the decisions of a transactional id, latest first.
+    """Show the decisions of a transactional id, latest decision first.
 
-    Shows begins, commits and aborts with their times, reasons and topics. Decisions are kept for at least seven days.
+    Shows begins, commits and aborts with their times, reasons and topics. Decisions are retained for at least seven
+    days.
     """
     from sparklog.log.journal.names import check_id
 
     opened = open_root(root)
     entries = opened.engine.decisions.log(check_id(transactional_id, "transactional id")).latest_entries(limit)
     if not entries:
-        raise NotFound(f"transactional id '{transactional_id}' does not exist; `sparklog transactions list` lists all")
+        raise NotFound(
+            f"transactional id '{transactional_id}' does not exist; `sparklog transactions list` lists all ids"
+        )
     rows = [_decision(entry) for entry in entries]
     headings = ("ENTRY", "TIME", "OPERATION", "N", "REASON", "WRITES-TO")
 
@@ -126,8 +131,10 @@ def abort(
 ) -> Output:
     """Abort the open transaction of a transactional id.
 
-    The transaction ends before its timeout, and its owner's commit fails. You can also end a transaction that was open
-    in imported Kafka data, with Kafka's decision if there was one; after that, its topics accept no further imports.
+    The transaction is aborted before its timeout, and the commit of its owner fails. You can also end a transaction
+    that was open
+    in imported Kafka data, with the decision of Kafka if there was one. After that, the topics of the transaction
+    cannot be imported again.
     """
     from sparklog.transactions.listing import abort_transaction
 
@@ -196,7 +203,7 @@ def _show(transaction: TransactionDescription) -> None:
     batch = "" if transaction.batch is None else f"\tBatch: {transaction.batch}"
     print(
         f"TransactionalId: {printable(transaction.id)}\tState: {transaction.state}\t"
-        f"Newest: {_latest_decision(transaction)}{reason}{batch}\tInstance: {printable(transaction.instance or '-')}"
+        f"Latest: {_latest_decision(transaction)}{reason}{batch}\tInstance: {printable(transaction.instance or '-')}"
     )
     if transaction.held:
         rows = [
@@ -213,7 +220,7 @@ def _show(transaction: TransactionDescription) -> None:
             open_in_kafka.append((topic, part.partition, part.producer, part.first, part.end, *state))
         print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), open_in_kafka)
     for waiting in transaction.waiting:
-        print(f"{waiting.topic}: {waiting.n} is decided; the next commit or `sparklog retain` records it")
+        print(f"{waiting.topic}: {waiting.n} is decided; the next commit or `sparklog retain` records the decision")
     if transaction.pending:
         pending = [
             (item.group, topic, partition, offset, item.n, OUTCOME_NAMES[item.committed], _seconds(item.age_ms))
