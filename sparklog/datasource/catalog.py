@@ -1,9 +1,10 @@
-"""Tables of Spark's catalog: `CREATE TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`.
+"""Tables in Spark's catalog: `CREATE TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`.
 
-Spark passes the options of a table to a Python data source once, for CREATE, when it requests the columns. A SELECT or
-an INSERT only gets the options of its own WITH, and the columns that are stored in the catalog. The options are
-therefore stored in the metadata of the first column. If the statement lists the columns, or has AS SELECT, Spark does
-not request the columns, so the data source cannot know where the table is.
+Spark passes the options of a table to a Python data source only once, when CREATE requests the columns. A SELECT or
+an INSERT only passes the options of its own WITH clause, and the columns that are stored in the catalog. Therefore, the
+options are
+stored in the metadata of the first column. If the statement lists the columns, or contains AS SELECT, Spark does
+not request the columns, so the data source cannot determine the location of the table.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _METADATA = "sparklog.options"
 
 
 def of_create(options_of_spark: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of CREATE TABLE, without properties of the catalog; None for any other statement.
+    """Return the options of CREATE TABLE without the catalog's properties, or None for any other statement.
 
-    The catalog passes each option twice, the second time as `option.NAME`, and table properties once.
+    The catalog passes each option twice, the second time as `option.NAME`, and each table property once.
     """
     properties = {name.lower(): value for name, value in options_of_spark.items()}
     if _PROVIDER not in properties:
@@ -48,13 +49,16 @@ def of_create(options_of_spark: Mapping[str, str]) -> dict[str, str] | None:
     path = properties.get("path", properties.get("location"))
     if path is None:
         return options
-    # Spark treats the value as a Hadoop path and merges double slashes, including those in the URL of an endpoint.
+    # Spark treats the value as a Hadoop path and merges double slashes, including the slashes in the URL of an
+    # endpoint.
     return {**options, "path": _ENDPOINT_URL.sub(r"\1//", path) if is_url(path) else path}
 
 
 def of_columns(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a table from its columns, overridden by those of this statement; empty if it has none."""
-    # Columns that were selected from a table and are written elsewhere still have the metadata, which is ignored.
+    """Return the options that the columns of a table contain, overridden by the options of this statement. Return an
+    empty mapping if the columns contain no options.
+    """
+    # Columns that were selected from a table and are written to another location still contain the metadata. Ignore it.
     if not schema.fields or set(schema.fieldNames()) < set(COLUMNS) - {"headers"}:
         return {}
     stored = schema.fields[0].metadata.get(_METADATA)
@@ -62,7 +66,9 @@ def of_columns(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def complete_topic_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options in which the topic to read is also the topic to write, and the other way round."""
+    """Return options in which a topic to read is also the topic to write, and a topic to write is also the topic to
+    read.
+    """
     both = dict(options)
     if "topic" in both and not both.keys() & {"subscribe", "subscribepattern", "assign"}:
         both["subscribe"] = both["topic"]
@@ -72,7 +78,7 @@ def complete_topic_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> StructType:
-    """Return the columns of a new table, with its options in the metadata.
+    """Return the columns of a new table, with the options of the table in the metadata.
 
     Options without effect are omitted, because broker passwords would be visible in the schema. The types are
     constructed one by one, because a worker has no parser for Spark types.
@@ -100,7 +106,9 @@ def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> S
 
 
 def check_create(options: Options, location: Location) -> None:
-    """Raise BadRequest for a table without topics, or with a selection of columns, because it must have all columns."""
+    """Raise BadRequest for a table without topics, or with a selection of columns, because a table must have all
+    columns.
+    """
     if options.read.columns is not None:
         raise BadRequest("A table has all columns: remove the option 'columns', and select columns in the query")
     if location.kind == ROOT and options.read.subscription is None:

@@ -1,4 +1,4 @@
-"""The data source `sparklog`, as it is registered with Spark."""
+"""The data source `sparklog` that is registered with Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
 COMMIT_RUNNER = "pyspark.sql.worker.python_streaming_sink_runner"
-"""Loaded in the process in which Spark creates a streaming writer only to call `commit`."""
+"""A module that is loaded only in the process in which Spark creates a streaming writer to call `commit`."""
 
 
 def check_group_location(read: ReadOptions, location: Location) -> None:
@@ -55,7 +55,8 @@ WITHOUT_CHECKPOINT = (
 class SparklogDataSource(DataSource):  # type: ignore[misc]
     """The data source behind `spark.read.format("sparklog")`, `df.write`, `spark.readStream` and `df.writeStream`.
 
-    Options are checked here, so that errors are raised by `load` or `save`, or by the first micro-batch of a sink.
+    The constructor checks the options, so that errors are raised by `load` or `save`, or by the first micro-batch of a
+    sink.
     """
 
     @user_errors()
@@ -63,7 +64,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         super().__init__(options)
         self._created = catalog.of_create(options)
         self._options = parse_options(options) if self._created is None else _of_table(self._created)
-        # Spark creates one instance for the commits of a streaming run, when it first commits, and keeps it. Creation
+        # Spark creates one instance for the commits of a streaming run at the first commit, and reuses it. The creation
         # times therefore order the runs of a query.
         self._created_ms = SYSTEM.wall_ms()
 
@@ -107,7 +108,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             reader = SparklogStreamReader(location, self._options, self._projection(schema))
             return stream_reader(reader, self._options.read)
         except SparklogError as error:
-            # If it were raised here, Spark would show an UnboundLocalError of its own instead.
+            # If the error were raised here, Spark would show an UnboundLocalError of its own instead.
             return stream_reader(FailingStreamReader(error))
 
     @user_errors()
@@ -128,7 +129,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def streamWriter(self, schema: StructType, overwrite: bool) -> SparklogStreamWriter:  # noqa: N802
         from sparklog.datasource.writer import SparklogStreamWriter, plan_commit, plan_write
 
-        # `overwrite` means output mode complete: each micro-batch appends the entire result, as in Kafka's sink.
+        # `overwrite` means the output mode complete. Each micro-batch appends the entire result, as in Kafka's sink.
         self._load_table_options(schema)
         self._options.check_write()
         self._options.check_stream_write()
@@ -139,7 +140,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         return SparklogStreamWriter(plan_write(location, self._options, schema))
 
     def _load_table_options(self, schema: StructType) -> None:
-        """Use the options of a table, which are in its columns. Raises BadRequest if there is no path."""
+        """Use the options of a table, which are stored in its columns. Raises BadRequest if there is no path."""
         if self._options.path is None:
             options = catalog.of_columns(schema, self.options)
             if not options:
@@ -151,7 +152,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         return projection(schema)
 
     def _check_topics(self, location: Location) -> None:
-        """Raise BadRequest at `load` for a root without topic names, or a topic directory with other topic names."""
+        """Raise BadRequest in `load` for a root without topic names, or a topic directory with other topic names."""
         subscription = self._options.read.subscription
         if location.kind == (ROOT if subscription is None else TOPIC):
             from sparklog.datasource.subscription import Subscriber

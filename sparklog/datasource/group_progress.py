@@ -1,12 +1,14 @@
-"""Committed offsets of a streaming query in its consumer group (`kafka.group.id`).
+"""Commits of a streaming query's offsets to its consumer group (`kafka.group.id`).
 
-Spark requests the end of the next micro-batch after it has finished the previous one, and passes the end of the
-previous one as the start. Everything before that start has been processed, so it is committed to the group when Spark
+After Spark has finished a micro-batch, it requests the end of the next micro-batch, and passes the end of the
+finished one as the start. All records before the start have been processed, so the start is committed to the group when
+Spark
 plans. An AvailableNow run plans once more before it ends. The offsets of a killed query are committed by its next run.
 
-Each run is a member of the group with a generation of its own. The latest run fences the previous one, which fails at
-its next micro-batch. The query resumes from Spark's checkpoint; the group only shows its offsets to others. A query
-therefore continues if its offsets cannot be committed for some time.
+Each run is a member of the group with its own generation. The latest run fences the previous run, which fails at
+its next micro-batch. The query resumes from Spark's checkpoint, and the group only makes its offsets visible to other
+programs. Therefore, a query
+continues even if its offsets cannot be committed for some time.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from sparklog.log.topic.root import Root
 Document = dict[str, object]
 
 RETRY_MS = 5_000
-"""Time between attempts if the group cannot be written, because an idle query plans many times per second."""
+"""Time between two attempts if the group cannot be written. An idle query plans many times per second."""
 
 
 class GroupProgress:
-    """Commits the progress of one run of a query to its consumer group."""
+    """Commits the progress of a run of a query to its consumer group."""
 
     def __init__(self, root: Root, options: ReadOptions) -> None:
         self._env = root.env
@@ -41,9 +43,10 @@ class GroupProgress:
         self._left = False
 
     def processed(self, start: Document) -> None:
-        """Commit the offsets of `start`, if they have changed. After a transient error, warn; a later call retries.
+        """Commit the offsets of `start` if they have changed. After a transient error, warn and let a later call retry.
 
-        Raises Fenced if another run took over, or if the group was reset or deleted. Raises Corrupt or BadRequest if
+        Raises Fenced if another run has replaced this run, or if the group was reset or deleted. Raises Corrupt or
+        BadRequest if
         the log of the group cannot be read.
         """
         if self._left and start == self._published:
@@ -65,7 +68,7 @@ class GroupProgress:
             warn(f"group '{self._group.id}' is behind until a later micro-batch commits its offsets: {error}")
 
     def finish(self, last: Document | None = None) -> None:
-        """Leave the group, after committing `last` if the last commit failed. Failures of the store are not raised."""
+        """Leave the group. If the last commit failed, commit `last` before. Errors of the store are not raised."""
         if last is not None and self._failed is not None:
             self._failed = None
             self.processed(last)
@@ -102,9 +105,10 @@ class GroupProgress:
         return self._member
 
     def _moved(self, position: StreamOffset) -> dict[str, dict[int, int]]:
-        """Return the positions that differ from those of the group, for topics that still have the same id.
+        """Return the positions that differ from the committed offsets, for topics whose id has not changed.
 
-        This makes no request, because the planner has just refreshed these topics; it also reports deleted topics.
+        This function does not make requests, because the planner has just refreshed these topics. The planner also
+        reports deleted topics.
         """
         moved = {}
         for topic, offsets in position.positions.items():

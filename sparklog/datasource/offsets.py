@@ -1,7 +1,7 @@
 """Offsets as JSON, in options and in Spark's checkpoint.
 
-Both have Kafka's format, `{"orders":{"0":123,"1":456}}`, where a number is the next offset to read. In a checkpoint,
-sparklog's own keys start with `$`, which no topic name can:
+Both use Kafka's format, `{"orders":{"0":123,"1":456}}`, where a number is the next offset to read. In a checkpoint,
+the additional keys of sparklog start with `$`, which topic names cannot contain:
 
 | key        | meaning                                                                                           |
 |------------|---------------------------------------------------------------------------------------------------|
@@ -10,7 +10,8 @@ sparklog's own keys start with `$`, which no topic name can:
 | `$initial` | marks the result of `initialOffset`, so that the next end offset is known to be the first          |
 
 Spark does not store the initial offset. Without `$start`, a replay of the first micro-batch after a crash would start
-at the initial offset of that time and skip records. Spark compares offsets as text, so each has exactly one, sorted
+at the initial offset at that time, and skip records. Spark compares offsets as strings, so each offset has exactly one
+sorted
 form.
 """
 
@@ -31,7 +32,7 @@ EARLIEST = -2
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """A position in several topics, with the other values that Spark's checkpoint must store."""
+    """A position in several topics, with the additional values that Spark's checkpoint must contain."""
 
     positions: Positions
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class StreamOffset:
     initial: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """Return the document that Spark stores and compares, as `json.dumps` writes it."""
+        """Return the document that Spark stores and compares, in the form that `json.dumps` writes."""
         document: dict[str, object] = dict(_positions_json(self.positions))
         document["$ids"] = {topic: self.ids[topic] for topic in sorted(self.ids)}
         if self.start is not None:
@@ -50,7 +51,7 @@ class StreamOffset:
 
     @staticmethod
     def from_json(document: Mapping[str, object]) -> StreamOffset:
-        """Parse a document of `to_json`, which a user may have edited. Raises BadRequest."""
+        """Parse a document created by `to_json`, which a user may have edited. Raises BadRequest if it is not valid."""
         keys = {key: value for key, value in document.items() if key.startswith("$")}
         unknown = sorted(set(keys) - {"$ids", "$start", "$initial"})
         if unknown:
@@ -85,7 +86,7 @@ def _positions_json(positions: Positions) -> dict[str, dict[str, int]]:
 
 
 def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict[str, dict[int, int]]:
-    """Return `{"topic": {"0": 1, ...}}` with integer keys. Raises ValueError with a one-line reason."""
+    """Return `{"topic": {"0": 1, ...}}` with integer keys. Raises ValueError with the reason on one line."""
     if not isinstance(document, dict):
         raise ValueError(f'expected an object like {{"topic":{{"0":23}}}}, found {json.dumps(document)}')
     result: dict[str, dict[int, int]] = {}
@@ -102,7 +103,7 @@ def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict
 
 
 def parse_partition(topic: str, partition: object) -> int:
-    """Return a partition number from JSON, where it is a number or text. Raises ValueError with a reason."""
+    """Return a partition number from JSON, where it is a number or a string. Raises ValueError with the reason."""
     text = str(partition)
     if isinstance(partition, bool) or not is_digits(text) or int(text) >= 1 << 31:
         raise ValueError(f"partition {partition!r} of topic {topic!r} is not a number from 0")
@@ -110,7 +111,7 @@ def parse_partition(topic: str, partition: object) -> int:
 
 
 def parse_json(text: str) -> object:
-    """Parse the JSON of an option. Raises ValueError with a one-line reason, for example for a repeated key."""
+    """Parse the JSON of an option. Raises ValueError with the reason on one line, for example for a repeated key."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
@@ -128,6 +129,6 @@ def parse_json(text: str) -> object:
 
 
 def describe(positions: Positions) -> str:
-    """Return partitions as text for messages, such as `orders-0, orders-1`; at most eight."""
+    """Return at most eight partitions as text for messages, such as `orders-0, orders-1`."""
     names = [f"{topic}-{partition}" for topic in sorted(positions) for partition in sorted(positions[topic])]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,9 +1,11 @@
-"""All options of the data source in one table, and the settings of Kafka clients that have no effect here.
+"""A table of all options of the data source, and the Kafka client configs that have no effect in sparklog.
 
-Some choices are repeated here, because the modules that define them need numpy, which the process that creates the data
+Some choices are repeated here, because the modules that define them import numpy, which the process that creates the
+data
 source does not import.
 
-Spark passes options with lower-case keys. So names are compared in lower case, and printed in their own spelling.
+Spark passes options with lower-case keys. Therefore, names are compared in lower case, and printed with the spelling in
+this table.
 """
 
 from __future__ import annotations
@@ -29,26 +31,28 @@ READ: Uses = ("batch", "stream")
 ALL_USES: Uses = ("batch", "stream", "write")
 
 DEFAULT_SESSION_TIMEOUT_MS = 300_000
-"""As long as Kafka's `max.poll.interval.ms`: a query sends a heartbeat when Spark plans, between micro-batches."""
+"""The default is the same as Kafka's `max.poll.interval.ms`, because a query sends heartbeats only when Spark plans,
+between micro-batches.
+"""
 MIN_LEVEL = -(1 << 17)
 TOPIC_CONFIG = "topic."
-"""Prefix of a topic config."""
+"""The prefix of a topic config."""
 OFFSETS_JSON = 'JSON such as {"topic":{"0":23}}'
 ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
-"""As in `sparklog.log.state.view`."""
+"""The same values as in `sparklog.log.state.view`."""
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-"""As in `sparklog.format.record_batch`."""
+"""The same values as in `sparklog.format.record_batch`."""
 CORRUPT_RECORDS = ("fail", "skip", "truncate")
-"""As in `sparklog.kafka.in_place.segment_recovery`."""
+"""The same values as in `sparklog.kafka.in_place.segment_recovery`."""
 KEY_FORMATS = ("string", "short", "integer", "long", "float", "double", "json", "hex", "base64")
-"""As in `sparklog.format.values`; `avro` would need a schema."""
+"""The values of `sparklog.format.values` except `avro`, which requires a schema."""
 
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def _duration(text: str) -> int:
-    """Return the milliseconds of a duration in Spark's format; a number without unit is milliseconds."""
+    """Return the milliseconds of a duration in Spark's format. A number without a unit is in milliseconds."""
     match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text)
     if match is None or (match[2] or "ms") not in _UNITS_MS:
         raise ValueError(text)
@@ -56,7 +60,7 @@ def _duration(text: str) -> int:
 
 
 def _timestamp(text: str) -> int:
-    """Return the milliseconds of a number or an ISO 8601 time."""
+    """Return the milliseconds of a timestamp that is a number or an ISO 8601 time."""
     return int(text) if is_digits(text) and int(text) <= INT64_MAX else max(0, parse_iso_time(text))
 
 
@@ -238,19 +242,19 @@ OPTIONS = (
     *map(_of_bucket, SETTINGS),
 )  # fmt: skip
 LEVELS = {codec: f"kafka.compression.{codec}.level" for codec in ("gzip", "lz4", "zstd")}
-"""Options for the level of a codec, which apply if that codec is used."""
+"""The options for the level of each codec, which apply if the codec is used."""
 CLIENT_OPTIONS = frozenset(
     {
         *("metadata.max.age.ms", "kafka.isolation.level", "kafka.group.id", "kafka.group.instance.id"),
         "kafka.session.timeout.ms",
     }
 )
-"""Read options that are also settings of Kafka clients; a write accepts and ignores them."""
+"""Read options that are also Kafka client configs. A write accepts and ignores these options."""
 
-# Options that Spark itself adds, and timeouts of broker clients; all have no effect.
+# Options that Spark adds, and timeouts of broker clients. None of these options has an effect.
 _SILENT = "checkpointlocation queryname kafkaconsumer.polltimeoutms fetchoffset.numretries fetchoffset.retryintervalms"
 
-# Options that the Kafka connector rejects, too, with the reason.
+# Options that Kafka's connector also rejects, with the reason.
 _REJECTED = {
     "kafka.key.deserializer": "keys are read as binary; cast them in the query",
     "kafka.value.deserializer": "values are read as binary; cast them in the query",
@@ -272,8 +276,8 @@ _SPELLED = {
     name.lower(): name for name in ("versionAsOf", "timestampAsOf", "startingVersion", "asyncProgressTrackingEnabled")
 }
 
-# Settings of Kafka clients for brokers, connections and buffering. They are accepted and ignored, so that moving a
-# query only requires changing its format and path.
+# Kafka client configs for brokers, connections and buffering. They are accepted and ignored, so that a query can be
+# moved to sparklog by changing only its format and path.
 _CLIENT_SETTINGS = """
     acks auto.commit.interval.ms auto.include.jmx.reporter batch.size bootstrap.servers buffer.memory check.crcs
     client.dns.lookup client.id client.rack connections.max.idle.ms default.api.timeout.ms delivery.timeout.ms
@@ -295,9 +299,9 @@ _IGNORED = {*_SILENT.split(), "groupidprefix", *KAFKA_IGNORED}
 
 
 def find_option(given: str) -> Setting | None:
-    """Return the option with this name or alias; None for a known option that has no effect.
+    """Return the option with this name or alias. Return None for a known option that has no effect.
 
-    Raises BadRequest for an unknown name, with the nearest name, and for options that Kafka's connector rejects.
+    Raises BadRequest with the nearest name for an unknown name, and for an option that Kafka's connector rejects.
     """
     key = given.lower()
     if key.lstrip("_").startswith("asyncprogresstracking"):

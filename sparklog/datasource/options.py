@@ -1,8 +1,9 @@
-"""Options of a read or a write, parsed and checked in `DataSource.__init__` according to `option_table`.
+"""The options of a read or a write. `DataSource.__init__` parses and checks them according to `option_table`.
 
-The planner checks what depends on topics (existing partitions, offsets in range). When options are parsed, it is not
-known whether a read is a batch or a stream; `check_batch_read` and `check_stream_read` reject options of the other
-kind.
+The planner performs the checks that depend on topics, such as whether a partition exists or an offset is in range. When
+options are parsed, it is not
+known whether a read is a batch or a stream. `check_batch_read` and `check_stream_read` reject the options of the other
+kind of read.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
     from sparklog.log.read.key_lookup import KeySet
 
 GROUP = "group"
-"""`startingOffsets=group`: the committed offsets of the consumer group."""
+"""The value of `startingOffsets` that starts a read at the committed offsets of the consumer group."""
 _BY_NAME = by_name(OPTIONS)
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """The topics to read, given by names, a pattern, or names with partitions."""
+    """The topics to read, given by name, by pattern, or by name with partitions."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -55,7 +56,9 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Bound:
-    """A start or end: `earliest`, `latest`, `group`, `offsets`, or `timestamp` (one, or one per partition)."""
+    """A start or end: `earliest`, `latest`, `group`, `offsets`, or `timestamp` (a single timestamp or one per
+    partition).
+    """
 
     kind: str
     option: str
@@ -126,12 +129,12 @@ class Options:
     """All options of one `load` or `save`.
 
     Attributes:
-        path: the path; None if it is missing.
-        read: the options of reads.
-        write: the options of writes.
-        given: the names of the options that the user has set.
-        warnings: warnings about options that have no effect.
-        table: True for the options of a table in Spark's catalog, which apply to reads and writes.
+        path: The path, or None if it is missing.
+        read: The options of reads.
+        write: The options of writes.
+        given: The names of the options that the user has set.
+        warnings: Warnings about options that have no effect.
+        table: Whether the options belong to a table in Spark's catalog, and apply to reads and writes.
     """
 
     path: str | None
@@ -222,7 +225,7 @@ def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
             configs[config] = canonical(config, value)
             continue
         option = find_option(name)
-        # The name of an option overrides its aliases.
+        # The name of an option takes precedence over its aliases.
         if option is not None and (option.name.lower() == name.lower() or option.name not in values):
             values[option.name] = value
     _check_texts(values)
@@ -267,7 +270,7 @@ def _warnings(given: Mapping[str, str], values: Mapping[str, str]) -> tuple[str,
 
 
 def _seconds(bound: Bound | None) -> tuple[str, ...]:
-    """Return a warning if a time looks like seconds."""
+    """Return a warning if a timestamp looks like seconds."""
     if bound is None or bound.kind != "timestamp":
         return ()
     times = [time for by_partition in (bound.timestamps or {}).values() for time in by_partition.values()]
@@ -309,7 +312,7 @@ def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs:
     if parsed["txn_version"] is not None and parsed["txn_app_id"] is None:
         raise BadRequest("txnVersion is set without txnAppId: set both, or neither")
     given = {name: parsed[name] for name in SinkOptions.__dataclass_fields__ if name in parsed}
-    # Like Kafka, also check the levels of other codecs.
+    # Like Kafka, also validate the levels of codecs that are not used.
     levels = {codec: _parse(values, _BY_NAME[name]) for codec, name in LEVELS.items()}
     if given["level"] is None:
         given["level"] = levels.get(given["codec"] or "zstd")
@@ -317,7 +320,7 @@ def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs:
 
 
 def _keys(values: Mapping[str, str]) -> KeySet | None:
-    """Return the keys to read. With `assign`, all assigned partitions are searched for them."""
+    """Return the keys to read. If `assign` is set, all assigned partitions are searched for the keys."""
     anywhere = _parse(values, _BY_NAME["allPartitions"])
     if "keys" in values and "keysFile" in values:
         raise BadRequest("Set either 'keys' or 'keysFile', not both")
@@ -337,7 +340,7 @@ def _keys(values: Mapping[str, str]) -> KeySet | None:
 
 
 def _lines(path: str) -> list[str]:
-    """Return the lines of a file that are not empty."""
+    """Return the non-empty lines of a file."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
@@ -346,7 +349,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _texts(text_of_keys: str) -> list[str]:
-    """Return the items of `a,b` or of a JSON list."""
+    """Return the items of a comma-separated list or of a JSON list."""
     if not text_of_keys.lstrip().startswith("["):
         return [text for part in text_of_keys.split(",") if (text := part.strip())]
     try:
@@ -423,7 +426,9 @@ def _as_of(values: Mapping[str, str]) -> Bound | None:
 
 
 def _bound_names(values: Mapping[str, str], side: str) -> list[str]:
-    """Return the options that are set for one side, in the order of the connector; the first one applies."""
+    """Return the options that are set for the start or the end, in the order of Kafka's connector. The first option
+    applies.
+    """
     return [name for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets") if name in values]
 
 
@@ -446,7 +451,7 @@ def _per_partition(
 
 
 def _with_milliseconds(document: object) -> object:
-    """Replace texts like `{"topic": {"0": "2026-01-31T12:00:00"}}` with milliseconds. Raises ValueError."""
+    """Replace times in texts such as `{"topic": {"0": "2026-01-31T12:00:00"}}` with milliseconds. Raises ValueError."""
     if isinstance(document, dict):
         return {key: _with_milliseconds(value) for key, value in document.items()}
     if not isinstance(document, str):
@@ -465,7 +470,7 @@ def _time(name: str, text: str) -> int:
 
 
 def _parse(values: Mapping[str, str], option: Setting) -> Any:
-    """Return the value of an option, or its default if it is not set. Raises BadRequest."""
+    """Return the value of an option, or its default if it is not set. Raises BadRequest for an invalid value."""
     if option.name not in values:
         return option.default
     text = values[option.name]

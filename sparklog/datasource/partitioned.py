@@ -1,4 +1,4 @@
-"""`sparklog.partitioned`: shuffles a DataFrame so that one task has all rows of a partition of the topic."""
+"""`sparklog.partitioned`, which shuffles a DataFrame so that all rows of a topic partition are in one task."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ _FRAME = ValueType("a DataFrame", lambda value: hasattr(value, "withColumn"))
 
 
 def partitioned(df: DataFrame, n: int) -> DataFrame:
-    """Shuffle a DataFrame so that one task has all rows of a partition of the topic.
+    """Shuffle a DataFrame so that all rows of a topic partition are in one task.
 
-    The rows of a key then keep their order across the entire write, and each task writes to one partition, which suits
-    topics with very many partitions. The `partition` column sets the partition of a row unless it is null; otherwise it
-    is the murmur2 hash of the key, as in Kafka. Rows without either are spread evenly.
+    The rows of a key then keep their order across the entire write. Each task writes to one partition, which suits
+    topics with very many partitions. The `partition` column sets the partition of a row. If it is null or missing, the
+    partition
+    is the murmur2 hash of the key, as in Kafka. Rows with neither a partition nor a key are spread evenly.
 
     Args:
-        df: a DataFrame with a column `key` or `partition`.
-        n: the number of partitions of the topic.
+        df: A DataFrame with a column `key` or `partition`.
+        n: The number of partitions of the topic.
 
     Returns:
         A DataFrame with the same rows, ready to write.
 
     Raises:
-        BadRequest: both columns are missing, or PySpark is not installed.
+        BadRequest: If both columns are missing, or if PySpark is not installed.
 
     Example:
         rows = spark.createDataFrame([("anna", "book"), ("ben", "lamp")], "key string, value string")
@@ -69,7 +70,7 @@ def _hasher(n: int) -> Any:
         mask = key.is_null().to_numpy(zero_copy_only=False) if key.null_count else None
         return pa.array(numbers, pa.int32(), mask=mask)
 
-    # arrow_udf reads the types of the signature, but annotations in this module are strings.
+    # arrow_udf reads the types from the signature, but the annotations in this module are strings.
     import pyarrow as pa
 
     partition_of.__annotations__ = {"key": pa.Array, "return": pa.Array}

@@ -1,10 +1,11 @@
-"""Plan the tasks of a read, and read in a task: small ranges are packed into one task, and large ones are split.
+"""Planning of read tasks, and reading in a task. Small ranges are packed into one task, and large ranges are split.
 
-A task costs 15 to 30 ms in Python however little it reads, so a thousand partitions with few records become a few
-tasks. A range is split if it has more than `SPLIT_BYTES` or `SPLIT_RECORDS`, if `maxRecordsPerPartition` requires it,
-or if fewer partitions than `minPartitions` are read. In the last case there are as many tasks as with Kafka's
-connector, and ranges do not share tasks. Sizes are those of stored records, so gaps in the offsets cost nothing. The
-resulting ranges keep their order.
+A task takes 15 to 30 ms in Python even if it reads few records, so a thousand small partitions are read by a few
+tasks. A range is split if it exceeds `SPLIT_BYTES` or `SPLIT_RECORDS`, if `maxRecordsPerPartition` requires it,
+or if fewer partitions than `minPartitions` are read. In the last case, there are as many tasks as with Kafka's
+connector, and ranges do not share tasks. Sizes are the sizes of stored records, so gaps in the offsets are not counted.
+The
+order of ranges is preserved.
 """
 
 from __future__ import annotations
@@ -29,21 +30,27 @@ from sparklog.storage.fork_safety import freeze_gc
 
 PACK_BYTES = 16 << 20
 PACK_RECORDS = 100_000
-"""Stored bytes or records that are worth a task, 50 to 100 ms of work. Compressed bytes alone would not show that."""
+"""The number of stored bytes or records that make a task worthwhile, which is 50 to 100 ms of work. Both limits apply,
+because compressed bytes alone do not measure the work.
+"""
 
 MAX_PACKED_RANGES = 512
-"""Maximum number of ranges per task, because each range costs at least one request."""
+"""The maximum number of ranges per task, because each range requires at least one request."""
 SPLIT_BYTES = 128 << 20
 SPLIT_RECORDS = 1_000_000
-"""Stored bytes or records above which a range is split, but not into more ranges than it has batches."""
+"""The number of stored bytes or records above which a range is split. A range is split into at most as many ranges as
+it has batches.
+"""
 
 TRUSTED_SPLITS = 10_000
-"""Splits that are always possible. More are limited to the stored bytes, as headers can claim any record count."""
+"""The number of splits that are always allowed. Additional splits are limited by the stored bytes, because headers can
+claim any record count.
+"""
 
 
 @dataclass(frozen=True)
 class TaskRange:
-    """A range that is read by one task; `records` and `nbytes` are estimates."""
+    """A range that one task reads. `records` and `nbytes` are estimates."""
 
     range: OffsetRange
     records: int
@@ -57,7 +64,7 @@ def split(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[TaskRange]:
-    """Split non-empty ranges evenly by records, and the results by bytes if they are still too large. Pure."""
+    """Split non-empty ranges evenly by records. Split the results by bytes if they are still too large. Pure."""
     parts = [
         (requested, part)
         for requested, stored_range in zip(ranges, stored, strict=True)
@@ -80,10 +87,11 @@ def split(
 
 
 def _shares_of_tasks(parts: Sequence[tuple[OffsetRange, Stored]], min_tasks: int | None) -> list[int]:
-    """Return the number of tasks for each part, like Kafka's connector for `minPartitions`. Pure.
+    """Return the number of tasks for each part, as Kafka's connector does for `minPartitions`. Pure.
 
-    The total is about `min_tasks`: parts that are worth one task get one, and the others share the remaining tasks by
-    size. A partition with a part that is worth one task is not split further.
+    The total is about `min_tasks`. Each part that is large enough for a task gets one task, and the other parts share
+    the remaining tasks by
+    size. A partition that has such a part is not split further.
     """
     if min_tasks is None:
         return [1] * len(parts)
@@ -102,7 +110,7 @@ def _shares_of_tasks(parts: Sequence[tuple[OffsetRange, Stored]], min_tasks: int
 
 
 def _share(size: int, total: int, tasks: int) -> int:
-    """Return the share of tasks of a part, at least 1, rounded half up in double precision as on the JVM."""
+    """Return the number of tasks for a part, at least 1, rounded half up in double precision as on the JVM."""
     share = size / total * tasks
     return max(int(share) + (share % 1 >= 0.5), 1)
 
@@ -116,7 +124,7 @@ def _by_records(stored: Stored, count: int) -> list[Stored]:
 
 
 def _shares(stored: Stored, offsets_at: Callable[..., list[int]], amount: int, count: int) -> list[Stored]:
-    """Split into parts of nearly the same amount, smaller ones first, like Kafka's connector."""
+    """Split an amount into nearly equal parts, smaller parts first, as Kafka's connector does."""
     if count <= 1:
         return [stored]
     share, small = amount // count, count - amount % count
@@ -129,8 +137,10 @@ def pack(
 ) -> list[list[TaskRange]]:
     """Pack adjacent small ranges into tasks. Pure.
 
-    With `min_partitions`, there are at least that many tasks, or one per range if there are fewer ranges, and if
-    possible no task has more than its share of all records. With `max_records`, a task has at most that many records.
+    If `min_partitions` is given, there are at least that many tasks, or one task per range if there are fewer ranges.
+    If
+    possible, no task then has more than its share of all records. If `max_records` is given, a task has at most that
+    many records.
     """
     records_each: float = PACK_RECORDS if max_records is None else min(PACK_RECORDS, max_records)
     if min_partitions is not None:
@@ -175,9 +185,9 @@ def split_and_pack(
 def plan_tasks(
     view: LogView, ranges: Sequence[OffsetRange], isolation: str, keys: KeySet | None = None, **limits: int | None
 ) -> list[list[ReadPart]]:
-    """Return the parts of each task for these ranges, in the snapshot of the view.
+    """Return the parts that each task reads for these ranges, based on the snapshot of the view.
 
-    With `keys`, only parts that may contain these keys are returned. `limits` are those of `split`.
+    If `keys` is given, only parts that may contain these keys are returned. `limits` are the limits of `split`.
     """
     filled = [offsets for offsets in ranges if offsets.end > offsets.start]
     filled = filled if keys is None else keys.ranges(view, filled)
@@ -194,13 +204,13 @@ if TYPE_CHECKING:
     from sparklog.log.read.key_lookup import KeySet
 
 BATCH_BYTES = 4 << 20
-"""Batches of 1 to 8 MB are transferred to the JVM fastest; above 25 MB, performance degrades."""
+"""Batches of 1 to 8 MB are transferred to the JVM fastest. Batches above 25 MB are slower."""
 
 
 class LogPartition(InputPartition):  # type: ignore[misc]
-    """The parts of one Spark task. `value` is a tuple of `ReadPart`s, which have offsets but no file positions.
+    """The parts of a Spark task. `value` is a tuple of `ReadPart`s, which contain offsets but no file positions.
 
-    With `view=table` they are `sparklog.log.read.table_plan.PartitionTable`s.
+    If `view=table`, the parts are `sparklog.log.read.table_plan.PartitionTable`s.
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -214,7 +224,7 @@ def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptio
 
 
 class ReadTask:
-    """Reads the parts of a task; Spark pickles it into the tasks instead of the reader."""
+    """Reads the parts of a task. Spark pickles a ReadTask into the tasks instead of the reader."""
 
     def __init__(self, location: Location, options: ReadOptions, projection: Projection) -> None:
         self._location = location
@@ -223,7 +233,7 @@ class ReadTask:
         self._columns = projection.columns if options.keys is None else options.keys.columns(projection.columns)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a task. Spark passes None, or a partition without a value, if there is nothing to read."""
+        """Yield the rows of a task. If there is nothing to read, Spark passes None or a partition without a value."""
         from sparklog.format.kernels.kernel_choice import choice
 
         parts = () if partition is None else partition.value or ()
@@ -244,14 +254,15 @@ class ReadTask:
         if self._options.fail_on_data_loss:
             from sparklog.log.read.read_plan import read_parts
 
-            # All parts together, so that adjacent slices of a file are fetched once for all partitions of the task.
+            # Read all parts together, so that adjacent slices of a file are fetched once for all partitions of the
+            # task.
             yield from read_parts(parts, self._columns, batch_bytes=BATCH_BYTES)
             return
         for part in parts:
             yield from self._read_remaining(part, self._columns)
 
     def _read_remaining(self, part: ReadPart, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        """With failOnDataLoss=false, skip records that were deleted after planning, with a warning."""
+        """If failOnDataLoss=false, skip records that were deleted after planning, and log a warning."""
         columns = tuple(dict.fromkeys((*names, "offset")))
         following = part.range.start
         try:
@@ -264,9 +275,9 @@ class ReadTask:
                 yield from remaining.read(names, batch_bytes=BATCH_BYTES)
 
     def _plan_remaining(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
-        """Plan the rest of a part, from `following` on; raise `error` if none of its records were deleted.
+        """Plan the rest of a part, starting at `following`. Raise `error` if none of its records were deleted.
 
-        If the topic was created again under the same name, nothing remains.
+        If the topic was created again with the same name, there is nothing left to read.
         """
         from sparklog.log.read.read_plan import NativeReadPart
 

@@ -1,7 +1,9 @@
-"""The readers that Spark calls: one for batches, and one for streams, which wraps `stream_plan.StreamPlanner`.
+"""The readers that Spark calls: a batch reader, and a stream reader that wraps `stream_plan.StreamPlanner`.
 
-Spark creates the stream reader twice per query: once in a long-lived process that plans offsets, where the planner
-stays open, and once to be pickled for the tasks. A task gets a `ReadTask` instead of the reader. The modules for
+Spark creates the stream reader twice per query. The first reader is in a long-lived process that plans offsets, where
+the planner
+stays open. The second reader is only created to be pickled for the tasks. A task gets a `ReadTask` instead of the
+reader. The modules for
 planning are imported inside functions, because the second process does not need them.
 """
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
-    """The reader of one `load()`. Every action on its DataFrame reads the same offsets."""
+    """The reader of one `load()`. All actions on the DataFrame of the `load()` read the same offsets."""
 
     def __init__(self, location: Location, options: Options, projection: Projection) -> None:
         self._location = location
@@ -62,12 +64,16 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
 
 
 APPLY_OPTIONS = (1 << 63) - 1
-"""`ReadMaxRows` with this number means "apply the rate options". Spark passes the default limit back unchanged, except
-that it passes `ReadAllAvailable` for Trigger.Once."""
+"""A `ReadMaxRows` with this number means "apply the rate options". Spark passes the default limit back unchanged,
+except
+for Trigger.Once, for which Spark passes `ReadAllAvailable`.
+"""
 
 
 class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """The reader of one streaming query; it also commits the query's progress to its consumer group, if it has one."""
+    """The reader of a streaming query. If the query has a consumer group, the reader also commits the progress of the
+    query to the group.
+    """
 
     def __init__(self, location: Location, options: Options, projection: Projection) -> None:
         self._location = location
@@ -125,8 +131,9 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @user_errors()
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         view, planner = self._opened()
-        # After a restart, a run begins here if Spark repeats the last micro-batch, which it plans without a call of
-        # `latestOffset`. Before that, Spark plans from the latest offset to itself, which may not be processed yet.
+        # If Spark repeats the last micro-batch after a restart, the run starts here, because Spark does not call
+        # `latestOffset` for that micro-batch. Before that, Spark plans from the latest offset to itself, and that
+        # offset may not be processed yet.
         if self._progress is not None and start != end:
             self._progress.processed(start)
         return log_partitions(view, planner.ranges(start, end), self._options.read)
@@ -135,16 +142,16 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._task.read(partition)
 
     def stop(self) -> None:
-        """Leave the group. Correctness does not depend on it, because Spark does not call this reliably."""
+        """Leave the group. Correctness does not depend on this call, because Spark does not make it reliably."""
         with deferred_sigterm():
             if self._progress is not None:
                 self._progress.finish()
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """A reader that raises an error in every call, because the real one could not be created.
+    """A reader that raises an error in every call, because the actual reader could not be created.
 
-    If `streamReader` itself raised the error, Spark would fail in its clean-up and show that failure instead.
+    If `streamReader` itself raised the error, Spark would fail in its clean-up and report that failure instead.
     """
 
     def __init__(self, error: SparklogError) -> None:

@@ -1,8 +1,9 @@
-"""Restart streaming queries if a Python process of Spark fails to start in time.
+"""Restarts of streaming queries for which a Python process of Spark fails to start in time.
 
-Spark gives some Python processes 10 seconds to start and connect, and this timeout is not configurable. On a busy host
-it is sometimes too short, and the query fails with "Python worker failed to connect back" before any code of sparklog
-has run. Restarting the query is safe, because it continues from its checkpoint. docs/design/connect-back.md has
+Spark gives some Python processes 10 seconds to start and connect, and this timeout is not configurable. On a busy host,
+the timeout can be too short, and the query fails with "Python worker failed to connect back" before any code of
+sparklog
+has run. It is safe to restart the query, because it continues from its checkpoint. docs/design/connect-back.md contains
 measurements.
 """
 
@@ -22,15 +23,18 @@ _FUNCTION = ValueType("a function that starts the query", callable)
 
 
 def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) -> StreamingQuery:
-    """Start a streaming query and wait until it ends; restart it if a Python process of Spark fails to start in time.
+    """Start a streaming query and wait until it ends. Restart the query if a Python process of Spark fails to start in
+    time.
 
-    Only the error "Python worker failed to connect back" restarts the query. All other errors are raised, and so is
-    this one after `max_restarts` restarts in a row without a micro-batch in between.
+    Only the error "Python worker failed to connect back" restarts the query. All other errors are raised. This error is
+    also raised
+    after `max_restarts` consecutive restarts without a micro-batch in between.
 
     Args:
-        start: a function that creates the reader and the writer, with a `checkpointLocation`, and starts the query. It
-            is called for each start, and creates the reader, too, because `load` may fail with the same error.
-        max_restarts: maximum number of restarts in a row without progress.
+        start: A function that creates the reader and the writer, with a `checkpointLocation`, and starts the query. The
+            function
+            is called for each start. It must also create the reader, because `load` may fail with the same error.
+        max_restarts: The maximum number of consecutive restarts without progress.
 
     Returns:
         The query, which ended with `availableNow` or was stopped.

@@ -1,6 +1,7 @@
-"""Columns and types of reads and writes, which are those of Spark's Kafka connector.
+"""The columns and types of reads and writes, which are the same as in Spark's Kafka connector.
 
-A schema given by the user is a projection: any subset of the columns in any order; other columns are not decoded. Spark
+A schema given by the user is a projection, which contains any subset of the columns in any order. Other columns are not
+decoded. Spark
 compares the Arrow schema of batches exactly (order, types and nullability), so `to_spark` builds batches with the
 schema that Spark derives from the columns.
 """
@@ -30,7 +31,9 @@ SPARK_TYPES = {
 }
 
 COLUMNS = tuple(SPARK_TYPES)
-"""As in `sparklog.log.state.view`, which needs numpy; the process that creates the data source does not import it."""
+"""The same columns as in `sparklog.log.state.view`, which imports numpy. The process that creates the data source does
+not import numpy.
+"""
 _MAY_BE_NULL = frozenset(("key", "value", "headers"))
 
 # The range of Spark's microseconds, in milliseconds.
@@ -48,7 +51,9 @@ WRITE_TYPES = {
 
 
 def read_columns(include_headers: bool, selected: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the columns of a read in order; `selected` is the option `columns` (None: all columns except headers)."""
+    """Return the columns of a read in order. `selected` is the option `columns`, or None for all columns except
+    headers.
+    """
     names = tuple(name for name in COLUMNS if name != "headers") if selected is None else tuple(selected)
     return names if not include_headers or "headers" in names else (*names, "headers")
 
@@ -58,7 +63,7 @@ def read_schema(include_headers: bool, selected: Sequence[str] | None = None) ->
 
 
 def listed_columns(text: str) -> tuple[str, ...]:
-    """Return the columns of a list like `value,timestamp`. Raises BadRequest if it is empty or has an invalid name."""
+    """Return the columns of a list like `value,timestamp`. Raises BadRequest for an empty list or invalid name."""
     names = tuple(name.strip() for name in text.split(","))
     expected = f"column names out of {', '.join(COLUMNS)}, separated by commas"
     for index, name in enumerate(names):
@@ -72,7 +77,7 @@ def listed_columns(text: str) -> tuple[str, ...]:
 
 
 def check_selected(schema: StructType, selected: Sequence[str] | None, include_headers: bool) -> None:
-    """Raise BadRequest if the option `columns` and another schema, of the user or of a table, are both given."""
+    """Raise BadRequest if the option `columns` is given together with a schema of the user or of a table."""
     if selected is not None and tuple(schema.fieldNames()) != read_columns(include_headers, selected):
         raise BadRequest(
             f"Option 'columns' ({','.join(selected)}) conflicts with the schema ({','.join(schema.fieldNames())}) of "
@@ -97,13 +102,13 @@ class Projection:
     arrow: pa.Schema
 
     def to_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert the timestamps of a batch from milliseconds to microseconds, clipped to the range of Spark."""
+        """Convert the timestamps of a batch from milliseconds to microseconds. Clip them to the range of Spark."""
         import pyarrow as pa
 
         columns = {name: batch.column(name) for name in self.columns}
         microseconds = _arrow_types()["timestamp"]
         if "timestamp" in columns and columns["timestamp"].type != microseconds:
-            # With numpy, because importing `pyarrow.compute` takes long in each worker.
+            # Use numpy, because importing `pyarrow.compute` takes long in each worker.
             from sparklog.format.arrow_numpy import fixed_array, fixed_values
 
             milliseconds = fixed_values(columns["timestamp"], "int64").clip(MIN_MS, MAX_MS)
@@ -141,7 +146,7 @@ def type_name(kind: DataType) -> str:
 
 
 def write_columns(schema: StructType, topic_option: str | None) -> tuple[str, ...]:
-    """Return the columns to write; others are ignored, as in Kafka's sink. Raises BadRequest for a wrong schema."""
+    """Return the columns to write. Ignore other columns, as in Kafka's sink. Raises BadRequest for a wrong schema."""
     names: list[str] = []
     for column in schema.fields:
         name = column.name.lower()
@@ -163,7 +168,7 @@ def write_columns(schema: StructType, topic_option: str | None) -> tuple[str, ..
 
 
 def pick(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:
-    """Return these columns of a batch, ignoring case like Spark."""
+    """Return these columns of a batch. Like Spark, ignore case."""
     positions: dict[str, int] = {}
     for index, name in enumerate(batch.schema.names):
         positions.setdefault(name.lower(), index)

@@ -1,16 +1,19 @@
 """Settings of a Spark session for sparklog, and a check of Spark's workers.
 
-Spark chooses the Python to start in three ways:
+Spark determines the Python to start in three ways:
 
-* Tasks of UDFs and RDDs run `SparkContext.pythonExec`: PYSPARK_PYTHON in the environment of the Python program
-  (spark-submit sets it to `spark.pyspark.python`), else `python3`.
-* If a program does not register the data source, it is planned, read and written by `PythonUtils.defaultPythonExec`:
-  PYSPARK_DRIVER_PYTHON in the environment of the JVM, else PYSPARK_PYTHON there, else `python3`. No setting changes it.
+* Tasks of UDFs and RDDs run `SparkContext.pythonExec`, which is PYSPARK_PYTHON in the environment of the Python program
+  (spark-submit sets it to `spark.pyspark.python`), or `python3` if that is not set.
+* If a program does not register the data source, the data source is planned, read and written by
+  `PythonUtils.defaultPythonExec`. This is
+  PYSPARK_DRIVER_PYTHON in the environment of the JVM, or PYSPARK_PYTHON in that environment, or `python3`. No setting
+  changes it.
 * The setting `spark.sql.execution.pyspark.python` overrides both for the tasks of SQL queries on executors.
 
 If one of these Pythons has no sparklog, Spark reports `[DATA_SOURCE_NOT_FOUND]`, which hides the cause. `configure` and
-`register` make the processes on the driver's host run the program's Python, and all tasks run `pythonExec`. The script
-conf/sparklog-python starts a Python without Spark's pyspark.zip, whose modules each worker would compile.
+`register` ensure that the processes on the driver's host run the program's Python, and that all tasks run `pythonExec`.
+The script
+conf/sparklog-python starts a Python without Spark's pyspark.zip, whose modules each worker would otherwise compile.
 """
 
 from __future__ import annotations
@@ -35,30 +38,34 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTINGS = {
-    # Below this value Spark computes the size of all columns again after each row of a write.
+    # Below this value, Spark computes the size of all columns after each row of a write.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
-    # Over TCP, the default, each Python task waits some 40 ms for nothing.
+    # Over TCP, which is the default, each Python task waits about 40 ms unnecessarily.
     "spark.python.unix.domain.socket.enabled": "true",
 }
-"""Settings that every session should have; conf/spark-defaults.conf has the same."""
+"""Settings that every session should have. conf/spark-defaults.conf contains the same settings."""
 
 LAUNCHER = "sparklog-python"
 TASKS_PYTHON = "spark.sql.execution.pyspark.python"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, which has started the JVM, so that its environment can no longer be changed."""
+"""A variable that spark-submit sets. spark-submit has started the JVM, so the environment of the JVM can no longer be
+changed.
+"""
 
 OLDEST_TESTED, LATEST_TESTED = (4, 0), (4, 3)
-"""Oldest and latest tested release of Spark, as in the extra `spark` of pyproject.toml."""
+"""The oldest and the latest tested release of Spark, as in the extra `spark` of pyproject.toml."""
 
 BUILDER = ValueType("SparkSession.builder", lambda value: hasattr(value, "_options"))
 SESSION = ValueType("a SparkSession", lambda value: hasattr(value, "streams"))
-"""Both are recognized by an attribute, because Spark Connect has its own classes."""
+"""A session or a builder is recognized by an attribute, because Spark Connect has its own classes."""
 
 _checked: set[str] = set()
 
 
 def check_version(version: str) -> None:
-    """Warn about a Spark release later than the tested ones. Raises BadRequest if it has no Python data sources."""
+    """Warn about a Spark release that is later than the tested releases. Raises BadRequest if the release has no Python
+    data sources.
+    """
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if release < OLDEST_TESTED:
         raise BadRequest(
@@ -71,14 +78,16 @@ def check_version(version: str) -> None:
 
 
 def _warn(message: str) -> None:
-    # Imported late, because `retain` usually does not start Spark.
+    # Import PySpark late, because `retain` usually does not start Spark.
     from sparklog.datasource.spark_workers import warn_once
 
     warn_once([message])
 
 
 def check_pyspark(name: str) -> None:
-    """Check that PySpark is installed in a supported version, for the public function `name`. Raises BadRequest."""
+    """Check that PySpark is installed in a supported version. Raises BadRequest otherwise. `name` is the public
+    function that needs PySpark.
+    """
     try:
         import pyspark
     except ImportError:
@@ -87,22 +96,24 @@ def check_pyspark(name: str) -> None:
 
 
 def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> SparkSession.Builder:
-    """Configure the builder of a Spark session for sparklog; call it before `getOrCreate`.
+    """Configure the builder of a Spark session for sparklog. Call this function before `getOrCreate`.
 
     Two settings make writes and small tasks faster. Processes that Spark starts on the driver's host run this Python.
-    Tasks run the Python of `spark.pyspark.python` (of the builder or of `spark-submit`), else of PYSPARK_PYTHON, else
-    this Python in a local session and `python3` on a cluster. Under `spark-submit`, also call `register`.
+    Tasks run the Python of `spark.pyspark.python` (of the builder or of `spark-submit`). If it is not set, tasks run
+    the Python of PYSPARK_PYTHON. If that is not set either, tasks run
+    this Python in a local session, and `python3` on a cluster. If you use `spark-submit`, also call `register`.
 
     Args:
-        builder: `SparkSession.builder`, with or without settings.
-        fast_start: start workers with `sparklog-python`, so that they import the installed and compiled pyspark instead
+        builder: The `SparkSession.builder`, with or without settings.
+        fast_start: Whether to start workers with `sparklog-python`, so that they import the installed and compiled
+            pyspark instead
             of the same release in Spark's pyspark.zip.
 
     Returns:
         The same builder.
 
     Raises:
-        BadRequest: PySpark is not installed, or older than 4.0.
+        BadRequest: If PySpark is not installed, or is older than 4.0.
 
     Example:
         spark = sparklog.configure(SparkSession.builder).getOrCreate()
@@ -125,18 +136,21 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
 
 
 def workers_python() -> str:
-    """Return the program that starts this Python for Spark: `sparklog-python` if it is installed next to it."""
+    """Return the program that starts this Python for Spark. This is `sparklog-python` if it is installed next to this
+    Python.
+    """
     launcher = os.path.join(os.path.dirname(sys.executable), LAUNCHER)
     return launcher if os.access(launcher, os.X_OK) else sys.executable
 
 
 def choose_pythons(options: Mapping[str, object], environ: MutableMapping[str, str], python: str) -> dict[str, str]:
-    """Set the Pythons for a new session in `environ`, which its JVM inherits; return settings for the session.
+    """Set the Pythons for a new session in `environ`, which the JVM of the session inherits. Return settings for the
+    session.
 
     Args:
-        options: options of the session's builder.
-        environ: environment of this process.
-        python: this Python, for the driver's host and for the tasks of a local session.
+        options: The options of the session's builder.
+        environ: The environment of this process.
+        python: This Python, for the driver's host and for the tasks of a local session.
     """
     remote = str(options.get("spark.remote", environ.get("SPARK_REMOTE", "")))
     if remote and not remote.startswith("local"):
@@ -148,26 +162,30 @@ def choose_pythons(options: Mapping[str, object], environ: MutableMapping[str, s
         environ["PYSPARK_PYTHON"] = str(options["spark.pyspark.python"])
     elif remote or str(options.get("spark.master", environ.get("MASTER", "local"))).startswith("local"):
         environ.setdefault("PYSPARK_PYTHON", python)
-    # The driver is already running, so only the data source uses this value (it may have been `jupyter`).
+    # The driver is already running, so only the data source uses this value, which may have been `jupyter`.
     environ["PYSPARK_DRIVER_PYTHON"] = python
     tasks = environ.get("PYSPARK_PYTHON", "python3")
     return {} if tasks == python else {TASKS_PYTHON: tasks}
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format `sparklog` in a session, and check that Spark's workers can import it.
+    """Register the format `sparklog` in a session, and check that Spark's workers can import sparklog.
 
-    Call it under `spark-submit`, with `--archives` or `--py-files`, on a cluster, and if Spark reports
-    `[DATA_SOURCE_NOT_FOUND]`, because its error explains the cause. If Spark has found the format already, but would
-    plan it with another Python than this program's, it is registered again, and Spark logs that it was replaced. The
-    check is a small Spark job with a task for each running executor, once per application.
+    Call this function if you use `spark-submit` with `--archives` or `--py-files`, if you run on a cluster, or if Spark
+    reports
+    `[DATA_SOURCE_NOT_FOUND]`. The error of this function explains the cause. If Spark has already found the format, but
+    would
+    plan it with another Python than the Python of this program, the format is registered again, and Spark logs that it
+    was replaced. The
+    check is a small Spark job with a task for each running executor. It runs once per application.
 
     Args:
-        spark: the session.
+        spark: The session.
 
     Raises:
-        BadRequest: PySpark is not installed or older than 4.0, or the workers' Python does not start, has another
-            version, or has no sparklog or another one.
+        BadRequest: If PySpark is not installed or is older than 4.0, or if the Python of the workers does not start,
+            has another
+            version, or has no sparklog or another version of sparklog.
 
     Example:
         sparklog.register(spark)
@@ -201,14 +219,16 @@ def _default_python(context: SparkContext) -> str:
 
 
 def _is_beside_this_python(program: str) -> bool:
-    """Return True for this Python, and for programs in the same directory."""
+    """Return True for this Python, and for programs in the directory of this Python."""
     path = shutil.which(program)
     return path is not None and os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable)
 
 
 @contextmanager
 def _registering_for(context: SparkContext, python: str) -> Iterator[None]:
-    """Plan the formats registered in this block with `python`. Their tasks run the Python of TASKS_PYTHON."""
+    """Plan the formats that are registered in this block with `python`. The tasks of the formats run the Python of
+    TASKS_PYTHON.
+    """
     before = context.pythonExec
     context.pythonExec = python
     try:
@@ -218,14 +238,15 @@ def _registering_for(context: SparkContext, python: str) -> Iterator[None]:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Import sparklog in a task on each executor. Raises BadRequest with the host, the problem and the remedy."""
+    """Import sparklog in a task on each executor. Raises BadRequest with the host, the problem and the solution."""
     from pyspark.sql import functions as F  # noqa: N812
 
     application = str(spark.conf.get("spark.app.id", ""))
     if application in _checked:
         return
 
-    def describe_worker(number: int) -> str:  # runs in a worker, so unpickling it must not require sparklog
+    # This function runs in a worker, so unpickling it must not require sparklog.
+    def describe_worker(number: int) -> str:
         import json
         import socket
         import sys
@@ -237,7 +258,7 @@ def check_workers(spark: SparkSession) -> None:
             facts = {"error": f"{type(error).__name__}: {error}"}
         return json.dumps({"python": sys.executable, "host": socket.gethostname(), **facts})
 
-    describe_worker.__annotations__.clear()  # Spark would try to evaluate them, and warn
+    describe_worker.__annotations__.clear()  # Spark would try to evaluate the annotations, and log a warning.
     remedy = (
         f"set PYSPARK_PYTHON to a Python with this sparklog (here {sys.executable}) before Spark starts, or call "
         "sparklog.configure(SparkSession.builder)"
@@ -247,7 +268,7 @@ def check_workers(spark: SparkSession) -> None:
         count = _executors(spark)
         with _own_job_group(spark) as failed_tasks:
             rows = spark.range(0, count, 1, count).select(described).collect()
-            # A task that failed on one executor may have succeeded on another.
+            # A task that failed on one executor may have succeeded on another executor.
             problems = [start_problem(failure, host) for host, failure in failed_tasks() if _reasons(failure)]
     except Exception as error:  # noqa: BLE001 - Spark wraps errors of workers in many classes
         raise BadRequest(f"{start_problem(str(error))}: {remedy}") from None
@@ -258,7 +279,9 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _executors(spark: SparkSession) -> int:
-    """Return the number of executors, so that each gets a task of a job of that size; 1 if it is unknown."""
+    """Return the number of executors, so that a job with that many tasks has a task for each executor. Return 1 if the
+    number is unknown.
+    """
     try:
         # The status includes the driver, which is the executor in a local session.
         return max(1, int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1)
@@ -267,13 +290,15 @@ def _executors(spark: SparkSession) -> int:
 
 
 FailedTasks = Callable[[], list[tuple[str, str]]]
-"""Returns the hosts and messages of the tasks that have failed so far."""
+"""A function that returns the host and the message of each task that has failed so far."""
 _GROUP = "spark.jobGroup.id"
 
 
 @contextmanager
 def _own_job_group(spark: SparkSession) -> Iterator[FailedTasks]:
-    """Run jobs in their own job group and yield a function for their failed tasks; empty without a context."""
+    """Run jobs in their own job group. Yield a function that returns the failed tasks, which is empty without a
+    context.
+    """
     try:
         context = spark.sparkContext
     except Exception:  # noqa: BLE001 - as above
@@ -302,7 +327,7 @@ def _failed_tasks(context: SparkContext, group: str) -> list[tuple[str, str]]:
 
 
 def worker_problem(worker: Mapping[str, str], version: str) -> str:
-    """Return the problem of a worker's Python, or an empty text; `version` is that of this program's sparklog."""
+    """Return the problem of a worker's Python, or an empty string. `version` is the version of this sparklog."""
     python = f"Spark's workers on {worker['host']} are {worker['python']}, which"
     if "sparklog" not in worker:
         return f"{python} cannot import sparklog ({worker['error']})"
@@ -312,7 +337,7 @@ def worker_problem(worker: Mapping[str, str], version: str) -> str:
 
 
 def start_problem(failure: str, host: str = "") -> str:
-    """Return the reason why workers do not start, and the host, from the text of a Spark failure."""
+    """Return the reason why workers do not start, and the host. Both are parsed from the text of a Spark failure."""
     lost = re.search(r"Lost task .*\(TID \d+\) \((\S+) executor \S+\): ", failure)
     if lost is not None:
         host, failure = host or lost[1], failure[lost.end() :]

@@ -1,12 +1,13 @@
-"""Fallbacks for features missing in PySpark 4.0 and 4.1, in one place; all other code is written for 4.2 and later.
+"""Fallbacks for features that are missing in PySpark 4.0 and 4.1. All other code is written for 4.2 and later.
 
 | missing                                   | in       | instead                                                      |
 |-------------------------------------------|----------|--------------------------------------------------------------|
 | read limits, `Trigger.AvailableNow`       | 4.0, 4.1 | `LimitsInside` determines the latest offset without a start |
-| `DataSourceStreamArrowWriter`             | 4.0      | a stream writer that is a `DataSourceArrowWriter` as well    |
+| `DataSourceStreamArrowWriter`             | 4.0      | a stream writer that is also a `DataSourceArrowWriter`       |
 | `arrow_udf`, `DataFrame.repartitionById`  | 4.0      | a plain function of each row, and a shuffle by hash          |
 
-A stream on 4.0 and 4.1 runs one micro-batch with `availableNow`, as with `once`. The rows are the same everywhere.
+With PySpark 4.0 and 4.1, a stream with `availableNow` runs one micro-batch, as with `once`. The rows are the same in
+all releases.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ except ImportError:
             self.max_rows = max_rows
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Spark 4.2 fixes the end of an AvailableNow run with such a reader."""
+        """A reader for which Spark 4.2 fixes the end of an AvailableNow run."""
 
 
 try:
@@ -57,7 +58,7 @@ try:
 except ImportError:
 
     class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):  # type: ignore[no-redef,misc]
-        """A stream writer of Arrow batches; 4.0 only checks for a `DataSourceArrowWriter`, even in a stream."""
+        """A stream writer of Arrow batches. PySpark 4.0 only checks for a `DataSourceArrowWriter`, even in a stream."""
 
 
 __all__ = [
@@ -77,16 +78,19 @@ TRIGGER_UNKNOWN = (
 
 
 def stream_reader(reader: Any, read: ReadOptions | None = None) -> Any:
-    """Return a stream reader for this Spark; `read` has its options, None for one that always fails."""
+    """Return a stream reader for this Spark release. `read` contains its options, or is None for a reader that always
+    fails.
+    """
     return reader if READ_LIMITS else LimitsInside(reader, read)
 
 
 class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
-    """A stream reader for a Spark that requests the latest offset without passing a start and a limit.
+    """A stream reader for a Spark release that requests the latest offset without passing a start and a limit.
 
-    A result that differs from the previous one is the end of the next micro-batch, and the start of the one after it. A
+    A result that differs from the previous result is the end of the next micro-batch, and the start of the micro-batch
+    after it. A
     restarted query first plans from the latest offset of its checkpoint to the same offset, or repeats an unfinished
-    micro-batch. Otherwise the query is new.
+    micro-batch. Otherwise, the query is new.
     """
 
     def __init__(self, reader: Any, read: ReadOptions | None) -> None:
@@ -95,7 +99,7 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
         self._at: Document | None = None
 
     def __reduce__(self) -> Any:
-        # A task gets the pickled form of the reader, because it does not plan offsets.
+        # A task gets the pickled form of the reader, because the task does not plan offsets.
         return copy, (self._reader,)
 
     def initialOffset(self) -> Document:  # noqa: N802
@@ -113,7 +117,7 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
         self._at = end
         if "$initial" not in start and start != end:
             # This is not the first micro-batch of the query, because Spark's wrapper for AvailableNow requests an end
-            # before it plans the checkpoint's.
+            # before it plans the micro-batch of the checkpoint.
             end = {key: value for key, value in end.items() if key != "$start"}
         planned: list[InputPartition] = self._reader.partitions(start, end)
         return planned
@@ -127,7 +131,9 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
 
 
 def udf_of_keys(function: Callable[[pa.Array], pa.Array]) -> Any:
-    """Return an `arrow_udf` from binary values to integers; on 4.0, a UDF that is called with single values."""
+    """Return an `arrow_udf` from binary values to integers. In PySpark 4.0, return a UDF that is called with single
+    values.
+    """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import IntegerType
 
@@ -139,12 +145,14 @@ def udf_of_keys(function: Callable[[pa.Array], pa.Array]) -> Any:
 
         return function(pa.array([value], pa.binary()))[0].as_py()
 
-    one.__annotations__.clear()  # Spark would try to evaluate them, and warn
+    one.__annotations__.clear()  # Spark would try to evaluate the annotations, and log a warning.
     return F.udf(one, IntegerType(), useArrow=False)
 
 
 def repartition_by_id(df: DataFrame, n: int, column: str) -> DataFrame:
-    """Shuffle into n tasks by a column of task numbers; on 4.0 a task may get the rows of several or no numbers."""
+    """Shuffle into n tasks by a column of task numbers. In PySpark 4.0, a task may get the rows of several numbers or
+    none.
+    """
     shuffled: DataFrame
     if hasattr(df, "repartitionById"):
         shuffled = df.repartitionById(n, column)

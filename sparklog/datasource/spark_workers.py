@@ -1,10 +1,12 @@
-"""Spark's Python processes: one-line errors, warnings, and roots that stay open.
+"""Functions for Spark's Python processes: one-line errors, warnings, and roots that stay open.
 
-Spark shows an exception of a Python data source with its entire traceback, unless `SPARK_HIDE_TRACEBACK` is set in the
-environment of the failing worker. It then prints `<class name>: <message>`, where the class name has no module only if
-the module is `builtins`. A deliberate error (`SparklogError`) is therefore raised as an exception of a class that is
-created for it: `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A worker process ends after an error, so the
-setting does not outlive it, and unexpected errors keep their tracebacks.
+Spark prints an exception of a Python data source with its entire traceback, unless `SPARK_HIDE_TRACEBACK` is set in the
+environment of the failing worker. In this case, Spark prints `<class name>: <message>`, where the class name has no
+module only if
+the module is `builtins`. Therefore, a deliberate error (`SparklogError`) is raised as an exception of a class that is
+created for the error, such as `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A worker process ends after an
+error, so the
+variable does not affect later errors, and unexpected errors retain their tracebacks.
 
 The processes that plan and commit writes continue to run between micro-batches, queries and sessions. A directory may
 have been deleted and created again in the meantime, so the root id is read each time before an open root is used again.
@@ -12,7 +14,7 @@ The topic itself checks for new commits.
 
 Up to Spark 4.1, each call to a worker starts with `importlib.invalidate_caches()`. Up to Python 3.12, each zip on the
 path is then read again for each of its imported packages, which takes 140 ms for the zips of Spark in each process of a
-micro-batch. To avoid that, the import finders for zips are removed after each call; an import creates them again.
+micro-batch. To avoid this, the import finders for zips are removed after each call. An import creates them again.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 
 
 def warn(message: str) -> None:
-    """Log a warning. In local mode, the standard error of workers reaches the console of the driver."""
+    """Log a warning. In local mode, the standard error of workers is printed on the console of the driver."""
     logging.getLogger("sparklog").warning("sparklog: %s", message)
 
 
@@ -58,7 +60,7 @@ def warn_once(messages: Iterable[str]) -> None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise each `SparklogError` of a block or a decorated function as an exception that Spark prints in one line.
+    """Raise each `SparklogError` of a block or a decorated function as an exception that Spark prints on one line.
 
     At the end, remove import finders that would slow down the next call.
     """
@@ -84,7 +86,7 @@ def remove_zip_finders() -> None:
 def exit_on_sigterm() -> None:
     """Raise SystemExit on SIGTERM in this process, so that `stop` is called when Spark ends a query.
 
-    Spark sends SIGTERM without calling anything before. Only processes that Spark started are changed. `stop` must do
+    Spark sends SIGTERM without calling any method before. Only processes that Spark started are changed. `stop` must do
     its work in `deferred_sigterm`.
     """
     started_by_spark = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
@@ -107,10 +109,12 @@ def _record_signal(number: int, _: object) -> None:
 
 @contextmanager
 def deferred_sigterm() -> Iterator[None]:
-    """Complete the block even if SIGTERM arrives, and then end the process if it did, before or during the block.
+    """Complete the block even if SIGTERM arrives. If SIGTERM arrived before or during the block, end the process after
+    it.
 
-    Spark closes the socket before it sends the signal, so `stop` may be called because of the socket and be interrupted
-    by the signal. The process then ends with the default action of the signal, because Spark's clean-up would print a
+    Spark closes the socket before it sends the signal. Therefore, `stop` may be called because the socket is closed,
+    and then be interrupted
+    by the signal. The process ends with the default action of the signal, because Spark's clean-up would print a
     traceback about the closed socket.
     """
     if signal.getsignal(signal.SIGTERM) is _exit:
@@ -123,7 +127,8 @@ def deferred_sigterm() -> Iterator[None]:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Disable garbage collection, which would scan the plan of a thousand topics, all in use, again and again.
+    """Disable garbage collection, which would repeatedly scan the plan of a thousand topics although all of it is in
+    use.
 
     Spark's daemon collects garbage after each call.
     """
@@ -163,7 +168,7 @@ def log_created_objects() -> Iterator[None]:
 
 
 def root_at(location: Location, *, create: bool = False) -> Root:
-    """Return the root at a location, which stays open. Raises NotFound if there is none, unless `create` is set."""
+    """Return the root at a location, and cache it. Raises NotFound if there is no root, unless `create` is set."""
     from sparklog.log.journal.names import read_root_id
 
     cached = _roots.get(location.root)
@@ -185,7 +190,7 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
-    """Return the topic of a write, creating it if allowed; warn about options that differ from an existing topic."""
+    """Return the topic of a write, and create it if allowed. Warn about options that differ from the existing topic."""
     from sparklog.log.topic.root import topic_for_writer
 
     if options.auto_create:

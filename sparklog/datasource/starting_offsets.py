@@ -1,13 +1,17 @@
-"""Resolve the bounds of a read to offsets by the rules of Spark's Kafka connector, and wait until a log reaches them.
+"""Resolution of the bounds of a read to offsets, according to the rules of Spark's Kafka connector.
 
-A stream that is restarted on another host knows offsets that the first host has seen. Network file systems cache
-names, so this host may not see the latest commits, or the decision of a transaction, for a while. To treat the visible
-end of the log as its real end would report data loss. So if offsets are beyond the end, the view is refreshed until
-caches have expired (`SETTLE_MS`), except for a topic that was deleted or created again.
+If a stream is restarted on another host, its checkpoint contains offsets that the first host has seen. Network file
+systems cache
+names, so the new host may not see the latest commits, or the decision of a transaction, for some time. If the visible
+end of the log were treated as the actual end, data loss would be reported. Therefore, if offsets are beyond the visible
+end, the view is refreshed until
+caches have expired (`SETTLE_MS`), unless the topic was deleted or created again.
 
 A read can start at the committed offsets of its group (`startingOffsets=group`). If the group has no offset for a
-partition, or one out of range, `kafka.auto.offset.reset` applies, as for Kafka consumers. Without this option, a
-partition without an offset starts where a read without `startingOffsets` would, and an offset out of range is data
+partition, or if the offset is out of range, `kafka.auto.offset.reset` applies, as for Kafka consumers. If this option
+is not set, a
+partition without an offset starts where a read without `startingOffsets` would start, and an offset that is out of
+range is data
 loss.
 """
 
@@ -26,27 +30,29 @@ from sparklog.log.state.view import Bounds, LogView, OffsetRange
 from sparklog.storage.retries import SETTLE_MS, Backoff, Clock
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
-"""Topic -> partition -> bounds of the partitions to read, in a snapshot."""
+"""The bounds of the partitions to read in a snapshot, by topic and partition."""
 
 
 OTHER_ROOT = ", or the checkpoint belongs to another root: then give this query a checkpointLocation of its own"
 
 
 class DataLoss:
-    """Reports records that can no longer be read: as an error, or with `failOnDataLoss=false` as one warning."""
+    """Reports records that can no longer be read. The report is an error, or a single warning if
+    `failOnDataLoss=false`.
+    """
 
     def __init__(self, fail: bool) -> None:
         self.fail = fail
         self._warned: set[str] = set()
 
     def report(self, what: str, otherwise: str, *, hint: str = "", remedy: str = "") -> None:
-        """Raise NotFound, or warn.
+        """Raise NotFound, or log a warning if `failOnDataLoss=false`.
 
         Args:
-            what: the sentence that describes the loss.
-            otherwise: what the query does with failOnDataLoss=false, such as "skips it".
-            hint: another possible reason, which continues the sentence.
-            remedy: what to do if no records are lost, for example because an option has a wrong offset.
+            what: The sentence that describes the loss.
+            otherwise: What the query does if failOnDataLoss=false, such as "skips it".
+            hint: Another possible reason, which continues the sentence.
+            remedy: What to do if no records were lost, for example because an option contains a wrong offset.
         """
         if self.fail and remedy:
             raise NotFound(f"{what}: {remedy}")
@@ -59,7 +65,7 @@ class DataLoss:
             warn(f"{what}; with failOnDataLoss=false the query {otherwise}")
 
     def check_start(self, topic: str, partition: int, start: int, end: int, limits: Bounds) -> int:
-        """Return the start of a range, moved to the log start if it is below that, which is data loss."""
+        """Return the start of a range. If it is below the log start, report data loss and return the log start."""
         if start >= limits.log_start:
             return start
         stop = min(end, limits.log_start)
@@ -71,7 +77,9 @@ class DataLoss:
         return stop
 
     def check_end(self, topic: str, partition: int, end: int, limits: Bounds, option: str = "") -> int:
-        """Return an offset, moved to the log end if it is above that, which is data loss; `option` has set it."""
+        """Return an offset. If it is above the log end, report data loss and return the log end. `option` is the option
+        that set the offset.
+        """
         if end > limits.log_end:
             what = f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}"
             valid = f"{option} accepts {limits.log_start} to {limits.log_end}" if option else ""
@@ -82,7 +90,7 @@ class DataLoss:
 def resolve_bound(
     view: LogView, partitions: Partitions, bound: Bound, isolation: str, *, no_match_is_latest: bool
 ) -> dict[str, dict[int, int]]:
-    """Return the offset of each partition for a bound. Raises BadRequest as `check_listed`."""
+    """Return the offset of each partition for a bound. Raises BadRequest like `check_listed`."""
     check_listed(partitions, bound)
     result: dict[str, dict[int, int]] = {}
     special_offset = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
@@ -139,15 +147,15 @@ def wait_until_reached(
     clock: Clock,
     end_of: Callable[[Bounds], int] = attrgetter("log_end"),
 ) -> list[str]:
-    """Refresh the view until it reaches these offsets or caches have expired.
+    """Refresh the view until it reaches these offsets, or until caches have expired.
 
     Args:
-        view: the view.
-        named: offsets that have existed.
-        present: the topics that exist in the current snapshot.
-        refresh: takes a new snapshot and returns the topics that exist.
-        clock: the clock.
-        end_of: returns the end of a partition that must reach the offset.
+        view: The view.
+        named: Offsets that have existed.
+        present: The topics that exist in the current snapshot.
+        refresh: A function that takes a new snapshot and returns the topics that exist.
+        clock: The clock.
+        end_of: A function that returns the end of a partition, which must reach the offset.
 
     Returns:
         The partitions that still end before these offsets.
@@ -185,7 +193,7 @@ def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of
 
 
 def is_unseen(view: LogView, topic: str) -> bool:
-    """Return True if no commit of a topic is visible here; a deleted topic still has its commits."""
+    """Return True if this host sees no commit of a topic. A deleted topic still has its commits."""
     from sparklog.log.topic.root import RootView
 
     return isinstance(view, RootView) and view.root.engine.log(topic).refresh().topic_state.version < 0
@@ -194,17 +202,20 @@ def is_unseen(view: LogView, topic: str) -> bool:
 RESET_IT = "reset the group, or set kafka.auto.offset.reset to earliest or latest"
 
 GroupOffsets = dict[tuple[str, str], dict[int, int]]
-"""Committed offsets of a group by topic and topic id."""
+"""The committed offsets of a group, by topic and topic id."""
 
 
 def start_positions(
     view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss, committed: GroupOffsets
 ) -> dict[str, dict[int, int]]:
-    """Return the starting offset of each partition; `default` is earliest or latest, for reads without an option.
+    """Return the starting offset of each partition. If no option is set, `default` applies, which is earliest or
+    latest.
 
-    `committed` is the result of `group_offsets`, read before the snapshot of `partitions` was taken. Offsets committed
-    later could be beyond the end of the snapshot and would be reset. Raises BadRequest if the listed partitions are not
-    those read, and NotFound.
+    `committed` is the result of `group_offsets`, which was called before the snapshot of `partitions` was taken.
+    Offsets that were committed
+    later could be beyond the end of the snapshot and would be reset. Raises BadRequest if the partitions in the options
+    are not the partitions that are
+    read, and NotFound.
     """
     bound = read.start or Bound(default, "startingOffsets")
     if bound.kind != GROUP:
@@ -245,10 +256,12 @@ def start_positions(
 
 
 def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
-    """Return the committed offsets at which a read starts, or nothing if it does not start at those of its group.
+    """Return the committed offsets at which a read starts, or an empty dict if the read does not start at committed
+    offsets.
 
-    Waits until no transaction has pending offsets. Raises Unavailable if one stays undecided for a minute, and
-    BadRequest if the view is not of a root.
+    Waits until no transaction has pending offsets. Raises Unavailable if a transaction stays undecided for a minute,
+    and
+    BadRequest if the view is not the view of a root.
     """
     if read.start is None or read.start.kind != GROUP:
         return {}
@@ -265,7 +278,7 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
 
 
 def offsets_now(view: LogView, topics: Sequence[str], committed: GroupOffsets) -> StreamOffset:
-    """Return the committed offsets of these topics, which must be those of the snapshot by their ids."""
+    """Return the committed offsets of these topics. The ids of the topics must be the ids in the snapshot."""
     ids = {topic: view.topic_id(topic) for topic in topics} if committed else {}
     return StreamOffset({topic: committed.get((topic, ids[topic]), {}) for topic in ids}, ids)
 
@@ -273,7 +286,7 @@ def offsets_now(view: LogView, topics: Sequence[str], committed: GroupOffsets) -
 def batch_ranges(
     view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
 ) -> list[OffsetRange]:
-    """Return the ranges of a batch read, all from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
+    """Return the ranges of a batch read, all from one snapshot. Raises BadRequest and NotFound for invalid bounds."""
     committed = group_offsets(view, read)
     topics = subscriber.take()
     present = list(topics)
@@ -292,7 +305,7 @@ def batch_ranges(
     for topic, bounds in partitions.items():
         for partition, limits in sorted(bounds.items()):
             start, end = starts[topic][partition], ends[topic][partition]
-            # A range of times without records is valid, so only offsets are compared.
+            # A range of times may contain no records, so only offsets are compared.
             if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
                 raise BadRequest(
                     f"{topic}-{partition}: {read.start.option} {start} is after {end_bound.option} {end}: swap or "

@@ -1,23 +1,26 @@
-"""Plan the offsets of micro-batches: the streaming source without Spark.
+"""Plans the offsets of micro-batches. This is the streaming source without Spark.
 
-Spark asks three questions:
+Spark makes three calls:
 
-1. `initial`: where does a new query start? The answer is not in the checkpoint.
-2. `latest`: where does the next micro-batch end? Spark asks repeatedly, compares the answers as text, and stores an
-   answer in its checkpoint if it differs from the one before.
-3. `ranges`: which offsets lie between two answers? Spark also asks this after a restart, with answers from the
+1. `initial` returns the start of a new query. The result is not stored in the checkpoint.
+2. `latest` returns the end of the next micro-batch. Spark calls it repeatedly, compares the results as strings, and
+   stores a
+   result in its checkpoint if it differs from the previous result.
+3. `ranges` returns the offsets between two results. Spark also calls it after a restart, with results from the
    checkpoint.
 
 The planner therefore follows these rules:
 
-* The first answer of `latest` contains its own start (`$start`), whether or not there is anything to read. While the
-  query is idle, later answers are the start itself.
-* An answer has the id of each topic, so that a topic that was deleted and created again is reported as data loss.
-* A partition that a start does not list begins at its log start.
-* Offsets in a checkpoint have existed. If this process does not see them although the topic is the same, it waits for
-  caches to expire and then fails, whatever `failOnDataLoss` says, because continuing would skip records or read them
+* The first result of `latest` contains its own start (`$start`), even if there are no records to read. While the
+  query is idle, later results are the start itself.
+* A result contains the id of each topic, so that a topic that was deleted and created again is reported as data loss.
+* A partition that is missing in a start begins at its log start.
+* Offsets in a checkpoint have existed. If this process does not see the offsets although the topic is the same, it
+  waits for
+  caches to expire and then fails, even if `failOnDataLoss=false`, because continuing would skip records or read them
   twice.
-* A start with topics or partitions that the query does not read belongs to another query, or the subscription has
+* If a start contains topics or partitions that the query does not read, it belongs to another query, or the
+  subscription has
   changed.
 """
 
@@ -51,12 +54,12 @@ Offsets = dict[str, dict[int, int]]
 
 
 class _Topics:
-    """The topics of a query as of the latest snapshot, which `refresh` replaces.
+    """The topics of a query as of the latest snapshot. `refresh` replaces the snapshot.
 
     Attributes:
-        names: the topics to read, from the options or matching the pattern; they may not exist.
-        existing: those that exist in the snapshot, sorted.
-        refreshed_at: when the snapshot was taken, in seconds; None before the first one.
+        names: The topics to read, which are given by the options or match the pattern. They may not exist.
+        existing: The topics that exist in the snapshot, sorted.
+        refreshed_at: The time of the snapshot in seconds, or None before the first snapshot.
     """
 
     def __init__(self, view: LogView, subscriber: Subscriber, options: ReadOptions, clock: Clock) -> None:
@@ -77,7 +80,7 @@ class _Topics:
         self._use(self.names)
 
     def refresh(self, named: Set[str] = frozenset()) -> None:
-        """Take a snapshot of the topics to read, including `named`, and list topics again if the list is too old."""
+        """Take a snapshot of the topics to read, including `named`. List topics again if the list is too old."""
         now = self._clock.now()
         max_age = self._options.metadata_max_age_ms / 1000
         if self._listed_at is None or (self._subscriber.open_ended and now - self._listed_at >= max_age):
@@ -87,7 +90,7 @@ class _Topics:
         self.refresh_only(self.names)
 
     def refresh_only(self, names: list[str]) -> list[str]:
-        """Take a snapshot of these topics, and return those that exist."""
+        """Take a snapshot of these topics, and return the topics that exist."""
         self._use(self._subscriber.refresh(names))
         return self.existing
 
@@ -97,24 +100,24 @@ class _Topics:
         self._bounds = None
 
     def bounds(self) -> Partitions:
-        """Return the bounds of the partitions to read; the same mapping until the next snapshot."""
+        """Return the bounds of the partitions to read. The result is the same mapping until the next snapshot."""
         if self._bounds is None:
             self._bounds = {topic: self._subscriber.partitions(topic) for topic in self.existing}
         return self._bounds
 
     def ends(self) -> Offsets:
-        """Return where each partition ends for the isolation level."""
+        """Return the end of each partition for the isolation level."""
         isolation = self._options.isolation
         return {
             topic: {p: limits.end(isolation) for p, limits in bounds.items()} for topic, bounds in self.bounds().items()
         }
 
     def ids(self, positions: Mapping[str, object]) -> dict[str, str]:
-        """Return the topic ids of those topics in `positions` that exist."""
+        """Return the topic ids of the topics in `positions` that exist."""
         return {topic: self._view.topic_id(topic) for topic in positions if topic in self.existing}
 
     def reach(self, stop: StreamOffset) -> bool:
-        """Return True if the snapshot contains everything up to these offsets, at the isolation level."""
+        """Return True if the snapshot contains all records before these offsets, at the isolation level."""
         end_of = attrgetter("last_stable" if self._options.isolation == READ_COMMITTED else "log_end")
         for topic, offsets in stop.positions.items():
             bounds = self.bounds().get(topic, {})
@@ -125,7 +128,9 @@ class _Topics:
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """A question of `latest` that was answered with its own start. If all fields are equal again, so is the answer."""
+    """A call of `latest` that returned its own start. If all fields are equal in a later call, the result is also
+    equal.
+    """
 
     start: Document
     checkpoint: StreamOffset
@@ -135,14 +140,14 @@ class _Idle:
 
 
 class StreamPlanner:
-    """Answers Spark's questions for one running query, and keeps state between micro-batches:
+    """Answers the calls of Spark for one running query, and stores the state between micro-batches:
 
-    * `_initial`: the answer of `initial`
-    * `_names_checked`: the topics named by the user were checked, which a restarted query does once
-    * `_is_idle`: the last answer was its own start, so the next question waits for one poll interval
-    * `_last_idle`: the last question and what it depended on, if everything was read
-    * `_last_trigger`: when the last micro-batch was let through, for `maxTriggerDelay`
-    * `_target`: where an AvailableNow run ends; None for other triggers
+    * `_initial`: the result of `initial`
+    * `_names_checked`: whether the topics given by the user were checked, which happens once per planner
+    * `_is_idle`: whether the last result was its own start, so that the next call waits for one poll interval
+    * `_last_idle`: the last call and the values that determined its result, if everything was read
+    * `_last_trigger`: the time of the last micro-batch, for `maxTriggerDelay`
+    * `_target`: the end of an AvailableNow run, or None for other triggers
     """
 
     def __init__(self, view: LogView, subscriber: Subscriber, options: ReadOptions, clock: Clock | None = None) -> None:
@@ -160,7 +165,7 @@ class StreamPlanner:
         self._target: Offsets | None = None
 
     def initial(self) -> Document:
-        """Return the start of a new query. Spark asks twice, so the answer stays the same for this planner."""
+        """Return the start of a new query. Spark calls this twice, so the planner always returns the same result."""
         if self._initial is None:
             committed = group_offsets(self._view, self._options)
             self._topics.take_first_snapshot()
@@ -182,13 +187,14 @@ class StreamPlanner:
 
     @property
     def has_target(self) -> bool:
-        """True in an AvailableNow run, which ends when an answer is its own start."""
+        """True in an AvailableNow run, which ends when a result is its own start."""
         return self._target is not None
 
     def latest(self, start: Document, *, limited: bool) -> Document:
         """Return the end of the next micro-batch, or `start` itself if there is nothing to read.
 
-        Waits for at most one poll interval. `limited=False` (Trigger.Once) ignores the rate options and never waits.
+        Waits for at most one poll interval. If `limited` is False (Trigger.Once), the rate options are ignored, and the
+        call does not wait.
         """
         previous, self._last_idle = self._last_idle, None
         if previous is not None and previous.start == start:
@@ -198,7 +204,7 @@ class StreamPlanner:
             unread = self._unread(checkpoint)
         if limited and self._target is None and self._is_idle:
             self._wait_for_poll_interval()
-        # The list of topics may be old, so the topics of the checkpoint are requested by name.
+        # The list of topics may be old, so also refresh the topics of the checkpoint.
         self._topics.refresh(checkpoint.positions.keys() - unread.keys())
         bounds = self._topics.bounds()
         idle = _Idle(start, checkpoint, unread, bounds, self._topics.ids(bounds))
@@ -219,7 +225,7 @@ class StreamPlanner:
         return start
 
     def _available(self, begin: Offsets) -> Offsets:
-        """Return where a micro-batch from `begin` would end without the rate options."""
+        """Return where a micro-batch that starts at `begin` would end without the rate options."""
         ends = self._topics.ends()
         if self._target is not None:
             # A topic that was created again may be shorter than when the target was set.
@@ -235,7 +241,9 @@ class StreamPlanner:
         }
 
     def _limited(self, begin: Offsets, available: Offsets) -> Offsets:
-        """Return the end of a micro-batch by the rate options; `begin` while `minOffsetsPerTrigger` holds it back."""
+        """Return the end of a micro-batch according to the rate options, or `begin` while `minOffsetsPerTrigger` delays
+        it.
+        """
         stored = self._stored(begin, available) if self._options.has_rate_limits else {}
         if self._is_waiting_for_records(stored):
             return begin
@@ -243,7 +251,7 @@ class StreamPlanner:
         return self._cut_by_rate(begin, available, stored)
 
     def ranges(self, start: Document, end: Document) -> list[OffsetRange]:
-        """Return the offsets between two answers, checked against what can still be read."""
+        """Return the offsets between two results. Check that the offsets can still be read."""
         if start == end:
             return []
         base, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
@@ -256,12 +264,16 @@ class StreamPlanner:
         return [offsets for topic in sorted(stop.positions) for offsets in self._topic_ranges(topic, base, stop)]
 
     def report(self) -> Document | None:
-        """Return where the partitions end in the latest snapshot, for query progress; None without topics."""
+        """Return the ends of the partitions in the latest snapshot, for query progress. Return None if there are no
+        topics.
+        """
         ends = self._topics.ends()
         return {topic: {str(p): n for p, n in sorted(ends[topic].items())} for topic in sorted(ends)} or None
 
     def _check_names(self, start: StreamOffset) -> None:
-        """Once per planner, raise NotFound for a topic that the user names and that has never existed."""
+        """Raise NotFound for a topic that is given by the user and has never existed. Only the first call checks the
+        topics.
+        """
         if not self._names_checked and not self._subscriber.open_ended:
             missing = [t for t in self._topics.names if t not in self._topics.existing and t not in start.positions]
             self._subscriber.require(missing)
@@ -270,8 +282,9 @@ class StreamPlanner:
     def _unread(self, checkpoint: StreamOffset) -> Offsets:
         """Return the offsets of a checkpoint that this query does not read.
 
-        Raises BadRequest if there are any, unless data loss is allowed and the query reads the other ones. If it reads
-        none of them, the checkpoint is another query's.
+        Raises BadRequest if there are such offsets, unless data loss is allowed and the query reads some of the
+        offsets. If the query reads
+        none of the offsets, the checkpoint belongs to another query.
         """
         unread = self._subscriber.others(checkpoint.positions)
         if not unread:
@@ -288,7 +301,9 @@ class StreamPlanner:
     def _wait_for(
         self, named: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = attrgetter("log_end")
     ) -> list[str]:
-        """Wait for offsets that have existed and that a cache may hide; return the partitions that still end before."""
+        """Wait for offsets that have existed, but that a cache may hide. Return the partitions that still end before
+        them.
+        """
         return wait_until_reached(
             self._view, named, self._topics.existing, lambda: self._topics.refresh_only(topics), self._clock, end_of
         )
@@ -308,7 +323,7 @@ class StreamPlanner:
             )
 
     def _wait_for_planned_end(self, base: StreamOffset, stop: StreamOffset) -> None:
-        """Wait for the end of a micro-batch that was planned before a restart, so that it is read as planned."""
+        """Wait for the end of a micro-batch that was planned before a restart, so that the same records are read."""
         topics = sorted(stop.positions)
         self._wait_for_checkpoint(stop, topics)
         if self._options.isolation != READ_COMMITTED:
@@ -332,7 +347,9 @@ class StreamPlanner:
             self._clock.sleep(rest)
 
     def _begin(self, start: StreamOffset, unread: Offsets) -> Offsets:
-        """Return where a micro-batch after `start` begins: offsets of all partitions that exist, checked for loss."""
+        """Return the start of the micro-batch after `start`: the offsets of all existing partitions, checked for data
+        loss.
+        """
         begin: Offsets = {}
         for topic in sorted(set(start.positions) - set(self._topics.existing) - set(unread)):
             self._loss.report(f"The topic {topic!r} was deleted while a stream reads it", "skips it", hint=OTHER_ROOT)
@@ -369,25 +386,28 @@ class StreamPlanner:
         return sum(part.records for part in stored.values()) < min_offsets
 
     def _cut_by_rate(self, begin: Offsets, end: Offsets, stored: Mapping[TopicPartition, Stored]) -> Offsets:
-        """Cut `end` by the rate options, which count stored records and bytes, so gaps cost nothing."""
+        """Reduce `end` according to the rate options. They count stored records and bytes, so gaps are not counted."""
         max_offsets = self._options.max_offsets_per_trigger
         total = sum(part.records for part in stored.values())
         if max_offsets is not None and total > max_offsets:
-            # Each partition gets at least one record, even beyond the limit, as in Kafka's connector. Otherwise small
-            # partitions would stay unread for as long as large ones grow.
+            # Each partition gets at least one record, even if the limit is exceeded, as in Kafka's connector.
+            # Otherwise, small
+            # partitions would not be read while large partitions grow.
             end = _cut_each(end, stored, lambda part: part.at_records(max(1, part.records * max_offsets // total))[0])
             stored = self._stored(begin, end)
         max_bytes = self._options.max_bytes_per_trigger
         size = sum(part.nbytes for part in stored.values())
         if max_bytes is not None and size > max_bytes:
-            # Here too, at least one record: the share of a partition in bytes may end inside its first record.
+            # Read at least one record, because the share of a partition in bytes may end inside its first record.
             end = _cut_each(
                 end, stored, lambda part: max(*part.at_bytes(part.nbytes * max_bytes // size), *part.at_records(1))
             )
         return end
 
     def _stored(self, begin: Offsets, end: Offsets) -> dict[TopicPartition, Stored]:
-        """Return what is stored between these offsets. Offsets below the log start are not counted."""
+        """Return the number of records and bytes that are stored between these offsets. Offsets below the log start are
+        not counted.
+        """
         ranges = [
             OffsetRange(topic, p, max(offset, limits[p].log_start), end[topic][p])
             for topic, limits in self._topics.bounds().items()
@@ -431,7 +451,7 @@ class StreamPlanner:
 
 
 def _cut_each(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:
-    """Return the ends, replaced with the result of `cut` where records are stored before them."""
+    """Return the ends. If records are stored before an end, replace the end with the result of `cut`."""
     return {
         topic: {p: cut(stored[topic, p]) if (topic, p) in stored else end for p, end in offsets.items()}
         for topic, offsets in ends.items()
@@ -439,7 +459,7 @@ def _cut_each(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Calla
 
 
 def _adds_to(start: StreamOffset, answer: StreamOffset, begin: Offsets) -> bool:
-    """Return True if an answer differs from `start`, other than by new partitions that are still at their beginning."""
+    """Return True if a result differs from `start` in more than new partitions that are still at their beginning."""
     if start.initial or any(start.ids.get(topic, topic_id) != topic_id for topic, topic_id in answer.ids.items()):
         return True
     positions = {topic: {**offsets, **start.positions.get(topic, {})} for topic, offsets in begin.items()}

@@ -1,4 +1,4 @@
-"""Determine the topics and partitions to read from `subscribe`, `subscribePattern`, `assign` and the kind of path."""
+"""The topics and partitions to read, determined by `subscribe`, `subscribePattern`, `assign` and the kind of path."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Subscriber:
 
     @property
     def open_ended(self) -> bool:
-        """True if the user does not name topics, so that existing topics are listed and may change."""
+        """True if the user does not specify topics. In this case, existing topics are listed, and may change."""
         if self._subscription is not None:
             return self._subscription.pattern is not None and self._location.kind != TOPIC
         return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
 
     def others(self, positions: Positions) -> dict[str, dict[int, int]]:
-        """Return the positions of topics and partitions that are not read, whether they exist or not."""
+        """Return the positions of topics and partitions that are not read, whether these exist or not."""
         assigned_partitions = self._subscription.partitions if self._subscription is not None else None
         others = {}
         for topic, offsets in positions.items():
@@ -74,7 +74,9 @@ class Subscriber:
         return f"assign: {describe({topic: dict.fromkeys(ps, 0) for topic, ps in subscription.partitions.items()})}"
 
     def topics(self) -> list[str]:
-        """Return the sorted names of the topics to read; list the topics of the view only if the user names none."""
+        """Return the sorted names of the topics to read. List the topics of the view only if the user does not specify
+        topics.
+        """
         subscription = self._subscription
         if self._location.kind == TOPIC and self._location.topic is not None:
             return [self._location.topic]
@@ -91,17 +93,17 @@ class Subscriber:
     def _filter(self) -> Callable[[str], bool]:
         from sparklog.kafka.in_place.directory import is_internal
 
-        # As with Kafka's consumers, internal topics of Kafka are read only if the user names them.
+        # As in Kafka consumers, internal topics of Kafka are read only if the user specifies them.
         return lambda topic: not is_internal(topic) and self._includes(topic)
 
     def take(self) -> list[str]:
-        """Take a snapshot of the topics to read and return their names. Raises NotFound like `existing`."""
+        """Take a snapshot of the topics to read, and return their names. Raises NotFound like `existing`."""
         return (
             self._matching(self._view.refresh_all(self._filter())) if self.open_ended else self.existing(self.topics())
         )
 
     def _matching(self, names: list[str]) -> list[str]:
-        """Return these topics; warn if a pattern matches none."""
+        """Return these topics. Warn if a pattern matches no topic."""
         if not names and self._subscription is not None:
             existing = _listed(self._view.topics())
             warn_once([f"{self} matches no topic at {self._view.location}, which has {existing}"])
@@ -111,9 +113,9 @@ class Subscriber:
         return refresh_existing(self._view, topics)
 
     def existing(self, topics: Sequence[str]) -> list[str]:
-        """Take a snapshot of topics and return those that exist; a listed topic may have been deleted since.
+        """Take a snapshot of topics, and return the topics that exist. A listed topic may have been deleted since then.
 
-        Raises NotFound, like `require`, for a missing topic that the user named.
+        Raises NotFound, like `require`, for a missing topic that the user specified.
         """
         present = self.refresh(topics)
         if not self.open_ended:
@@ -121,7 +123,7 @@ class Subscriber:
         return present
 
     def require(self, topics: Sequence[str]) -> None:
-        """Take a snapshot of topics that must exist. Raises NotFound for the first missing one, with similar names."""
+        """Take a snapshot of topics that must exist. Raises NotFound with similar names for the first missing topic."""
         missing = sorted(set(topics) - set(self.refresh(topics)))
         if missing:
             names = self._view.topics()
@@ -130,12 +132,14 @@ class Subscriber:
             raise NotFound(f"There is no topic {missing[0]!r} at {self._view.location}: {hint}")
 
     def partitions(self, topic: str) -> Mapping[int, Bounds]:
-        """Return the partitions of a topic to read in the snapshot. Raises NotFound if an assigned one is missing."""
+        """Return the partitions of a topic to read in the snapshot. Raises NotFound if an assigned partition is
+        missing.
+        """
         bounds = self._view.bounds(topic)
         assigned_partitions = self._subscription.partitions if self._subscription is not None else None
         if assigned_partitions is None:
             return bounds
-        # A checkpoint may contain a topic that is no longer in the option.
+        # A checkpoint may contain a topic that the option no longer contains.
         assigned = assigned_partitions.get(topic, ())
         for partition in assigned:
             if partition not in bounds:

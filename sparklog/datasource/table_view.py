@@ -1,7 +1,7 @@
-"""Batch reads with `view=table`: its options and its tasks.
+"""Batch reads with `view=table`: the options and the tasks.
 
-All records of a key are in one partition, which is read by one task, so nothing is shuffled: see
-`sparklog.log.read.table_plan`. Small partitions share a task.
+All records of a key are in one partition, which is read by one task, so no shuffle is required (see
+`sparklog.log.read.table_plan`). Small partitions share a task.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_table(options: Options) -> None:
 
 
 def reject_table(options: Options) -> None:
-    """Raise BadRequest if a stream has options of tables."""
+    """Raise BadRequest if a stream has options for tables."""
     names = [name for name in AS_OF if name in options.given]
     if options.read.is_table or names:
         name = "view=table" if options.read.is_table else names[0]
@@ -59,7 +59,7 @@ def reject_table(options: Options) -> None:
 
 
 def table_partitions(view: LogView, subscriber: Subscriber, read: ReadOptions) -> list[InputPartition]:
-    """Plan the tasks. Raises BadRequest and NotFound for missing topics, partitions or offsets in the options."""
+    """Plan the tasks. Raises BadRequest and NotFound if topics, partitions or offsets in the options do not exist."""
     from sparklog.datasource.read_task import LogPartition, TaskRange, pack
     from sparklog.datasource.starting_offsets import check_listed
     from sparklog.log.read.table_plan import plan_table

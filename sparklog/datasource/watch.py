@@ -1,8 +1,11 @@
 """The lag of Spark's streaming queries, measured in the driver: `lags = sparklog.watch(spark)`.
 
-For a Python source, Spark's query progress has no metrics but two sets of offsets: the end of the latest micro-batch,
-and the end of the log when it was planned. Their difference is the `offsetsBehindLatest` of Spark's Kafka source. It
-counts offsets that the query can read, which under read_committed end at the last stable offset. The lag of a consumer
+For a Python source, Spark's query progress contains no metrics, but two sets of offsets: the end of the latest
+micro-batch,
+and the end of the log when the micro-batch was planned. Their difference is the `offsetsBehindLatest` of Spark's Kafka
+source. It
+counts offsets that the query can read, which end at the last stable offset if the isolation level is read_committed. In
+contrast, the lag of a consumer
 group is measured from the log end.
 """
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 try:
     from pyspark.sql.streaming.listener import StreamingQueryListener
-except ImportError:  # so that `help(sparklog)` works without Spark
+except ImportError:  # `help(sparklog)` must work without Spark.
     StreamingQueryListener = object
 
 _LOG = logging.getLogger("sparklog.lag")
@@ -38,17 +41,17 @@ _LOG = logging.getLogger("sparklog.lag")
 
 @dataclass(frozen=True, slots=True)
 class QueryLag:
-    """The lag of one topic of a query: the number of offsets between its latest micro-batch and the end of the log.
+    """The lag of one topic of a query: the number of offsets between the latest micro-batch and the log end.
 
     Attributes:
-        query: the name of the query, or its id if it has no name.
-        run_id: the id of the run.
-        batch_id: the latest micro-batch.
-        source: the number of the source of the query, from 0.
-        topic: the name of the topic.
-        partitions: the number of partitions.
-        behind: the lag, as the sum over the partitions.
-        max_behind: the largest lag of a partition.
+        query: The name of the query, or its id if it has no name.
+        run_id: The id of the run.
+        batch_id: The latest micro-batch.
+        source: The number of the source of the query, starting at 0.
+        topic: The name of the topic.
+        partitions: The number of partitions.
+        behind: The lag, summed over the partitions.
+        max_behind: The largest lag of a partition.
     """
 
     query: str
@@ -70,13 +73,15 @@ def watch(
     """Measure the lag of all streaming queries of a session.
 
     Args:
-        spark: the session.
-        tell: called with a line per micro-batch, such as `print`; default: the logger `sparklog.lag`, at level INFO.
-        metrics_file: file for the textfile collector of the node exporter, rewritten with each micro-batch. Each driver
-            needs a file of its own.
+        spark: The session.
+        tell: A function that is called with a line per micro-batch, such as `print`. By default, lines are logged to
+            the logger `sparklog.lag` at level INFO.
+        metrics_file: A file for the textfile collector of the node exporter, which is rewritten after each micro-batch.
+            Each driver
+            must use its own file.
 
     Returns:
-        A listener: call it to get the current lags, and `stop()` it at the end.
+        A listener. Call it to get the current lags, and call `stop()` at the end.
 
     Example:
         lags = sparklog.watch(spark, tell=print)
@@ -94,9 +99,10 @@ def watch(
 
 
 def _add_from_daemon(spark: SparkSession, lags: QueryLags) -> None:
-    """Add a listener to Spark Connect in a daemon thread, and raise its errors here.
+    """Add a listener to Spark Connect in a daemon thread, and raise the errors of that thread here.
 
-    Spark Connect waits for events in a thread that is a daemon only if the adding thread is one. Otherwise the process
+    Spark Connect waits for events in a thread that is a daemon only if the adding thread is a daemon. Otherwise, the
+    process
     would not end.
     """
     failures: list[BaseException] = []
@@ -115,7 +121,7 @@ def _add_from_daemon(spark: SparkSession, lags: QueryLags) -> None:
 
 
 class QueryLags(StreamingQueryListener):  # type: ignore[misc]
-    """The listener of `watch`. Spark calls it in a thread of its own, one event after the other."""
+    """The listener of `watch`. Spark calls it in a separate thread, one event after the other."""
 
     def __init__(self, spark: SparkSession, tell: Callable[[str], None], metrics_file: str | None) -> None:
         self._spark = spark
@@ -167,9 +173,11 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
 
 
 def source_lags(query: str, run_id: str, batch_id: int, index: int, source: Any) -> list[QueryLag]:
-    """Return the lag of each topic of a `SourceProgress`; empty for another source or one that was not planned."""
+    """Return the lag of each topic of a `SourceProgress`. It is empty for other sources, and for a source that was not
+    planned.
+    """
     try:
-        # Offsets are JSON text or parsed JSON.
+        # The offsets are either a JSON string or parsed JSON.
         end, latest = (json.loads(x) if isinstance(x, str) else x for x in (source.endOffset, source.latestOffset))
         if not isinstance(end, dict) or "$ids" not in end:
             return []

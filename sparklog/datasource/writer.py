@@ -1,16 +1,23 @@
-"""Spark's sink: tasks upload append files, and the driver commits them, at most once per micro-batch.
+"""Spark's sink. Tasks upload append files, and the driver commits the files at most once per micro-batch.
 
-A failed or repeated attempt of a task leaves files that no commit refers to, which the vacuum removes. There is no
+A failed or repeated attempt of a task leaves files that no commit references. The vacuum removes these files. There is
+no
 `abort`, because Spark also calls it after a commit that may have succeeded. If an option or the path sets the topic,
-all rows are one commit. If a column sets the topics, the write is a transaction over them. Its id is that of the query,
-the `txnAppId`, or a new one for a batch write without a name. A replayed micro-batch is found in the decisions of that
-id, which list all its topics.
+all rows are written in one commit. If a column sets the topics, the write is a transaction over these topics. Its
+transactional id is the id of the query,
+the `txnAppId`, or a new id for a batch write without a `txnAppId`. A replayed micro-batch is found in the decisions of
+the
+transactional id, which list all topics of the micro-batch.
 
-A streaming write is exactly once because its commit has a key: the query id, which Spark stores in the checkpoint (or
-the user's `txnAppId`), and the batch id. Spark passes only the batch id to `commit`, and calls it on a writer that was
-created again, so the tasks read the query id and run id from their TaskContext and return them. A batch write does not
-use them as a key, because all writes in a `foreachBatch` see the same ids, and the second write would be skipped. Only
-`txnAppId` and `txnVersion` make a batch write repeatable.
+A streaming write is exactly once because its commit has a key. The key consists of the query id, which Spark stores in
+the checkpoint (or
+the user's `txnAppId`), and the batch id. Spark passes only the batch id to `commit`, and calls `commit` on a new
+instance of the
+writer. Therefore, the tasks read the query id and the run id from their TaskContext and return them. A batch write does
+not
+use these ids as a key, because all writes in a `foreachBatch` see the same ids, and the second write would be skipped.
+A
+batch write can be repeated safely only if `txnAppId` and `txnVersion` are set.
 """
 
 from __future__ import annotations
@@ -50,7 +57,7 @@ RUN_ID = "spark.jobGroup.id"
 class SinkPlan:
     """The picklable plan of a write for its tasks. `topic` and `target` are None if a column sets the topics.
 
-    `root_id` is None for the commit of a micro-batch, because the targets of the tasks have it.
+    `root_id` is None for the commit of a micro-batch, because the targets of the tasks contain it.
     """
 
     location: Location
@@ -63,7 +70,7 @@ class SinkPlan:
 
 @dataclass(frozen=True)
 class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
-    """The files of a task by topic, and the ids of the query and run, which the commit only gets from the tasks."""
+    """The files of a task by topic, and the ids of the query and the run, which the commit only gets from the tasks."""
 
     topics: tuple[TopicFiles, ...]
     query_id: str | None
@@ -71,7 +78,7 @@ class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
 
 
 def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> SparklogCommitMessage:
-    """Write the rows of a task. `job` identifies the write, so that keyless rows start in its own partition."""
+    """Write the rows of a task. `job` identifies the write, and selects the first partition of keyless rows."""
     from pyspark import TaskContext
 
     from sparklog.format.kernels.kernel_choice import choice
@@ -97,7 +104,9 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
 
 
 class _TaskSink:
-    """The append files of a task. Topics share one buffer; when it is full, the topic with most bytes is flushed."""
+    """The append files of a task. All topics share one buffer. When the buffer is full, the topic with the most bytes
+    is flushed.
+    """
 
     def __init__(self, plan: SinkPlan, seed: int) -> None:
         self._plan = plan
@@ -156,7 +165,7 @@ class _TaskSink:
         if self._root is None:
             from sparklog.log.write.append_target import check_root_id
 
-            # Check it once per task instead of once per topic and file, because it takes a request.
+            # Check the root id once per task instead of once per topic and file, because the check requires a request.
             root = root_at(self._plan.location)
             check_root_id(root.location, self._plan.root_id or "", root.id)
             self._root = root
@@ -187,10 +196,11 @@ _LOG = logging.getLogger("sparklog.datasource")
 
 
 def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: WriterKey | None) -> None:
-    """Commit the files of the tasks, to one topic directly or to several topics in a transaction.
+    """Commit the files of the tasks. Several topics are committed in a transaction.
 
-    A write that was committed with the same `key` before is skipped. The epoch of the key is by the clock of this host.
-    A streaming run that another run has superseded fails.
+    A write that was already committed with the same `key` is skipped. The epoch of the key is a time of this host's
+    clock.
+    A streaming run that was superseded by another run fails.
     """
     now = SYSTEM.now()
     root = root_at(plan.location)
@@ -202,7 +212,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
         )
     topics = _files_by_topic(messages)
     if key is not None and key.mode == "stream":
-        # Use the store's clock, because the next run may be on another host with another clock.
+        # Use the store's clock, because the next run may be on a host with a different clock.
         epoch = None if key.epoch is None else max(0, root.engine.to_store_clock(key.epoch))
         key = replace(key, epoch=epoch, replay_mismatch=plan.options.replay_mismatch)
         if _published_with_other_option(root, plan, topics, key):
@@ -232,7 +242,7 @@ def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, Topi
 
 
 def _published_with_other_option(root: Root, plan: SinkPlan, topics: dict[str, TopicFiles], writer: WriterKey) -> bool:
-    """Return True if an earlier run committed this micro-batch with the other way to set topics (option or column)."""
+    """Return True if an earlier run committed this micro-batch, but set the topics in the other way."""
     from sparklog.log.state.slices import content_of
     from sparklog.transactions.publishing import in_decisions, in_topics
 
@@ -255,7 +265,7 @@ def _commit_together(root: Root, topics: dict[str, TopicFiles], key: WriterKey |
 
 
 def plan_write(location: Location, options: Options, schema: StructType) -> SinkPlan:
-    """Check the schema of a DataFrame, and open or create root and topic. Raises BadRequest and NotFound."""
+    """Check the schema of a DataFrame. Open or create the root and the topic. Raises BadRequest and NotFound."""
     sink = options.write
     topic = _topic(location, sink.topic)
     columns = write_columns(schema, topic)
@@ -268,7 +278,7 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
 
 
 def plan_commit(location: Location, options: Options) -> SinkPlan:
-    """Plan the commit of a micro-batch without requests; the messages of the tasks have the rest."""
+    """Plan the commit of a micro-batch without requests. The messages of the tasks contain the remaining values."""
     return SinkPlan(location, None, options.write, (), _topic(location, options.write.topic), None)
 
 
@@ -282,7 +292,7 @@ def _topic(location: Location, option: str | None) -> str | None:
 
 
 class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """The writer of one `save`. One unpickled copy writes in each task, and another one commits."""
+    """The writer of one `save`. An unpickled copy writes in each task, and another copy commits."""
 
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
@@ -300,7 +310,7 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """The writer of a micro-batch. `epoch` (ms) increases with each run of the query; None if unknown."""
+    """The writer of a micro-batch. `epoch` (ms) increases with each run of the query. It is None if it is unknown."""
 
     def __init__(self, plan: SinkPlan, epoch: int | None = None) -> None:
         self._plan = plan
