@@ -1,7 +1,9 @@
-"""A consumer in plain Python, which reads topics and commits the offsets of its group.
+"""A consumer in pure Python, which reads topics and commits offsets for its group.
 
-As in Kafka's consumer, `poll` does the work. Records are returned partition by partition in offset order. Compacted
-offsets and transaction markers are skipped, as are aborted records under read_committed, which also stops at the last
+As in Kafka's consumer, all work is done in `poll`. Records are returned partition by partition, in offset order.
+Compacted
+offsets and transaction markers are skipped. If the isolation level is read_committed, aborted records are also skipped,
+and reading stops at the last
 stable offset.
 """
 
@@ -57,17 +59,19 @@ def consumer(
     listener: RebalanceListener | None = None,
     **options: Unpack[ConsumerOptions],
 ) -> Consumer:
-    """Join a consumer group, and read topics from its committed offsets.
+    """Join a consumer group, and read topics from the group's committed offsets.
 
     Args:
         root: An open root, or its location.
-        group: The id of the group, which is created if it does not exist. None: read without a group.
-        topics: One or more topic names. Without `topics` and `pattern`, call `subscribe` or `assign` afterwards.
-        pattern: A regular expression: read the topics whose whole names match it, including topics created later.
+        group: The id of the group, which is created if it does not exist, or None to read without a group.
+        topics: One or more topic names. If neither `topics` nor `pattern` is given, call `subscribe` or `assign`
+            afterwards.
+        pattern: A regular expression. All topics whose full name matches are read, including topics that are created
+            later.
         listener: The listener to notify when partitions are assigned and revoked.
 
     Returns:
-        A `Consumer`, to be closed or used as a context manager.
+        A `Consumer`. Close it, or use it as a context manager.
 
     Raises:
         NotFound: If a topic does not exist.
@@ -92,7 +96,7 @@ def consumer(
 
 
 class Consumer(PartitionReader, GroupConsumer):
-    """A consumer, as `sparklog.consumer` returns it. Only `wakeup` may be called from other threads."""
+    """A consumer, as returned by `sparklog.consumer`. Other threads may only call `wakeup`."""
 
     def __init__(self, root: Root, group: str | None, options: ConsumerOptions) -> None:
         super().__init__(root, None if group is None else Group(root, group), options)
@@ -114,12 +118,12 @@ class Consumer(PartitionReader, GroupConsumer):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # If the block failed, positions are not committed, so that the records in progress are read again.
+        # If the block failed, do not commit positions, so that the records in progress are read again.
         self.close(commit=kind is None)
 
     @property
     def group(self) -> Group:
-        """The group of the consumer. Raises `BadRequest` if it has none."""
+        """The group of the consumer. Raises `BadRequest` if the consumer has no group."""
         if self._group is None:
             raise BadRequest(f"{self!r} has no group: create the consumer with a group")
         return self._group
@@ -148,16 +152,17 @@ class Consumer(PartitionReader, GroupConsumer):
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Replace the subscribed topics, and join the group. Without a group, read all partitions of the topics.
+        """Replace the subscribed topics, and join the group. If the consumer has no group, read all partitions of the
+        topics.
 
         Args:
             topics: One or more topic names.
-            pattern: A regular expression for whole topic names, instead of `topics`.
-            listener: The new listener to notify when partitions are assigned and revoked; None removes the listener.
+            pattern: A regular expression that full topic names must match, instead of `topics`.
+            listener: The new listener to notify when partitions are assigned and revoked. None removes the listener.
 
         Raises:
             NotFound: If a topic does not exist.
-            BadRequest: If partitions were assigned manually; call `unsubscribe` first.
+            BadRequest: If partitions were assigned manually. Call `unsubscribe` first.
         """
         self._check_open()
         if isinstance(self._member, ManualAssignment):
@@ -189,7 +194,7 @@ class Consumer(PartitionReader, GroupConsumer):
     def assign(self, partitions: Partitions) -> None:
         """Replace the partitions to read, without becoming a member of the group.
 
-        Offsets are committed for the group as long as the group has no members.
+        Offsets can be committed for the group if the group has no members.
 
         Args:
             partitions: The partitions, as a mapping of topics to partitions or as pairs of topic and partition. If
@@ -197,7 +202,7 @@ class Consumer(PartitionReader, GroupConsumer):
 
         Raises:
             NotFound: If a partition does not exist.
-            BadRequest: If the consumer is subscribed to topics; call `unsubscribe` first.
+            BadRequest: If the consumer is subscribed to topics. Call `unsubscribe` first.
         """
         self._check_open()
         if self._subscription is not None:
@@ -217,7 +222,7 @@ class Consumer(PartitionReader, GroupConsumer):
         self._rebalances.follow(self._member)
 
     def unsubscribe(self) -> None:
-        """Stop reading and leave the group. Positions are committed first if auto-commit is on."""
+        """Stop reading, and leave the group. If auto-commit is enabled, commit the positions before."""
         self._check_open()
         if self._member is not None:
             self._leave(commit=True)
@@ -226,7 +231,7 @@ class Consumer(PartitionReader, GroupConsumer):
         """Return the subscribed topics.
 
         Returns:
-            The names of the topics; with a pattern, of the matching topics.
+            The names of the topics. For a pattern, the names of the matching topics.
         """
         return frozenset(self._names if self._subscription is not None else ())
 
@@ -244,7 +249,7 @@ class Consumer(PartitionReader, GroupConsumer):
         """Continue at the committed offsets, for example after an aborted transaction.
 
         Raises:
-            NotFound: If an offset is missing or out of range and `auto_offset_reset` is `none`.
+            NotFound: If an offset is missing or out of range, and `auto_offset_reset` is `none`.
             Unavailable: If a transaction has kept offsets of the group pending for more than a minute.
         """
         self._check_open()
@@ -253,7 +258,7 @@ class Consumer(PartitionReader, GroupConsumer):
             self._drop_read()
 
     def group_metadata(self) -> GroupMetadata:
-        """Return the metadata with which a transaction can send offsets of this consumer.
+        """Return the metadata that a transaction needs to send offsets of this consumer.
 
         Returns:
             The group, member id and generation, as an argument for `send_offsets_to_transaction`.
@@ -279,10 +284,10 @@ class Consumer(PartitionReader, GroupConsumer):
         """Commit positions, and wait until they are committed.
 
         Args:
-            offsets: The next offset to read, by topic and partition; None: the current positions.
+            offsets: The next offset to read, by topic and partition. None commits the current positions.
 
         Raises:
-            Fenced: If the member was removed, or another member owns a partition. Nothing was committed.
+            Fenced: If the member was removed, or if another member owns a partition. Nothing was committed.
             NotFound: If a topic does not exist.
             Conflict: If a topic was deleted and created again, or if this consumer has manually assigned partitions and
                 the group has members.
@@ -292,10 +297,10 @@ class Consumer(PartitionReader, GroupConsumer):
 
     @checked(offsets=LATER_POSITIONS.or_none(), callback=FUNCTION.or_none())
     def commit_async(self, offsets: Offsets | None = None, callback: CommitCallback | None = None) -> None:
-        """Commit positions at the next `poll`, `commit` or `close`. Commits keep the order of the calls.
+        """Commit positions at the next `poll`, `commit` or `close`. Commits are made in the order of the calls.
 
         Args:
-            offsets: The next offset to read, by topic and partition; None: the current positions.
+            offsets: The next offset to read, by topic and partition. None commits the current positions.
             callback: A function to call after the commit, with the offsets and with the error or None. It runs in the
                 `poll`, `commit` or `close` that commits the offsets.
 
@@ -314,7 +319,9 @@ class Consumer(PartitionReader, GroupConsumer):
     # -- polling
 
     def wakeup(self) -> None:
-        """Make the current `poll`, or else the next one, raise `Wakeup`. Any thread may call this."""
+        """Make the current `poll` raise `Wakeup`, or the next `poll` if none is running. Any thread may call this
+        method.
+        """
         self._woken = True
 
     def _plan(self) -> bool:
@@ -329,7 +336,7 @@ class Consumer(PartitionReader, GroupConsumer):
             return False
 
     def _run_due_work(self) -> None:
-        """Run what is due: commits, a heartbeat, a search for matching topics, and rebalances."""
+        """Run the work that is due: commits, a heartbeat, a check for matching topics, and rebalances."""
         if self._woken:
             self._woken = False
             raise Wakeup(f"{self!r} was woken up")
@@ -356,14 +363,14 @@ class Consumer(PartitionReader, GroupConsumer):
             self._refresh_matches()
 
     def _lose(self, error: Fenced) -> None:
-        """Drop all partitions, because the consumer was removed from its group. The next `poll` rejoins it."""
+        """Drop all partitions, because the consumer was removed from its group. The next `poll` rejoins the group."""
         member, self._member = self._member, None
         if member is not None:
             member.stop()
         _LOG.warning("%r was removed from its group and rejoins it: %s", self, error)
         self._rebalances.lose()
         if isinstance(member, SharedMember) and member.is_replaced():
-            # Two processes with one instance id would replace each other forever.
+            # Two processes with the same instance id would replace each other forever.
             self._clear_subscription()
             raise error
 
@@ -376,7 +383,7 @@ class Consumer(PartitionReader, GroupConsumer):
         return self._member
 
     def _refresh_matches(self) -> bool:
-        """Match the pattern against the topics again; return True if the matching topics have changed."""
+        """Match the pattern against the topics again. Return True if the matching topics have changed."""
         self._matched = self._env.now()
         if self._subscription is None or self._subscription.pattern is None or self._member is None:
             return False
@@ -390,7 +397,9 @@ class Consumer(PartitionReader, GroupConsumer):
         return True
 
     def _leave(self, *, commit: bool) -> None:
-        """Revoke all partitions and leave the group. `commit` commits the positions first if auto-commit is on."""
+        """Revoke all partitions, and leave the group. If `commit` is True and auto-commit is enabled, commit the
+        positions before.
+        """
         member = self._member
         if member is None:
             return
@@ -422,10 +431,10 @@ class Consumer(PartitionReader, GroupConsumer):
 
     @checked()
     def close(self, *, commit: bool = True) -> None:
-        """Leave the group and close the consumer. Closing it again has no effect.
+        """Leave the group and close the consumer. Further calls have no effect.
 
         Args:
-            commit: Commit the positions first if auto-commit is on.
+            commit: Whether to commit the positions first if auto-commit is enabled.
         """
         # A forked child process is not a member of the group.
         if self._closed or self._process != os.getpid():

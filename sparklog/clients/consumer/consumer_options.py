@@ -1,4 +1,4 @@
-"""Options of a consumer, which have the names of Kafka's consumer configs with underscores."""
+"""Options of a consumer. The names are those of Kafka's consumer configs, with underscores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STRATEGIES = ValueType(
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """Options of `sparklog.consumer`."""
+    """The options of `sparklog.consumer`."""
 
     # fmt: off
     auto_offset_reset: Annotated[OffsetReset, option("latest",
@@ -64,7 +64,7 @@ class ConsumerOptions(TypedDict, total=False):
 
 
 def consumer_options(given: ConsumerOptions) -> ConsumerOptions:
-    """Return the options with their defaults. Raise `BadRequest` if they contradict each other."""
+    """Return the options with their defaults. Raises `BadRequest` if the options contradict each other."""
     options = with_defaults(ConsumerOptions, given)
     check_columns(options["columns"])
     if options["heartbeat_interval_ms"] >= options["session_timeout_ms"]:

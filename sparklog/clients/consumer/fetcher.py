@@ -1,6 +1,6 @@
-"""Read the records after the positions of a consumer, and return them as batches.
+"""A fetcher, which reads the records after the positions of a consumer, and returns them as batches.
 
-Batches that were read ahead are dropped when the partitions to read change or a position is set. Their records are read
+Prefetched batches are dropped if the partitions to read change or if a position is set. Their records are fetched
 again if they are still needed.
 """
 
@@ -19,11 +19,11 @@ from sparklog.log.state.view import OffsetRange
 
 _LOG = logging.getLogger("sparklog.groups")
 POSITION_COLUMNS = ("topic", "partition", "offset")
-"""Columns that every batch has, because the positions are computed from them."""
+"""The columns that every batch has, because the positions are computed from these columns."""
 
 
 class PositionFetcher:
-    """Reads batches with `columns` and `POSITION_COLUMNS` from the positions of a consumer on."""
+    """Reads batches with `columns` and `POSITION_COLUMNS`, starting at the positions of a consumer."""
 
     def __init__(self, positions: Positions, starts: StartingPositions, columns: Sequence[str]) -> None:
         self._positions = positions
@@ -36,14 +36,14 @@ class PositionFetcher:
         self._waiting: deque[pa.RecordBatch] = deque()
 
     def next_batches(self, max_records: int | None) -> list[pa.RecordBatch]:
-        """Return the batches that were read ahead, or read the next one. Positions are not moved."""
+        """Return the prefetched batches, or read the next batch. The positions are not advanced."""
         if not self._waiting and self._stream is not None:
             try:
                 self._waiting.append(next(self._stream))
             except StopIteration:
                 self._stream = None
             except NotFound as error:
-                # The records were deleted before they were read. The reset policy decides where to continue.
+                # The records were deleted before they were read, so the reset policy determines where to continue.
                 _LOG.warning("%s", error)
                 self._stream = None
         batches = []
@@ -61,12 +61,12 @@ class PositionFetcher:
         self._waiting.appendleft(batch)
 
     def drop(self) -> None:
-        """Drop the batches that were read ahead."""
+        """Drop the prefetched batches."""
         self._stream = None
         self._waiting.clear()
 
     def plan(self) -> bool:
-        """Look for records after the positions; return True if there may be some for `next_batches` to read."""
+        """Check for records after the positions. Return True if `next_batches` may have records to return."""
         self._topics.refresh(self._positions.topics(), follow=True)
         ranges = self._ranges()
         if ranges:

@@ -1,7 +1,10 @@
-"""Where a consumer's partitions come from, and how it commits: the interface, and the two kinds without a group member.
+"""The sources of a consumer's partitions, and its commits: the interface, and two implementations without a group
+membership.
 
-A consumer that subscribes without a group reads all partitions of its topics (`StandaloneMember`). One that assigns
-partitions by hand reads these (`ManualAssignment`). The third kind is a member of a group: `SharedMember`.
+A consumer that subscribes without a group reads all partitions of its topics (`StandaloneMember`). A consumer with
+manually assigned
+partitions reads these partitions (`ManualAssignment`). The third implementation is a member of a group
+(`SharedMember`).
 """
 
 from __future__ import annotations
@@ -19,31 +22,33 @@ NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 
 
 class ConsumerMember(ABC):
-    """Owns partitions on behalf of a consumer. By default, steps of group members do nothing."""
+    """Owns partitions on behalf of a consumer. By default, the methods for group members do nothing."""
 
     eager = False
-    """True: in a rebalance, the listener is told that all partitions are revoked, then which ones are assigned."""
+    """Whether the listener is notified in each rebalance that all partitions are revoked, and then of all assigned
+    partitions.
+    """
 
     def subscribe(self, topics: Sequence[str]) -> None:  # noqa: B027  (a member without topics has nothing to do)
-        """Read these topics from now on."""
+        """Replace the topics to read."""
 
     @abstractmethod
     def refresh(self) -> bool:
-        """Update `assigned` and `revoking`; True if one of them may have changed."""
+        """Update `assigned` and `revoking`. Return True if they may have changed."""
 
     @abstractmethod
     def assigned(self) -> frozenset[TopicPartition]:
         """Return the owned partitions that the member does not have to revoke."""
 
     def revoking(self) -> frozenset[TopicPartition]:
-        """Return the owned partitions that the member has to give up with `revoke`."""
+        """Return the owned partitions that the member must revoke."""
         return NO_PARTITIONS
 
     def revoke(self) -> None:  # noqa: B027
-        """Give up the partitions that are to be revoked."""
+        """Release the partitions that must be revoked."""
 
     def must_revoke_all(self) -> bool:
-        """Return True if it is eager and has not yet given up everything for the latest rebalance."""
+        """Return True if the member is eager and has not yet revoked all partitions for the latest rebalance."""
         return False
 
     def is_stable(self) -> bool:
@@ -52,20 +57,20 @@ class ConsumerMember(ABC):
 
     @abstractmethod
     def commit(self, offsets: Offsets) -> None:
-        """Commit offsets. `Fenced` if it is no longer a member of its group."""
+        """Commit offsets. Raises `Fenced` if the consumer is no longer a member of its group."""
 
     def polled(self) -> None:  # noqa: B027
-        """Note that the program has polled, and send a heartbeat if one is due."""
+        """Record that the program has polled. Send a heartbeat if one is due."""
 
     def leave(self) -> None:  # noqa: B027
         """Leave the group."""
 
     def stop(self) -> None:  # noqa: B027
-        """Stop background work without leaving the group."""
+        """Stop background work, but do not leave the group."""
 
 
 class StandaloneMember(ConsumerMember):
-    """Owns all partitions of its topics, without a group."""
+    """Owns all partitions of its topics. It has no group."""
 
     def __init__(self, topics: SubscribedTopics) -> None:
         self._topics = topics
@@ -96,7 +101,7 @@ class StandaloneMember(ConsumerMember):
 
 
 class ManualAssignment(ConsumerMember):
-    """Owns the partitions that the program assigned. Commits for `group`, as long as that has no members."""
+    """Owns the partitions that the program assigned. Offsets can be committed if the group has no members."""
 
     def __init__(self, partitions: Collection[TopicPartition], group: Group | None) -> None:
         self._partitions = frozenset(partitions)

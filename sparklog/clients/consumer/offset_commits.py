@@ -1,7 +1,8 @@
-"""Commits of a consumer: explicit, automatic and asynchronous ones.
+"""Explicit, automatic and asynchronous commits of a consumer.
 
-Asynchronous commits do not run in a thread. `commit_async` adds them to a queue, and the next call that may write
-writes all of them as one entry. If that entry is rejected, each commit is written separately, so that each callback
+Asynchronous commits do not run in a thread. `commit_async` adds a commit to a queue, and the next call that may write
+writes all queued commits as one entry. If the entry is rejected, each commit is written separately, so that each
+callback
 gets the error of its own commit.
 """
 
@@ -25,14 +26,16 @@ CommitCallback: TypeAlias = Callable[[Offsets, Exception | None], object]
 
 @dataclass(frozen=True)
 class PendingCommit:
-    """A commit that `commit_async` has added to the queue."""
+    """A commit in the queue of `commit_async`."""
 
     offsets: Offsets
     callback: CommitCallback | None
 
 
 class OffsetCommits:
-    """Commits the positions of a consumer. `interval_ms` is that of automatic commits; None: they are off."""
+    """Commits the positions of a consumer. `interval_ms` is the interval of automatic commits, or None if they are
+    disabled.
+    """
 
     def __init__(self, env: Env, positions: Positions, interval_ms: int | None) -> None:
         self.interval_ms = interval_ms
@@ -42,12 +45,12 @@ class OffsetCommits:
         self._pending: deque[PendingCommit] = deque()
 
     def commit(self, member: ConsumerMember, offsets: Offsets | None = None) -> None:
-        """Run the pending commits, then commit `offsets`. None: the uncommitted positions."""
+        """Run the pending commits, then commit `offsets`. If `offsets` is None, commit the uncommitted positions."""
         self.run_pending(member)
         self._write(member, self._positions.uncommitted() if offsets is None else offsets)
 
     def put(self, offsets: Offsets | None, callback: CommitCallback | None) -> None:
-        """Add a commit to the queue. None: the current positions."""
+        """Add a commit to the queue. If `offsets` is None, the commit contains the current positions."""
         self._pending.append(PendingCommit(self._positions.by_topic() if offsets is None else offsets, callback))
 
     def run_due(self, member: ConsumerMember) -> None:
@@ -59,7 +62,7 @@ class OffsetCommits:
             self._last_automatic = now
 
     def run_before_revoke(self, member: ConsumerMember) -> None:
-        """Run the pending commits, and commit the positions if automatic commits are on."""
+        """Run the pending commits. If automatic commits are enabled, also commit the positions."""
         self.run_pending(member)
         if self.interval_ms is not None:
             self._write(member, self._positions.uncommitted())
@@ -95,7 +98,7 @@ class OffsetCommits:
 
 
 def _merged(pending: list[PendingCommit]) -> Offsets:
-    """Return the offsets of all commits; in each partition, the last commit wins."""
+    """Return the offsets of all commits. For each partition, the last commit takes precedence."""
     merged: dict[str, dict[int, object]] = {}
     for commit in pending:
         for topic, positions in commit.offsets.items():

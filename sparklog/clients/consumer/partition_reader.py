@@ -1,6 +1,7 @@
-"""Read partitions in plain Python: poll Arrow batches, iterate over records, manage positions, and look up offsets.
+"""A reader of partitions in pure Python. It polls Arrow batches, iterates over records, manages positions, and looks up
+offsets.
 
-`sparklog.clients.consumer.consumer` decides which partitions are read.
+`sparklog.clients.consumer.consumer` determines which partitions are read.
 """
 
 from __future__ import annotations
@@ -35,15 +36,18 @@ from sparklog.log.state.view import Bounds, TimestampOffset
 from sparklog.log.topic.root import Root, RootView
 
 CHUNK_RECORDS = 500
-"""Maximum number of records that an iteration decodes before it checks the group again: Kafka's `max.poll.records`."""
+"""The maximum number of records that an iteration decodes before it checks the group again, as in Kafka's
+`max.poll.records`.
+"""
 
 
 @dataclass(slots=True)
 class ConsumerRecord:
     """A record with the fields of kafka-python's `ConsumerRecord`.
 
-    The fields of columns that the consumer does not read are None. `timestamp` is in milliseconds since 1970;
-    `timestamp_type` is 0 if the producer set it (CreateTime) and 1 if the log did (LogAppendTime). `headers` contains
+    The fields of columns that the consumer does not read are None. `timestamp` is in milliseconds since 1970.
+    `timestamp_type` is 0 if the producer set the timestamp (CreateTime), and 1 if the log set the timestamp
+    (LogAppendTime). `headers` contains
     pairs of a name and a value in bytes.
     """
 
@@ -58,7 +62,7 @@ class ConsumerRecord:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[ConsumerRecord]:
-    """Yield the rows of a batch as records. Each column is converted as a whole."""
+    """Yield the rows of a batch as records. Each column is converted in one call."""
     return map(
         ConsumerRecord,
         *(_values(batch, name) for name in ("topic", "partition", "offset", "timestamp", "timestampType")),
@@ -100,7 +104,7 @@ class PartitionReader(ABC):
         self._positions = Positions()
         self._starts = StartingPositions(self._topics, group, options["auto_offset_reset"], self.isolation)
         self._fetcher = PositionFetcher(self._positions, self._starts, options["columns"])
-        # The batch that an iteration is at. It has not returned the rows from `_row` on.
+        # The current batch of an iteration. The rows starting at `_row` have not been returned yet.
         self._chunk: pa.RecordBatch | None = None
         self._records: Iterator[ConsumerRecord] = iter(())
         self._row = 0
@@ -121,7 +125,7 @@ class PartitionReader(ABC):
 
     @abstractmethod
     def _plan(self) -> bool:
-        """Look for records after the positions; return True if there may be some."""
+        """Check for records after the positions. Return True if there may be such records."""
 
     # -- reading
 
@@ -130,10 +134,10 @@ class PartitionReader(ABC):
         """Read the next records.
 
         Args:
-            timeout: Maximum time to wait for records if none are available, in seconds.
+            timeout: The maximum time in seconds to wait for records if none are available.
 
         Returns:
-            Record batches with the columns that the consumer reads; an empty list if no records arrived in time.
+            Record batches with the columns that the consumer reads. The list is empty if no records arrived in time.
 
         Raises:
             BadRequest: If the consumer is closed, or has no topics and no partitions.
@@ -148,7 +152,7 @@ class PartitionReader(ABC):
         return [batch.select(self._options["columns"]) for batch in batches]
 
     def _poll(self, timeout: float, max_records: int | None) -> list[pa.RecordBatch]:
-        """Return the next batches without moving the positions."""
+        """Return the next batches without advancing the positions."""
         self._check_open()
         started = self._env.now()
         self._return_chunk()
@@ -168,7 +172,7 @@ class PartitionReader(ABC):
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """Return the next record, and wait for it for up to `consumer_timeout_ms`."""
+        """Return the next record. Wait up to `consumer_timeout_ms` for the record."""
         record = next(self._records, None)
         while record is None:
             if self._closed:
@@ -188,14 +192,14 @@ class PartitionReader(ABC):
         return record
 
     def _return_chunk(self) -> None:
-        """Return the unread rows of an iteration to the fetcher, so that the next `poll` returns them."""
+        """Return the unread rows of an iteration to the fetcher, so that the next `poll` returns these rows."""
         if self._chunk is not None and self._row < self._chunk.num_rows:
             self._fetcher.put_back(self._chunk.slice(self._row))
         self._chunk, self._records = None, iter(())
 
     @checked(partitions=PAIRS)
     def pause(self, *partitions: TopicPartition) -> None:
-        """Stop returning records of partitions, which stay assigned.
+        """Stop returning records of partitions. The partitions remain assigned.
 
         Args:
             partitions: The partitions to pause, as pairs of topic and partition.
@@ -210,7 +214,7 @@ class PartitionReader(ABC):
 
     @checked(partitions=PAIRS)
     def resume(self, *partitions: TopicPartition) -> None:
-        """Return records of paused partitions again.
+        """Resume partitions that were paused with `pause`.
 
         Args:
             partitions: The partitions to resume, as pairs of topic and partition.
@@ -252,7 +256,7 @@ class PartitionReader(ABC):
         return self._positions.next[topic, partition]
 
     def positions(self) -> dict[str, dict[int, int]]:
-        """Return the positions in all partitions, which `commit` commits by default.
+        """Return the positions in all partitions. By default, `commit` commits these positions.
 
         Returns:
             The next offset to read, by topic and partition.
@@ -261,7 +265,7 @@ class PartitionReader(ABC):
 
     @checked(topic=NAME, partition=NUMBER, offset=NUMBER)
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Continue reading a partition at an offset.
+        """Set the position in a partition.
 
         If the offset is out of range, the next `poll` applies `auto_offset_reset`.
 
@@ -279,10 +283,10 @@ class PartitionReader(ABC):
 
     @checked(partitions=PAIRS)
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Continue reading partitions at the log start.
+        """Seek to the log start of partitions.
 
         Args:
-            partitions: The partitions, as pairs of topic and partition; without arguments, all that are read.
+            partitions: The partitions, as pairs of topic and partition. By default, all partitions that are read.
 
         Raises:
             NotFound: If this consumer does not read a partition.
@@ -292,10 +296,11 @@ class PartitionReader(ABC):
 
     @checked(partitions=PAIRS)
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Continue reading partitions at the log end, or under `read_committed` at the last stable offset.
+        """Seek to the log end of partitions. If the isolation level is `read_committed`, seek to the last stable
+        offset.
 
         Args:
-            partitions: The partitions, as pairs of topic and partition; without arguments, all that are read.
+            partitions: The partitions, as pairs of topic and partition. By default, all partitions that are read.
 
         Raises:
             NotFound: If this consumer does not read a partition.
@@ -305,11 +310,12 @@ class PartitionReader(ABC):
 
     @checked(timestamp_ms=TIME, partitions=PAIRS)
     def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
-        """Continue reading partitions at the first record with this timestamp or a later one, or else at the end.
+        """Seek to the first record with this timestamp or a later timestamp. If there is no such record, seek to the
+        end.
 
         Args:
             timestamp_ms: The timestamp, in milliseconds since 1970.
-            partitions: The partitions, as pairs of topic and partition; without arguments, all that are read.
+            partitions: The partitions, as pairs of topic and partition. By default, all partitions that are read.
 
         Raises:
             NotFound: If this consumer does not read a partition.
@@ -330,11 +336,11 @@ class PartitionReader(ABC):
         self._chunk, self._records = None, iter(())
         self._fetcher.drop()
 
-    # -- offsets of any partitions, whether this consumer reads them or not
+    # -- offsets of any partitions, including partitions that this consumer does not read
 
     @checked(partitions=PARTITIONS_OR_PAIRS)
     def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """Return the log start of partitions.
+        """Return the log start offsets of partitions.
 
         Args:
             partitions: The partitions, as pairs of topic and partition or as a mapping of topics to partitions.
@@ -349,7 +355,8 @@ class PartitionReader(ABC):
 
     @checked(partitions=PARTITIONS_OR_PAIRS)
     def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """Return the log end of partitions, or under `read_committed` the last stable offset.
+        """Return the end offsets of partitions. If the isolation level is `read_committed`, these are the last stable
+        offsets.
 
         Args:
             partitions: The partitions, as pairs of topic and partition or as a mapping of topics to partitions.
@@ -364,13 +371,14 @@ class PartitionReader(ABC):
 
     @checked(times=TIMES)
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, TimestampOffset | None]:
-        """Look up the first record with a given timestamp or a later one.
+        """Look up the first record whose timestamp is greater than or equal to a given timestamp, for each partition.
 
         Args:
             times: A timestamp in milliseconds since 1970 for each pair of topic and partition.
 
         Returns:
-            The `offset` and `timestamp` of the record for each pair of topic and partition; None if there is no record.
+            The `offset` and `timestamp` of the record for each pair of topic and partition, or None if there is no such
+            record.
 
         Raises:
             NotFound: If a partition does not exist.
@@ -389,7 +397,7 @@ class PartitionReader(ABC):
         return self._topics.bounds(self._refreshed(partitions))
 
     def _refreshed(self, partitions: Partitions) -> list[TopicPartition]:
-        """Refresh the topics of these partitions, and return the partitions as pairs."""
+        """Refresh the topics of these partitions. Return the partitions as pairs."""
         self._check_open()
         pairs = partition_pairs(partitions)
         self._view.refresh(sorted({topic for topic, _ in pairs}))

@@ -1,8 +1,11 @@
-"""Positions of a consumer: the partitions that it reads, which of them are paused, and the next offset of each.
+"""The positions of a consumer: the partitions that it reads, the paused partitions, and the next offset of each
+partition.
 
-A position moves when records are returned to the program, not when they are read ahead, so that a commit never covers
-unprocessed records. The first position in a partition is the committed offset of the group. If there is none, or it is
-out of range, the reset policy decides.
+A position advances when records are returned to the program instead of when they are prefetched, so that a commit never
+covers
+unprocessed records. The first position in a partition is the committed offset of the group. If there is no committed
+offset, or if it is
+out of range, the reset policy determines the position.
 """
 
 from __future__ import annotations
@@ -57,21 +60,21 @@ def partition_pairs(partitions: Partitions) -> list[TopicPartition]:
 
 
 class Positions:
-    """The partitions of a consumer and its position in each."""
+    """The partitions of a consumer, and its position in each partition."""
 
     def __init__(self) -> None:
         self.assigned: frozenset[TopicPartition] = frozenset()
         self.paused: set[TopicPartition] = set()
         self.next: dict[TopicPartition, int] = {}
-        """The next offset to return, of each assigned partition."""
+        """The next offset to return in each assigned partition."""
         self.committed: dict[TopicPartition, int] = {}
-        """The committed offsets of the group, as far as this consumer knows."""
+        """The committed offsets of the group that are known to this consumer."""
 
     def topics(self) -> list[str]:
         return sorted({topic for topic, _ in self.assigned})
 
     def read(self) -> list[TopicPartition]:
-        """Return the partitions to read, which are all that are not paused."""
+        """Return the partitions to read, which are all partitions that are not paused."""
         return sorted(partition for partition in self.next if partition not in self.paused)
 
     def begin(self, starts: Mapping[TopicPartition, int]) -> None:
@@ -86,7 +89,9 @@ class Positions:
             self.committed.pop(partition, None)
 
     def check(self, partitions: Iterable[TopicPartition], reader: object) -> list[TopicPartition]:
-        """Return these partitions, or all if none are given. Raise `NotFound` if `reader` does not read one of them."""
+        """Return these partitions, or all partitions if none are given. Raises `NotFound` if `reader` does not read a
+        partition.
+        """
         chosen = list(partitions)
         for topic, partition in chosen:
             if (topic, partition) not in self.next:
@@ -94,12 +99,14 @@ class Positions:
         return chosen or list(self.next)
 
     def move_after(self, batch: pa.RecordBatch) -> None:
-        """Move the positions past a batch, which has records of one topic in offset order within each partition."""
+        """Advance the positions to the end of a batch. The batch contains records of one topic, in offset order within
+        each partition.
+        """
         topic = batch.column("topic")[0].as_py()
         # Arrow's own conversion to numpy would import pandas.
         partitions = fixed_values(batch.column("partition"), np.int32)
         offsets = fixed_values(batch.column("offset"), np.int64)
-        # Offsets of a partition increase, so its last row has the highest one.
+        # The offsets of a partition increase, so the last row of a partition has its highest offset.
         last, first = np.unique(partitions[::-1], return_index=True)
         for partition, offset in zip(last.tolist(), offsets[::-1][first].tolist(), strict=True):
             self.next[topic, partition] = offset + 1
@@ -109,7 +116,7 @@ class Positions:
         return _by_topic(self.next)
 
     def uncommitted(self) -> dict[str, dict[int, int]]:
-        """Return the positions that differ from the committed offsets of the group, as far as they are known."""
+        """Return the positions that differ from the known committed offsets of the group."""
         return _by_topic(
             {partition: offset for partition, offset in self.next.items() if self.committed.get(partition) != offset}
         )
@@ -124,7 +131,7 @@ def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]
 
 @dataclass(frozen=True)
 class Starts:
-    """Starting offsets of partitions, and the committed offsets of the same partitions."""
+    """The starting offsets of partitions, and the committed offsets of these partitions."""
 
     next: Mapping[TopicPartition, int]
     committed: Mapping[TopicPartition, int]
@@ -132,7 +139,7 @@ class Starts:
 
 @dataclass(frozen=True)
 class StartingPositions:
-    """Chooses the starting positions of partitions. Without a `group`, no offsets are committed."""
+    """Determines the starting positions of partitions. If `group` is None, there are no committed offsets."""
 
     topics: SubscribedTopics
     group: Group | None
@@ -143,7 +150,7 @@ class StartingPositions:
         """Return the starting offsets of partitions.
 
         Raises:
-            NotFound: If no offset is committed, or it is out of range, and the reset policy is `none`.
+            NotFound: If no offset is committed, or if the offset is out of range, and the reset policy is `none`.
             Unavailable: If a transaction keeps offsets of the group pending for too long.
         """
         committed = self._committed(frozenset(partitions))
@@ -170,15 +177,15 @@ class StartingPositions:
         committed: Mapping[TopicPartition, int],
         heartbeat: Callable[[], None],
     ) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of partitions, once the log ends have reached the committed offsets.
+        """Return the bounds of partitions after the log ends have reached the committed offsets.
 
-        On a network file system, this host's cache may hide new commits of a topic for a while. Offsets that were
-        committed on another host then seem to be beyond the log end, and a reset would read all records again.
+        On a network file system, the cache of this host may hide new commits of a topic for a while. Offsets that were
+        committed on another host then appear to be beyond the log end, and a reset would read all records again.
         """
         backoff = Backoff(self.topics.view.env)
         topics = sorted({topic for topic, _ in partitions})
         while True:
-            # The bounds are read after the offsets, so that an offset committed just before is not beyond the end.
+            # Read the bounds after the offsets, so that an offset that was just committed is not beyond the end.
             self.topics.refresh(topics)
             bounds = self.topics.bounds(partitions)
             beyond = [f"{t}-{p}" for (t, p), limits in bounds.items() if committed.get((t, p), 0) > limits.log_end]
@@ -193,7 +200,7 @@ class StartingPositions:
             backoff.sleep()
 
     def start(self, partition: TopicPartition, offset: int | None, bounds: Bounds) -> int:
-        """Return `offset` if it is in range, else the offset that the reset policy chooses."""
+        """Return `offset` if it is in range. Otherwise, return the offset that the reset policy selects."""
         if offset is not None and bounds.log_start <= offset <= bounds.log_end:
             return offset
         name = f"{partition[0]}-{partition[1]}"

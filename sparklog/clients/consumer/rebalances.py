@@ -1,9 +1,11 @@
-"""Apply assignments: revoke partitions, start reading others, and notify the listener.
+"""Rebalances of a consumer: partitions are revoked and assigned, and the listener is notified.
 
-The order is that of Kafka's consumer: positions are committed if auto-commit is on, `on_revoked` runs, and the
-partitions are given up. Reading of new partitions starts at their committed offsets, then `on_assigned` runs.
-Cooperative members report only the partitions that were revoked and added. Members with an eager assignor report that
-all partitions are revoked, and then all assigned partitions.
+The order is the same as in Kafka's consumer. If auto-commit is enabled, positions are committed. `on_revoked` is
+called, and the
+partitions are released. New partitions start at their committed offsets, and `on_assigned` is called.
+For a cooperative member, the listener is only notified of the partitions that were revoked and added. For a member with
+an eager assignor, the listener is notified that
+all partitions are revoked, and then of all assigned partitions.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ ListenerMethod: TypeAlias = Callable[[frozenset[TopicPartition]], None]
 
 
 class RebalanceListener:
-    """Base class of rebalance listeners, whose methods are called during `poll`, `close` and `unsubscribe`.
+    """The base class of rebalance listeners. `poll`, `close` and `unsubscribe` call its methods.
 
     Example:
         class Flush(sparklog.RebalanceListener):
@@ -36,19 +38,19 @@ class RebalanceListener:
         """Handle newly assigned partitions. This method may call `seek`.
 
         Args:
-            partitions: The added partitions, as pairs of topic and partition; with an eager assignor, all assigned
+            partitions: The added partitions, as pairs of topic and partition. For an eager assignor, all assigned
                 partitions.
         """
 
     def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """Handle partitions that are about to be revoked. Their offsets can still be committed.
+        """Handle partitions that will be revoked. The offsets of these partitions can still be committed.
 
         Args:
-            partitions: The revoked partitions; with an eager assignor, all partitions.
+            partitions: The revoked partitions. For an eager assignor, all partitions.
         """
 
     def on_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """Handle the removal of the member from the group: other members may own its partitions by now.
+        """Handle the removal of the member from the group. Other members may already own its partitions.
 
         By default, this calls `on_revoked`.
 
@@ -59,7 +61,7 @@ class RebalanceListener:
 
 
 class Rebalances:
-    """Applies the assignments of a consumer's member."""
+    """Applies the assignments of the consumer's member."""
 
     def __init__(
         self, positions: Positions, fetcher: PositionFetcher, starts: StartingPositions, commits: OffsetCommits
@@ -72,11 +74,13 @@ class Rebalances:
         self._unfinished = False
         self._revoked_all = False
         self._unannounced: frozenset[TopicPartition] | None = None
-        """Assigned partitions that `on_assigned` has not reported yet; None: no call is due."""
+        """The assigned partitions that `on_assigned` has not reported yet, or None if no call is due."""
         self._error: Exception | None = None
 
     def follow(self, member: ConsumerMember) -> bool:
-        """Apply the changes of the group; return True if the assignment changed. `notify` then calls the listener."""
+        """Apply the changes of the group. Return True if the assignment changed. After that, `notify` calls the
+        listener.
+        """
         if not (member.refresh() or self._unfinished):
             return False
         before = self._positions.assigned
@@ -94,7 +98,7 @@ class Rebalances:
         return self._positions.assigned != before
 
     def notify(self) -> None:
-        """Call `on_assigned` if it is due, and raise the first error of the listener since the last call."""
+        """Call `on_assigned` if a call is due. Raise the first error of the listener since the last call."""
         if self._unannounced is not None:
             unannounced, self._unannounced = self._unannounced, None
             _LOG.info("assigned %s", _names(unannounced))
@@ -134,7 +138,7 @@ class Rebalances:
         self._unannounced, self._unfinished, self._revoked_all = None, False, False
 
     def lose(self) -> None:
-        """Drop all partitions: the member was removed from the group."""
+        """Drop all partitions, because the member was removed from the group."""
         lost = self._positions.assigned
         _LOG.warning("lost %s", _names(lost))
         self._call_and_drop(self.listener.on_lost, lost)
@@ -142,7 +146,7 @@ class Rebalances:
 
     def _call_and_drop(self, method: ListenerMethod, partitions: frozenset[TopicPartition]) -> None:
         try:
-            # The listener has not seen unannounced partitions.
+            # The listener was not notified of unannounced partitions.
             announced = partitions - (self._unannounced or frozenset())
             if announced:
                 self._call(method, announced)

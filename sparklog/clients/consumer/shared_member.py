@@ -1,10 +1,12 @@
-"""A consumer's member of a group: what it owns as of its last read of the group, and its heartbeats.
+"""The membership of a consumer in a group: the owned partitions as of the last read of the group, and the heartbeats.
 
-The consumer's thread and a heartbeat thread share it: each call of the membership holds the lock. Without the thread,
-as in simulations, heartbeats are sent by the calls of the consumer.
+The consumer's thread and a heartbeat thread share the membership. Each call of a method holds the lock. If there is no
+heartbeat thread,
+as in simulations, the calls of the consumer send the heartbeats.
 
-The heartbeat thread has only a weak reference to its member: a member that the program drops ends its thread, and its
-session times out. At interpreter exit threads are stopped before the stores that they write to. A forked child process
+The heartbeat thread has only a weak reference to its member. If the program drops the member, the thread ends, and the
+session of the member times out. At interpreter exit, threads are stopped before the stores that they write to. A forked
+child process
 has no heartbeat thread.
 """
 
@@ -34,7 +36,7 @@ Rebalance = tuple[object, ...]
 
 
 class SharedMember(ConsumerMember):
-    """A member of a group. Its methods raise `Fenced` after it was removed from the group."""
+    """A member of a group. If it was removed from the group, its methods raise `Fenced`."""
 
     def __init__(self, topics: SubscribedTopics, group: Group, names: Sequence[str], options: ConsumerOptions) -> None:
         request = JoinRequest(
@@ -45,7 +47,7 @@ class SharedMember(ConsumerMember):
             client_id=options["client_id"],
         )
         self.membership: Membership = group.share(request, topics.counts(names))
-        # As in Kafka: cooperative if all of its assignors are.
+        # As in Kafka, the member is cooperative if all of its assignors are cooperative.
         self.eager = any(name != COOPERATIVE_STICKY for name in request.assignors)
         self._topics = topics
         self._names = request.topics
@@ -56,11 +58,13 @@ class SharedMember(ConsumerMember):
         self._lock = ForkLock()
         self._refreshed_at = self._polled_at = self._env.now()
         self._must_refresh = False
-        """The next `refresh` reads the group even if it is not due: a commit was rejected, or a read failed."""
+        """Whether the next `refresh` reads the group even if a read is not due, because a commit was rejected or a read
+        failed.
+        """
         self._applied: GroupState | None = None
         """The state of the group that the consumer has applied."""
         self._revoked_for: Rebalance | None = None
-        """The latest rebalance for which an eager member has given up everything."""
+        """The latest rebalance for which an eager member has revoked all partitions."""
         self._stopped = False
         self._thread: HeartbeatThread | None = None
         self.subscribe(names)
@@ -77,7 +81,7 @@ class SharedMember(ConsumerMember):
                 self.membership.subscribe(topics, self._topics.counts(topics))
 
     def refresh(self) -> bool:
-        """Read new entries of the group if due or during a rebalance; return True if the group has changed."""
+        """Read new entries of the group if a read is due or during a rebalance. Return True if it has changed."""
         if self._applied is not None:
             self._read_group()
         self._announce_new_partitions()
@@ -94,7 +98,7 @@ class SharedMember(ConsumerMember):
                 self._refreshed_at, self._must_refresh = now, False
 
     def _announce_new_partitions(self) -> None:
-        """Write an entry about partitions that were added to the topics, so that they are assigned."""
+        """Write an entry about partitions that were added to the topics, so that the partitions are assigned."""
         counts = self._topics.counts(self._names)
         if any(count > self.membership.state.partitions.get(topic, 0) for topic, count in counts.items()):
             with self._lock:
@@ -119,7 +123,7 @@ class SharedMember(ConsumerMember):
                 self.membership.revoke()
 
     def _latest_rebalance(self) -> Rebalance:
-        """Return what starts a rebalance in Kafka if it changes: the members, their topics, and the partitions."""
+        """Return the values whose change starts a rebalance in Kafka: the members, their topics, and the partitions."""
         state = self.membership.state
         members = tuple((member.instance_id or member.id, member.topics) for member in state.members)
         return members, tuple(state.partitions.items())
@@ -137,7 +141,7 @@ class SharedMember(ConsumerMember):
         self._polled_at = self._env.now()
 
     def heartbeat(self) -> None:
-        """Send a heartbeat if one is due, or leave the group if the program has not polled for too long."""
+        """Send a heartbeat if one is due. If the program has not polled for too long, leave the group."""
         idle_ms = self._env.elapsed_ms(self._polled_at)
         with self._lock:
             if self._stopped:
@@ -171,11 +175,11 @@ class SharedMember(ConsumerMember):
 
 
 EXIT_TIMEOUT_S = 5.0
-"""How long interpreter exit waits for a heartbeat that is being sent."""
+"""The time that interpreter exit waits for a heartbeat in flight."""
 
 
 class HeartbeatThread(threading.Thread):
-    """Calls `heartbeat` of a member every `every_s` seconds until `stop`; see the module."""
+    """Calls `heartbeat` of a member every `every_s` seconds until `stop` is called."""
 
     def __init__(self, member: SharedMember, name: str, every_s: float) -> None:
         super().__init__(name=name, daemon=True)
@@ -196,7 +200,7 @@ class HeartbeatThread(threading.Thread):
             try:
                 member.heartbeat()
             except Fenced as error:
-                # The next poll joins the group again.
+                # The next poll rejoins the group.
                 _LOG.info("heartbeats stop: %s", error)
                 return
             except SparklogError as error:
@@ -215,6 +219,7 @@ def _stop_all() -> None:
         thread.join(EXIT_TIMEOUT_S)
 
 
-# Stores of buckets write with thread pools, which Python shuts down before it calls `atexit`. CPython 3.9 and newer run
-# the functions of `threading._register_atexit`, a private name, before that; other Pythons fall back to `atexit`.
+# Stores of buckets write with thread pools, which Python shuts down before it calls the functions of `atexit`. CPython
+# 3.9 and later call
+# the functions of the private `threading._register_atexit` before that. Other Pythons use `atexit`.
 getattr(threading, "_register_atexit", atexit.register)(_stop_all)

@@ -1,7 +1,9 @@
-"""The topics that a consumer reads, with the ids and the partitions that they had when the consumer first read them.
+"""The topics that a consumer reads, with their ids and partition counts when the consumer first read them.
 
-The id shows if a topic was deleted and created again. Partitions that were added later, and topics that were created
-later, are read from their start whatever the reset policy is, because all of their records arrived while the consumer
+The id shows whether a topic was deleted and created again. Partitions that were added later, and topics that were
+created
+later, are read from their start regardless of the reset policy, because all of their records were appended while the
+consumer
 was running.
 """
 
@@ -23,13 +25,13 @@ KAFKA_INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 @dataclass(frozen=True)
 class TopicSubscription:
-    """Topics by name, or all topics whose whole name matches a pattern, except Kafka's internal topics."""
+    """Topics given by name, or all topics whose full name matches a pattern, except Kafka's internal topics."""
 
     topics: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
 
     def matching(self, view: RootView) -> tuple[str, ...]:
-        """Return the names of the current topics. A pattern costs a listing and one request per topic."""
+        """Return the names of the current topics. A pattern requires a listing and one request per topic."""
         pattern = self.pattern
         if pattern is None:
             return self.topics
@@ -37,7 +39,7 @@ class TopicSubscription:
 
 
 def subscription_to(topics: str | Sequence[str] | None, pattern: str | re.Pattern[str] | None) -> TopicSubscription:
-    """Validate the arguments of `subscribe`: either topics by name, or a regular expression. Raise `BadRequest`."""
+    """Validate the arguments of `subscribe`: either topic names or a regular expression. Raises `BadRequest`."""
     if (topics is None) == (pattern is None):
         raise BadRequest(
             f"a consumer subscribes to topics or to a pattern: give one of them, found {topics!r} and {pattern!r}"
@@ -69,8 +71,8 @@ class SubscribedTopics:
         """Read the latest state of topics.
 
         Args:
-            follow: Poll with `RootView.follow`, which may leave commits for the next poll.
-            new: Topics that have not been refreshed before were created while the consumer was running.
+            follow: Whether to poll with `RootView.follow`, which may leave commits for the next poll.
+            new: Whether topics that have not been refreshed before were created while the consumer was running.
 
         Raises:
             NotFound: If a topic does not exist.
@@ -97,7 +99,7 @@ class SubscribedTopics:
         return number >= self._counts.get(topic, 0)
 
     def bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of partitions as of the last refresh. Raise `NotFound` if a partition does not exist."""
+        """Return the bounds of partitions as of the last refresh. Raises `NotFound` if a partition does not exist."""
         topics: Mapping[str, Mapping[int, Bounds]] = {
             topic: self.view.bounds(topic) for topic in {topic for topic, _ in partitions}
         }

@@ -1,1 +1,3 @@
-"""The producer: accepts single records from any number of threads, and commits once per topic and linger."""
+"""The producer, which accepts single records from any number of threads, and makes one commit per topic and linger
+interval.
+"""

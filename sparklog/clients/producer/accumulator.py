@@ -1,8 +1,9 @@
-"""Records that wait for their commit: one open batch per topic, shared by all threads that send.
+"""The accumulator of records that wait to be committed. All sending threads share one open batch per topic.
 
-A batch is due once its linger is over, or it holds `batch_size` bytes, or a call of `send` waits for memory, or `flush`
+A batch is due if its linger time has elapsed, if it contains `batch_size` bytes, if a call of `send` waits for memory,
+or if `flush`
 or `close` waits for the batch. While the sender commits a batch of a topic, the next batch of the topic accumulates.
-Records free their memory once they are committed.
+The memory of records is released when they are committed.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from sparklog.log.journal.clocks import Env
 from sparklog.log.write.python_rows import Header
 
 Row: TypeAlias = tuple[bytes | None, bytes | None, "list[Header] | None", int, "int | None", "int | None"]
-"""Key, value, headers, timestamp, partition and sequence of a record."""
+"""The key, value, headers, timestamp, partition and sequence of a record."""
 ROW_CELLS = 6
 IDLE_MS = 3_600_000
 RECORD_BYTES = 200
-"""Approximate memory of a record in Python in addition to its bytes."""
+"""The approximate memory of a record in Python, in addition to its bytes."""
 CLOSED = "this producer is closed: open another one"
 FORKED = "this process was forked from the one that opened this producer: open another one after the fork"
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Columns of records; `numbers`: their rows in the batch."""
+    """The columns of records. `numbers` contains the rows of the records in the batch."""
 
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
@@ -49,14 +50,16 @@ class Records:
 
 
 class Batch:
-    """Records of one topic, in the order in which they were sent."""
+    """The records of one topic, in the order in which they were sent."""
 
     __slots__ = ("cells", "count", "due_ms", "is_done", "is_full", "nbytes", "result", "topic")
 
     def __init__(self, topic: str, due_ms: float) -> None:
         self.topic = topic
         self.cells: list[Any] = []
-        """Cells of all rows in one list, because the garbage collector would have to visit a list per row."""
+        """The cells of all rows in a single list, because the garbage collector would have to visit a list for each
+        row.
+        """
         self.count = 0
         self.result = BatchResult(topic)
         self.due_ms = due_ms
@@ -76,7 +79,9 @@ class Batch:
 
 
 class Accumulator:
-    """The open batches of all topics. Any thread may append; one thread drains batches and releases them."""
+    """The open batches of all topics. Any thread may append records. One thread drains batches and releases their
+    memory.
+    """
 
     def __init__(self, options: ProducerOptions, env: Env) -> None:
         self._linger_ms = options["linger_ms"]
@@ -88,9 +93,9 @@ class Accumulator:
         self._in_flight: list[Batch] = []
         self._used_bytes = 0
         self._waiting_calls = 0
-        """Number of calls that wait for memory or a flush; while there are any, all batches are due."""
+        """The number of calls that wait for memory or a flush. If it is not 0, all batches are due."""
         self._closed_error: SparklogError | None = None
-        """The error of further appends; None: records are accepted."""
+        """The error that further appends raise, or None if records are accepted."""
         self._create_locks()
 
     def _create_locks(self) -> None:
@@ -103,7 +108,8 @@ class Accumulator:
     def append(self, topic: str, row: Row, nbytes: int) -> RecordFuture:
         """Add a record.
 
-        Raises `Unavailable` if there is no memory for `max_block_ms`, and `BadRequest` if the record is too large or
+        Raises `Unavailable` if no memory becomes free within `max_block_ms`, and `BadRequest` if the record is too
+        large or
         the producer is closed.
         """
         with self._lock:
@@ -126,7 +132,7 @@ class Accumulator:
             return future
 
     def _wait_for_memory(self, nbytes: int) -> None:
-        """Wait, while holding the lock, until a record of this size fits."""
+        """Wait until a record of this size fits into memory. The caller holds the lock."""
         needed = nbytes + RECORD_BYTES
         if needed > self._buffer_memory:
             raise BadRequest(f"a record of {nbytes} bytes does not fit in buffer_memory ({self._buffer_memory} bytes)")
@@ -144,7 +150,7 @@ class Accumulator:
             )
 
     def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Make all batches due, and wait for a condition, at most `timeout` seconds. Call it while holding the lock."""
+        """Make all batches due, and wait at most `timeout` seconds for a condition. The caller holds the lock."""
         self._waiting_calls += 1
         self._due.notify()
         try:
@@ -153,13 +159,13 @@ class Accumulator:
             self._waiting_calls -= 1
 
     def flush(self, timeout: float | None) -> bool:
-        """Wait until all added records are done; return False if that takes longer than `timeout` seconds."""
+        """Wait until all added records are done. Return False if this takes longer than `timeout` seconds."""
         with self._lock:
             batches = [*self._open.values(), *self._in_flight]
             return self._wait(lambda: all(batch.is_done for batch in batches), timeout)
 
     def close(self) -> None:
-        """Reject further records. The sender stops once it has sent the records that are here."""
+        """Reject further records. The sender stops after it has sent the existing records."""
         with self._lock:
             if self._closed_error is None:
                 self._closed_error = BadRequest(CLOSED)
@@ -167,13 +173,15 @@ class Accumulator:
             self._released.notify_all()
 
     def fail_all(self, error: SparklogError) -> None:
-        """Fail all records that are not done, including those in flight, and reject further records."""
+        """Fail all records that are not done, including records in flight, and reject further records."""
         with self._lock:
             self._closed_error = error
         self.fail_pending(error, in_flight=True)
 
     def fail_pending(self, error: SparklogError, *, in_flight: bool = False) -> None:
-        """Fail the records of open batches and, with `in_flight`, those of batches that are being committed."""
+        """Fail the records of open batches. If `in_flight` is True, also fail the records of batches that are being
+        committed.
+        """
         with self._lock:
             batches = [*(self._in_flight if in_flight else ()), *self._open.values()]
             self._open.clear()
@@ -183,7 +191,7 @@ class Accumulator:
         self.release(batches)
 
     def fail_after_fork(self) -> None:
-        """Fail all records in a child process, where no thread sends them and locks may be held forever."""
+        """Fail all records in a child process, in which no thread sends the records and locks may be held forever."""
         self._create_locks()
         self._closed_error = BadRequest(FORKED)
         for batch in (*self._open.values(), *self._in_flight):
@@ -194,7 +202,9 @@ class Accumulator:
     # -- for the sender
 
     def drain(self) -> Sequence[Batch]:
-        """Wait for due batches and return them; return none once the producer is closed and empty."""
+        """Wait for due batches, and return them. Return an empty list if the producer is closed and has no more
+        batches.
+        """
         with self._lock:
             now: float = self._boot_ms()
             while True:
@@ -207,11 +217,11 @@ class Accumulator:
                     return due
                 next_ms = min((batch.due_ms for batch in self._open.values()), default=now + IDLE_MS)
                 is_notified = self._due.wait((next_ms - now) / 1000)
-                # A test's clock may stand still during the wait.
+                # The clock of a test may not advance during the wait.
                 now = self._boot_ms() if is_notified else max(self._boot_ms(), next_ms)
 
     def release(self, batches: Sequence[Batch]) -> None:
-        """Free the memory of batches whose futures are done."""
+        """Release the memory of batches whose futures are done."""
         with self._lock:
             for batch in batches:
                 if not batch.is_done:

@@ -1,4 +1,4 @@
-"""Batches as Arrow rows with a partition each, and the offset of each record after their commit."""
+"""Batches as Arrow rows with a partition for each row, and the offsets of the records after the commit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from sparklog.storage.memory import MemoryStore
 
 
 def rows_of(records: Records, partitions: int, seed: int, sticky_bytes: int) -> pa.RecordBatch:
-    """Return the rows of records for a topic with this many partitions, including a partition column (int32).
+    """Return the rows of records for a topic with this number of partitions. The rows include a partition column
+    (int32).
 
-    Records without key and partition go to one partition, which `seed` selects, and to the next one after each
-    `sticky_bytes`. Raises `BadRequest` for a partition that the topic does not have.
+    Records without a key and a partition go to the partition that `seed` selects. After each
+    `sticky_bytes`, they go to the next partition. Raises `BadRequest` for a partition that the topic does not have.
     """
     n = len(records)
     columns: dict[str, pa.Array] = {"value": bytes_array(records.values)}
@@ -50,9 +51,10 @@ def _explicit_partitions(partitions: Sequence[int | None]) -> pa.Array | None:
 
 @dataclass(frozen=True, slots=True)
 class PartitionedRows:
-    """Partition (int32[n]) and timestamp (int64[n], ms) of written records.
+    """The partitions (int32[n]) and timestamps (int64[n], ms) of written records.
 
-    With `log_append_time`, the commit determines the timestamps. `numbers`: rows of the records in a batch of `count`.
+    If `log_append_time` is True, the commit determines the timestamps. `numbers` contains the rows of the records in a
+    batch of `count` records.
     """
 
     partition: npt.NDArray[np.int32]
@@ -68,7 +70,7 @@ class PartitionedRows:
         return cls(partition, timestamp, target.configs.log_append_time, records.numbers, count)
 
     def positions(self, outcome: AppendOutcome, next_offsets: MutableMapping[int, int]) -> RecordPositions:
-        """Return the positions of the records; `next_offsets`, by partition, advances past them."""
+        """Return the positions of the records. Advance the offsets in `next_offsets`, by partition."""
         order = np.argsort(self.partition, kind="stable")
         counts = np.bincount(self.partition)
         starts = np.cumsum(counts) - counts
@@ -86,7 +88,7 @@ class PartitionedRows:
 
 
 def no_positions(count: int) -> RecordPositions:
-    """Return the positions of records that were all published before."""
+    """Return the positions of records that were all published earlier."""
     return RecordPositions(np.full(count, -1, np.int32), np.full(count, -1, np.int64), np.full(count, -1, np.int64))
 
 
@@ -95,7 +97,8 @@ def rejected_rows(
 ) -> dict[int, BadRequest]:
     """Return the errors of the records that the topic rejects, by row.
 
-    Only the writer knows all reasons, so this writes halves of the records to memory until it has found each of them.
+    Only the writer knows all reasons for a rejection, so this function writes halves of the records to memory until it
+    has found each rejected record.
     """
     in_memory = replace(target, store=MemoryStore(env.wall_ms), inline_bytes=0, root_checked=env.now())
     rejected: dict[int, BadRequest] = {}

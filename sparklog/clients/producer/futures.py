@@ -1,8 +1,11 @@
-"""The future of a record: a `concurrent.futures.Future` that can be awaited and has kafka-python's methods.
+"""The future of a record: a `concurrent.futures.Future` that can be awaited and has the methods of kafka-python's
+futures.
 
-A future knows only its batch and its row there, and creates the metadata on request. So neither `send` nor a commit
-creates lasting objects per record, which Python's garbage collector would visit again and again. All futures of a
-batch share one condition for the same reason.
+A future contains only its batch and its row in the batch, and creates the metadata on request. Therefore, neither
+`send` nor a commit
+creates long-lived objects per record, which Python's garbage collector would visit repeatedly. For the same reason, all
+futures of a
+batch share one condition.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from sparklog.errors import SparklogError
 
 _LOG = logging.getLogger("sparklog.producer")
 PENDING, FINISHED = "PENDING", "FINISHED"
-"""States of `concurrent.futures`."""
+"""The states of `concurrent.futures`."""
 
 
 class RecordMetadata(NamedTuple):
-    """The position and time (in ms) of a record.
+    """The position and timestamp (in ms) of a record.
 
-    With `is_repeat`, the record was published before, according to its sequence, and the numbers are -1.
+    If `is_repeat` is True, a record with this sequence was published earlier, and the numbers are -1.
     """
 
     topic: str
@@ -40,7 +43,9 @@ class RecordMetadata(NamedTuple):
 
 
 class RecordPositions(NamedTuple):
-    """Partition (int32), offset and timestamp in ms (int64) of each record of a batch; -1 for repeated records."""
+    """The partition (int32), offset and timestamp in ms (int64) of each record of a batch. They are -1 for repeated
+    records.
+    """
 
     partition: npt.NDArray[np.int32]
     offset: npt.NDArray[np.int64]
@@ -48,13 +53,13 @@ class RecordPositions(NamedTuple):
 
 
 class BatchResult:
-    """The results of the records of a batch, by row. Futures read it, so it needs no object per record."""
+    """The results of the records of a batch, by row. Futures read the results, so no object per record is needed."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.condition = threading.Condition()
         self.watched: defaultdict[int, list[RecordFuture]] = defaultdict(list)
-        """By row, futures with callbacks, or on which functions of `concurrent.futures` wait."""
+        """The futures, by row, that have callbacks or that functions of `concurrent.futures` wait for."""
         self._rejected: dict[int, SparklogError] = {}
         self._failure: SparklogError | None = None
         self._positions: RecordPositions | None = None
@@ -63,7 +68,7 @@ class BatchResult:
         return self._positions is not None or self._failure is not None or row in self._rejected
 
     def error(self, row: int) -> SparklogError | None:
-        """Return the error of a record: a copy, because raising an error changes it."""
+        """Return a copy of the error of a record, because raising an error changes the error."""
         error = self._rejected.get(row) or (self._failure if self._positions is None else None)
         return copy.copy(error)
 
@@ -82,7 +87,7 @@ class BatchResult:
         self._notify()
 
     def reject(self, errors: Mapping[int, SparklogError]) -> None:
-        """Fail some records, by row, but not the others of the batch."""
+        """Fail records by row. The other records of the batch are not affected."""
         with self.condition:
             self._rejected.update(errors)
         self._notify()
@@ -95,7 +100,7 @@ class BatchResult:
         self._notify()
 
     def fail_after_fork(self, error: SparklogError) -> None:
-        """Fail all records that are not done in a child process, where the lock may be held forever."""
+        """Fail all records that are not done in a child process, in which the lock may be held forever."""
         self.condition = threading.Condition()
         self.watched.clear()
         self._failure = error
@@ -113,16 +118,17 @@ class BatchResult:
 
 
 class RecordFuture(Future[RecordMetadata]):
-    """The future of a sent record: call `result()`, or `await` it in asyncio.
+    """The future of a sent record. Call `result()`, or `await` the future in asyncio.
 
     It has the methods of `concurrent.futures.Future`, such as `add_done_callback` and `exception`. Callbacks run in the
-    producer's thread, in the order of the records; a slow callback delays the next commit.
+    producer's thread, in the order of the records. A slow callback delays the next commit.
     """
 
     __slots__ = ("_batch", "_callbacks", "_row", "_waiting")
 
     def __init__(self, result: BatchResult, row: int) -> None:
-        # Does not call the base class, which would create a condition and two lists; it reads the properties below.
+        # Do not call the base class, which would create a condition and two lists. The base class reads the properties
+        # below.
         self._batch = result
         self._row = row
         self._waiting: list[Any] | None = None
@@ -147,7 +153,7 @@ class RecordFuture(Future[RecordMetadata]):
 
     @_exception.setter
     def _exception(self, error: BaseException | None) -> None:
-        """Ignore the assignment: the base class drops its reference to an error after raising it."""
+        """Ignore the assignment. The base class drops its reference to an error after raising the error."""
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
@@ -168,7 +174,7 @@ class RecordFuture(Future[RecordMetadata]):
             self._batch.watched[self._row].append(self)
 
     def _notify_waiters(self) -> None:
-        """Notify `concurrent.futures.wait` and `as_completed`. Call it while holding the condition."""
+        """Notify `concurrent.futures.wait` and `as_completed`. The caller holds the condition."""
         for waiter in self._waiting or ():
             if self._exception is None:
                 waiter.add_result(self)
@@ -188,36 +194,38 @@ class RecordFuture(Future[RecordMetadata]):
         return asyncio.wrap_future(self).__await__()
 
     def cancel(self) -> bool:
-        """Return False: a sent record cannot be cancelled."""
+        """Return False, because a sent record cannot be cancelled."""
         return False
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is published.
 
         Args:
-            timeout: seconds to wait; None: no limit.
+            timeout: The maximum time to wait in seconds, or None for no limit.
 
         Returns:
-            Its `RecordMetadata`.
+            The `RecordMetadata` of the record.
 
         Raises:
-            SparklogError: the record was not published, or may not have been; the message says which.
-            TimeoutError: of `concurrent.futures`; the record may still be published.
+            SparklogError: If the record was not published, or may not have been published. The message says which is
+                the case.
+            TimeoutError: If the record is not published in time (`concurrent.futures.TimeoutError`). It may still be
+                published.
         """
         self._wait(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait as `result` does.
+        """Wait like `result`.
 
         Args:
-            timeout: seconds to wait; None: no limit.
+            timeout: The maximum time to wait in seconds, or None for no limit.
 
         Returns:
             The error of the record, or None if it is published.
 
         Raises:
-            TimeoutError: of `concurrent.futures`.
+            TimeoutError: If the record is not done in time (`concurrent.futures.TimeoutError`).
         """
         self._wait(timeout)
         return super().exception(0)
@@ -227,15 +235,15 @@ class RecordFuture(Future[RecordMetadata]):
             self._condition.wait_for(lambda: self._batch.is_done(self._row), timeout)
 
     get = result
-    """kafka-python's name for `result`."""
+    """An alias of `result`, which is the name in kafka-python."""
 
     def add_callback(self, call: Callable[..., object], *args: object, **kwargs: object) -> RecordFuture:
-        """Call `call(*args, metadata, **kwargs)` once the record is published.
+        """Call `call(*args, metadata, **kwargs)` when the record is published.
 
         Args:
-            call: the function.
-            args: arguments before the `RecordMetadata`.
-            kwargs: keyword arguments.
+            call: The function.
+            args: The arguments before the `RecordMetadata`.
+            kwargs: The keyword arguments.
 
         Returns:
             This future.
@@ -247,9 +255,9 @@ class RecordFuture(Future[RecordMetadata]):
         """Call `call(*args, error, **kwargs)` if the record fails.
 
         Args:
-            call: the function.
-            args: arguments before the error.
-            kwargs: keyword arguments.
+            call: The function.
+            args: The arguments before the error.
+            kwargs: The keyword arguments.
 
         Returns:
             This future.

@@ -1,4 +1,4 @@
-"""Options of a producer, with the names of Kafka's producer configs and underscores."""
+"""Options of a producer. The names are those of Kafka's producer configs, with underscores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sparklog.log.journal.documents import INT32_MAX
 from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 
 PartitionFunction: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int]
-"""Takes the key, all partitions, and the available partitions (again all), as in kafka-python."""
+"""A function of the key, all partitions, and the available partitions (which are all partitions), as in kafka-python.
+"""
 _MILLISECONDS = number("a number of milliseconds of at least 0", lambda value: 0 <= value < 1e12)
 _BYTES = int64(1, MAX_BUFFER_BYTES)
 _FUNCTION = ValueType("a function of a key and two lists of partitions", callable)
@@ -28,7 +29,7 @@ _IDEMPOTENT = ValueType("True, because no retry writes a record twice", lambda v
 
 
 class ProducerOptions(TypedDict, total=False):
-    """Options of a producer: see `producer`."""
+    """The options of `sparklog.producer`."""
 
     # fmt: off
     linger_ms: Annotated[float, option(20,
@@ -79,7 +80,7 @@ class ProducerOptions(TypedDict, total=False):
 
 
 def producer_options(given: ProducerOptions) -> ProducerOptions:
-    """Add the defaults to options. Raises `BadRequest` if options contradict each other."""
+    """Add the defaults to options. Raises `BadRequest` if the options contradict each other."""
     options = with_defaults(ProducerOptions, given)
     if options["producer_id"] is not None and options["transactional_id"] is not None:
         raise BadRequest("give producer_id or transactional_id, not both: transactions have no sequences")

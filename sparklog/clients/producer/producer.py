@@ -1,7 +1,8 @@
-"""A producer: any thread sends single records, and a background thread commits them.
+"""A producer. Any thread can send single records, and a background thread commits them.
 
-It works like Kafka's producer, with commits instead of produce requests: the records that accumulate for a topic during
-the linger are one commit.
+The producer works like Kafka's producer, but makes commits instead of produce requests. The records that accumulate for
+a topic during
+the linger time are one commit.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("sparklog.producer")
 EXIT_S = 30.0
-"""Time for which the interpreter waits at exit for sent records."""
+"""The time that the interpreter waits at exit for sent records."""
 
 
 @checked(ProducerOptions, root=ROOT)
@@ -46,14 +47,14 @@ def producer(root: Root | Store | str | os.PathLike[str], **options: Unpack[Prod
     """Open a producer, which accepts single records and commits them in a background thread.
 
     Args:
-        root: an open root, or its location.
+        root: An open root, or its location.
 
     Returns:
-        A `Producer`; close it, or use it as a context manager.
+        A `Producer`. Close it, or use it as a context manager.
 
     Raises:
-        NotFound: the root does not exist.
-        BadRequest: an option does not exist, or its value is not valid.
+        NotFound: If the root does not exist.
+        BadRequest: If an option does not exist, or if its value is not valid.
 
     Example:
         with sparklog.producer("/data/log", linger_ms=5) as producer:
@@ -65,7 +66,7 @@ def producer(root: Root | Store | str | os.PathLike[str], **options: Unpack[Prod
 
 
 class Producer:
-    """A producer: see `producer`. Threads may share it."""
+    """A producer, as returned by `sparklog.producer`. Threads can share a producer."""
 
     def __init__(self, root: Root, options: ProducerOptions) -> None:
         self._root = root
@@ -115,25 +116,28 @@ class Producer:
         *,
         sequence: int | None = None,
     ) -> RecordFuture:
-        """Send a record, which the next commit of its topic publishes. Records of a partition stay in order.
+        """Send a record, which is published by the next commit of its topic. The records of a partition are published
+        in order.
 
         Args:
-            topic: name of an existing topic.
-            value: input of the value serializer; None with a key is a tombstone.
-            key: input of the key serializer; records with the same key go to the same partition.
-            headers: a mapping, or pairs of text and bytes.
-            partition: partition number; None: determined by the key.
-            timestamp: ms since 1970; None: now.
-            sequence: with `producer_id`, an integer from 1 that increases with each record of the topic. A record
-                whose sequence is not higher than the last one was published before, and is dropped.
+            topic: The name of an existing topic.
+            value: The input of the value serializer. None is a tombstone if the record has a key.
+            key: The input of the key serializer. Records with the same key go to the same partition.
+            headers: A mapping, or pairs of a name and a value in bytes.
+            partition: The partition number, or None if the key determines the partition.
+            timestamp: The timestamp in ms since 1970, or None for the current time.
+            sequence: An integer of at least 1 that increases with each record of the topic, if the producer has a
+                `producer_id`. A record
+                whose sequence is not higher than the last sequence was published earlier, and is dropped.
 
         Returns:
             A `RecordFuture` of the record's `RecordMetadata`.
 
         Raises:
-            NotFound: the topic does not exist.
-            BadRequest: the record has no key, value or headers, or is not valid, or the producer is closed.
-            Unavailable: `buffer_memory` was full for `max_block_ms`.
+            NotFound: If the topic does not exist.
+            BadRequest: If the record has no key, value or headers, if the record is not valid, or if the producer is
+                closed.
+            Unavailable: If `buffer_memory` was full for `max_block_ms`.
 
         Example:
             with sparklog.producer("/data/log") as producer:
@@ -158,7 +162,7 @@ class Producer:
         return self._append(topic, (key, value, headers, timestamp, partition, sequence), nbytes)
 
     def _serialized(self, key: Any, value: Any, headers: Any) -> tuple[bytes | None, bytes | None, Any, int]:
-        """Return key and value as bytes, the headers, and the size of all three."""
+        """Return the key and value as bytes, the headers, and the total size of all three."""
         nbytes = 0
         if key is not None:
             key = key if self._key is None else self._key(key)
@@ -179,13 +183,13 @@ class Producer:
         self._topics.add(topic)
 
     def _partition_count(self, topic: str, minimum: int = 0) -> int:
-        """Return the number of partitions, refreshed if the known number is below `minimum`."""
+        """Return the number of partitions. Refresh the number if the known number is less than `minimum`."""
         log = self._root.engine.log(topic)
         count = log.state(refresh=False).partitions
         return count if count >= minimum else log.state().partitions
 
     def _partition(self, topic: str, key: bytes | None, partition: object) -> int:
-        """Return the given partition, or the partitioner's, after validating it."""
+        """Validate and return the given partition, or the partition that the partitioner selects."""
         if partition is None and self._partitioner is not None:
             partitions = list(range(self._partition_count(topic)))
             partition = int(self._partitioner(key, partitions, partitions))
@@ -200,13 +204,13 @@ class Producer:
         """List the partitions of a topic.
 
         Args:
-            topic: its name.
+            topic: The name of the topic.
 
         Returns:
             The partition numbers.
 
         Raises:
-            NotFound: the topic does not exist.
+            NotFound: If the topic does not exist.
         """
         self._root.topic(topic)
         return set(range(self._partition_count(topic)))
@@ -215,18 +219,19 @@ class Producer:
     def last_sequence(self, topic: str) -> int:
         """Wait for sent records, and return the last published sequence, after which a program continues.
 
-        After a failed commit, call it before you send again. It fences commits that are still in flight, of this
-        producer or an older one with the same `producer_id`.
+        After a failed commit, call this method before you send more records. It fences commits that are still in
+        flight, of this
+        producer or of an older producer with the same `producer_id`.
 
         Args:
-            topic: its name.
+            topic: The name of the topic.
 
         Returns:
-            The sequence; 0 if there is none.
+            The sequence, or 0 if no record was published.
 
         Raises:
-            BadRequest: the producer has no `producer_id`.
-            Fenced: a newer producer of this id took over.
+            BadRequest: If the producer has no `producer_id`.
+            Fenced: If a newer producer with this id is running.
         """
         if self._producer_id is None:
             raise BadRequest("this producer has no producer_id, so its records have no sequences")
@@ -242,21 +247,21 @@ class Producer:
         """Begin a transaction, and fence older producers with the same `transactional_id`.
 
         Raises:
-            BadRequest: the producer has no `transactional_id`, or a transaction is open.
-            Fenced: a newer producer of the id took over.
+            BadRequest: If the producer has no `transactional_id`, or if a transaction is open.
+            Fenced: If a newer producer with this id is running.
         """
         self._transactional().begin()
 
     def send_offsets_to_transaction(self, offsets: Offsets, group: str | GroupMetadata | Membership) -> None:
-        """Commit offsets of a consumer group with the transaction.
+        """Commit offsets of a consumer group as a part of the transaction.
 
         Args:
-            offsets: topic to partition to the next offset to read, as `Consumer.positions` returns.
-            group: the result of `Consumer.group_metadata`, which fences superseded members; or the group's name.
+            offsets: The next offset to read by topic and partition, as returned by `Consumer.positions`.
+            group: The result of `Consumer.group_metadata`, which fences superseded members, or the name of the group.
 
         Raises:
-            BadRequest: no transaction is open, or a partition or offset is not valid.
-            NotFound: a topic does not exist.
+            BadRequest: If no transaction is open, or if a partition or offset is not valid.
+            NotFound: If a topic does not exist.
         """
         self._transactional().send_offsets(offsets, group)
 
@@ -264,17 +269,19 @@ class Producer:
         """Publish all records of the transaction atomically, and resolve their futures.
 
         Raises:
-            SparklogError: the transaction was not published, or may not have been, as for `Transaction.commit`; or one
-                of its records failed. Call `abort_transaction`, then begin again.
+            SparklogError: If the transaction was not published, or may not have been published (see
+                `Transaction.commit`), or if one
+                of its records failed. Call `abort_transaction`, and then begin a new transaction.
         """
         self._transactional().commit()
 
     def abort_transaction(self) -> None:
-        """Abort the transaction: the futures of its records fail with `Conflict`, and read_committed hides the records.
+        """Abort the transaction. The futures of its records fail with `Conflict`, and read_committed consumers skip the
+        records.
 
         Raises:
-            BadRequest: no transaction is open.
-            Conflict: the transaction is committed, after a commit with an unknown outcome.
+            BadRequest: If no transaction is open.
+            Conflict: If the transaction is committed, after a commit whose result was unknown.
         """
         self._transactional().abort()
 
@@ -287,13 +294,13 @@ class Producer:
 
     @checked(timeout=SECONDS.or_none())
     def flush(self, timeout: float | None = None) -> None:
-        """Commit all sent records without lingering, and wait until they are done; futures have their errors.
+        """Commit all sent records without lingering, and wait until they are done. Errors are raised by the futures.
 
         Args:
-            timeout: seconds to wait; None: no limit.
+            timeout: The maximum time to wait in seconds, or None for no limit.
 
         Raises:
-            Unavailable: it takes longer; the commits continue.
+            Unavailable: If the records are not done in time. The commits continue.
         """
         self._reject_in_callback("flush")
         if not self._accumulator.flush(timeout):
@@ -301,13 +308,13 @@ class Producer:
 
     @checked(timeout=SECONDS.or_none())
     def close(self, timeout: float | None = None) -> None:
-        """Commit all sent records, abort an open transaction, and stop the thread. Repeated calls do nothing.
+        """Commit all sent records, abort an open transaction, and stop the thread. Further calls have no effect.
 
         Args:
-            timeout: seconds to wait, after which records that are not done fail; None: no limit.
+            timeout: The maximum time to wait in seconds, or None for no limit. Records that are not done in time fail.
 
         Raises:
-            BadRequest: called from a callback, which runs in the thread that it would wait for.
+            BadRequest: If the method is called from a callback, which runs in the thread that it would wait for.
         """
         self._reject_in_callback("close")
         _OPEN.discard(self)
@@ -332,7 +339,7 @@ class Producer:
 
 
 def _checked_integer(name: str, valid: str, value: object, high: int) -> int:
-    """Convert an integer from 0 to `high`, including numpy's, to an int. Raises `BadRequest` for anything else."""
+    """Convert an integer from 0 to `high`, such as a numpy integer, to an int. Raises `BadRequest` otherwise."""
     number = as_integer(value)
     if number is None or not 0 <= number <= high:
         raise BadRequest(f"{name} must be {valid}, found {shortened(value)}")
@@ -357,7 +364,7 @@ def _after_fork() -> None:
     _OPEN.clear()
 
 
-# CPython calls functions of `_register_atexit` before it stops thread pools, which writes to buckets need.
+# CPython calls the functions of `_register_atexit` before it stops thread pools, which writes to buckets require.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

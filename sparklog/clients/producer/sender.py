@@ -1,4 +1,4 @@
-"""The thread that commits accumulated records: each batch is one commit of its topic."""
+"""The thread that commits accumulated records. Each batch is one commit of its topic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparklog.storage.parallel_reads import map_requests
 
 @dataclass(frozen=True, slots=True)
 class WrittenRecords:
-    """Files of accepted records that no commit references yet."""
+    """The files of accepted records. No commit references the files yet."""
 
     rows: PartitionedRows
     files: Sequence[FileSlices]
@@ -29,7 +29,7 @@ class WrittenRecords:
 
 
 class Sender:
-    """Commits batches in a thread, which calls `run`. A producer with transactions replaces `commit`."""
+    """Commits batches in a thread, which calls `run`. For a producer with transactions, `commit` is replaced."""
 
     def __init__(self, root: Root, accumulator: Accumulator, options: ProducerOptions) -> None:
         self._root = root
@@ -44,7 +44,7 @@ class Sender:
         """Commit batches until the accumulator is closed and empty."""
         try:
             while batches := self._accumulator.drain():
-                # Topics in parallel if requests cost a round trip; each topic has one commit in flight.
+                # Commit topics in parallel if requests cost a round trip. Each topic has at most one commit in flight.
                 for _ in map_requests(self._root.store, self._finish, batches):
                     pass
         except BaseException as error:
@@ -70,7 +70,7 @@ class Sender:
         return self._sequences[topic]
 
     def next_seed(self) -> int:
-        """Return the seed of the next batch, so that records without a key change their partition with each batch."""
+        """Return the seed of the next batch, so that keyless records change the partition in each batch."""
         self._seed += 1
         return self._seed
 
@@ -97,7 +97,7 @@ class Sender:
         batch.result.succeed(positions)
 
     def _publish(self, log: TopicLog, batch: Batch, records: Records, key: WriterKey | None) -> RecordPositions:
-        """Commit records of a batch, and return the positions of all records of the batch."""
+        """Commit records of a batch. Return the positions of all records of the batch."""
         written = self._write(log, batch, records)
         if written is None:
             return no_positions(batch.count)
@@ -106,12 +106,12 @@ class Sender:
         except Unavailable as error:
             raise _not_published(error, len(written.rows.numbers)) from error
         if outcome.skipped:
-            # The batch was committed so long ago that the commit is no longer kept.
+            # The batch was committed so long ago that the commit has been deleted.
             return no_positions(batch.count)
         return written.rows.positions(outcome, dict(outcome.base))
 
     def _write(self, log: TopicLog, batch: Batch, records: Records) -> WrittenRecords | None:
-        """Write records as files. Only rejected records fail; return None if no record remains."""
+        """Write records to files. Only rejected records fail. Return None if no record remains."""
         seed, options = self.next_seed(), self.write_options
         while True:
             partitions = log.state(refresh=False).partitions
@@ -135,7 +135,7 @@ class Sender:
 
 
 def _not_published(error: Unavailable, records: int) -> Unavailable:
-    """Return the error for records whose commit failed or may have failed."""
+    """Return the error for records whose commit failed, or may have failed."""
     if not error.is_unknown:
         message = f"{error}; none of {records} sent together is published: send again"
         return Unavailable(message, is_denied=error.is_denied)

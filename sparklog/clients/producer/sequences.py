@@ -1,10 +1,13 @@
-"""Sequences, which make a producer with a `producer_id` publish no record twice, even across restarts.
+"""Sequences, with which a producer with a `producer_id` never publishes a record twice, even across restarts.
 
-The idempotency registry of a topic (`sparklog.log.state.writer_runs`) has the number of each writer's latest batch. For
-a producer, that number is the last sequence of a commit. Commits are atomic, so it says exactly which records were
-published. Before its first commit to a topic, a producer registers its run. From then on, no commit of an older run
-succeeds, not even a delayed one, so the number in the registry is final. The producer registers a new run after a
-failed commit, whose outcome may be unknown.
+The idempotency registry of a topic (`sparklog.log.state.writer_runs`) contains the number of each writer's latest
+batch. For
+a producer, this number is the last sequence of a commit. Commits are atomic, so the number determines exactly which
+records were
+published. Before its first commit to a topic, a producer registers its run. After that, no commit of an older run
+can succeed, even if the commit was delayed, so the number in the registry is final. The producer also registers a new
+run after a
+failed commit, whose result may be unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from sparklog.storage.fork_safety import ForkLock
 
 @dataclass(frozen=True, slots=True)
 class StartRunIntent:
-    """Registers a run of a writer in a topic. A writer that the topic does not know starts at batch 0."""
+    """Registers a run of a writer in a topic. A writer that is unknown to the topic starts at batch 0."""
 
     topic_id: str
     writer_id: str
@@ -46,7 +49,7 @@ class StartRunIntent:
 
 
 class TopicSequences:
-    """The sequences of a producer in one topic. Callers hold `lock` from `start_run` to the end of a commit."""
+    """The sequences of a producer in one topic. Callers hold `lock` from `start_run` until the commit has ended."""
 
     def __init__(self, log: TopicLog, producer_id: str) -> None:
         self.lock = ForkLock()
@@ -58,9 +61,9 @@ class TopicSequences:
         self.last = 0
 
     def start_run(self) -> None:
-        """Register the run unless it is registered.
+        """Register the run if it is not registered.
 
-        Raises `Conflict` after a failed commit, and `Fenced` if a newer run took over.
+        Raises `Conflict` after a failed commit, and `Fenced` if a newer run has started.
         """
         if isinstance(self._failure, Fenced):
             raise self._failure
@@ -80,7 +83,7 @@ class TopicSequences:
         self._run, self._epoch, self.last = run, entry.epoch or 0, entry.batch
 
     def new_rows(self, sequences: Sequence[int | None]) -> list[int]:
-        """Return the rows whose sequence is higher than all earlier ones."""
+        """Return the rows whose sequence is higher than all earlier sequences."""
         last, rows = self.last, []
         for row, sequence in enumerate(sequences):
             if sequence is not None and sequence > last:
@@ -93,21 +96,21 @@ class TopicSequences:
         return WriterKey(self._producer_id, last, run=self._run, mode="txn", epoch=self._epoch)
 
     def failed(self, error: SparklogError) -> None:
-        """Record that a commit failed: `read_last` must be called before the next commit."""
+        """Record that a commit failed. `read_last` must be called before the next commit."""
         if self._failure is None:
             self._failure = error
 
     def read_last(self) -> int:
         """Return the last published sequence, from which commits continue."""
         if self._failure is not None and not isinstance(self._failure, Fenced):
-            # The new run fences the failed commit, in case it is still in flight.
+            # The new run fences the failed commit, which may still be in flight.
             self._failure, self._run = None, None
         self.start_run()
         return self.last
 
 
 def checked_sequence(sequence: object, producer_id: str | None) -> int | None:
-    """Validate a sequence. Raises `BadRequest` if it is invalid, missing or not allowed."""
+    """Validate a sequence. Raises `BadRequest` if the sequence is invalid, missing or not allowed."""
     if producer_id is None:
         if sequence is not None:
             raise BadRequest(

@@ -1,4 +1,4 @@
-"""Serializers of keys and values: from a program's objects to the bytes of a record."""
+"""Serializers of keys and values, which convert the objects of a program to the bytes of a record."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _LAYOUTS = {"short": ">h", "integer": ">i", "long": ">q", "float": ">f", "double
 
 
 def serializer(option: str, given: Serializer | None) -> Serialize | None:
-    """Return the function that serializes keys or values other than None, or None if they are bytes or text already.
+    """Return the function that serializes keys or values, or None if they are already bytes or strings. None is not
+    serialized.
 
     The function raises `BadRequest` for values that the format does not accept.
 
     Args:
-        option: name of the option, for errors.
-        given: its value. Raises `BadRequest` if it is not a serializer.
+        option: The name of the option, for errors.
+        given: The value of the option. Raises `BadRequest` if it is not a serializer.
     """
     if given is None:
         return None
@@ -77,7 +78,9 @@ def _instance(option: str, kind: type) -> Serialize:
 
 
 def _by_column(option: str, value_format: ValueFormat) -> Serialize:
-    """Encode a value as a column with one row: slower than the others, but with the same bytes as in batches."""
+    """Encode a value as a column with one row. This is slower than the other serializers, but yields the same bytes as
+    in batches.
+    """
 
     def serialize(value: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Transactions of a producer: batches are uploaded as they are sent, and the commit resolves their futures."""
+"""Transactions of a producer. Batches are uploaded when they are sent, and the commit resolves their futures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparklog.transactions.producer import ABORTED, COMMITTED, Transaction, Tran
 
 
 class ProducerTransactions:
-    """The transactions of a producer with a `transactional_id`, one at a time."""
+    """The transactions of a producer with a `transactional_id`. At most one transaction is open at a time."""
 
     def __init__(self, root: Root, accumulator: Accumulator, sender: Sender, transactional_id: str, timeout_ms: int):
         self._root = root
@@ -43,7 +43,9 @@ class ProducerTransactions:
             self.accepts_records = True
 
     def upload(self, batch: Batch) -> None:
-        """Append a batch to the open transaction, whose commit resolves the futures. The sender's thread calls this."""
+        """Append a batch to the open transaction, whose commit resolves the futures. The sender's thread calls this
+        method.
+        """
         with self._lock:
             transaction = self._transaction
             if transaction is None or self._failure is not None:
@@ -96,7 +98,7 @@ class ProducerTransactions:
         self.accepts_records = False
         aborted = Conflict(f"not published: transaction {transaction.n} of '{transaction.id}' was aborted")
         self._accumulator.fail_pending(aborted)
-        # Wait for a batch that is being uploaded, which belongs to the transaction.
+        # Wait for a batch that is being uploaded, because the batch belongs to the transaction.
         self._accumulator.flush(None)
         with self._lock:
             self._fail(aborted)
