@@ -1,1 +1,1 @@
-"""Rewrite the files of a topic: merge small appends, seal them into Kafka segments, and compact by key."""
+"""Rewriting of a topic's files: small appends are merged, sealed into Kafka segments, and compacted by key."""

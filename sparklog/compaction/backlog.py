@@ -1,11 +1,12 @@
-"""Predict what a run would do on a topic: the backlog, and the plan of a dry run with its reasons.
+"""Prediction of the work of a run on a topic: the backlog, and the plan of a dry run with its reasons.
 
 Both are computed from the slice table. If `max.compaction.lag.ms` is set, runs and dry runs read the first batch of a
-segment; the backlog uses the smallest timestamp of the segment instead, so a pass may appear to be due
-earlier.
+segment. The backlog uses the smallest timestamp of the segment instead, so it may report a pass as due before the pass
+is actually due.
 
-Plans depend on each other: slices that would be sealed count as sealed when merging and cleaning are planned. The plan
-says whether compaction is due, but does not estimate its result. If Kafka producers wrote to the partition, an open
+Plans depend on each other. Slices that would be sealed are treated as sealed when merging and cleaning are planned. The
+plan
+reports whether compaction is due, but does not estimate its result. If Kafka producers wrote to the partition, an open
 transaction, which only the task sees, may reduce the work.
 """
 
@@ -64,7 +65,9 @@ def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
 
 
 class _Dirty(NamedTuple):
-    """The dirty part of a partition, and the timestamp of its oldest record if `max.compaction.lag.ms` has passed."""
+    """The dirty part of a partition, and the timestamp of its oldest record if the record is older than
+    `max.compaction.lag.ms`.
+    """
 
     state: Cleanable
     oldest_ms: int | None
@@ -82,7 +85,9 @@ def _dirty(
 
 
 def _closed_ms(segment: Segment, rule: RollRule, now_ms: int) -> int:
-    """Return approximately when a segment was closed: by its age, or with its latest record; -1: unknown."""
+    """Return the approximate time at which a segment was closed, by its age or with its latest record, or -1 if it is
+    unknown.
+    """
     if segment.first_ts >= 0:
         rolled_ms = segment.first_ts + rule.lifetime_ms(segment.partition, segment.base)
         if rolled_ms <= now_ms:
@@ -112,7 +117,9 @@ def _cleaning(due_partitions: Sequence[_Dirty], configs: TopicConfigs) -> list[D
 
 
 def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, roll: bool = False) -> list[Planned]:
-    """Return the planned sealing, merging and cleaning per partition, or the reasons not to clean it."""
+    """Return the planned sealing, merging and cleaning of each partition, or the reasons why a partition is not
+    cleaned.
+    """
     topic, configs = snapshot.topic, settings.configs_of(snapshot.topic, snapshot.state.configs)
     nbytes: Counter[int] = Counter()
     segments: Counter[int] = Counter()
@@ -190,7 +197,7 @@ def _reason(state: Cleanable, configs: TopicConfigs) -> str:
 
 
 def as_sealed(segments: Sequence[Segment], slices: Slices, sealed_bases: set[int], log_end: int) -> list[Segment]:
-    """Return a partition's segments as if the slices with these bases were sealed."""
+    """Return a partition's segments as if the slices with these base offsets were sealed."""
     sealed_segments = []
     for segment in segments:
         rows = slices.base[segment.span].tolist()
@@ -205,7 +212,7 @@ def as_sealed(segments: Sequence[Segment], slices: Slices, sealed_bases: set[int
 
 
 def _without(snapshot: Snapshot, sealed_bases: Mapping[int, set[int]]) -> Snapshot:
-    """Return the snapshot without the slices to be sealed, given by their base offsets per partition."""
+    """Return the snapshot without the slices to be sealed, which are given by their base offsets per partition."""
     if not sealed_bases:
         return snapshot
     table_rows = snapshot.slices.all()

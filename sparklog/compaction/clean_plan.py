@@ -1,9 +1,10 @@
-"""Plan the cleaning passes of a topic, the dirtiest partition first.
+"""Plans the cleaning passes of a topic, with the dirtiest partition first.
 
-The driver plans from the slice table alone. It reads files only if `max.compaction.lag.ms` is set, one batch header per
-segment. If Kafka producers wrote to a partition, one of their transactions may still be open, which the table does not
-show. The task therefore replays their batches and plans again with the last stable offset. It may find that less is
-cleanable than the driver planned, or that nothing is due, but never that more is.
+The driver plans from the slice table alone. Only if `max.compaction.lag.ms` is set, it reads one batch header per
+segment. If Kafka producers wrote to a partition, a transaction may still be open, which the table does not
+show. Therefore, the task replays the batches of these producers, and plans again with the last stable offset. The task
+may find that fewer offsets are
+cleanable than the driver planned, or that no pass is due, but never that more offsets are cleanable.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sparklog.storage.store import Store
 
 
 def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
-    """Return the partitions to reject, with a reason: they have keyless records, but only a default asks to compact."""
+    """Return the partitions with keyless records that only a default would compact. Each has a reason to reject it."""
     configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
     if not configs.is_compacted or "cleanup.policy" in snapshot.state.configs.explicit:
         return {}

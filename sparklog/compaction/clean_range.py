@@ -1,13 +1,14 @@
-"""Decide which part of a partition a cleaning pass covers, and whether one is due, like Kafka's LogCleanerManager.
+"""The range of a cleaning pass over a partition, and the check whether a pass is due, as in Kafka's LogCleanerManager.
 
-The log of a partition has three parts (docs/reference/kafka-format.md, "the range of a pass"):
+The log of a partition has three parts (see "the range of a pass" in docs/reference/kafka-format.md):
 
     clean | dirty, cleanable | not cleanable yet
           first dirty        first uncleanable
 
 Offsets below the cleaner checkpoint, `TopicState.first_dirty_offset`, are clean. Records above the last stable offset,
-the active segment, and segments that `min.compaction.lag.ms` protects are not cleanable yet; the boundary is rounded
-down to the base of a segment. Unsealed slices count as the active segment even if Kafka would have rolled it, because a
+the active segment, and segments that `min.compaction.lag.ms` protects are not cleanable yet. The boundary is rounded
+down to the base offset of a segment. Unsealed slices are part of the active segment even if Kafka would have rolled it,
+because a
 run seals before it cleans.
 """
 
@@ -30,22 +31,24 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Cleanable:
-    """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass."""
+    """The clean, dirty and uncleanable parts of a partition. Offsets and sizes of complete segments are those before
+    the pass.
+    """
 
     partition: int
-    first_dirty: int  # offset from which the pass collects keys
+    first_dirty: int  # offset at which the pass starts to collect keys
     first_uncleanable: int  # base of the first segment that the pass does not rewrite
-    clean_bytes: int  # segments that begin below `first_dirty`
-    cleanable_bytes: int  # segments with dirty offsets below `first_uncleanable`; as in Kafka, one may be in both
-    ratio: float  # cleanable bytes divided by the sum of both; 0.0 if the sum is 0
-    overdue: bool  # the oldest dirty segment started more than `max.compaction.lag.ms` ago
-    is_due: bool  # a pass is due
-    segments: tuple[Segment, ...]  # closed ones below `first_uncleanable`, including clean ones, which it also rewrites
+    clean_bytes: int  # bytes of segments that begin below `first_dirty`
+    cleanable_bytes: int  # bytes of segments with dirty offsets below `first_uncleanable`
+    ratio: float  # cleanable bytes divided by the sum of both sizes, or 0.0
+    overdue: bool  # whether the oldest dirty segment is older than `max.compaction.lag.ms`
+    is_due: bool  # whether a pass is due
+    segments: tuple[Segment, ...]  # closed segments below `first_uncleanable`, including clean segments
 
 
 @dataclass(frozen=True, slots=True)
 class CleanerOffsets:
-    """The offsets of one partition that bound a pass; `first_dirty_offset` is the cleaner checkpoint."""
+    """The offsets of a partition that limit a pass. `first_dirty_offset` is the cleaner checkpoint."""
 
     partition: int
     first_dirty_offset: int
@@ -71,9 +74,11 @@ def cleanable(
     now_ms: int,
     first_batch_ts: Callable[[Segment], int],
 ) -> Cleanable:
-    """Divide the segments of one partition (in offset order, the active one last), and decide whether a pass is due.
+    """Divide the segments of a partition into parts, and determine whether a pass is due. The segments are in offset
+    order, and the last segment is active.
 
-    A cleaner checkpoint outside of `[log_start, log_end]` is ignored; as in Kafka, the pass then starts at the log
+    If the first dirty offset is inside a segment, the segment is both clean and cleanable, as in Kafka. A cleaner
+    checkpoint outside of `[log_start, log_end]` is ignored. As in Kafka, the pass then starts at the log
     start. `first_batch_ts` returns the largest timestamp (ms) of a segment's first batch, which it reads from the file.
     It is called only for dirty segments, and only if the topic sets `max.compaction.lag.ms`.
     """
@@ -112,31 +117,33 @@ def cleanable(
 
 
 def _from_offset(closed: Sequence[Segment], offset: int) -> Sequence[Segment]:
-    """Return the closed segments from the one that contains `offset` on; a segment ends at the base of the next one."""
+    """Return the closed segments, starting with the segment that contains `offset`. A segment ends at the base offset
+    of the next segment.
+    """
     return list(dropwhile(lambda segment: segment.next_base <= offset, closed))
 
 
 def group_segments(
     segments: Sequence[Segment], index_sizes: Sequence[tuple[int, int]], configs: TopicConfigs, first_uncleanable: int
 ) -> list[list[Segment]]:
-    """Group adjacent segments, each group to become one segment, like Kafka's `Cleaner.groupSegmentsBySize`.
+    """Group adjacent segments, as Kafka's `Cleaner.groupSegmentsBySize` does. Each group becomes one segment.
 
-    A group ends where the next segment would make the log larger than `segment.bytes`, an index larger than
-    `segment.index.bytes`, or a relative offset larger than 31 bits (docs/reference/kafka-format.md). The sizes are
-    those before the pass, so a group that loses most of its records becomes a small segment.
+    A group ends before a segment that would make the log larger than `segment.bytes`, an index larger than
+    `segment.index.bytes`, or a relative offset larger than 31 bits (see docs/reference/kafka-format.md). The sizes are
+    the sizes before the pass, so a group that loses most of its records becomes a small segment.
 
     Args:
-        segments: segments with a base below the end offset of the pass, in offset order.
-        index_sizes: for each segment the bytes of its `.index` and `.timeindex`.
-        configs: the configs of the topic.
-        first_uncleanable: the base of the segment after the last one.
+        segments: The segments whose base offset is below the end offset of the pass, in offset order.
+        index_sizes: The sizes in bytes of the `.index` and `.timeindex` of each segment.
+        configs: The configs of the topic.
+        first_uncleanable: The base offset of the segment after the last segment.
     """
     max_bytes = configs.segment_bytes
     max_index_bytes = configs.integer("segment.index.bytes")
     groups: list[list[Segment]] = []
     log = index = time_index = 0
     for i, (segment, (index_size, time_size)) in enumerate(zip(segments, index_sizes, strict=True)):
-        # An upper bound that does not require reading the segment; occasionally it makes a group smaller.
+        # This upper bound can be computed without reading the segment. In rare cases, it makes a group smaller.
         last_offset = (segments[i + 1].base if i + 1 < len(segments) else first_uncleanable) - 1
         if (
             groups
@@ -154,7 +161,9 @@ def group_segments(
 
 
 def first_batch_timestamp(store: Store, source: PlannedSlice) -> int:
-    """Return the largest timestamp (ms) of a segment's first batch; -1 if it has none, or is missing or damaged."""
+    """Return the largest timestamp (ms) of a segment's first batch, or -1 if it has no timestamp, or if the segment is
+    missing or damaged.
+    """
     try:
         data = store.get(source.file, source.position, min(HEADER_BYTES, source.size))
     except NotFound:

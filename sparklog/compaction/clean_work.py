@@ -1,6 +1,7 @@
-"""Run a cleaning pass as a work item: one partition, one edit.
+"""A cleaning pass as a work item, which cleans one partition with one edit.
 
-Half of a pass could make deleted keys reappear, so its files are committed only when all of them are written. All times
+If only a part of a pass were committed, deleted keys could reappear. Therefore, the files of a pass are committed only
+when all of them are written. All times
 come from the clock of the run, which does not advance during a pass. The map contains hashes with a secret that is
 chosen at random for each pass, so that nobody can prepare record keys with colliding hashes.
 """
@@ -30,7 +31,7 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """A finished pass: `end_offset` is the new cleaner checkpoint, `utilization` the share of used map slots."""
+    """A finished pass. `end_offset` is the new cleaner checkpoint, and `utilization` is the share of used map slots."""
 
     plan: Cleanable
     end_offset: int
@@ -45,7 +46,9 @@ class Cleaned:
 
 @dataclass(frozen=True, slots=True)
 class CleanResult(WorkResult):
-    """The result of a pass, empty if nothing was due; `more`: the map was full, so another pass follows."""
+    """The result of a pass, which is empty if no pass was due. `more` is True if the map was full, so that another pass
+    follows.
+    """
 
     more: bool = False
     cleaned: Cleaned | None = None
@@ -53,20 +56,20 @@ class CleanResult(WorkResult):
 
 @dataclass(frozen=True, slots=True)
 class CleanWork:
-    """A cleaning pass over one partition, as a `sparklog.maintenance.work_items.Work`."""
+    """A cleaning pass over a partition, as a `sparklog.maintenance.work_items.Work`."""
 
     store: Store
     topic: str
     topic_id: str
-    read_version: int  # version of the snapshot that has the offsets
+    read_version: int  # version of the snapshot that contains the offsets
     partition: int
     configs: TopicConfigs
     settings: Settings
-    sources: PlannedSlices  # slices up to the last sealed one; all slices if Kafka producers wrote
-    segments: tuple[Segment, ...]  # all segments; their rows are those of `sources`
+    sources: PlannedSlices  # slices up to the last sealed slice, or all slices if Kafka producers wrote
+    segments: tuple[Segment, ...]  # all segments, whose rows are rows of `sources`
     offsets: CleanerOffsets
     ratio: float  # dirty ratio at the time of the plan
-    slots: int | None = None  # number of map slots; None: as the buffer size of the settings allows
+    slots: int | None = None  # number of map slots, or None to use the buffer size of the settings
     env: Env = SYSTEM
     op: ClassVar[str] = COMPACT
 
@@ -87,7 +90,7 @@ class CleanWork:
         return count_files((self.sources,))
 
     def run(self, progress: Progress = silent) -> CleanResult:
-        """Write the remaining records. `Corrupt` names damaged data; `Conflict` means that a file was replaced."""
+        """Write the remaining records. Raises `Corrupt` for damaged data, and `Conflict` if a file was replaced."""
         started = self.env.now()
         state = self._replay()
         plan = self.plan(state)
@@ -123,12 +126,13 @@ class CleanWork:
             state = replay(self.store, self.sources, self.offsets.log_end, log_start)
         except NotFound as error:
             raise Conflict(f"a file was replaced after this pass was planned; plan again: {error}") from None
-        # Like Kafka's cleaner, ignore transactions that ended below the log start; their records are not readable.
+        # Like Kafka's cleaner, ignore transactions that ended below the log start, because their records are not
+        # readable.
         aborted = state.aborted
         return replace(state, aborted=aborted.select(aborted.last_offsets >= log_start))
 
     def plan(self, state: PartitionProducers | None = None) -> Cleanable:
-        """Plan the pass; without `state`, as if no transaction of a Kafka producer were open."""
+        """Plan the pass. If `state` is None, plan as if no transaction of a Kafka producer were open."""
         offsets = self.offsets
         if state is not None:
             offsets = replace(offsets, last_stable=min(offsets.last_stable, state.last_stable))
@@ -141,7 +145,7 @@ class CleanWork:
     def _pass(
         self, plan: Cleanable, state: PartitionProducers | None, progress: Progress
     ) -> tuple[tuple[FileSlices, ...], Cleaned]:
-        """Run the pass; return its durable files, except those below the log start."""
+        """Run the pass, and return its durable files, except files below the log start."""
         settings = self.settings
         hash_key = HashKey.of(self.env.random.getrandbits(128).to_bytes(16, "little"))
         reader = SegmentReader(self.store, self.topic, self.partition, progress)
@@ -174,7 +178,8 @@ class CleanWork:
         except BaseException:
             writer.discard()
             raise
-        # delete-records may have moved the log start beyond the end of a segment, which is then not part of the log.
+        # delete-records may have moved the log start beyond the end of a segment, so that the segment is not part of
+        # the log.
         files = tuple(file for file in written if file.base[0] + file.offsets[0] > self.offsets.log_start)
         return files, replace(cleaned, counts=cleaner.counts)
 
@@ -182,6 +187,6 @@ class CleanWork:
         return self.sources.row(segment.first_row)
 
     def _size(self, file: str) -> int:
-        """Return the size of an index; 0 if it is missing."""
+        """Return the size of an index, or 0 if the index is missing."""
         info = self.store.stat(file)
         return 0 if info is None else info.size

@@ -1,7 +1,8 @@
-"""One cleaning pass over one partition, record by record, like Kafka's `Cleaner` (docs/reference/kafka-format.md).
+"""A cleaning pass over one partition, record by record, like Kafka's `Cleaner` (see docs/reference/kafka-format.md).
 
-A pass first reads the dirty part to find the highest offset of each key (`fill_map`). Then it reads everything from the
-first segment on and copies the records to keep (`Cleaner`):
+A pass first reads the dirty part to find the highest offset of each key (`fill_map`). Then it reads all records from
+the
+first segment on, and copies the records to retain (`Cleaner`):
 
 | record                                                       | action                                                |
 |--------------------------------------------------------------|-------------------------------------------------------|
@@ -14,16 +15,20 @@ first segment on and copies the records to keep (`Cleaner`):
 | any other                                                    | kept; the batch of a tombstone gets a delete horizon, |
 |                                                              | unless it has one                                     |
 
-In the dirty part, the map has the offset of the record to keep for each key, so comparing offsets is enough. Only keys
-of the clean part are hashed again and looked up. Batches without any record to keep are not opened a second time.
+In the dirty part, the map contains the offset of the record to retain for each key, so it is sufficient to compare
+offsets. Only keys
+of the clean part are hashed again and looked up. Batches without any record to retain are not opened a second time.
 
-The kept messages of formats v0 and v1 become batches of format v2, with a delete horizon if a tombstone is among them.
-These formats have no delete horizons: a tombstone is dropped if its file was last modified at least
+The retained messages of formats v0 and v1 become batches of format v2. If they include a tombstone, the batch gets a
+delete horizon.
+The old formats have no delete horizons. Instead, a tombstone is dropped if its file was last modified at least
 `delete.retention.ms` before the file of the last clean segment.
 
-Memory: the map, another eight bytes per key, and windows of `span_bytes` of batches (compressed batches: as many as
-decompress to about that size). The output is streamed. All data is checked before use: the CRC-32C of each batch and of
-the entire segment, and that offsets ascend, because the CRC-32C of a batch does not cover its offset.
+A pass needs memory for the map, for eight more bytes per key, and for windows of `span_bytes` of batches. If batches
+are compressed, a window contains as many batches as
+decompress to about that size. The output is streamed. All data is validated before use: the CRC-32C of each batch and
+of
+the entire segment, and the order of the offsets, because the CRC-32C of a batch does not cover its offset.
 """
 
 from __future__ import annotations
@@ -55,16 +60,18 @@ from sparklog.storage.store import Store
 
 INT64_MAX = 2**63 - 1
 STEP_BYTES = 4 << 20
-"""Maximum compressed bytes of one step in `SegmentReader.opened`."""
+"""The maximum number of compressed bytes in one step of `SegmentReader.opened`."""
 STEP_GROWTH = 4
-"""The maximum ratio of the bytes of a step to those of the step before."""
+"""The maximum ratio of the bytes of a step to the bytes of the previous step."""
 
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
 class PassCounts:
-    """Counters of a pass. As in Kafka, `messages_*` include control records, but not batches dropped unread."""
+    """The counters of a pass. As in Kafka, `messages_*` include control records, but not the records of batches that
+    were dropped without being read.
+    """
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -77,7 +84,9 @@ class PassCounts:
     keyless_dropped: int = 0
 
     def add_filtered(self, headers: BatchHeaders, fields: RecordFields, keep: Bools, drop: Bools) -> None:
-        """Count filtered batches; `keep` marks kept records, `drop` batches that were dropped unread."""
+        """Count filtered batches. `keep` marks the retained records, and `drop` marks batches that were dropped without
+        being read.
+        """
         self.messages_read += int(headers.count[~drop].sum())
         if not fields.has_value.all():
             tombstones = ~fields.has_value & ~headers.is_control[fields.batch]
@@ -106,7 +115,7 @@ class Opened:
 
 
 class SegmentReader:
-    """Reads the sealed segments of one partition, each of which is a slice, and opens their batches."""
+    """Reads the sealed segments of a partition, each of which is a slice, and opens their batches."""
 
     def __init__(self, store: Store, topic: str, partition: int, progress: Progress) -> None:
         self.limits = store.limits
@@ -115,17 +124,21 @@ class SegmentReader:
         self._partition = partition
         self._progress = progress
         self._step = 0
-        """Compressed bytes to open together: at first one batch, then according to the last compression ratio."""
+        """The number of compressed bytes to open together. The first step opens one batch, and later steps depend on
+        the last compression ratio.
+        """
 
     def modified_ms(self, file: str) -> int:
-        """Return the modification time (ms) of a file by the store's clock, or by Kafka's if an import linked it."""
+        """Return the modification time (ms) of a file, which is a time of the store's clock, or of Kafka's clock if an
+        import linked the file.
+        """
         info = self._store.stat(file)
         if info is None:
             raise self._replaced(file)
         return info.modified_ms
 
     def windows(self, source: PlannedSlice) -> Iterator[Window]:
-        """Yield the batches of a segment in order. `Corrupt` names damaged data; `Conflict`: the file is gone."""
+        """Yield the batches of a segment in order. Raises `Corrupt`, and `Conflict` if the file was deleted."""
         try:
             with opened_slice(self._store, source) as file:
                 for window in valid_batches(file, source.base, source.end, on_skipped=None, advice="restore the file"):
@@ -141,7 +154,7 @@ class SegmentReader:
         )
 
     def opened(self, window: Window, headers: BatchHeaders) -> Iterator[Opened]:
-        """Yield the batches of these headers with their records, in parts that fit in memory."""
+        """Yield the batches of these headers with their records, in parts that fit into memory."""
         if not len(headers):
             return
         if not headers.codec.any():
@@ -167,7 +180,7 @@ class SegmentReader:
         except BadRequest:
             if len(headers) == 1:
                 raise
-            # Together they decompress to more than one call accepts; a single batch is bounded.
+            # Together, the batches decompress to more than one call accepts. The size of a single batch is limited.
             half = len(headers) // 2
             yield from self._open(window, headers[:half], first)
             yield from self._open(window, headers[half:], first + half)
@@ -178,7 +191,9 @@ class SegmentReader:
 
 @dataclass(frozen=True, slots=True)
 class DirtyRange:
-    """The offsets `[start, end)` whose keys are collected, and the segments from the one that contains `start` on."""
+    """The offsets `[start, end)` whose keys are collected, and the segments, starting with the segment that contains
+    `start`.
+    """
 
     segments: Sequence[PlannedSlice]
     start: int
@@ -187,10 +202,10 @@ class DirtyRange:
 
 @dataclass(slots=True)
 class DirtySurvey:
-    """What a pass knows about the dirty part once the map is filled."""
+    """The information that a pass has about the dirty part after the map is filled."""
 
-    start: int  # its first offset
-    end: int = 0  # after the last offset in the map
+    start: int  # first offset of the dirty part
+    end: int = 0  # end of the offsets in the map (exclusive)
     latest: Int64s = field(
         default_factory=lambda: np.empty(0, np.int64)
     )  # offset of the latest record of each key, ascending
@@ -211,7 +226,9 @@ class DirtySurvey:
         return self
 
     def empty(self, headers: BatchHeaders) -> Bools:
-        """Return the batches (bool[m]) that keep no record and have no tombstones or keyless records to be counted."""
+        """Return the batches (bool[m]) that retain no record and contain no tombstones or keyless records to be
+        counted.
+        """
         first, end = headers.base_offset, headers.next_offset
         empty: Bools = (first >= self.start) & (end <= self.end) & ~headers.is_control
         empty &= np.searchsorted(self.latest, first) == np.searchsorted(self.latest, end)
@@ -222,7 +239,7 @@ class DirtySurvey:
         return empty
 
     def mark_latest(self, offsets: Int64s, keep: Bools) -> None:
-        """Set `keep` at the latest records of their keys; `offsets` ascend."""
+        """Set `keep` at the latest records of their keys. `offsets` are in ascending order."""
         if len(offsets):
             low, high = np.searchsorted(self.latest, (offsets[0], offsets[-1] + 1))
             keep[np.searchsorted(offsets, self.latest[low:high])] = True
@@ -247,7 +264,7 @@ def fill_map(
                     full = part.first + batch
                     break
                 survey.add(part)
-            # The map covers all batches before the one that filled it, including batches without keys.
+            # The map covers all batches before the batch that filled it, including batches without keys.
             covered = len(headers) if full is None else int(rows[full])
             if covered > 0 and headers.last_offset[covered - 1] >= dirty.start:
                 offset_map.advance(int(headers.last_offset[covered - 1]))
@@ -258,7 +275,7 @@ def fill_map(
 
 
 def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, start: int) -> int | None:
-    """Put the records with keys into the map; return the batch at which it became full, or None."""
+    """Put the records with keys into the map. Return the batch at which the map became full, or None."""
     fields = opened.fields
     mask = fields.has_key & (fields.offset >= start)
     starts, lengths, offsets = fields.key_start, fields.key_length, fields.offset
@@ -280,7 +297,9 @@ class TombstoneRules:
 
 @dataclass(frozen=True, slots=True)
 class _KeptBatches:
-    """The kept part of some batches: which of the k batches have keyless records, and their keys if requested."""
+    """The retained part of some batches: which of the k batches contain keyless records, and the keys of the batches if
+    requested.
+    """
 
     filtered: Filtered
     keyless: Bools
@@ -289,7 +308,9 @@ class _KeptBatches:
 
 @dataclass(slots=True, eq=False)
 class Cleaner:
-    """Copies the records to keep into new segments, according to the map and the batch filter. Call in log order."""
+    """Copies the records to retain into new segments, according to the map and the batch filter. The methods must be
+    called in log order.
+    """
 
     offset_map: OffsetMap
     hash_key: HashKey
@@ -302,7 +323,7 @@ class Cleaner:
     _file_expired: tuple[str, bool] = ("", False)
 
     def group(self, segments: Sequence[PlannedSlice]) -> None:
-        """Clean these segments into one with the base offset of the first of them."""
+        """Clean these segments into one segment, which has the base offset of the first segment."""
         large = sum(segment.size for segment in segments) >= self.reader.limits.filter_min_bytes
         self.writer.begin(segments[0].base, large)
         for segment in segments:
@@ -327,10 +348,11 @@ class Cleaner:
         self.writer.aborted(aborted)
 
     def _filter_batches(self, window: Window, opened: Opened, actions: BatchActions) -> _KeptBatches:
-        """Return the part of some batches to keep."""
+        """Return the part of some batches to retain."""
         headers, fields = opened.headers, opened.fields
         keep = self._kept_records(window, opened, actions.dropped)
-        # A producer's last batch is kept even without records, because its header implies the next sequence number.
+        # Retain the last batch of a producer even if it has no records, because its header determines the next sequence
+        # number.
         drop = actions.dropped & ~actions.retain_empty
         filtered = filter_batches(
             window.data,
@@ -357,14 +379,16 @@ class Cleaner:
         return _KeptBatches(filtered, keyless[filtered.source], BatchKeys(hashes, counts[filtered.source]))
 
     def _horizons(self, opened: Opened, keep: Bools, markers: Bools) -> Int64s:
-        """Return the new delete horizons (ms) of these `markers` and of batches that keep a tombstone; -1: none."""
+        """Return the new delete horizons (ms) of these `markers` and of batches that retain a tombstone, or -1 for
+        other batches.
+        """
         stamped = markers.copy()
         stamped[opened.fields.batch[keep & ~opened.fields.has_value]] = True
         stamped &= ~opened.headers.has_delete_horizon
         return np.where(stamped, min(self.rules.now_ms + self.rules.delete_retention_ms, INT64_MAX), -1)
 
     def _kept_records(self, window: Window, opened: Opened, dropped: Bools) -> Bools:
-        """Return which records to keep, none of those in `dropped` batches."""
+        """Return the records to retain. Records in `dropped` batches are not retained."""
         headers, fields = opened.headers, opened.fields
         control = headers.is_control
         keep = np.ones(len(fields), np.bool_)
@@ -399,14 +423,16 @@ class Cleaner:
         return expired
 
     def _is_old(self, file: str, last_clean: PlannedSlice) -> bool:
-        """Return True if tombstones of formats v0 and v1 in this file have expired, by Kafka's rule."""
+        """Return True if tombstones of formats v0 and v1 in this file have expired according to Kafka's rule."""
         if self._file_expired[0] != file:
             horizon = self.reader.modified_ms(last_clean.file) - self.rules.delete_retention_ms
             self._file_expired = (file, self.reader.modified_ms(file) <= horizon)
         return self._file_expired[1]
 
     def _write(self, kept: _KeptBatches, segment: PlannedSlice, aborted: AbortedTransactions) -> AbortedTransactions:
-        """Append batches, starting new segments as needed; return the `.txnindex` entries of markers still to come."""
+        """Append batches, and start new segments as needed. Return the `.txnindex` entries of markers that follow
+        later.
+        """
         filtered, headers, writer, first = kept.filtered, kept.filtered.headers, self.writer, 0
         while first < len(headers):
             rest = headers[first:] if first else headers
@@ -432,7 +458,8 @@ class Cleaner:
                 records=records,
                 min_ts=int(min_timestamps.min()) if len(min_timestamps) else NO_TIMESTAMP,
                 flags=int(flags),
-                # Used only if no batch has a timestamp; the largest timestamp of the slice is then that of its file.
+                # This value is used only if no batch has a timestamp. The largest timestamp of the slice is then the
+                # time of its file.
                 modified_ms=segment.max_ts,
                 keys=None if kept.keys is None else kept.keys.select(first, first + batch_count),
             )

@@ -1,26 +1,37 @@
-"""Plan which append files to merge and into what, from the slice table of a snapshot alone.
+"""Plans which append files to merge into which files, from the slice table of a snapshot alone.
 
 A topic with one commit per second gets thousands of slices per hour in each partition. Merging reads entire append
 files and writes files of the same format with **one slice per partition and contiguous offset range**, in generations:
 
-* One maintenance run writes a **generation** of tier t + 1 from everything in tier t. (The tier is in the flags of the
-  slices; appended files have tier 0.) Every run merges all of tier 0, so an append file exists for one run. If that
-  makes the eighth generation of tier 1, the run also merges these into one generation of tier 2, and so on. Each byte
+* One maintenance run writes a **generation** of tier t + 1 from all files of tier t. (The tier is stored in the flags
+  of the
+  slices. Appended files have tier 0.) Every run merges all files of tier 0, so an append file is replaced by the next
+  run. If the run
+  creates the eighth generation of tier 1, it also merges these generations into one generation of tier 2, and so on.
+  Each byte
   is rewritten once per tier, and each tier has at most seven generations.
-* An output slice of at least `own_file_bytes` gets its own file, so that sealing the slice frees the file. All smaller
+* An output slice of at least `own_file_bytes` gets its own file, so that the file can be deleted when the slice is
+  sealed. All smaller
   output slices of a work item share a file.
-* A slice with its own file and at least `max(own_file_bytes, segment.bytes / 8)` bytes is left to sealing. Smaller ones
-  continue to be merged even if they have their own files. With 8 MiB per slice, 128 slices would accumulate before they
-  fill a segment of 1 GiB; merging keeps a partition at about 32 unsealed slices at any write rate.
+* A slice with its own file and at least `max(own_file_bytes, segment.bytes / 8)` bytes is not merged, but left to
+  sealing. Smaller slices
+  continue to be merged even if they have their own files. Otherwise, with 8 MiB per slice, 128 slices would accumulate
+  before they
+  fill a segment of 1 GiB. With this rule, a partition has about 32 unsealed slices at any write rate.
 
-Generations belong to the topic, not to one partition: the adjacent slices of a generation are merged in the same run.
+Generations belong to the topic instead of a single partition. Therefore, the adjacent slices of a generation are merged
+in the same run.
 
-These files are not merged: files with a slice that is open, or at or above the last stable offset (the next run merges
-them), sealed segments, and appended files if merging them would neither save a slice nor drop an aborted one. Aborted
+The following files are not merged: files with a slice that is open, or at or above the last stable offset (the next run
+merges
+them), sealed segments, and appended files for which a merge would neither reduce the number of slices nor drop an
+aborted slice. Aborted
 slices are dropped, which leaves a gap in the offsets. No output is larger than `segment.bytes`.
 
-A commit with inline records cannot be deleted while one of its slices is in use. So a run merges all such slices first,
-even if that saves no slice. It leaves at most one commit that is kept for its records, plus those with a slice that is
+A commit with inline records cannot be deleted while one of its slices is in use. Therefore, a run first merges all such
+slices,
+even if this does not reduce the number of slices. After the run, at most one commit is retained for its records, plus
+the commits with a slice that is
 open or above the last stable offset.
 """
 
@@ -49,15 +60,16 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 FAN_IN = 8
-"""Number of generations of a tier that become one generation of the next tier."""
+"""The number of generations of a tier that are merged into one generation of the next tier."""
 MAX_TIER = MERGE_TIER_MASK >> MERGE_TIER_SHIFT
 
 
 def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: Env = SYSTEM) -> list[MergeWork]:
-    """Return the merges that are due: those of inline records first, then larger ones first.
+    """Plan the merges that are due. Merges of inline records come first, and then larger merges before smaller merges.
 
     Each work item covers complete offset ranges of some partitions. The slices of a file may be in several work items
-    of the plan; the file is unreferenced once the last of them is committed. `env` provides ids for file names.
+    of the plan. When the last of these work items is committed, the file is unreferenced. `env` provides ids for file
+    names.
     """
     slices = snapshot.slices.all()
     configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
@@ -79,31 +91,33 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
 
 @dataclass(frozen=True, slots=True)
 class _MergeableFiles:
-    """The files of a table, with one element per file in each array; `of_row` has the file of each row."""
+    """The files of a table. Each array has one element per file, and `of_row` contains the file of each row."""
 
     path: tuple[str, ...]
     of_row: Int64s
     free: Bools
-    """The file may be merged: no slice is sealed, open or above the last stable offset, and it is not large."""
+    """Whether the file may be merged: none of its slices is sealed, open or above the last stable offset, and the file
+    is not large.
+    """
     tier: Int64s
     generation: Int64s
-    """The version that its writer had read, because one maintenance run writes one generation."""
+    """The version that the writer of the file had read, because one maintenance run writes one generation."""
     dead: Bools
-    """Some of its bytes no longer belong to a slice; always False for commits."""
+    """Whether some bytes of the file no longer belong to a slice. Always False for commits."""
     commits: Bools
-    """The file is a commit with inline records."""
+    """Whether the file is a commit with inline records."""
 
 
 def _files(slices: Slices, state: TopicState, large_bytes: int) -> _MergeableFiles:
     codes, of_row = np.unique(slices.file, return_inverse=True)
     path = slices.paths.at(codes)
     if len(set(path)) < len(path):
-        # A file that a later commit lists again has a second code, in addition to the one from the checkpoint.
+        # A file that a later commit lists again has a second code, in addition to the code from the checkpoint.
         first = {name: i for i, name in reversed(list(enumerate(path)))}
         of_row = np.array([first[name] for name in path], np.int64)[of_row]
     n = len(path)
     count = np.bincount(of_row, minlength=n)
-    # Slices that are hidden by an open transaction keep the id of their own transaction until they become visible.
+    # Slices that are hidden by an open transaction retain the id of their own transaction until they become visible.
     stable = own_consistent_ends(state, slices)
     stuck = slices.sealed() | (slices.status == OPEN) | (slices.end > stable[slices.partition])
     nbytes = np.bincount(of_row, weights=slices.size, minlength=n)
@@ -142,7 +156,9 @@ def _groups(files: _MergeableFiles) -> Iterator[tuple[Bools, int]]:
 
 
 def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
-    """Return the start of each output in `rows`, and `len(rows)`. Outputs are adjacent rows, cut at `segment_bytes`."""
+    """Return the start of each output in `rows`, and `len(rows)`. Outputs are adjacent rows that are cut at
+    `segment_bytes`.
+    """
     if not len(rows):
         return np.zeros(1, np.int64)
     partition = slices.partition[rows]
@@ -154,7 +170,8 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
     for i in np.flatnonzero(np.diff(before[starts]) > segment_bytes).tolist():
         low, high = int(starts[i]), int(starts[i + 1])
         while before[high] - before[low] > segment_bytes:
-            # Cut as late as the bytes before the cut still fit; a slice that is too large is alone.
+            # Cut at the last row at which the bytes before the cut still fit. A slice that is too large is an output by
+            # itself.
             fits = int(np.searchsorted(before, before[low] + segment_bytes, side="right")) - 1
             low = min(max(fits, low + 1), high)
             if low < high:
@@ -163,13 +180,17 @@ def _run_starts(slices: Slices, rows: Int64s, segment_bytes: int) -> Int64s:
 
 
 def _is_worthwhile(slices: Slices, rows: Int64s, starts: Int64s, files: _MergeableFiles, mask: Bools) -> bool:
-    """Return True if merging saves slices or commits with records, drops aborted slices, or frees bytes."""
+    """Return True if a merge reduces the number of slices or commits with records, drops aborted slices, or frees
+    bytes.
+    """
     saves = len(starts) - 1 < len(rows) or int(files.commits[mask].sum()) > 1
     return saves or bool((slices.status[rows] == ABORTED).any()) or bool(files.dead[mask].any())
 
 
 def _packed(slices: Slices, rows: Int64s, starts: Int64s, limits: Limits) -> Iterator[tuple[int, int]]:
-    """Yield the outputs `[low, high)` of each work item: adjacent ones, so that adjacent slices are read together."""
+    """Yield the outputs `[low, high)` of each work item. The outputs are adjacent, so that adjacent slices are read
+    together.
+    """
     nbytes = np.add.reduceat(slices.size[rows], starts[:-1]).tolist() if len(rows) else []
     counts = np.diff(starts).tolist()
     low = filled = slices_filled = 0

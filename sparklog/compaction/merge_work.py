@@ -1,8 +1,10 @@
-"""A work item of merging: it reads many small slices and writes one slice per contiguous offset range.
+"""A merge as a work item, which reads many small slices and writes one slice per contiguous offset range.
 
-Batches are copied, and only their headers change. Base offsets count from the base of the new slice, including gaps.
-The leader epoch and the append time, which the old slices stored for their batches, are written into the batches, whose
-CRCs are updated. The new slices are marked accordingly (`leader_epoch` -1, `TIMES_IN_BATCHES`). Nothing is
+Batches are copied, and only their headers change. Base offsets are relative to the base offset of the new slice, and
+include gaps.
+The leader epoch and the append time, which the old slices stored for their batches, are written into the batches, and
+the
+CRCs are updated. The new slices are marked accordingly (`leader_epoch` -1, `TIMES_IN_BATCHES`). No data is
 decompressed.
 
 Inputs are read in *loads* of up to `load_bytes`, in the order of their files, so that adjacent slices of several
@@ -45,13 +47,13 @@ from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]
 LARGE_SLICE_BYTES = 256 << 10
-"""Average slice size from which one request per slice costs little compared with reading the data."""
+"""The average slice size at which one request per slice costs little compared with reading the data."""
 NO_TIME = -1
 
 
 @dataclass(frozen=True)
 class MergeWork:
-    """Merge each of `sources` into one slice of tier `tier`. A second attempt writes files with other names (`env`)."""
+    """Merges each of `sources` into a slice of tier `tier`. Each attempt writes files with other names (`env`)."""
 
     store: Store
     topic: str
@@ -85,7 +87,7 @@ class MergeWork:
         return count_files(self.sources)
 
     def run(self, progress: Progress = silent) -> WorkResult:
-        """Write the merged files. `Corrupt` names a damaged input, and `Conflict` one that was replaced."""
+        """Write the merged files. Raises `Corrupt` for a damaged input, and `Conflict` if an input was replaced."""
         started = self.env.now()
         runs = [_MergedRun(source) for source in self.sources]
         files = _MergeOutputs(self)
@@ -109,7 +111,7 @@ class MergeWork:
 
 
 class _MergedRun:
-    """A contiguous range of input slices, and the slice that it becomes."""
+    """A contiguous range of input slices, and the slice that is written from it."""
 
     def __init__(self, source: PlannedSlices) -> None:
         self.source = source
@@ -133,7 +135,9 @@ class _MergedRun:
         return with_tier(flags, tier)
 
     def aborted(self, store: Store) -> AbortedTransactions:
-        """Return the transactions aborted by Kafka's markers in the inputs; marker offsets count from the base."""
+        """Return the transactions that were aborted by Kafka's markers in the inputs. Marker offsets are relative to
+        the base offset.
+        """
         marked = [row for row in self.live if row.flags & SliceFlag.KAFKA_ABORTED]
         aborted = concatenate([aborted_of(store, row) for row in marked])
         return replace(aborted, last_offsets=aborted.last_offsets - self.base)
@@ -141,7 +145,8 @@ class _MergedRun:
     def times(self, latest: int) -> tuple[int, int]:
         """Return the smallest and largest timestamp.
 
-        `latest` is the largest one of the batches. If it is -1, no batch has a timestamp, and the largest one is the
+        `latest` is the largest timestamp of the batches. If it is -1, no batch has a timestamp, and the largest
+        timestamp is the
         time of the write.
         """
         oldest = min((row.min_ts for row in self.live if row.min_ts >= 0), default=NO_TIME)
@@ -150,7 +155,7 @@ class _MergedRun:
 
 @dataclass(frozen=True, slots=True)
 class _LoadPart:
-    """Adjacent inputs of a range; all of its inputs if it is small."""
+    """Adjacent inputs of a range. A small range has a single part."""
 
     run: _MergedRun
     rows: Sequence[PlannedSlice]
@@ -162,12 +167,12 @@ class _LoadPart:
 
     @property
     def is_large(self) -> bool:
-        """True if the slices are so large that this is a load by itself."""
+        """True if the slices are so large that this part is a load by itself."""
         return self.nbytes >= LARGE_SLICE_BYTES * len(self.rows)
 
 
 def _loads(runs: Sequence[_MergedRun], limits: Limits) -> Iterator[list[_LoadPart]]:
-    """Divide the inputs, in the order of the output, into loads; a slice that is too large is a load by itself."""
+    """Divide the inputs, in the order of the output, into loads. A slice that is too large is a load by itself."""
     load: list[_LoadPart] = []
     filled = 0
     for run in runs:
@@ -195,7 +200,7 @@ def _parts(run: _MergedRun, limits: Limits) -> Iterator[_LoadPart]:
 
 
 class _Rewritten(NamedTuple):
-    """Batches as they are written into the slice of a range: their bytes and headers."""
+    """Batches in the form in which they are written into the slice of a range: their bytes and headers."""
 
     run: _MergedRun
     data: memoryview
@@ -203,7 +208,7 @@ class _Rewritten(NamedTuple):
 
 
 def _read(store: Store, load: Sequence[_LoadPart]) -> Iterator[_Rewritten]:
-    """Yield the rewritten batches of a load, per part or, for a large slice, per window."""
+    """Yield the rewritten batches of each part of a load. For a large slice, yield the batches of each window."""
     if len(load) == 1 and len(load[0].rows) == 1 and load[0].nbytes > store.limits.request_bytes:
         yield from _windows(store, load[0])
         return
@@ -224,7 +229,7 @@ def _read(store: Store, load: Sequence[_LoadPart]) -> Iterator[_Rewritten]:
 
 
 def _windows(store: Store, part: _LoadPart) -> Iterator[_Rewritten]:
-    """Yield the batches of a large slice in windows; its checksum is verified with the last window."""
+    """Yield the batches of a large slice in windows. The checksum of the slice is verified with the last window."""
     (row,) = part.rows
     next_offset = 0
     for window in read_windows(store, row):
@@ -237,7 +242,7 @@ def _windows(store: Store, part: _LoadPart) -> Iterator[_Rewritten]:
 
 @dataclass(slots=True)
 class _Request:
-    """Adjacent slices of a file, as indices of rows, which one request fetches."""
+    """Adjacent slices of a file, given by row indices, that one request fetches."""
 
     file: str
     start: int
@@ -262,9 +267,10 @@ def _requests(rows: Sequence[PlannedSlice], max_bytes: int) -> list[_Request]:
 
 
 def _fetch(store: Store, rows: Sequence[PlannedSlice], starts: Sequence[int], total: int) -> memoryview:
-    """Return all slices in one buffer, each checked and at its position in `starts`.
+    """Return all slices in one buffer. Each slice is verified, and is at its position in `starts`.
 
-    If requests cost a round trip, several are in flight, with up to `request_bytes` together. Requests that are larger
+    If requests cost a round trip, several requests are in flight, with up to `request_bytes` in total. Requests that
+    are larger
     than their share run one after the other.
     """
     data = np.empty(total, np.uint8).data
@@ -290,16 +296,18 @@ def _fetch(store: Store, rows: Sequence[PlannedSlice], starts: Sequence[int], to
 
 
 class _MergeOutputs:
-    """The files being written: one for all small slices, and one for each large slice. Ranges are written in order."""
+    """The files that are being written: a file for all small slices, and a file for each large slice. Ranges are
+    written in order.
+    """
 
     def __init__(self, work: MergeWork) -> None:
         self._work = work
         self._shared: AppendOutput | None = None
         self._bases: list[int] = []
         self._filters: list[KeyFilter] = []
-        """Filters of the shared file."""
+        """The filters of the shared file."""
         self._written = WrittenObjects(work.store)
-        """The files of filters, in case of `discard`."""
+        """The files of the filters, which `discard` deletes."""
         self._current: _OutputSlice | None = None
         self._done: list[FileSlices] = []
 
@@ -315,7 +323,7 @@ class _MergeOutputs:
                 self._filters += filters
             else:
                 self._done.append(self._close(current.output, (run.base,), filters))
-            # Only after it is closed, because `discard` handles failures until then.
+            # Do this after the file is closed, because `discard` handles failures until then.
             self._current = None
 
     def close(self) -> tuple[FileSlices, ...]:
@@ -325,14 +333,14 @@ class _MergeOutputs:
         return tuple(self._done)
 
     def _close(self, output: AppendOutput, bases: tuple[int, ...], filters: Sequence[KeyFilter]) -> FileSlices:
-        """Write the filters of a file, if it has any, and then its footer."""
+        """Write the filters of a file, if there are any, and then its footer."""
         if filters:
             self._written.create(filter_path(file_key(self._work.topic, output.path)), encode_filters(filters))
         file, n = output.close(), len(bases)
         return replace(file, base=bases, append_time=(NO_TIME,) * n, leader_epoch=(-1,) * n)
 
     def discard(self) -> None:
-        """Delete the written files; those that the store does not delete are left to the vacuum."""
+        """Delete the written files. Files that cannot be deleted are left to the vacuum."""
         outputs = [self._shared, None if self._current is None else self._current.output]
         self._shared = self._current = None
         for output in dict.fromkeys(outputs):
@@ -373,7 +381,7 @@ class _OutputSlice:
         return self._nbytes == self.run.nbytes
 
     def end(self, work: MergeWork) -> list[KeyFilter]:
-        """Finish the slice; return the filter of its keys, if it has one."""
+        """Finish the slice. Return the filter of its keys, or None if it has no filter."""
         keys = None if self._keys is None else self._keys.finish(self.output.position, self._nbytes, self._crc)
         positions, offsets, latest = (np.concatenate(columns) for columns in zip(*self._index, strict=True))
         min_ts, max_ts = self.run.times(int(latest.max()))

@@ -1,24 +1,29 @@
-"""The state of Kafka's producers in a partition, replayed from the log, and the actions on batches that follow from it.
+"""The state of Kafka's producers in a partition, which is replayed from the log, and the resulting actions on batches.
 
 Kafka stores producer state in `.snapshot` and `.txnindex` files. Batch headers and markers contain the same information
-(docs/reference/kafka-format.md, "producers and markers"), so the state is computed by replaying the batches that Kafka
-producers wrote to the partition. A cleaned log yields the same state because the cleaner keeps the last batch of each
-live producer, emptied if necessary. Two rules differ from Kafka's:
+(see "producers and markers" in docs/reference/kafka-format.md), so the state is computed by replaying the batches that
+Kafka
+producers wrote to the partition. A cleaned log yields the same state, because the cleaner retains the last batch of
+each
+live producer, even if the batch becomes empty. Two rules differ from Kafka's rules:
 
-* For Kafka an emptied marker (a control batch without records) is not a marker, and it knows the producer from a
-  snapshot. Here the emptied marker keeps the producer known, with its epoch. Otherwise the next pass would not see that
-  the batch is the producer's last one.
-* The last timestamp of a producer is that of its last batch as it is now. If the batch was rebuilt without its youngest
-  records, the producer expires earlier than in Kafka, which remembers the original timestamp.
+* In Kafka, an empty marker (a control batch without records) is not a marker, and the producer is known from a
+  snapshot. Here, the producer remains known, with its epoch, because of the empty marker. Otherwise, the next pass
+  would not detect that
+  the batch is the producer's last batch.
+* The last timestamp of a producer is the timestamp of its last batch in its current form. If the batch was rebuilt
+  without its latest
+  records, the producer expires earlier than in Kafka, which stores the original timestamp.
 
 A cleaning pass decides on entire batches before it reads their records:
 
-* The first pass that reads aborted data drops it.
-* A marker is kept while the same pass reads a batch of its transaction, even an emptied one. The first pass without
+* The first pass that reads aborted data drops the data.
+* A marker is retained while the same pass reads a batch of its transaction, even an empty batch. The first pass without
   such a batch sets a delete horizon on the marker, and a pass after that horizon drops the marker.
 * The last batch of a live producer and the last batch of the range are emptied instead of dropped.
 
-Kafka gives a tracker the aborted transactions of one segment after the other; here all are known from the start.
+Kafka passes the aborted transactions to a tracker segment by segment. Here, all aborted transactions are known from the
+start.
 """
 
 from __future__ import annotations
@@ -46,16 +51,16 @@ NONE = -1
 
 @dataclass(slots=True)
 class ReplayedProducer:
-    """A producer after its last batch; -1: none. Fields that are not compared are for Kafka's snapshots."""
+    """A producer after its last batch. -1 means none. Fields that are not compared are used for Kafka's snapshots."""
 
-    epoch: int = NONE  # of the last batch or marker; a new epoch resets the fields about data
-    last_data_offset: int = NONE  # last offset of its last data batch
-    last_timestamp: int = NONE  # ms, of its last batch or marker
-    open_since: int = NONE  # base offset of the first batch of its open transaction
-    last_sequence: int = field(default=NONE, compare=False)  # of its last data batch
-    offset_delta: int = field(default=0, compare=False)  # of that batch
-    coordinator_epoch: int = field(default=NONE, compare=False)  # of its last marker
-    last_marker: int = field(default=NONE, compare=False)  # its offset
+    epoch: int = NONE  # epoch of the last batch or marker
+    last_data_offset: int = NONE  # last offset of the last data batch
+    last_timestamp: int = NONE  # timestamp (ms) of the last batch or marker
+    open_since: int = NONE  # first offset of the open transaction
+    last_sequence: int = field(default=NONE, compare=False)  # last sequence of the last data batch
+    offset_delta: int = field(default=0, compare=False)  # offset delta of the last data batch
+    coordinator_epoch: int = field(default=NONE, compare=False)  # epoch of the last marker
+    last_marker: int = field(default=NONE, compare=False)  # offset of the last marker
 
     def at_epoch(self, epoch: int) -> None:
         if self.epoch != epoch:
@@ -76,21 +81,23 @@ class ReplayedProducer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionProducers:
-    """Producers and transactions of a partition at its log end.
+    """The producers and transactions of a partition at its log end.
 
-    A `.txnindex` file is trusted if each of its entries belongs to an ABORT marker in the log; the replay adds the
-    rest.
+    A `.txnindex` file is trusted if each of its entries belongs to an ABORT marker in the log. The replay adds the
+    other transactions.
     """
 
     last_stable: int  # first offset of the earliest open transaction, or the log end
     aborted: AbortedTransactions  # in the order of their markers, as in `.txnindex` files
-    producers: Mapping[int, ReplayedProducer]  # by producer id, expired ones included (see `active`)
+    producers: Mapping[int, ReplayedProducer]  # by producer id, including expired producers (see `active`)
 
 
 def active(
     producers: Mapping[int, ReplayedProducer], now_ms: int, expiration_ms: int
 ) -> Mapping[int, ReplayedProducer]:
-    """Return the producers that Kafka still knows: with an open transaction, or active within `expiration_ms`."""
+    """Return the producers that Kafka would still know, because they have an open transaction or were active within
+    `expiration_ms`.
+    """
     return {
         producer_id: producer
         for producer_id, producer in producers.items()
@@ -103,13 +110,14 @@ def replay(
 ) -> PartitionProducers:
     """Replay all slices of a partition, given in offset order, and read the `.txnindex` files of sealed slices.
 
-    A transaction without a batch from `log_start` on is not open: its marker may be gone, and no reader needs it. Each
-    slice with `KAFKA_PRODUCERS` is read once, in windows of `span_bytes`; slices without that flag and slices of
-    aborted sparklog transactions are skipped. With `indexes=False`, `.txnindex` files are ignored.
+    A transaction without a batch at or after `log_start` is not open, because its marker may have been deleted, and no
+    reader needs the transaction. Each
+    slice with `KAFKA_PRODUCERS` is read once, in windows of `span_bytes`. Slices without that flag and slices of
+    aborted sparklog transactions are skipped. If `indexes` is False, `.txnindex` files are ignored.
 
     Raises:
-        Corrupt: a slice is damaged or a marker cannot be read; the error has the position.
-        NotFound: a file is missing.
+        Corrupt: If a slice is damaged or a marker cannot be read. The error contains the position.
+        NotFound: If a file is missing.
     """
     state = _State()
     indexed: list[AbortedTransactions] = []
@@ -132,7 +140,7 @@ def replay(
 
 
 def run_boundaries(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return the batches (bool[n]) that start or end a run of one kind among those of their producer."""
+    """Return the batches (bool[n]) at which a run of batches of the same producer and kind starts or ends."""
     order = np.argsort(producer_ids, kind="stable")
     ids, sorted_kinds = producer_ids[order], kinds[order]
     edge = np.ones(len(order) + 1, np.bool_)
@@ -147,7 +155,7 @@ class _State:
     producers: dict[int, ReplayedProducer] = field(default_factory=dict)
     aborts: list[AbortMarker] = field(default_factory=list)
     _open: dict[int, int] = field(default_factory=dict)
-    """Producer id -> first offset of its open transaction, in order of that offset."""
+    """Maps a producer id to the first offset of its open transaction, in the order of the offsets."""
 
     def add(self, window: Window, shift: int) -> None:
         headers = window.headers
@@ -194,16 +202,18 @@ class _State:
         producer.at_epoch(epoch)
         self._open.pop(producer_id, None)
         if abort:
-            # Transactions are in offset order, so the first one that remains is the earliest.
+            # Transactions are in offset order, so the first remaining transaction is the earliest.
             stable = next(iter(self._open.values()), last + 1)
             self.aborts.append(AbortMarker(producer_id, producer.open_since, last, stable, producer.last_marker))
         producer.last_timestamp, producer.open_since, producer.last_marker = timestamp, NONE, last
-        # An emptied marker has lost its coordinator epoch, which was at least the previous one.
+        # An empty marker has lost its coordinator epoch, which was at least the previous epoch.
         producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator)
 
 
 def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
-    """Yield the batches of a slice. `Corrupt` if its CRC-32C does not match; `NotFound` if the file is missing."""
+    """Yield the batches of a slice. Raises `Corrupt` if its CRC-32C does not match, and `NotFound` if the file is
+    missing.
+    """
     try:
         if planned.size <= store.limits.span_bytes:
             data = read_range(store, planned.file, planned.position, planned.size)
@@ -216,7 +226,9 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
 
 
 def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMarker]) -> AbortedTransactions:
-    """Return the `.txnindex` of a segment; empty if it is missing or an entry does not match the ABORT markers."""
+    """Return the `.txnindex` of a segment. It is empty if it is missing, or if an entry does not match the ABORT
+    markers.
+    """
     key = f"{source.file.removesuffix('.log')}.txnindex"
     try:
         index = transaction_index.parse(store.get(key), source.base, file=key)
@@ -231,28 +243,30 @@ _COMMITTED, _ABORTED, _CONTROL = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchActions:
-    """Actions on m batches, one bool each. A control batch without any keeps its record and any delete horizon."""
+    """The actions on m batches, with one bool per batch. A control batch without an action retains its record and its
+    delete horizon.
+    """
 
-    discard_data: Bools  # aborted data; no record is kept
-    drop_control: Bools  # a control batch past its delete horizon; its record is not kept
-    stamp_control: Bools  # a control batch that gets a delete horizon now; its record is kept
-    retain_empty: Bools  # if no record is kept, keep the empty batch instead of dropping it
-    aborted: AbortedTransactions  # for the new `.txnindex`: those whose ABORT markers are kept because of a batch
+    discard_data: Bools  # aborted data, of which no record is retained
+    drop_control: Bools  # a control batch past its delete horizon, whose record is dropped
+    stamp_control: Bools  # a control batch that gets a delete horizon now, whose record is retained
+    retain_empty: Bools  # retain the batch even if none of its records is retained
+    aborted: AbortedTransactions  # entries of the new `.txnindex` whose ABORT markers are retained because of a batch
 
     @property
     def dropped(self) -> Bools:
-        """The batches of which no record is kept."""
+        """The batches of which no record is retained."""
         return self.discard_data | self.drop_control
 
     def select(self, rows: slice | npt.NDArray[np.int64]) -> BatchActions:
-        """Return the actions on some of the batches; `aborted` is unchanged."""
+        """Return the actions on some of the batches. `aborted` is unchanged."""
         masks = self.discard_data, self.drop_control, self.stamp_control, self.retain_empty
         discard, drop, stamp, retain = (mask[rows] for mask in masks)
         return BatchActions(discard, drop, stamp, retain, self.aborted)
 
 
 def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> Bools:
-    """Return the batches (bool[m]) of aborted transactions. `Corrupt` for a producer id if `state` is None."""
+    """Return the batches (bool[m]) of aborted transactions. Raises `Corrupt` for a producer id if `state` is None."""
     aborted = np.zeros(len(headers), np.bool_)
     if state is None:
         wrong = np.flatnonzero(headers.is_control | headers.is_transactional | (headers.producer_id != NO_PRODUCER_ID))
@@ -268,12 +282,12 @@ def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> 
 
 
 class BatchFilter:
-    """Decides on the batches of one pass, in log order from the first batch of the partition on."""
+    """Decides on the batches of a pass, in log order, starting with the first batch of the partition."""
 
     def __init__(
         self, state: PartitionProducers | None, *, now_ms: int, expiration_ms: int, first_uncleanable: int
     ) -> None:
-        """Create the filter; `state` is None if no batch of the partition has a producer id."""
+        """Create the filter. `state` is None if no batch of the partition has a producer id."""
         self._state = state
         self._now_ms = now_ms
         self._first_uncleanable = first_uncleanable
@@ -283,12 +297,12 @@ class BatchFilter:
         self._last_data = np.array([live[producer_id].last_data_offset for producer_id in ids], np.int64)
         self._epochs = np.array([live[producer_id].epoch for producer_id in ids], np.int64)
         self._observed: set[int] = set()
-        """Producers with aborted data since their last ABORT marker."""
+        """The producers with aborted data since their last ABORT marker."""
         self._committed: set[int] = set()
-        """Producers with other transactional data since their last COMMIT marker."""
+        """The producers with other transactional data since their last COMMIT marker."""
 
     def actions(self, window: Window) -> BatchActions:
-        """Return the actions on the next batches. `Corrupt` for an unreadable marker or an unknown producer."""
+        """Return the actions on the next batches. Raises `Corrupt` for an unreadable marker or an unknown producer."""
         headers = window.headers
         discard = aborted_batches(self._state, headers)
         retain = headers.next_offset == self._first_uncleanable
@@ -307,7 +321,9 @@ class BatchFilter:
         )
 
     def _last_of_producer(self, headers: BatchHeaders) -> Bools:
-        """Return True for the last data batch of each live producer, or its last marker if it wrote no data."""
+        """Return True for the last data batch of each live producer, or for its last marker if the producer wrote no
+        data.
+        """
         if not len(self._ids):
             return np.zeros(len(headers), np.bool_)
         rows = np.minimum(np.searchsorted(self._ids, headers.producer_id), len(self._ids) - 1)

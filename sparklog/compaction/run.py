@@ -1,11 +1,12 @@
-"""A compaction run over one topic or all topics of a root: it seals, then merges, then cleans.
+"""A compaction run over one topic or all topics of a root, which first seals, then merges, and then cleans.
 
-Each step is planned from a fresh snapshot. Its work items run for all topics together, and each is committed as soon as
+Each step is planned from a fresh snapshot. The work items of a step run for all topics together, and each work item is
+committed as soon as
 it is finished:
 
 | event                                                  | reaction                                                    |
 |--------------------------------------------------------|-------------------------------------------------------------|
-| another run was faster: edits dropped, inputs gone     | plan these partitions again, at most `MAX_RETRIES` times    |
+| another run was faster: edits dropped, inputs deleted  | plan these partitions again, at most `MAX_RETRIES` times    |
 | the same each time, and a file is missing              | report the partition as corrupt and leave it unchanged      |
 | a work item fails (for example with `Corrupt`)         | report its partition, leave it unchanged, do the others     |
 | the same, and the work item had several partitions     | find out which one fails, and do the others without it      |
@@ -14,7 +15,7 @@ it is finished:
 | the topic was deleted                                  | skip it                                                     |
 | the topic's log cannot be read or committed to         | report the topic and continue with the others               |
 
-Written files that no commit refers to are left to the vacuum.
+Written files that no commit references are left to the vacuum.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from sparklog.storage.store import Store
 from sparklog.transactions.completion import resolve_topic, visible_snapshot
 
 MAX_RETRIES = 5
-"""How many times a partition is planned again because another run was faster."""
+"""The maximum number of times that a partition is planned again because another run was faster."""
 
 OnDone = Callable[[Work, "WorkResult | SparklogError"], None]
-"""Called for each work item after its commit, or with its error."""
+"""A function that is called for each work item after its commit, or with its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """The planners of the three steps; tests replace them."""
+    """The planners of the three steps, which tests replace."""
 
     seal: Callable[[Snapshot, Settings, bool], Sequence[Work]]
     merge: Callable[[Snapshot, Settings], Sequence[Work]]
@@ -74,10 +75,10 @@ PLANS = Plans(
 class CompactOptions:
     """Options of a compaction run."""
 
-    topics: Sequence[str] = ()  # empty: all
+    topics: Sequence[str] = ()  # if empty, all topics
     seal_only: bool = False  # do not merge or clean
     roll: bool = False  # also seal the active segments
-    dry_run: bool = False  # change nothing; the reports have the plan with reasons
+    dry_run: bool = False  # do not change anything, but report the plan with its reasons
 
 
 def compact_root(
@@ -88,11 +89,11 @@ def compact_root(
     on_done: OnDone | None = None,
     plans: Plans = PLANS,
 ) -> list[TopicReport]:
-    """Seal, merge and clean topics, each step over all topics together; return one report per topic."""
+    """Seal, merge and clean topics. Each step is run for all topics together. Return one report per topic."""
     settings = settings.of_root(root)
     runs: list[_TopicRun] = []
     missing: list[TopicReport] = []
-    # List all directories that may be topics, so that one that cannot be opened does not stop the others.
+    # List all directories that may be topics, so that a topic that cannot be opened does not stop the other topics.
     for name in options.topics or sorted(topic_names(root.store)):
         try:
             if options.topics or root.engine.log(name).refresh().topic_state.exists:
@@ -124,7 +125,9 @@ def _run_all(runs: Sequence[_TopicRun], runner: Runner, options: CompactOptions,
 
 
 def _ordered(works: Iterable[Work]) -> list[Work]:
-    """Sort by dirty ratio, then merges of inline records, then largest first, so that no large item runs last."""
+    """Sort work items by dirty ratio. Then come merges of inline records, and then the largest items, so that no large
+    item runs last.
+    """
 
     def key(work: Work) -> tuple[float, bool, int]:
         return -getattr(work, "ratio", 0.0), not getattr(work, "of_commits", False), -work.nbytes
@@ -133,7 +136,7 @@ def _ordered(works: Iterable[Work]) -> list[Work]:
 
 
 class _TopicRun:
-    """One topic of a run: its partitions to plan, and the report on work done and failures."""
+    """A topic in a run: its partitions to plan, and the report of its work and failures."""
 
     def __init__(self, topic: Topic, settings: Settings, roll: bool, plans: Plans) -> None:
         self.name = topic.name
@@ -146,15 +149,15 @@ class _TopicRun:
         self._planned_on: Snapshot | None = None
         self._is_finished = False
         self._to_plan: set[int] | None = None
-        """Partitions to plan in the next round of the step; None: all."""
+        """The partitions to plan in the next round of the step, or None for all partitions."""
         self._separate: set[int] = set()
-        """Partitions to plan one by one, because a work item with several partitions failed."""
+        """The partitions to plan one by one, because a work item with several partitions failed."""
         self._excluded: set[int] = set()
         self._retries: dict[int, int] = {}
         self.report = TopicReport(topic.name)
 
     def begin(self, dry_run: bool) -> None:
-        """Record decided transactions, because an open one blocks the work above it, and read the topic."""
+        """Record decided transactions, because an open transaction blocks the work above it. Then read the topic."""
         try:
             if not dry_run:
                 resolve_topic(self._topic)
@@ -170,12 +173,12 @@ class _TopicRun:
         self._retries.clear()
 
     def plan(self, step: str) -> list[Work]:
-        """Plan the next round of a step; empty if nothing remains to do or the topic was deleted."""
+        """Plan the next round of a step. The plan is empty if no work remains, or if the topic was deleted."""
         if self._is_finished or self._to_plan == set():
             return []
         lost = max((self._retries.get(partition, 0) for partition in self._to_plan or ()), default=0)
         if lost > 1:
-            # Without random pauses, two synchronized runs could replace each other's inputs again and again.
+            # Without random pauses, two synchronized runs could repeatedly replace each other's inputs.
             self._topic.root.env.pause(lost)
         try:
             snapshot = self._snapshot()
@@ -195,7 +198,7 @@ class _TopicRun:
         return works
 
     def commit(self, work: Work, result: WorkResult | SparklogError) -> WorkResult | SparklogError:
-        """Commit the result of a work item or handle its error; return the result to report."""
+        """Commit the result of a work item, or handle its error. Return the result to report."""
         if self._is_finished:
             return NotFound(f"topic '{self.name}' is skipped, and the output of '{work.title}' is discarded")
         if isinstance(result, SparklogError):
@@ -289,7 +292,7 @@ class _TopicRun:
         return error
 
     def _damaged_partitions(self, error: SparklogError, partitions: set[int]) -> set[int]:
-        """Return the partitions with slices at the position of a `Corrupt`, to be planned separately."""
+        """Return the partitions with slices at the position of a `Corrupt` error, which are planned separately."""
         if not isinstance(error, Corrupt) or error.file is None or self._planned_on is None:
             return set()
         damaged = set()
@@ -305,7 +308,7 @@ class _TopicRun:
     def _retry(
         self, partitions: Iterable[int], title: str, error: Conflict | NotFound, latest: Snapshot | None = None
     ) -> None:
-        """Plan partitions again, up to MAX_RETRIES times; then report the error, or a missing file of `latest`."""
+        """Plan partitions again, up to MAX_RETRIES times. Then report the error, or a missing file of `latest`."""
         for partition in partitions:
             self._retries[partition] = self._retries.get(partition, 0) + 1
             if self._retries[partition] <= MAX_RETRIES:
@@ -320,7 +323,7 @@ class _TopicRun:
         self._to_plan = {*(self._to_plan or ()), *partitions}
 
     def _advanced_partitions(self, result: WorkResult) -> set[int]:
-        """Return the partitions whose pass made progress; repeating the others would never end."""
+        """Return the partitions whose pass made progress. Repeating the other partitions would never end."""
         before = self._planned_on.state.first_dirty_offset if self._planned_on is not None else ()
         edits = [rewrite.edit for rewrite in result.rewrites]
         return {edit.partition for edit in edits if (edit.first_dirty_offset or 0) > before[edit.partition]}
@@ -335,7 +338,7 @@ class _TopicRun:
 
 
 def _missing(snapshot: Snapshot, partition: int) -> Corrupt | None:
-    """Return an error for the first missing file of a partition in the latest state, where it was not replaced."""
+    """Return an error for the first missing file of a partition that is referenced by the latest state."""
     slices = snapshot.slices.select(partition)
     for row in range(len(slices)):
         key = file_key(snapshot.topic, slices.path(row))

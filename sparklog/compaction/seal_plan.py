@@ -1,8 +1,9 @@
-"""Plan the sealing of a topic: which segments are closed, packed into work items.
+"""Plans the sealing of a topic: which segments are closed, packed into work items.
 
-A segment is sealed once Kafka would have closed it: by the roll rule over the slice table
-(`sparklog.log.state.segments`), by time in an idle partition, or immediately if the user asks for it. Sealing a segment
-waits until all of it is below the last stable offset. Each segment is one edit, so if another run rewrites an input of
+A segment is sealed when Kafka would have closed it: by the roll rule over the slice table
+(`sparklog.log.state.segments`), by time in an idle partition, or immediately if the user requests it. A segment is only
+sealed
+if all of it is below the last stable offset. Each segment is one edit, so if another run rewrites an input of
 one segment first, the other segments are not affected.
 """
 
@@ -25,16 +26,18 @@ from sparklog.storage.store import Store
 def plan_sealing(
     store: Store, snapshot: Snapshot, settings: Settings, *, roll: bool = False, env: Env = SYSTEM
 ) -> list[SealWork]:
-    """Plan the sealing of a topic in work items of up to `Limits.seal_bytes`; empty if no segment is closed.
+    """Plan the sealing of a topic in work items of up to `Limits.seal_bytes`. The plan is empty if no segment is
+    closed.
 
-    `roll` also closes the active segments, up to the last stable offset. `env` provides ids and elapsed times for
-    tasks; `settings.now_ms` is the time that closes segments of idle partitions.
+    If `roll` is True, the active segments are also closed, up to the last stable offset. `env` provides ids and elapsed
+    times for
+    tasks. `settings.now_ms` is the time that closes segments of idle partitions.
     """
     state = snapshot.state
     configs = settings.configs_of(snapshot.topic, state.configs)
     rule = RollRule.of(configs, state.topic_id)
     table = snapshot.slices.all()
-    # Slices that are hidden by an open transaction keep the id of their own transaction until they become visible.
+    # Slices that are hidden by an open transaction retain the id of their own transaction until they become visible.
     stable = own_consistent_ends(state, table).tolist()
     packed = _WorkPacker(store.limits)
     for partition in np.unique(table.partition[~table.sealed()]).tolist():
@@ -54,7 +57,7 @@ def plan_sealing(
 
 
 def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int, stable: int, roll: bool) -> int:
-    """Return the number of slices of a segment to seal now, from its start: all or none, unless `roll` is set."""
+    """Return the number of slices at the start of a segment to seal now. This is all or none, unless `roll` is set."""
     if segment.sealed or segment.rows == 0:
         return 0
     if segment.active and roll:
@@ -64,7 +67,7 @@ def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int,
 
 
 class _WorkPacker:
-    """Packs segments into work items in the given order, those of one partition together."""
+    """Packs segments into work items in the given order. The segments of a partition are packed together."""
 
     def __init__(self, limits: Limits) -> None:
         self.works: list[list[SealPart]] = []

@@ -1,13 +1,16 @@
-"""Seal unsealed slices into Kafka segments without decompressing them. Exports write their segments with it, too.
+"""The sealing of slices into Kafka segments without decompressing them. Exports also write their segments with this
+module.
 
 Aborted slices are dropped, which leaves a gap in the offsets. A work item covers several partitions, because their
 slices are adjacent in the append files and are fetched together.
 
-Each slice is checked against its CRC-32C, and then its batches are copied unchanged. Only headers are patched with
-information that was unknown when the batch was written and that the slice has: absolute offsets, the leader epoch and,
-under LogAppendTime, the append time, which is the only one that changes the CRC-32C of a batch. The headers of all
-slices in a buffer are patched together, because there can be a hundred thousand small slices. A new file starts where
-the plan says, where an index is full, and where a single slice is larger than `segment.bytes`.
+Each slice is verified against its CRC-32C, and then its batches are copied unchanged. Only the headers are patched with
+information that was unknown when the batch was written and that the slice contains: absolute offsets, the leader epoch
+and,
+under LogAppendTime, the append time. Only the append time changes the CRC-32C of a batch. The headers of all
+slices in a buffer are patched together, because there can be a hundred thousand small slices. A new file is started
+where
+the plan requires it, where an index is full, and where a single slice is larger than `segment.bytes`.
 """
 
 from __future__ import annotations
@@ -48,21 +51,21 @@ CLOSING_THREADS = 16
 def scan_slices(
     data: BytesLike, rows: Sequence[PlannedSlice], starts: Int64s, after: int = 0
 ) -> tuple[BatchHeaders, Int64s]:
-    """Return the headers of all batches in `data`, unpatched, and the slice of each batch as an index of `rows`.
+    """Return the unpatched headers of all batches in `data`, and the slice of each batch as an index of `rows`.
 
     Raises `Corrupt` unless each slice consists of complete batches with ascending offsets. Checksums are not verified.
 
     Args:
-        data: the bytes of the slices, which may belong to several partitions.
-        rows: the slices.
-        starts: the ascending positions of the slices in `data`; negative if `data` is a window inside a single slice.
-        after: the offset that the first batch must not be below.
+        data: The bytes of the slices, which may belong to several partitions.
+        rows: The slices.
+        starts: The ascending positions of the slices in `data`. Negative if `data` is a window inside a single slice.
+        after: The minimum offset of the first batch.
     """
     headers = scan_headers(data, whole=False)
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
     crossed = np.flatnonzero((starts > 0) & (starts < headers.end) & ~np.isin(starts, headers.position))
     if len(crossed) or headers.stop != "end":
-        # A batch that extends into the next slice is the damaged one.
+        # A batch that extends into the next slice is damaged.
         bad = int(crossed[0] if len(crossed) else np.searchsorted(starts, headers.end, side="right")) - 1
         raise Corrupt(
             f"a slice must consist of complete record batches: {headers.reason or 'the last batch extends beyond it'}",
@@ -76,13 +79,15 @@ def scan_slices(
 def check_offsets(
     headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, starts: Int64s, after: int = 0
 ) -> None:
-    """Raise `Corrupt` unless the batches of each slice are in order and within its offsets; see `scan_slices`."""
+    """Raise `Corrupt` unless the batches of each slice are in order and within the offsets of the slice. See
+    `scan_slices`.
+    """
     shift, low = _column(rows, "shift")[row_of], _column(rows, "base")[row_of]
     low[:1] = np.maximum(low[:1], after)
-    # Slices of a partition do not overlap, so order within each slice implies order in the log.
+    # The slices of a partition do not overlap, so order within each slice implies order in the log.
     outside, min_offsets = misplaced(headers, low, _column(rows, "end")[row_of], shift=shift, owner=row_of)
     base, end = headers.base_offset + shift, headers.next_offset + shift
-    # Only sealed segments have messages of formats v0 and v1, so a magic byte is damaged here.
+    # Only sealed segments contain messages of formats v0 and v1, so such a magic byte is damaged.
     wrong = np.flatnonzero(outside | headers.is_legacy)
     if len(wrong):
         batch = int(wrong[0])
@@ -98,7 +103,8 @@ def patch_batches(
 ) -> BatchHeaders:
     """Patch the batches in `data` with the information of their slices, and return their new headers.
 
-    Base offsets count from `bases` afterwards (one per row; zero for offsets of the log). Leader epochs and append
+    Afterwards, base offsets are relative to `bases` (one per row, or zero for offsets of the log). Leader epochs and
+    append
     times are written if the slices have them, and the CRCs are updated.
     """
     return rewrite_headers(
@@ -120,8 +126,8 @@ class SealPart:
 
     partition: int
     segments: tuple[PlannedSlices, ...]  # the slices of each segment, in offset order
-    history: PlannedSlices | None  # all slices, if some have Kafka transactions, which the `.txnindex` must list
-    log_end: int  # at the time of the plan
+    history: PlannedSlices | None  # all slices if some have Kafka transactions, which the `.txnindex` must list
+    log_end: int  # log end offset when the work was planned
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +138,9 @@ class SealPart:
 
 
 def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent) -> list[tuple[FileSlices, ...]]:
-    """Write the segments of all outputs; return the durable files of each. `Corrupt`; `Conflict` (missing file)."""
+    """Write the segments of all outputs, and return the durable files of each output. Raises `Corrupt`, and `Conflict`
+    for a missing file.
+    """
     try:
         cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
         by_partition = {output.part.partition: output for output in outputs}
@@ -147,7 +155,7 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
 
 
 class SegmentOutput:
-    """The output of one partition: the segments that are written from its slices."""
+    """The output of a partition, which consists of the segments written from its slices."""
 
     def __init__(
         self,
@@ -162,15 +170,14 @@ class SegmentOutput:
         """Create the output.
 
         Args:
-            store: the store to write to.
-            topic: the name of the topic.
-            part: the slices to seal.
-            writer: writes the segments.
-            transactions: returns all transactions that Kafka producers aborted in the partition; it is called if a
-            slice
-                was written by one.
-            end: batches from this offset on are skipped.
-            keyed: large segments get filters of their keys.
+            store: The store to write to.
+            topic: The name of the topic.
+            part: The slices to seal.
+            writer: The writer of the segments.
+            transactions: A function that returns all transactions that Kafka producers aborted in the partition. It is
+                called if a slice was written by a Kafka producer.
+            end: The offset at which to stop. Batches at or after this offset are skipped.
+            keyed: Whether large segments get filters of their keys.
         """
         self.part = part
         self._store = store
@@ -183,7 +190,7 @@ class SegmentOutput:
         self._pending_segments = [
             (int(sources.base[0]), keyed and sources.nbytes >= limits.filter_min_bytes) for sources in part.segments
         ]
-        """Base offsets of segments that are not started yet, and whether they may get filters of their keys."""
+        """The base offsets of segments that are not started yet, and whether they may get filters of their keys."""
         self._current = -1
         self._next_offset = 0
         self._buffer = bytearray()
@@ -202,13 +209,14 @@ class SegmentOutput:
         return Cursor(self._store, offsets, slices, self._raise_replaced, offsets.start)
 
     def add(self, fetched: FetchedBatches) -> int:
-        """Add the next batches of a slice; return their number of records."""
+        """Add the next batches of a slice. Return the number of records in the batches."""
         row = fetched.slice
         if row.base != self._current:
             self._current = row.base
             while self._pending_segments and self._pending_segments[0][0] <= row.base:
                 self._flush()
-                # If all slices of a segment were aborted, nothing is written for it before the next one starts.
+                # If all slices of a segment were aborted, nothing is written for the segment before the next segment
+                # starts.
                 self.writer.begin(*self._pending_segments.pop(0))
         if fetched.verified and len(fetched.data) < self._buffer_bytes // 4:
             self._buffered_rows.append(row)
@@ -233,10 +241,11 @@ class SegmentOutput:
     def _write(
         self, data: bytearray, rows: Sequence[PlannedSlice], starts: Sequence[int], is_partial: bool = False
     ) -> int:
-        """Check, patch and write the batches of slices that start at `starts` in `data`; return the number of records.
+        """Verify, patch and write the batches of slices that start at `starts` in `data`. Return the number of records.
 
-        `is_partial` means part of a slice. The checksum of the slice does not cover it, so those of batches are
-        checked.
+        `is_partial` is True for a part of a slice. The checksum of the slice does not cover the part, so the checksums
+        of its batches are
+        verified.
         """
         headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._next_offset)
         if is_partial and len(wrong := crc_failures(data, headers)):
@@ -295,7 +304,7 @@ class SegmentOutput:
 
 
 def _close_all(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]:
-    """Close the outputs in parallel, because one by one would take ten times as long to sync."""
+    """Close the outputs in parallel. Closing them one by one would take ten times as long because of the syncs."""
     if len(outputs) < MANY_OUTPUTS:
         return [output.close() for output in outputs]
     with ThreadPoolExecutor(CLOSING_THREADS) as pool:
@@ -304,7 +313,7 @@ def _close_all(outputs: Sequence[SegmentOutput]) -> list[tuple[FileSlices, ...]]
 
 @dataclass(frozen=True, slots=True)
 class SealWork:
-    """Seal segments of some partitions of a topic, as a `sparklog.maintenance.work_items.Work`."""
+    """The sealing of segments in some partitions of a topic, as a `sparklog.maintenance.work_items.Work`."""
 
     store: Store
     topic: str
@@ -334,7 +343,7 @@ class SealWork:
         return count_files(sources for part in self.parts for sources in part.segments)
 
     def run(self, progress: Progress = silent) -> WorkResult:
-        """Write the segments. `Corrupt` names a damaged slice; `Conflict` means that a file was replaced."""
+        """Write the segments. Raises `Corrupt` for a damaged slice, and `Conflict` if a file was replaced."""
         started = self.env.now()
         unique = self.env.new_id()
         files = write_segments([self._output(part, unique) for part in self.parts], progress)

@@ -1,4 +1,5 @@
-"""Write Kafka segments: `.log` with its `.index`, `.timeindex` and `.txnindex`, byte for byte like Kafka.
+"""A writer of Kafka segments, which writes `.log`, `.index`, `.timeindex` and `.txnindex` files with the same bytes as
+Kafka.
 
     sealed/<partition>/<read version>-<id>/00000000000000001234.log        contiguous batches with offsets of the log
                                            00000000000000001234.index      8 bytes per entry: format/segment_indexes.py
@@ -6,12 +7,15 @@
                                            00000000000000001234.txnindex   34 bytes; only if there are entries
                                            00000000000000001234.bloom      format/key_filter.py: ours, not Kafka's
 
-The batches are given with final offsets, in order, and their records are not examined. Index entries follow the rule
-for appending single batches, which is also the one by which Kafka's recovery rebuilds indexes. The indexes are built
-while the log is written, so a segment of many tiny batches needs no more memory than the maximum size of its indexes.
+The batches are passed with their final offsets, in order, and their records are not examined. Index entries follow the
+rule
+for appending single batches, which Kafka's recovery also uses to rebuild indexes. The indexes are built
+while the log is written, so the memory for a segment of many tiny batches is limited by the maximum size of its
+indexes.
 
-A segment of 0 bytes is never written. (Kafka keeps such segments if the cleaner keeps nothing of a group.) Slices
-cannot be empty, and nothing depends on empty segments.
+A segment of 0 bytes is never written. (Kafka keeps such a segment if the cleaner removes all records of a group.)
+Slices
+cannot be empty, and no code depends on empty segments.
 """
 
 from __future__ import annotations
@@ -41,14 +45,16 @@ from sparklog.storage.store import ObjectWriter, Store
 MAX_SEGMENT_BYTES = 2**31 - 1
 """Kafka's limit, because positions in an index are int32."""
 BACKGROUND_BYTES = 4 << 20
-"""Segments of at least this size are synced in the background while the next one is written."""
+"""Segments of at least this size are synced in the background while the next segment is written."""
 _INHERITED_FLAGS = int(SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME | SliceFlag.KAFKA_PRODUCERS)
 
 Int64Array = npt.NDArray[np.int64]
 
 
 class WrittenObjects:
-    """Unreferenced objects of a task, to be deleted if it fails; objects that remain are left to the vacuum."""
+    """The unreferenced objects of a task, which are deleted if the task fails. Objects that cannot be deleted are left
+    to the vacuum.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -71,16 +77,19 @@ class WrittenObjects:
 
 
 class SegmentWriter:
-    """Writes the segments of one partition, one after the other, into one directory.
+    """Writes the segments of a partition, one after the other, into one directory.
 
-    `begin` starts a segment at its base offset, `append` adds batches, and `finish` ends it. `close` returns all
-    segments for the commit; `discard` deletes them instead.
+    `begin` starts a segment at its base offset, `append` adds batches, and `finish` ends the segment. `close` returns
+    all
+    segments for the commit, and `discard` deletes them instead.
     """
 
     def __init__(
         self, store: Store, topic: str, partition: int, read_version: int, unique: str, configs: TopicConfigs
     ) -> None:
-        """Create the writer; the read version of the plan and the unique id of the work item name the directory."""
+        """Create the writer. The name of its directory consists of the read version of the plan and the unique id of
+        the work item.
+        """
         self._store = store
         self._topic = topic
         self._partition = partition
@@ -97,7 +106,7 @@ class SegmentWriter:
         self._written = WrittenObjects(store)
         self._background: ThreadPoolExecutor | None = None
         self._finishing: Future[None] | None = None
-        """The previous segment, if it may not be durable yet."""
+        """The previous segment if it may not be durable yet."""
 
     def path(self, base: int) -> str:
         return sealed_path(self._partition, *self._folder, base)
@@ -107,18 +116,21 @@ class SegmentWriter:
         return file_key(self._topic, path)
 
     def begin(self, base: int, keyed: bool | None = None) -> None:
-        """Finish the previous segment and start one; `keyed`: a large one gets a key filter (None: as before)."""
+        """Finish the previous segment and start a new segment. If `keyed` is True, a large segment gets a key filter.
+        None keeps the previous setting.
+        """
         self.finish()
         self.keyed = self.keyed if keyed is None else keyed
         builder = FilterBuilder() if self.keyed else None
         self._current = _SegmentInProgress(base, base, _Indexes(base, self._interval), keys=builder)
 
     def fits(self, headers: BatchHeaders, segment_bytes: int = MAX_SEGMENT_BYTES) -> int:
-        """Return how many batches, from the first one on, fit into the current segment by Kafka's roll rule.
+        """Return how many of the batches fit into the current segment according to Kafka's roll rule.
 
         A batch does not fit if the offset index or the time index is full before it is appended, if one of its offsets
-        is more than 2^31-1 above the base, or if the segment would exceed `segment_bytes`. An empty segment accepts its
-        first batch whatever its size. If the result is 0, `begin` a segment at the base offset of the first batch.
+        is more than 2^31-1 above the base offset, or if the segment would exceed `segment_bytes`. An empty segment
+        accepts its
+        first batch regardless of its size. If the result is 0, call `begin` with the base offset of the first batch.
         """
         current = self._segment()
         largest = min(current.base, MAX_OFFSET - MAX_RELATIVE_OFFSET) + MAX_RELATIVE_OFFSET
@@ -147,16 +159,17 @@ class SegmentWriter:
         modified_ms: int = NO_TIMESTAMP,
         keys: BatchKeys | None = None,
     ) -> None:
-        """Append batches to the current segment. `BadRequest` unless their offsets ascend.
+        """Append batches to the current segment. Raises `BadRequest` unless their offsets ascend.
 
         Args:
-            data: the buffer with the batches, which are contiguous.
-            headers: their headers, with final offsets and positions in `data`.
-            records: the number of records to add to the slice.
-            min_ts: the smallest timestamp; -1: none.
-            flags: flags of their slices (`SliceFlag`); those that apply to a sealed segment are kept.
-            modified_ms: the time of the segment if no batch has a timestamp (in Kafka, when the file was modified).
-            keys: the keys of the batches, if the caller has them.
+            data: The buffer with the batches, which are contiguous.
+            headers: The headers of the batches, with final offsets and positions in `data`.
+            records: The number of records to add to the slice.
+            min_ts: The smallest timestamp, or -1 if there is none.
+            flags: The flags of their slices (`SliceFlag`). The flags that apply to a sealed segment are retained.
+            modified_ms: The time of the segment if no batch has a timestamp (in Kafka, the time at which the file was
+                modified).
+            keys: The keys of the batches, if the caller has them.
         """
         if not len(headers):
             return
@@ -181,12 +194,16 @@ class SegmentWriter:
             current.min_ts = min_ts if current.min_ts == NO_TIMESTAMP else min(current.min_ts, min_ts)
 
     def aborted(self, entries: AbortedTransactions) -> None:
-        """Add `.txnindex` entries of the current segment: transactions whose ABORT markers are in it, in order."""
+        """Add `.txnindex` entries of the current segment, which are transactions whose ABORT markers are in the
+        segment, in order.
+        """
         if len(entries):
             self._segment().aborted.append(entries)
 
     def finish(self) -> None:
-        """Finish the current segment, if it has batches, durable after `close`. Raises the previous one's error."""
+        """Finish the current segment, if it has batches. It is durable after `close`. Raises the error of the previous
+        segment.
+        """
         self._wait_for_finishing()
         current, self._current = self._current, None
         if current is None or current.writer is None:
@@ -204,7 +221,7 @@ class SegmentWriter:
             finishing.result()
 
     def _finish_files(self, current: _SegmentInProgress) -> None:
-        """Write the remaining files of a segment and make all durable."""
+        """Write the remaining files of a segment, and make all files durable."""
         assert current.writer is not None
         self._written.keys.append(self.key(current.path))
         current.writer.close()
@@ -220,7 +237,7 @@ class SegmentWriter:
         self._finished.append(replace(current.file(self._partition), index_crc=(index_crc(*data),)))
 
     def close(self) -> tuple[FileSlices, ...]:
-        """Finish the current segment; return all segments in order, durable and with base offsets, for a commit."""
+        """Finish the current segment. Return all segments in order, durable and with base offsets, for a commit."""
         self.finish()
         self._wait_for_finishing()
         self._stop_background()
@@ -267,7 +284,7 @@ class SegmentWriter:
 
 @dataclass(slots=True)
 class _SegmentInProgress:
-    """The segment that is being written; its `.log` is created with the first batch."""
+    """The segment that is being written. Its `.log` file is created with the first batch."""
 
     base: int
     next_offset: int
@@ -284,7 +301,7 @@ class _SegmentInProgress:
     keys: FilterBuilder | None = None
 
     def key_filter(self, min_bytes: int) -> KeyFilter | None:
-        """Return the key filter, or None if the segment is smaller than `min_bytes` or has none."""
+        """Return the key filter, or None if the segment is smaller than `min_bytes` or has no filter."""
         if self.keys is None or self.size < min_bytes:
             return None
         return self.keys.finish(0, self.size, self.crc)
@@ -310,7 +327,7 @@ class _SegmentInProgress:
 
 
 class BatchPositions(NamedTuple):
-    """Positions of batches in their segment, last offsets and largest timestamps (ms); int64[n] each."""
+    """The positions of batches in their segment, last offsets and largest timestamps (ms), int64[n] each."""
 
     positions: Int64Array
     last: Int64Array
@@ -318,7 +335,9 @@ class BatchPositions(NamedTuple):
 
 
 class _Indexes:
-    """The offset and time index of a segment, built incrementally like `OffsetIndex.build` and `TimeIndex.build`."""
+    """The offset index and the time index of a segment, which are built incrementally like `OffsetIndex.build` and
+    `TimeIndex.build`.
+    """
 
     def __init__(self, base: int, interval: int) -> None:
         self._base = base
@@ -327,11 +346,11 @@ class _Indexes:
         self.offset_count = 0
         self.time_count = 0
         self._max_offset = base
-        """Last offset of the earliest batch with the largest timestamp."""
+        """The last offset of the earliest batch with the largest timestamp."""
         self._indexed = 0
-        """Position of the batch that was indexed last."""
+        """The position of the batch that was indexed last."""
         self._stamped = NO_TIMESTAMP
-        """Timestamp of the last time entry."""
+        """The timestamp of the last time index entry."""
         none = np.empty(0, np.int64)
         self._offsets, self._positions, self._stamps, self._max_offsets = [none], [none], [none], [none]
 
@@ -348,14 +367,14 @@ class _Indexes:
         self.max_timestamp, self._max_offset = int(running[-1]), int(max_offsets[-1])
 
     def until_full(self, positioned: BatchPositions, offset_entries: int, time_entries: int) -> int:
-        """Return how many batches can be appended until an index is full, which Kafka checks before each append."""
+        """Return how many batches can be appended before an index is full. Kafka checks this before each append."""
         positions, last, stamps = positioned
         if not len(positions):
             return 0
         running, _ = self._maxima(last, stamps)
         indexed = self._choose(positions)
         stamped = indexed[self._rises(running[indexed])]
-        # Batch i does not fit if existing entries and those of earlier batches already fill an index.
+        # Batch i does not fit if existing entries and the entries of earlier batches already fill an index.
         full = [len(positions)]
         for entries, used, free in (
             (indexed, self.offset_count, offset_entries),
@@ -375,7 +394,9 @@ class _Indexes:
         )
 
     def _maxima(self, last: Int64Array, stamps: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return for each batch the largest timestamp so far, and the last offset of the earliest batch that has it."""
+        """Return for each batch the largest timestamp up to this batch, and the last offset of the earliest batch with
+        that timestamp.
+        """
         running = np.maximum(np.maximum.accumulate(stamps), self.max_timestamp)
         rises = np.empty(len(running), np.bool_)
         rises[0] = running[0] > self.max_timestamp
@@ -384,7 +405,7 @@ class _Indexes:
         return running, np.where(rose < 0, self._max_offset, last[rose])
 
     def _choose(self, positions: Int64Array) -> Int64Array:
-        """Return the batches that get an index entry: those more than the interval after the previous entry."""
+        """Return the batches that get an index entry, which are more than the interval after the previous entry."""
         if len(positions) == 1 or int(np.diff(positions).min()) > self._interval:
             # All batches are further apart than the interval.
             return np.arange(int(positions[0] <= self._indexed + self._interval), len(positions))
