@@ -440,7 +440,7 @@ def test_right_ones_are_taken(place: Place) -> None:
         (lambda p: p.root.ensure_topic("t", partitions="3"), "the number of partitions must be 1 to 100000, found '3'"),
         (lambda p: sparklog.consumer(p.root, "g", topics="t.*"),
          "'t.*' is not a topic name: use pattern= to subscribe with a regular expression"),
-        (lambda p: sparklog.consumer(p.root, "g", topics=()), "a consumer needs at least one topic, found none"),
+        (lambda p: sparklog.consumer(p.root, "g", topics=()), "a consumer requires at least one topic, found none"),
         (lambda p: sparklog.WriteOptions(batch_bytes="5"),
          "batch_bytes must be an integer of at least 1, found '5'"),
     ],

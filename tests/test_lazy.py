@@ -47,7 +47,7 @@ def test_everything_public_can_be_imported_and_documented_without_spark() -> Non
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     names = ("configure", "register", "partitioned", "watch")
-    assert [line.partition(" needs PySpark: ")[0] for line in lines] == [f"sparklog.{name}" for name in names]
+    assert [line.partition(" requires PySpark: ")[0] for line in lines] == [f"sparklog.{name}" for name in names]
     assert all("python -m pip install " in line and '"pyspark' in line for line in lines)
 
 

@@ -11,9 +11,8 @@ converted. `consume --json` prints JSON lines, which `produce --json` reads:
      "key": "k", "value": "v", "headers": [["name", "v"]]}
 
 A key or value that is valid UTF-8 is a string, and other bytes are `{"base64": "..."}`. If a format is given, keys and
-values are numbers or JSON. On
-input, only `value` is required, and `topic`, `offset` and `timestampType` are ignored. `headers` may also be an object,
-`{"name": "v"}`.
+values are numbers or JSON. On input, only `value` is required, and `topic`, `offset` and `timestampType` are ignored.
+`headers` may also be an object, `{"name": "v"}`.
 
 The format string of `--format` has the syntax of kcat's `-f`. It must contain the separator between records:
 

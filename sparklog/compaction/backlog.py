@@ -5,9 +5,8 @@ segment. The backlog uses the smallest timestamp of the segment instead, so it m
 is actually due.
 
 Plans depend on each other. Slices that would be sealed are treated as sealed when merging and cleaning are planned. The
-plan
-reports whether compaction is due, but does not estimate its result. If Kafka producers wrote to the partition, an open
-transaction, which only the task sees, may reduce the work.
+plan reports whether compaction is due, but does not estimate its result. If Kafka producers wrote to the partition, an
+open transaction, which only the task sees, may reduce the work.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def _sealing(closed: Sequence[Segment], since_ms: Sequence[int], configs: TopicC
     if not closed:
         return []
     size = size_text(sum(segment.size for segment in closed))
-    why = f"{count(len(closed), 'closed segment')} ({size}) not sealed, by segment.bytes or segment.ms"
+    why = f"{count(len(closed), 'closed segment')} ({size}) to be sealed because of segment.bytes or segment.ms"
     return [Due(COMPACT, why, min(since_ms), allowed_wait_ms(configs.integer("segment.ms")), sealing=True)]
 
 
@@ -109,7 +108,7 @@ def _cleaning(due_partitions: Sequence[_Dirty], configs: TopicConfigs) -> list[D
     oldest_ms = [item.oldest_ms for item in due_partitions if item.oldest_ms is not None]
     if oldest_ms:
         lag_ms = configs.max_compaction_lag_ms
-        why = "records not compacted, older than max.compaction.lag.ms"
+        why = "uncompacted records older than max.compaction.lag.ms"
         return [Due(COMPACT, why, min(oldest_ms) + lag_ms, allowed_wait_ms(lag_ms))]
     min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
     ratio = max(item.state.ratio for item in due_partitions)

@@ -1,10 +1,10 @@
 """Plans the cleaning passes of a topic, with the dirtiest partition first.
 
 The driver plans from the slice table alone. Only if `max.compaction.lag.ms` is set, it reads one batch header per
-segment. If Kafka producers wrote to a partition, a transaction may still be open, which the table does not
-show. Therefore, the task replays the batches of these producers, and plans again with the last stable offset. The task
-may find that fewer offsets are
-cleanable than the driver planned, or that no pass is due, but never that more offsets are cleanable.
+segment. If Kafka producers wrote to a partition, a transaction may still be open, which the table does not show.
+Therefore, the task replays the batches of these producers, and plans again with the last stable offset. The task may
+find that fewer offsets are cleanable than the driver planned, or that no pass is due, but never that more offsets are
+cleanable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]
     rows = snapshot.slices.all()
     partitions = np.unique(rows.partition[(rows.flags & int(SliceFlag.HAS_NULL_KEYS)) != 0])
     reason = (
-        f"topic '{snapshot.topic}' holds records without a key, which compaction would drop, and only the default "
+        f"topic '{snapshot.topic}' contains records without a key, which compaction would drop, and only the default "
         "log.cleanup.policy makes it compacted; set cleanup.policy on the topic: delete to keep them, compact (with "
         "force) to drop them"
     )

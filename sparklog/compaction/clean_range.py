@@ -8,8 +8,7 @@ The log of a partition has three parts (see "the range of a pass" in docs/refere
 Offsets below the cleaner checkpoint, `TopicState.first_dirty_offset`, are clean. Records above the last stable offset,
 the active segment, and segments that `min.compaction.lag.ms` protects are not cleanable yet. The boundary is rounded
 down to the base offset of a segment. Unsealed slices are part of the active segment even if Kafka would have rolled it,
-because a
-run seals before it cleans.
+because a run seals before it cleans.
 """
 
 from __future__ import annotations
@@ -78,9 +77,9 @@ def cleanable(
     order, and the last segment is active.
 
     If the first dirty offset is inside a segment, the segment is both clean and cleanable, as in Kafka. A cleaner
-    checkpoint outside of `[log_start, log_end]` is ignored. As in Kafka, the pass then starts at the log
-    start. `first_batch_ts` returns the largest timestamp (ms) of a segment's first batch, which it reads from the file.
-    It is called only for dirty segments, and only if the topic sets `max.compaction.lag.ms`.
+    checkpoint outside of `[log_start, log_end]` is ignored. As in Kafka, the pass then starts at the log start.
+    `first_batch_ts` returns the largest timestamp (ms) of a segment's first batch, which it reads from the file. It is
+    called only for dirty segments, and only if the topic sets `max.compaction.lag.ms`.
     """
     closed = list(takewhile(lambda segment: segment.sealed and not segment.active, segments))
     active_base = segments[len(closed)].base if len(closed) < len(segments) else offsets.log_end

@@ -1,9 +1,9 @@
 """A cleaning pass as a work item, which cleans one partition with one edit.
 
 If only a part of a pass were committed, deleted keys could reappear. Therefore, the files of a pass are committed only
-when all of them are written. All times
-come from the clock of the run, which does not advance during a pass. The map contains hashes with a secret that is
-chosen at random for each pass, so that nobody can prepare record keys with colliding hashes.
+when all of them are written. All times come from the clock of the run, which does not advance during a pass. The map
+contains hashes with a secret that is chosen at random for each pass, so that nobody can prepare record keys with
+colliding hashes.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ class CleanWork:
         try:
             state = replay(self.store, self.sources, self.offsets.log_end, log_start)
         except NotFound as error:
-            raise Conflict(f"a file was replaced after this pass was planned; plan again: {error}") from None
+            raise Conflict(
+                f"a file was replaced after this pass was planned; run the compaction again: {error}"
+            ) from None
         # Like Kafka's cleaner, ignore transactions that ended below the log start, because their records are not
         # readable.
         aborted = state.aborted

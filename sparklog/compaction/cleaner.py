@@ -1,8 +1,7 @@
 """A cleaning pass over one partition, record by record, like Kafka's `Cleaner` (see docs/reference/kafka-format.md).
 
 A pass first reads the dirty part to find the highest offset of each key (`fill_map`). Then it reads all records from
-the
-first segment on, and copies the records to retain (`Cleaner`):
+the first segment on, and copies the records to retain (`Cleaner`):
 
 | record                                                       | action                                                |
 |--------------------------------------------------------------|-------------------------------------------------------|
@@ -16,19 +15,17 @@ first segment on, and copies the records to retain (`Cleaner`):
 |                                                              | unless it has one                                     |
 
 In the dirty part, the map contains the offset of the record to retain for each key, so it is sufficient to compare
-offsets. Only keys
-of the clean part are hashed again and looked up. Batches without any record to retain are not opened a second time.
+offsets. Only keys of the clean part are hashed again and looked up. Batches without any record to retain are not opened
+a second time.
 
 The retained messages of formats v0 and v1 become batches of format v2. If they include a tombstone, the batch gets a
-delete horizon.
-The old formats have no delete horizons. Instead, a tombstone is dropped if its file was last modified at least
-`delete.retention.ms` before the file of the last clean segment.
+delete horizon. The old formats have no delete horizons. Instead, a tombstone is dropped if its file was last modified
+at least `delete.retention.ms` before the file of the last clean segment.
 
 A pass needs memory for the map, for eight more bytes per key, and for windows of `span_bytes` of batches. If batches
-are compressed, a window contains as many batches as
-decompress to about that size. The output is streamed. All data is validated before use: the CRC-32C of each batch and
-of
-the entire segment, and the order of the offsets, because the CRC-32C of a batch does not cover its offset.
+are compressed, a window contains as many batches as decompress to about that size. The output is streamed. All data is
+validated before use: the CRC-32C of each batch and of the entire segment, and the order of the offsets, because the
+CRC-32C of a batch does not cover its offset.
 """
 
 from __future__ import annotations
@@ -149,8 +146,8 @@ class SegmentReader:
 
     def _replaced(self, file: str) -> Conflict:
         return Conflict(
-            f"{file} is gone: it was replaced after this pass over {self._topic}-{self._partition} was planned; plan "
-            "again"
+            f"{file} no longer exists, because it was replaced after this pass over {self._topic}-{self._partition} "
+            "was planned; run the compaction again"
         )
 
     def opened(self, window: Window, headers: BatchHeaders) -> Iterator[Opened]:

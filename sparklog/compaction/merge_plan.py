@@ -4,35 +4,27 @@ A topic with one commit per second gets thousands of slices per hour in each par
 files and writes files of the same format with **one slice per partition and contiguous offset range**, in generations:
 
 * One maintenance run writes a **generation** of tier t + 1 from all files of tier t. (The tier is stored in the flags
-  of the
-  slices. Appended files have tier 0.) Every run merges all files of tier 0, so an append file is replaced by the next
-  run. If the run
-  creates the eighth generation of tier 1, it also merges these generations into one generation of tier 2, and so on.
-  Each byte
-  is rewritten once per tier, and each tier has at most seven generations.
+  of the slices. Appended files have tier 0.) Every run merges all files of tier 0, so an append file is replaced by the
+  next run. If the run creates the eighth generation of tier 1, it also merges these generations into one generation of
+  tier 2, and so on. Each byte is rewritten once per tier, and each tier has at most seven generations.
 * An output slice of at least `own_file_bytes` gets its own file, so that the file can be deleted when the slice is
-  sealed. All smaller
-  output slices of a work item share a file.
+  sealed. All smaller output slices of a work item share a file.
 * A slice with its own file and at least `max(own_file_bytes, segment.bytes / 8)` bytes is not merged, but left to
-  sealing. Smaller slices
-  continue to be merged even if they have their own files. Otherwise, with 8 MiB per slice, 128 slices would accumulate
-  before they
-  fill a segment of 1 GiB. With this rule, a partition has about 32 unsealed slices at any write rate.
+  sealing. Smaller slices continue to be merged even if they have their own files. Otherwise, with 8 MiB per slice, 128
+  slices would accumulate before they fill a segment of 1 GiB. With this rule, a partition has about 32 unsealed slices
+  at any write rate.
 
 Generations belong to the topic instead of a single partition. Therefore, the adjacent slices of a generation are merged
 in the same run.
 
 The following files are not merged: files with a slice that is open, or at or above the last stable offset (the next run
-merges
-them), sealed segments, and appended files for which a merge would neither reduce the number of slices nor drop an
-aborted slice. Aborted
-slices are dropped, which leaves a gap in the offsets. No output is larger than `segment.bytes`.
+merges them), sealed segments, and appended files for which a merge would neither reduce the number of slices nor drop
+an aborted slice. Aborted slices are dropped, which leaves a gap in the offsets. No output is larger than
+`segment.bytes`.
 
 A commit with inline records cannot be deleted while one of its slices is in use. Therefore, a run first merges all such
-slices,
-even if this does not reduce the number of slices. After the run, at most one commit is retained for its records, plus
-the commits with a slice that is
-open or above the last stable offset.
+slices, even if this does not reduce the number of slices. After the run, at most one commit is retained for its
+records, plus the commits with a slice that is open or above the last stable offset.
 """
 
 from __future__ import annotations

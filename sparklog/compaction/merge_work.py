@@ -1,11 +1,9 @@
 """A merge as a work item, which reads many small slices and writes one slice per contiguous offset range.
 
 Batches are copied, and only their headers change. Base offsets are relative to the base offset of the new slice, and
-include gaps.
-The leader epoch and the append time, which the old slices stored for their batches, are written into the batches, and
-the
-CRCs are updated. The new slices are marked accordingly (`leader_epoch` -1, `TIMES_IN_BATCHES`). No data is
-decompressed.
+include gaps. The leader epoch and the append time, which the old slices stored for their batches, are written into the
+batches, and the CRCs are updated. The new slices are marked accordingly (`leader_epoch` -1, `TIMES_IN_BATCHES`). No
+data is decompressed.
 
 Inputs are read in *loads* of up to `load_bytes`, in the order of their files, so that adjacent slices of several
 partitions are fetched with one request, into one buffer in the order of the output. Large slices are read in requests
@@ -101,7 +99,7 @@ class MergeWork:
             files.discard()
             raise Conflict(
                 f"{missing.file}, which is in the plan for topic {self.topic}, does not exist: it was merged or sealed "
-                "and deleted after the plan was made; plan again"
+                "and deleted after the work was planned; run the compaction again"
             ) from None
         except BaseException:
             files.discard()
@@ -146,8 +144,7 @@ class _MergedRun:
         """Return the smallest and largest timestamp.
 
         `latest` is the largest timestamp of the batches. If it is -1, no batch has a timestamp, and the largest
-        timestamp is the
-        time of the write.
+        timestamp is the time of the write.
         """
         oldest = min((row.min_ts for row in self.live if row.min_ts >= 0), default=NO_TIME)
         return oldest, latest if latest >= 0 else max(row.max_ts for row in self.live)
@@ -270,8 +267,7 @@ def _fetch(store: Store, rows: Sequence[PlannedSlice], starts: Sequence[int], to
     """Return all slices in one buffer. Each slice is verified, and is at its position in `starts`.
 
     If requests cost a round trip, several requests are in flight, with up to `request_bytes` in total. Requests that
-    are larger
-    than their share run one after the other.
+    are larger than their share run one after the other.
     """
     data = np.empty(total, np.uint8).data
 

@@ -2,18 +2,14 @@
 
 Kafka stores producer state in `.snapshot` and `.txnindex` files. Batch headers and markers contain the same information
 (see "producers and markers" in docs/reference/kafka-format.md), so the state is computed by replaying the batches that
-Kafka
-producers wrote to the partition. A cleaned log yields the same state, because the cleaner retains the last batch of
-each
-live producer, even if the batch becomes empty. Two rules differ from Kafka's rules:
+Kafka producers wrote to the partition. A cleaned log yields the same state, because the cleaner retains the last batch
+of each live producer, even if the batch becomes empty. Two rules differ from Kafka's rules:
 
 * In Kafka, an empty marker (a control batch without records) is not a marker, and the producer is known from a
   snapshot. Here, the producer remains known, with its epoch, because of the empty marker. Otherwise, the next pass
-  would not detect that
-  the batch is the producer's last batch.
+  would not detect that the batch is the producer's last batch.
 * The last timestamp of a producer is the timestamp of its last batch in its current form. If the batch was rebuilt
-  without its latest
-  records, the producer expires earlier than in Kafka, which stores the original timestamp.
+  without its latest records, the producer expires earlier than in Kafka, which stores the original timestamp.
 
 A cleaning pass decides on entire batches before it reads their records:
 
@@ -111,9 +107,9 @@ def replay(
     """Replay all slices of a partition, given in offset order, and read the `.txnindex` files of sealed slices.
 
     A transaction without a batch at or after `log_start` is not open, because its marker may have been deleted, and no
-    reader needs the transaction. Each
-    slice with `KAFKA_PRODUCERS` is read once, in windows of `span_bytes`. Slices without that flag and slices of
-    aborted sparklog transactions are skipped. If `indexes` is False, `.txnindex` files are ignored.
+    reader needs the transaction. Each slice with `KAFKA_PRODUCERS` is read once, in windows of `span_bytes`. Slices
+    without that flag and slices of aborted sparklog transactions are skipped. If `indexes` is False, `.txnindex` files
+    are ignored.
 
     Raises:
         Corrupt: If a slice is damaged or a marker cannot be read. The error contains the position.
@@ -222,7 +218,9 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
         else:
             yield from read_windows(store, planned)
     except MissingFile:
-        raise NotFound(f"data file '{planned.file}' does not exist: plan again, or restore it") from None
+        raise NotFound(
+            f"data file '{planned.file}' does not exist: run the compaction again, or restore the file"
+        ) from None
 
 
 def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMarker]) -> AbortedTransactions:

@@ -1,8 +1,7 @@
 """A compaction run over one topic or all topics of a root, which first seals, then merges, and then cleans.
 
 Each step is planned from a fresh snapshot. The work items of a step run for all topics together, and each work item is
-committed as soon as
-it is finished:
+committed as soon as it is finished:
 
 | event                                                  | reaction                                                    |
 |--------------------------------------------------------|-------------------------------------------------------------|
@@ -267,9 +266,7 @@ class _TopicRun:
             snapshot = None
         if snapshot is None or snapshot.state.topic_id != self._topic_id:
             self._is_finished = True
-            self.report = replace(
-                self.report, notes=(*self.report.notes, "deleted during the run, nothing remains to do")
-            )
+            self.report = replace(self.report, notes=(*self.report.notes, "deleted during the run; no work remains"))
             return None
         return snapshot
 
@@ -344,8 +341,8 @@ def _missing(snapshot: Snapshot, partition: int) -> Corrupt | None:
         key = file_key(snapshot.topic, slices.path(row))
         if snapshot.store.stat(key) is None:
             return Corrupt(
-                f"version {snapshot.version} of topic '{snapshot.topic}' refers to a missing file: restore it from a "
-                "backup, or move the log start beyond it (delete-records)",
+                f"version {snapshot.version} of topic '{snapshot.topic}' refers to a missing file: restore the file "
+                "from a backup, or move the log start beyond the file (delete-records)",
                 file=key,
                 offset=int(slices.base[row]),
             )

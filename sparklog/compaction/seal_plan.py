@@ -2,8 +2,7 @@
 
 A segment is sealed when Kafka would have closed it: by the roll rule over the slice table
 (`sparklog.log.state.segments`), by time in an idle partition, or immediately if the user requests it. A segment is only
-sealed
-if all of it is below the last stable offset. Each segment is one edit, so if another run rewrites an input of
+sealed if all of it is below the last stable offset. Each segment is one edit, so if another run rewrites an input of
 one segment first, the other segments are not affected.
 """
 
@@ -30,8 +29,7 @@ def plan_sealing(
     closed.
 
     If `roll` is True, the active segments are also closed, up to the last stable offset. `env` provides ids and elapsed
-    times for
-    tasks. `settings.now_ms` is the time that closes segments of idle partitions.
+    times for tasks. `settings.now_ms` is the time that closes segments of idle partitions.
     """
     state = snapshot.state
     configs = settings.configs_of(snapshot.topic, state.configs)

@@ -6,11 +6,9 @@ slices are adjacent in the append files and are fetched together.
 
 Each slice is verified against its CRC-32C, and then its batches are copied unchanged. Only the headers are patched with
 information that was unknown when the batch was written and that the slice contains: absolute offsets, the leader epoch
-and,
-under LogAppendTime, the append time. Only the append time changes the CRC-32C of a batch. The headers of all
+and, under LogAppendTime, the append time. Only the append time changes the CRC-32C of a batch. The headers of all
 slices in a buffer are patched together, because there can be a hundred thousand small slices. A new file is started
-where
-the plan requires it, where an index is full, and where a single slice is larger than `segment.bytes`.
+where the plan requires it, where an index is full, and where a single slice is larger than `segment.bytes`.
 """
 
 from __future__ import annotations
@@ -68,7 +66,8 @@ def scan_slices(
         # A batch that extends into the next slice is damaged.
         bad = int(crossed[0] if len(crossed) else np.searchsorted(starts, headers.end, side="right")) - 1
         raise Corrupt(
-            f"a slice must consist of complete record batches: {headers.reason or 'the last batch extends beyond it'}",
+            "a slice must consist of complete record batches: "
+            f"{headers.reason or 'the last batch extends beyond the slice'}",
             file=rows[bad].file,
             position=rows[bad].position,
         )
@@ -104,8 +103,7 @@ def patch_batches(
     """Patch the batches in `data` with the information of their slices, and return their new headers.
 
     Afterwards, base offsets are relative to `bases` (one per row, or zero for offsets of the log). Leader epochs and
-    append
-    times are written if the slices have them, and the CRCs are updated.
+    append times are written if the slices have them, and the CRCs are updated.
     """
     return rewrite_headers(
         data,
@@ -244,8 +242,7 @@ class SegmentOutput:
         """Verify, patch and write the batches of slices that start at `starts` in `data`. Return the number of records.
 
         `is_partial` is True for a part of a slice. The checksum of the slice does not cover the part, so the checksums
-        of its batches are
-        verified.
+        of its batches are verified.
         """
         headers, row_of = scan_slices(data, rows, np.array(starts, np.int64), self._next_offset)
         if is_partial and len(wrong := crc_failures(data, headers)):
@@ -298,8 +295,8 @@ class SegmentOutput:
 
     def _raise_replaced(self, offset: int) -> NoReturn:
         raise Conflict(
-            f"a file of {self._topic}-{self.part.partition} with offset {offset} is gone: it was replaced after the "
-            "plan was made; plan again"
+            f"a file of {self._topic}-{self.part.partition} with offset {offset} no longer exists, because it was "
+            "replaced after the work was planned; run the compaction again"
         )
 
 

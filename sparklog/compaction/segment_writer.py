@@ -8,14 +8,11 @@ Kafka.
                                            00000000000000001234.bloom      format/key_filter.py: ours, not Kafka's
 
 The batches are passed with their final offsets, in order, and their records are not examined. Index entries follow the
-rule
-for appending single batches, which Kafka's recovery also uses to rebuild indexes. The indexes are built
-while the log is written, so the memory for a segment of many tiny batches is limited by the maximum size of its
-indexes.
+rule for appending single batches, which Kafka's recovery also uses to rebuild indexes. The indexes are built while the
+log is written, so the memory for a segment of many tiny batches is limited by the maximum size of its indexes.
 
 A segment of 0 bytes is never written. (Kafka keeps such a segment if the cleaner removes all records of a group.)
-Slices
-cannot be empty, and no code depends on empty segments.
+Slices cannot be empty, and no code depends on empty segments.
 """
 
 from __future__ import annotations
@@ -80,8 +77,7 @@ class SegmentWriter:
     """Writes the segments of a partition, one after the other, into one directory.
 
     `begin` starts a segment at its base offset, `append` adds batches, and `finish` ends the segment. `close` returns
-    all
-    segments for the commit, and `discard` deletes them instead.
+    all segments for the commit, and `discard` deletes them instead.
     """
 
     def __init__(
@@ -129,8 +125,8 @@ class SegmentWriter:
 
         A batch does not fit if the offset index or the time index is full before it is appended, if one of its offsets
         is more than 2^31-1 above the base offset, or if the segment would exceed `segment_bytes`. An empty segment
-        accepts its
-        first batch regardless of its size. If the result is 0, call `begin` with the base offset of the first batch.
+        accepts its first batch regardless of its size. If the result is 0, call `begin` with the base offset of the
+        first batch.
         """
         current = self._segment()
         largest = min(current.base, MAX_OFFSET - MAX_RELATIVE_OFFSET) + MAX_RELATIVE_OFFSET

@@ -5,10 +5,8 @@
     Option("--null-literal", may_be_blank=True, help=...)
 
 Rules refer to options such as `--cost`, or to arguments as displayed in the help, such as `LOCATION`. Only values on
-the
-command line exclude each other, because `SPARKLOG_ROOT` and the settings file apply to all commands. However, the
-values of the environment and the settings file also
-satisfy `needs`.
+the command line exclude each other, because `SPARKLOG_ROOT` and the settings file apply to all commands. However, the
+values of the environment and the settings file also satisfy `needs`.
 
 An option with a single value must not be repeated. A value that is empty, or consists of blanks and commas, is an error
 unless the option may be blank. In a script, such a value is usually an unset variable, which must not select
@@ -65,8 +63,7 @@ def check_arguments(
     """Raise a usage error for a value that must not be blank, or an option that must not be repeated.
 
     `rules` contains the rules by parameter name. `may_repeat` is True if the arguments were translated, because several
-    options of a Kafka tool may
-    correspond to one option.
+    options of a Kafka tool may correspond to one option.
     """
     values, _, typed = context.command.make_parser(context).parse_args(list(words))
     for parameter in dict.fromkeys(typed):

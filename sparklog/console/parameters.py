@@ -4,10 +4,8 @@
     def list_(root: Annotated[str, Option("--root", help="Root directory.")]) -> Output: ...
 
 The type of a parameter determines the kind of option: `bool` is a flag, `Literal` is a choice, and `list[str]` may be
-repeated. A parameter
-without a default is required. A parameter whose type is a data class is replaced by the fields of the class, which
-group
-related options.
+repeated. A parameter without a default is required. A parameter whose type is a data class is replaced by the fields of
+the class, which group related options.
 
 Shells complete the names of the topics, groups and configs of the root on the command line, or of the default root. If
 the names cannot be read, or not in time, there are no completions.

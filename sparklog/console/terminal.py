@@ -137,8 +137,7 @@ def print_csv(value: object) -> None:
     """Print a document as CSV (RFC 4180, but with LF as the line separator). Nested values are printed as JSON.
 
     The rows are the objects of a list, the objects of the only list in an object, or the object itself. A list of
-    strings becomes the
-    column `name`.
+    strings becomes the column `name`.
     """
     document = json_value(value)
     if isinstance(document, dict):

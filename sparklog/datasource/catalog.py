@@ -1,10 +1,9 @@
 """Tables in Spark's catalog: `CREATE TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`.
 
-Spark passes the options of a table to a Python data source only once, when CREATE requests the columns. A SELECT or
-an INSERT only passes the options of its own WITH clause, and the columns that are stored in the catalog. Therefore, the
-options are
-stored in the metadata of the first column. If the statement lists the columns, or contains AS SELECT, Spark does
-not request the columns, so the data source cannot determine the location of the table.
+Spark passes the options of a table to a Python data source only once, when CREATE requests the columns. A SELECT or an
+INSERT only passes the options of its own WITH clause, and the columns that are stored in the catalog. Therefore, the
+options are stored in the metadata of the first column. If the statement lists the columns, or contains AS SELECT, Spark
+does not request the columns, so the data source cannot determine the location of the table.
 """
 
 from __future__ import annotations

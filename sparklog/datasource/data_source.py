@@ -116,7 +116,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         from sparklog.datasource.writer import SparklogBatchWriter, plan_write
 
         if overwrite:
-            raise BadRequest("A log is append-only: write with mode('append'); to start over, delete the topic")
+            raise BadRequest("A log is append-only: use mode('append'), or delete the topic to start over")
         self._load_table_options(schema)
         self._options.check_write()
         self._options.check_batch_write()

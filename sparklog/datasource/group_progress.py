@@ -1,14 +1,12 @@
 """Commits of a streaming query's offsets to its consumer group (`kafka.group.id`).
 
-After Spark has finished a micro-batch, it requests the end of the next micro-batch, and passes the end of the
-finished one as the start. All records before the start have been processed, so the start is committed to the group when
-Spark
+After Spark has finished a micro-batch, it requests the end of the next micro-batch, and passes the end of the finished
+one as the start. All records before the start have been processed, so the start is committed to the group when Spark
 plans. An AvailableNow run plans once more before it ends. The offsets of a killed query are committed by its next run.
 
-Each run is a member of the group with its own generation. The latest run fences the previous run, which fails at
-its next micro-batch. The query resumes from Spark's checkpoint, and the group only makes its offsets visible to other
-programs. Therefore, a query
-continues even if its offsets cannot be committed for some time.
+Each run is a member of the group with its own generation. The latest run fences the previous run, which fails at its
+next micro-batch. The query resumes from Spark's checkpoint, and the group only makes its offsets visible to other
+programs. Therefore, a query continues even if its offsets cannot be committed for some time.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ class GroupProgress:
         """Commit the offsets of `start` if they have changed. After a transient error, warn and let a later call retry.
 
         Raises Fenced if another run has replaced this run, or if the group was reset or deleted. Raises Corrupt or
-        BadRequest if
-        the log of the group cannot be read.
+        BadRequest if the log of the group cannot be read.
         """
         if self._left and start == self._published:
             return
@@ -60,7 +57,7 @@ class GroupProgress:
             raise Fenced(
                 f"{error}. This query reads with kafka.group.id={self._group.id}: if another query or another source "
                 "of this query uses the same group, set a different group for each; a reset of the group also stops "
-                "the query"
+                "a query"
             ) from None
         except (Conflict, NotFound, Unavailable) as error:
             # The planner reports deleted topics.

@@ -1,7 +1,7 @@
 """Offsets as JSON, in options and in Spark's checkpoint.
 
-Both use Kafka's format, `{"orders":{"0":123,"1":456}}`, where a number is the next offset to read. In a checkpoint,
-the additional keys of sparklog start with `$`, which topic names cannot contain:
+Both use Kafka's format, `{"orders":{"0":123,"1":456}}`, where a number is the next offset to read. In a checkpoint, the
+additional keys of sparklog start with `$`, which topic names cannot contain:
 
 | key        | meaning                                                                                           |
 |------------|---------------------------------------------------------------------------------------------------|
@@ -11,8 +11,7 @@ the additional keys of sparklog start with `$`, which topic names cannot contain
 
 Spark does not store the initial offset. Without `$start`, a replay of the first micro-batch after a crash would start
 at the initial offset at that time, and skip records. Spark compares offsets as strings, so each offset has exactly one
-sorted
-form.
+sorted form.
 """
 
 from __future__ import annotations
@@ -56,8 +55,9 @@ class StreamOffset:
         unknown = sorted(set(keys) - {"$ids", "$start", "$initial"})
         if unknown:
             raise BadRequest(
-                f"The offset in the checkpoint has {unknown[0]!r}, which this version of sparklog does not support: "
-                "use the version that wrote it, or a later one"
+                f"The offset in the checkpoint contains {unknown[0]!r}, which this version of sparklog does not "
+                "support: "
+                "use the sparklog version that wrote the checkpoint, or a later version"
             )
         ids = keys.get("$ids", {})
         if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
@@ -88,11 +88,11 @@ def _positions_json(positions: Positions) -> dict[str, dict[str, int]]:
 def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict[str, dict[int, int]]:
     """Return `{"topic": {"0": 1, ...}}` with integer keys. Raises ValueError with the reason on one line."""
     if not isinstance(document, dict):
-        raise ValueError(f'expected an object like {{"topic":{{"0":23}}}}, found {json.dumps(document)}')
+        raise ValueError(f'expected an object such as {{"topic":{{"0":23}}}}, found {json.dumps(document)}')
     result: dict[str, dict[int, int]] = {}
     for topic, partitions in document.items():
         if not isinstance(partitions, dict):
-            raise ValueError(f'topic {topic!r} must map partitions to {what}s like {{"0":23}}, found {partitions!r}')
+            raise ValueError(f'topic {topic!r} must map partitions to {what}s such as {{"0":23}}, found {partitions!r}')
         numbers: dict[int, int] = {}
         for partition, number in partitions.items():
             if isinstance(number, bool) or not isinstance(number, int) or not lowest <= number < 1 << 63:
@@ -106,7 +106,7 @@ def parse_partition(topic: str, partition: object) -> int:
     """Return a partition number from JSON, where it is a number or a string. Raises ValueError with the reason."""
     text = str(partition)
     if isinstance(partition, bool) or not is_digits(text) or int(text) >= 1 << 31:
-        raise ValueError(f"partition {partition!r} of topic {topic!r} is not a number from 0")
+        raise ValueError(f"partition {partition!r} of topic {topic!r} is not a number of at least 0")
     return int(text)
 
 
@@ -125,7 +125,7 @@ def parse_json(text: str) -> object:
     except json.JSONDecodeError as error:
         raise ValueError(f"found {shortened(text)}, not JSON ({error.msg} at character {error.pos})") from None
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 def describe(positions: Positions) -> str:

@@ -1,8 +1,7 @@
 """A table of all options of the data source, and the Kafka client configs that have no effect in sparklog.
 
 Some choices are repeated here, because the modules that define them import numpy, which the process that creates the
-data
-source does not import.
+data source does not import.
 
 Spark passes options with lower-case keys. Therefore, names are compared in lower case, and printed with the spelling in
 this table.
@@ -269,7 +268,7 @@ _REJECTED = {
     "timestampasof": "a log is read by offsets or times: set startingTimestamp and endingTimestamp of a batch read",
     "startingversion": "a log is read by offsets or times: set startingOffsets or startingTimestamp",
     "asyncprogresstrackingenabled": "a restarted query may then use a batch id again for other records, and "
-    "this sink would skip them as a repeated batch; remove it and its related options",
+    "this sink would skip them as a repeated batch; remove the option and its related options",
     "paths": "load accepts one path: load the root with subscribe='a,b', or load each path and use union",
 }
 _SPELLED = {

@@ -1,9 +1,8 @@
 """The options of a read or a write. `DataSource.__init__` parses and checks them according to `option_table`.
 
 The planner performs the checks that depend on topics, such as whether a partition exists or an offset is in range. When
-options are parsed, it is not
-known whether a read is a batch or a stream. `check_batch_read` and `check_stream_read` reject the options of the other
-kind of read.
+options are parsed, it is not known whether a read is a batch or a stream. `check_batch_read` and `check_stream_read`
+reject the options of the other kind of read.
 """
 
 from __future__ import annotations
@@ -183,25 +182,29 @@ class Options:
     def check_stream_write(self) -> None:
         if self.write.txn_version is not None:
             raise BadRequest(
-                "txnVersion is for batch writes, because the version of a stream is its batch id: remove it"
+                "txnVersion is for batch writes, because the version of a stream is its batch id: remove txnVersion"
             )
 
     def check_batch_read(self) -> None:
         start, end = self.read.start, self.read.end
         if start is not None:
             if start.kind == "latest":
-                raise BadRequest("startingOffsets=latest is for streams: a batch that starts at the end reads nothing")
-            _reject(start, LATEST, "latest (-1) is for streams; set the offset to start at, or -2 for earliest")
+                raise BadRequest(
+                    "startingOffsets=latest is for streams, because a batch that starts at the end reads nothing"
+                )
+            _reject(start, LATEST, "latest (-1) is for streams: set the offset to start at, or -2 for earliest")
         if end is not None:
             if end.kind == "earliest":
                 raise BadRequest(
-                    "endingOffsets must be 'latest' or offsets; a read that ends at 'earliest' reads nothing"
+                    "endingOffsets must be 'latest' or offsets, because a read that ends at 'earliest' reads nothing"
                 )
-            _reject(end, EARLIEST, "earliest (-2) cannot be an end; set an offset, or -1 for latest")
+            _reject(end, EARLIEST, "earliest (-2) cannot be an end: set an offset, or -1 for latest")
 
     def check_stream_read(self) -> None:
         if self.read.end is not None:
-            raise BadRequest(f"Option '{self.read.end.option}' is for batch reads: a stream has no end; remove it")
+            raise BadRequest(
+                f"Option '{self.read.end.option}' is for batch reads, because a stream has no end: remove the option"
+            )
 
 
 def _reject(bound: Bound, value: int, why: str) -> None:
@@ -243,7 +246,7 @@ def parse_options(given: Mapping[str, str], *, table: bool = False) -> Options:
 def _check_texts(values: Mapping[str, str]) -> None:
     for name, message in {
         "path": "path is empty: set the path of a root, topic directory or Kafka log directory",
-        "topic": "Option 'topic' is empty: name the topic to write",
+        "topic": "Option 'topic' is empty: set the topic to write to",
         "txnAppId": "txnAppId is empty: set the name of the application, which must be the same in every run",
     }.items():
         if name in values and not values[name].strip():
@@ -299,11 +302,11 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
         raise BadRequest(f"minOffsetsPerTrigger ({low}) must not be greater than maxOffsetsPerTrigger ({high})")
     if read.start is not None and read.start.kind == GROUP:
         if read.group_id is None:
-            raise BadRequest("startingOffsets=group needs a consumer group: set kafka.group.id")
+            raise BadRequest("startingOffsets=group requires a consumer group: set kafka.group.id")
     elif read.group_reset is not None:
         raise BadRequest(
-            "Option 'kafka.auto.offset.reset' needs startingOffsets=group; otherwise use startingOffsets=earliest or "
-            "latest"
+            "Option 'kafka.auto.offset.reset' requires startingOffsets=group; otherwise, set startingOffsets to "
+            "earliest or latest"
         )
     return read
 
@@ -327,12 +330,14 @@ def _keys(values: Mapping[str, str]) -> KeySet | None:
     if "keys" not in values and "keysFile" not in values:
         unused = "allPartitions" if anywhere else "keyFormat" if "keyFormat" in values else None
         if unused is not None:
-            raise BadRequest(f"Option '{unused}' needs 'keys' or 'keysFile': set one of these, or remove it")
+            raise BadRequest(
+                f"Option '{unused}' requires 'keys' or 'keysFile': set one of these options, or remove the option"
+            )
         return None
     name = "keys" if "keys" in values else "keysFile"
     texts = _texts(values[name]) if name == "keys" else _lines(values[name])
     if not texts:
-        raise BadRequest(f"Option '{name}' must have keys, found none")
+        raise BadRequest(f"Option '{name}' must contain keys, found none")
     kind = _parse(values, _BY_NAME["keyFormat"])
     from sparklog.log.read.key_lookup import KeySet
 
@@ -344,7 +349,7 @@ def _lines(path: str) -> list[str]:
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
-        raise BadRequest(f"Option 'keysFile' must be a file that can be read: {path!r}: {error.strerror}") from None
+        raise BadRequest(f"Option 'keysFile' must be a readable file: {path!r}: {error.strerror}") from None
     return [text.decode("utf-8", "surrogateescape") for line in lines if (text := line.removesuffix(b"\r"))]
 
 
@@ -355,9 +360,9 @@ def _texts(text_of_keys: str) -> list[str]:
     try:
         listed = parse_json(text_of_keys)
         if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
-            raise ValueError(f"expected texts, found {text_of_keys}")
+            raise ValueError(f"expected strings, found {text_of_keys}")
     except ValueError as error:
-        raise BadRequest(f'Option \'keys\' must be texts, or a JSON list like ["a","b"]: {error}') from None
+        raise BadRequest(f'Option \'keys\' must be strings, or a JSON list such as ["a","b"]: {error}') from None
     return listed
 
 
@@ -375,14 +380,14 @@ def _subscription(values: Mapping[str, str]) -> Subscription | None:
     if forms[0] == "subscribe":
         topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         if not topics:
-            raise BadRequest("Option 'subscribe' must name topics, separated by commas; it is empty")
+            raise BadRequest("Option 'subscribe' must be a comma-separated list of topics, found an empty list")
         return Subscription(topics=topics)
     try:
         re.compile(text)
     except re.error as error:
         raise BadRequest(f"Option 'subscribePattern' is not a regular expression: {text!r}: {error}") from None
     if not text.strip():
-        raise BadRequest("Option 'subscribePattern' is empty: set a regular expression that matches entire topic names")
+        raise BadRequest("Option 'subscribePattern' is empty: set a regular expression that matches full topic names")
     return Subscription(pattern=text)
 
 
@@ -444,7 +449,7 @@ def _per_partition(
             document = _with_milliseconds(document)
         numbers = parse_partition_numbers(document, what, lowest=lowest)
         if not any(numbers.values()):
-            raise ValueError("it lists no partition")
+            raise ValueError("it does not list any partition")
     except ValueError as error:
         raise BadRequest(f'Option \'{name}\' must be {listed}JSON such as {{"topic":{{"0":23}}}}: {error}') from None
     return numbers

@@ -21,8 +21,7 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
 
     The rows of a key then keep their order across the entire write. Each task writes to one partition, which suits
     topics with very many partitions. The `partition` column sets the partition of a row. If it is null or missing, the
-    partition
-    is the murmur2 hash of the key, as in Kafka. Rows with neither a partition nor a key are spread evenly.
+    partition is the murmur2 hash of the key, as in Kafka. Rows with neither a partition nor a key are spread evenly.
 
     Args:
         df: A DataFrame with a column `key` or `partition`.

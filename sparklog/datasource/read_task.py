@@ -1,11 +1,10 @@
 """Planning of read tasks, and reading in a task. Small ranges are packed into one task, and large ranges are split.
 
-A task takes 15 to 30 ms in Python even if it reads few records, so a thousand small partitions are read by a few
-tasks. A range is split if it exceeds `SPLIT_BYTES` or `SPLIT_RECORDS`, if `maxRecordsPerPartition` requires it,
-or if fewer partitions than `minPartitions` are read. In the last case, there are as many tasks as with Kafka's
-connector, and ranges do not share tasks. Sizes are the sizes of stored records, so gaps in the offsets are not counted.
-The
-order of ranges is preserved.
+A task takes 15 to 30 ms in Python even if it reads few records, so a thousand small partitions are read by a few tasks.
+A range is split if it exceeds `SPLIT_BYTES` or `SPLIT_RECORDS`, if `maxRecordsPerPartition` requires it, or if fewer
+partitions than `minPartitions` are read. In the last case, there are as many tasks as with Kafka's connector, and
+ranges do not share tasks. Sizes are the sizes of stored records, so gaps in the offsets are not counted. The order of
+ranges is preserved.
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ def _shares_of_tasks(parts: Sequence[tuple[OffsetRange, Stored]], min_tasks: int
     """Return the number of tasks for each part, as Kafka's connector does for `minPartitions`. Pure.
 
     The total is about `min_tasks`. Each part that is large enough for a task gets one task, and the other parts share
-    the remaining tasks by
-    size. A partition that has such a part is not split further.
+    the remaining tasks by size. A partition that has such a part is not split further.
     """
     if min_tasks is None:
         return [1] * len(parts)
@@ -138,8 +136,7 @@ def pack(
     """Pack adjacent small ranges into tasks. Pure.
 
     If `min_partitions` is given, there are at least that many tasks, or one task per range if there are fewer ranges.
-    If
-    possible, no task then has more than its share of all records. If `max_records` is given, a task has at most that
+    If possible, no task then has more than its share of all records. If `max_records` is given, a task has at most that
     many records.
     """
     records_each: float = PACK_RECORDS if max_records is None else min(PACK_RECORDS, max_records)
@@ -290,7 +287,7 @@ class ReadTask:
                 limits = view.bounds(planned.topic).get(planned.partition)
         if limits is not None and limits.log_start <= following and limits.log_end >= planned.end:
             raise error
-        warn(f"{error}; with failOnDataLoss=false the read continues without them")
+        warn(f"{error}; because failOnDataLoss=false, the read continues without these records")
         if limits is None:
             return ()
         start, end = max(following, limits.log_start), min(planned.end, limits.log_end)

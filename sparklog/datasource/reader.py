@@ -1,10 +1,8 @@
 """The readers that Spark calls: a batch reader, and a stream reader that wraps `stream_plan.StreamPlanner`.
 
 Spark creates the stream reader twice per query. The first reader is in a long-lived process that plans offsets, where
-the planner
-stays open. The second reader is only created to be pickled for the tasks. A task gets a `ReadTask` instead of the
-reader. The modules for
-planning are imported inside functions, because the second process does not need them.
+the planner stays open. The second reader is only created to be pickled for the tasks. A task gets a `ReadTask` instead
+of the reader. The modules for planning are imported inside functions, because the second process does not need them.
 """
 
 from __future__ import annotations
@@ -65,8 +63,7 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
 
 APPLY_OPTIONS = (1 << 63) - 1
 """A `ReadMaxRows` with this number means "apply the rate options". Spark passes the default limit back unchanged,
-except
-for Trigger.Once, for which Spark passes `ReadAllAvailable`.
+except for Trigger.Once, for which Spark passes `ReadAllAvailable`.
 """
 
 

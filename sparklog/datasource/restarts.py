@@ -2,9 +2,8 @@
 
 Spark gives some Python processes 10 seconds to start and connect, and this timeout is not configurable. On a busy host,
 the timeout can be too short, and the query fails with "Python worker failed to connect back" before any code of
-sparklog
-has run. It is safe to restart the query, because it continues from its checkpoint. docs/design/connect-back.md contains
-measurements.
+sparklog has run. It is safe to restart the query, because it continues from its checkpoint. docs/design/connect-back.md
+contains measurements.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) ->
     time.
 
     Only the error "Python worker failed to connect back" restarts the query. All other errors are raised. This error is
-    also raised
-    after `max_restarts` consecutive restarts without a micro-batch in between.
+    also raised after `max_restarts` consecutive restarts without a micro-batch in between.
 
     Args:
         start: A function that creates the reader and the writer, with a `checkpointLocation`, and starts the query. The
-            function
-            is called for each start. It must also create the reader, because `load` may fail with the same error.
+            function is called for each start. It must also create the reader, because `load` may fail with the same
+            error.
         max_restarts: The maximum number of consecutive restarts without progress.
 
     Returns:
@@ -68,4 +66,4 @@ def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) ->
             restarts = 1 if query is not None and query.lastProgress is not None else restarts + 1
             if restarts > max_restarts:
                 raise
-            warn(f"{LOST_WORKER}: starting the query again ({restarts} of {max_restarts} restarts in a row)")
+            warn(f"{LOST_WORKER}: restarting the query ({restarts} of {max_restarts} consecutive restarts)")

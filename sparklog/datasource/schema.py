@@ -1,9 +1,8 @@
 """The columns and types of reads and writes, which are the same as in Spark's Kafka connector.
 
 A schema given by the user is a projection, which contains any subset of the columns in any order. Other columns are not
-decoded. Spark
-compares the Arrow schema of batches exactly (order, types and nullability), so `to_spark` builds batches with the
-schema that Spark derives from the columns.
+decoded. Spark compares the Arrow schema of batches exactly (order, types and nullability), so `to_spark` builds batches
+with the schema that Spark derives from the columns.
 """
 
 from __future__ import annotations
@@ -65,14 +64,14 @@ def read_schema(include_headers: bool, selected: Sequence[str] | None = None) ->
 def listed_columns(text: str) -> tuple[str, ...]:
     """Return the columns of a list like `value,timestamp`. Raises BadRequest for an empty list or invalid name."""
     names = tuple(name.strip() for name in text.split(","))
-    expected = f"column names out of {', '.join(COLUMNS)}, separated by commas"
+    expected = f"a comma-separated list of the columns {', '.join(COLUMNS)}"
     for index, name in enumerate(names):
         if name not in SPARK_TYPES:
             near = nearest(name.lower(), COLUMNS, limit=1) if name else []
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise BadRequest(f"Option 'columns' must be {expected}; found {name or text!r}{hint}")
         if name in names[:index]:
-            raise BadRequest(f"Option 'columns' names {name!r} twice: remove one")
+            raise BadRequest(f"Option 'columns' contains {name!r} twice: remove one of them")
     return names
 
 
@@ -126,18 +125,22 @@ def projection(schema: StructType) -> Projection:
         if name not in SPARK_TYPES:
             near = nearest(name.lower(), COLUMNS, limit=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise BadRequest(f"The schema names a column {name!r}{hint}; columns are {', '.join(COLUMNS)}")
+            raise BadRequest(
+                f"The schema contains the unknown column {name!r}{hint}; the columns are {', '.join(COLUMNS)}"
+            )
         if name in columns:
-            raise BadRequest(f"The schema names the column {name!r} twice")
+            raise BadRequest(f"The schema contains the column {name!r} twice")
         kind = type_name(column.dataType)
         if kind != SPARK_TYPES[name]:
-            raise BadRequest(f"Column {name!r} must have the type {SPARK_TYPES[name]}; the schema says {kind}")
+            raise BadRequest(
+                f"Column {name!r} must have the type {SPARK_TYPES[name]}, but has the type {kind} in the schema"
+            )
         if not column.nullable and name in _MAY_BE_NULL:
-            raise BadRequest(f"Column {name!r} may hold nulls: declare it nullable in the schema")
+            raise BadRequest(f"Column {name!r} can contain nulls: declare the column nullable in the schema")
         columns.append(name)
         fields.append(pa.field(name, _arrow_types()[name], nullable=column.nullable))
     if not columns:
-        raise BadRequest(f"The schema names no column; columns are {', '.join(COLUMNS)}")
+        raise BadRequest(f"The schema contains no columns; the columns are {', '.join(COLUMNS)}")
     return Projection(tuple(columns), pa.schema(fields))
 
 
@@ -153,11 +156,11 @@ def write_columns(schema: StructType, topic_option: str | None) -> tuple[str, ..
         if name not in WRITE_TYPES or (name == "topic" and topic_option is not None):
             continue
         if name in names:
-            raise BadRequest(f"There are two columns named {name!r}: drop or rename one")
+            raise BadRequest(f"There are two columns named {name!r}: drop or rename one of them")
         kind = type_name(column.dataType)
         if kind not in WRITE_TYPES[name]:
             types = " or ".join(WRITE_TYPES[name])
-            raise BadRequest(f"Column {name!r} must be {types} but is {kind}: cast it before writing")
+            raise BadRequest(f"Column {name!r} must be {types} but is {kind}: cast the column before writing")
         names.append(name)
     if "value" not in names:
         found_names = ", ".join(schema.fieldNames()) or "none"

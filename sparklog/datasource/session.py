@@ -5,15 +5,14 @@ Spark determines the Python to start in three ways:
 * Tasks of UDFs and RDDs run `SparkContext.pythonExec`, which is PYSPARK_PYTHON in the environment of the Python program
   (spark-submit sets it to `spark.pyspark.python`), or `python3` if that is not set.
 * If a program does not register the data source, the data source is planned, read and written by
-  `PythonUtils.defaultPythonExec`. This is
-  PYSPARK_DRIVER_PYTHON in the environment of the JVM, or PYSPARK_PYTHON in that environment, or `python3`. No setting
-  changes it.
+  `PythonUtils.defaultPythonExec`. This is PYSPARK_DRIVER_PYTHON in the environment of the JVM, or PYSPARK_PYTHON in
+  that environment, or `python3`. No setting changes it.
 * The setting `spark.sql.execution.pyspark.python` overrides both for the tasks of SQL queries on executors.
 
 If one of these Pythons has no sparklog, Spark reports `[DATA_SOURCE_NOT_FOUND]`, which hides the cause. `configure` and
 `register` ensure that the processes on the driver's host run the program's Python, and that all tasks run `pythonExec`.
-The script
-conf/sparklog-python starts a Python without Spark's pyspark.zip, whose modules each worker would otherwise compile.
+The script conf/sparklog-python starts a Python without Spark's pyspark.zip, whose modules each worker would otherwise
+compile.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ def check_version(version: str) -> None:
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if release < OLDEST_TESTED:
         raise BadRequest(
-            f"Expected Spark 4.0 or later, which supports Python data sources, found pyspark {version}: upgrade it, or "
-            "use the command line or the Python API, which do not need Spark"
+            f"Expected Spark 4.0 or later, which supports Python data sources, found pyspark {version}: upgrade "
+            "PySpark, or use the command line or the Python API, which do not require Spark"
         )
     if release > LATEST_TESTED:
         tried = ".".join(map(str, LATEST_TESTED))
@@ -91,7 +90,7 @@ def check_pyspark(name: str) -> None:
     try:
         import pyspark
     except ImportError:
-        raise BadRequest(f"{name} needs PySpark: {install_command('spark')}") from None
+        raise BadRequest(f"{name} requires PySpark: {install_command('spark')}") from None
     check_version(pyspark.__version__)
 
 
@@ -100,14 +99,13 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
 
     Two settings make writes and small tasks faster. Processes that Spark starts on the driver's host run this Python.
     Tasks run the Python of `spark.pyspark.python` (of the builder or of `spark-submit`). If it is not set, tasks run
-    the Python of PYSPARK_PYTHON. If that is not set either, tasks run
-    this Python in a local session, and `python3` on a cluster. If you use `spark-submit`, also call `register`.
+    the Python of PYSPARK_PYTHON. If that is not set either, tasks run this Python in a local session, and `python3` on
+    a cluster. If you use `spark-submit`, also call `register`.
 
     Args:
         builder: The `SparkSession.builder`, with or without settings.
         fast_start: Whether to start workers with `sparklog-python`, so that they import the installed and compiled
-            pyspark instead
-            of the same release in Spark's pyspark.zip.
+            pyspark instead of the same release in Spark's pyspark.zip.
 
     Returns:
         The same builder.
@@ -172,20 +170,17 @@ def register(spark: SparkSession) -> None:
     """Register the format `sparklog` in a session, and check that Spark's workers can import sparklog.
 
     Call this function if you use `spark-submit` with `--archives` or `--py-files`, if you run on a cluster, or if Spark
-    reports
-    `[DATA_SOURCE_NOT_FOUND]`. The error of this function explains the cause. If Spark has already found the format, but
-    would
-    plan it with another Python than the Python of this program, the format is registered again, and Spark logs that it
-    was replaced. The
-    check is a small Spark job with a task for each running executor. It runs once per application.
+    reports `[DATA_SOURCE_NOT_FOUND]`. The error of this function explains the cause. If Spark has already found the
+    format, but would plan it with another Python than the Python of this program, the format is registered again, and
+    Spark logs that it was replaced. The check is a small Spark job with a task for each running executor. It runs once
+    per application.
 
     Args:
         spark: The session.
 
     Raises:
         BadRequest: If PySpark is not installed or is older than 4.0, or if the Python of the workers does not start,
-            has another
-            version, or has no sparklog or another version of sparklog.
+            has another version, or has no sparklog or another version of sparklog.
 
     Example:
         sparklog.register(spark)
@@ -332,7 +327,7 @@ def worker_problem(worker: Mapping[str, str], version: str) -> str:
     if "sparklog" not in worker:
         return f"{python} cannot import sparklog ({worker['error']})"
     if worker["sparklog"] != version:
-        return f"{python} has sparklog {worker['sparklog']}, this program has {version}"
+        return f"{python} has sparklog {worker['sparklog']}, but this program has sparklog {version}"
     return ""
 
 

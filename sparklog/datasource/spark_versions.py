@@ -88,9 +88,8 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
     """A stream reader for a Spark release that requests the latest offset without passing a start and a limit.
 
     A result that differs from the previous result is the end of the next micro-batch, and the start of the micro-batch
-    after it. A
-    restarted query first plans from the latest offset of its checkpoint to the same offset, or repeats an unfinished
-    micro-batch. Otherwise, the query is new.
+    after it. A restarted query first plans from the latest offset of its checkpoint to the same offset, or repeats an
+    unfinished micro-batch. Otherwise, the query is new.
     """
 
     def __init__(self, reader: Any, read: ReadOptions | None) -> None:

@@ -2,11 +2,9 @@
 
 Spark prints an exception of a Python data source with its entire traceback, unless `SPARK_HIDE_TRACEBACK` is set in the
 environment of the failing worker. In this case, Spark prints `<class name>: <message>`, where the class name has no
-module only if
-the module is `builtins`. Therefore, a deliberate error (`SparklogError`) is raised as an exception of a class that is
-created for the error, such as `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A worker process ends after an
-error, so the
-variable does not affect later errors, and unexpected errors retain their tracebacks.
+module only if the module is `builtins`. Therefore, a deliberate error (`SparklogError`) is raised as an exception of a
+class that is created for the error, such as `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A worker process
+ends after an error, so the variable does not affect later errors, and unexpected errors retain their tracebacks.
 
 The processes that plan and commit writes continue to run between micro-batches, queries and sessions. A directory may
 have been deleted and created again in the meantime, so the root id is read each time before an open root is used again.
@@ -113,9 +111,8 @@ def deferred_sigterm() -> Iterator[None]:
     it.
 
     Spark closes the socket before it sends the signal. Therefore, `stop` may be called because the socket is closed,
-    and then be interrupted
-    by the signal. The process ends with the default action of the signal, because Spark's clean-up would print a
-    traceback about the closed socket.
+    and then be interrupted by the signal. The process ends with the default action of the signal, because Spark's
+    clean-up would print a traceback about the closed socket.
     """
     if signal.getsignal(signal.SIGTERM) is _exit:
         signal.signal(signal.SIGTERM, _record_signal)

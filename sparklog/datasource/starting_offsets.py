@@ -1,18 +1,15 @@
 """Resolution of the bounds of a read to offsets, according to the rules of Spark's Kafka connector.
 
 If a stream is restarted on another host, its checkpoint contains offsets that the first host has seen. Network file
-systems cache
-names, so the new host may not see the latest commits, or the decision of a transaction, for some time. If the visible
-end of the log were treated as the actual end, data loss would be reported. Therefore, if offsets are beyond the visible
-end, the view is refreshed until
-caches have expired (`SETTLE_MS`), unless the topic was deleted or created again.
+systems cache names, so the new host may not see the latest commits, or the decision of a transaction, for some time. If
+the visible end of the log were treated as the actual end, data loss would be reported. Therefore, if offsets are beyond
+the visible end, the view is refreshed until caches have expired (`SETTLE_MS`), unless the topic was deleted or created
+again.
 
 A read can start at the committed offsets of its group (`startingOffsets=group`). If the group has no offset for a
 partition, or if the offset is out of range, `kafka.auto.offset.reset` applies, as for Kafka consumers. If this option
-is not set, a
-partition without an offset starts where a read without `startingOffsets` would start, and an offset that is out of
-range is data
-loss.
+is not set, a partition without an offset starts where a read without `startingOffsets` would start, and an offset that
+is out of range is data loss.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ Partitions = Mapping[str, Mapping[int, Bounds]]
 """The bounds of the partitions to read in a snapshot, by topic and partition."""
 
 
-OTHER_ROOT = ", or the checkpoint belongs to another root: then give this query a checkpointLocation of its own"
+OTHER_ROOT = ", or the checkpoint belongs to another root. In this case, give this query a separate checkpointLocation"
 
 
 class DataLoss:
@@ -58,11 +55,11 @@ class DataLoss:
             raise NotFound(f"{what}: {remedy}")
         if self.fail:
             raise NotFound(
-                f"{what}{hint}. If this loss is acceptable, set failOnDataLoss=false: the query then {otherwise}"
+                f"{what}{hint}. If this loss is acceptable, set failOnDataLoss=false, so that the query {otherwise}"
             )
         if what not in self._warned:
             self._warned.add(what)
-            warn(f"{what}; with failOnDataLoss=false the query {otherwise}")
+            warn(f"{what}; because failOnDataLoss=false, the query {otherwise}")
 
     def check_start(self, topic: str, partition: int, start: int, end: int, limits: Bounds) -> int:
         """Return the start of a range. If it is below the log start, report data loss and return the log start."""
@@ -114,10 +111,12 @@ def check_listed(partitions: Partitions, bound: Bound) -> None:
     missing = {t: {p: 0 for p in offsets if p not in listed.get(t, {})} for t, offsets in partitions.items()}
     unknown = {t: {p: 0 for p in offsets if p not in partitions.get(t, {})} for t, offsets in listed.items()}
     if any(unknown.values()):
-        raise BadRequest(f"{bound.option} names partitions that are not read: {describe(unknown)}; remove them")
+        raise BadRequest(
+            f"{bound.option} contains partitions that are not read: {describe(unknown)}; remove these partitions"
+        )
     if any(missing.values()):
         hint = "; -2 is the earliest, -1 the latest offset" if bound.kind == "offsets" else ""
-        raise BadRequest(f"{bound.option} must name each partition that is read; missing: {describe(missing)}{hint}")
+        raise BadRequest(f"{bound.option} must contain each partition that is read; missing: {describe(missing)}{hint}")
 
 
 def _by_timestamp(
@@ -133,7 +132,7 @@ def _by_timestamp(
             raise NotFound(
                 f"{bound.option}: {topic}-{partition} has no record at or after {targets[partition]} ms "
                 f"({iso_time(targets[partition])}); set an earlier time, or startingOffsetsByTimestampStrategy=latest "
-                "to start at its end"
+                "to start at the log end"
             )
         result[partition] = limits.end(isolation) if record is None else record.offset
     return result
@@ -212,10 +211,8 @@ def start_positions(
     latest.
 
     `committed` is the result of `group_offsets`, which was called before the snapshot of `partitions` was taken.
-    Offsets that were committed
-    later could be beyond the end of the snapshot and would be reset. Raises BadRequest if the partitions in the options
-    are not the partitions that are
-    read, and NotFound.
+    Offsets that were committed later could be beyond the end of the snapshot and would be reset. Raises BadRequest if
+    the partitions in the options are not the partitions that are read, and NotFound.
     """
     bound = read.start or Bound(default, "startingOffsets")
     if bound.kind != GROUP:
@@ -260,8 +257,7 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
     offsets.
 
     Waits until no transaction has pending offsets. Raises Unavailable if a transaction stays undecided for a minute,
-    and
-    BadRequest if the view is not the view of a root.
+    and BadRequest if the view is not the view of a root.
     """
     if read.start is None or read.start.kind != GROUP:
         return {}
@@ -309,7 +305,7 @@ def batch_ranges(
             if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
                 raise BadRequest(
                     f"{topic}-{partition}: {read.start.option} {start} is after {end_bound.option} {end}: swap or "
-                    "correct them"
+                    "correct the offsets"
                 )
             end = loss.check_end(topic, partition, end, limits, end_bound.option)
             end = min(end, max(start, limits.end(read.isolation)))

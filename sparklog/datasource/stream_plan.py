@@ -4,24 +4,21 @@ Spark makes three calls:
 
 1. `initial` returns the start of a new query. The result is not stored in the checkpoint.
 2. `latest` returns the end of the next micro-batch. Spark calls it repeatedly, compares the results as strings, and
-   stores a
-   result in its checkpoint if it differs from the previous result.
+   stores a result in its checkpoint if it differs from the previous result.
 3. `ranges` returns the offsets between two results. Spark also calls it after a restart, with results from the
    checkpoint.
 
 The planner therefore follows these rules:
 
-* The first result of `latest` contains its own start (`$start`), even if there are no records to read. While the
-  query is idle, later results are the start itself.
+* The first result of `latest` contains its own start (`$start`), even if there are no records to read. While the query
+  is idle, later results are the start itself.
 * A result contains the id of each topic, so that a topic that was deleted and created again is reported as data loss.
 * A partition that is missing in a start begins at its log start.
 * Offsets in a checkpoint have existed. If this process does not see the offsets although the topic is the same, it
-  waits for
-  caches to expire and then fails, even if `failOnDataLoss=false`, because continuing would skip records or read them
-  twice.
+  waits for caches to expire and then fails, even if `failOnDataLoss=false`, because continuing would skip records or
+  read them twice.
 * If a start contains topics or partitions that the query does not read, it belongs to another query, or the
-  subscription has
-  changed.
+  subscription has changed.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, Stored
 from sparklog.storage.retries import Clock
 
-RESTORED = "; if the root was restored from an older copy, start the query again, with a checkpointLocation of its own"
+RESTORED = "; if the root was restored from an older copy, start the query again with a separate checkpointLocation"
 
 Document = dict[str, object]
 Offsets = dict[str, dict[int, int]]
@@ -283,17 +280,16 @@ class StreamPlanner:
         """Return the offsets of a checkpoint that this query does not read.
 
         Raises BadRequest if there are such offsets, unless data loss is allowed and the query reads some of the
-        offsets. If the query reads
-        none of the offsets, the checkpoint belongs to another query.
+        offsets. If the query reads none of the offsets, the checkpoint belongs to another query.
         """
         unread = self._subscriber.others(checkpoint.positions)
         if not unread:
             return unread
-        what = f"The checkpoint holds offsets of {describe(unread)}, which this query does not read"
+        what = f"The checkpoint contains offsets of {describe(unread)}, which this query does not read"
         if self._loss.fail or unread == checkpoint.positions:
             raise BadRequest(
-                f"{what} ({self._subscriber}): give this query a checkpointLocation of its own, or subscribe to "
-                "them again if the checkpoint is this query's"
+                f"{what} ({self._subscriber}): give this query a separate checkpointLocation, or subscribe to "
+                "these topics again if the checkpoint belongs to this query"
             )
         self._loss.report(what, "ignores them")
         return unread
@@ -319,7 +315,7 @@ class StreamPlanner:
         if hidden:
             raise Unavailable(
                 f"The checkpoint is ahead of the log of {', '.join(hidden)} as seen from this host: start the query "
-                f"again later, because a mount may still hide new files{RESTORED}"
+                f"again later, because the file system may still hide new files{RESTORED}"
             )
 
     def _wait_for_planned_end(self, base: StreamOffset, stop: StreamOffset) -> None:
@@ -391,8 +387,7 @@ class StreamPlanner:
         total = sum(part.records for part in stored.values())
         if max_offsets is not None and total > max_offsets:
             # Each partition gets at least one record, even if the limit is exceeded, as in Kafka's connector.
-            # Otherwise, small
-            # partitions would not be read while large partitions grow.
+            # Otherwise, small partitions would not be read while large partitions grow.
             end = _cut_each(end, stored, lambda part: part.at_records(max(1, part.records * max_offsets // total))[0])
             stored = self._stored(begin, end)
         max_bytes = self._options.max_bytes_per_trigger

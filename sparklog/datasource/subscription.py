@@ -144,7 +144,7 @@ class Subscriber:
         for partition in assigned:
             if partition not in bounds:
                 raise NotFound(
-                    f"Option 'assign' names partition {partition} of topic {topic!r}, which has "
+                    f"Option 'assign' contains partition {partition} of topic {topic!r}, which has "
                     f"{_partitions(sorted(bounds))}"
                 )
         return {partition: bounds[partition] for partition in assigned}

@@ -29,7 +29,7 @@ def check_table(options: Options) -> None:
     as_of = [name for name in names if name in AS_OF]
     if not options.read.is_table:
         if as_of:
-            raise BadRequest(f"Option '{as_of[0]}' needs view=table; a log is read up to 'endingOffsets'")
+            raise BadRequest(f"Option '{as_of[0]}' requires view=table; use 'endingOffsets' for a log")
         return
     if len(as_of) > 1:
         raise BadRequest("Set either 'asOfTimestamp' or 'asOfOffsets', not both")

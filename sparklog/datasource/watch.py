@@ -1,12 +1,9 @@
 """The lag of Spark's streaming queries, measured in the driver: `lags = sparklog.watch(spark)`.
 
 For a Python source, Spark's query progress contains no metrics, but two sets of offsets: the end of the latest
-micro-batch,
-and the end of the log when the micro-batch was planned. Their difference is the `offsetsBehindLatest` of Spark's Kafka
-source. It
-counts offsets that the query can read, which end at the last stable offset if the isolation level is read_committed. In
-contrast, the lag of a consumer
-group is measured from the log end.
+micro-batch, and the end of the log when the micro-batch was planned. Their difference is the `offsetsBehindLatest` of
+Spark's Kafka source. It counts offsets that the query can read, which end at the last stable offset if the isolation
+level is read_committed. In contrast, the lag of a consumer group is measured from the log end.
 """
 
 from __future__ import annotations
@@ -77,8 +74,7 @@ def watch(
         tell: A function that is called with a line per micro-batch, such as `print`. By default, lines are logged to
             the logger `sparklog.lag` at level INFO.
         metrics_file: A file for the textfile collector of the node exporter, which is rewritten after each micro-batch.
-            Each driver
-            must use its own file.
+            Each driver must use its own file.
 
     Returns:
         A listener. Call it to get the current lags, and call `stop()` at the end.
@@ -102,8 +98,7 @@ def _add_from_daemon(spark: SparkSession, lags: QueryLags) -> None:
     """Add a listener to Spark Connect in a daemon thread, and raise the errors of that thread here.
 
     Spark Connect waits for events in a thread that is a daemon only if the adding thread is a daemon. Otherwise, the
-    process
-    would not end.
+    process would not end.
     """
     failures: list[BaseException] = []
 

@@ -1,23 +1,16 @@
 """Spark's sink. Tasks upload append files, and the driver commits the files at most once per micro-batch.
 
 A failed or repeated attempt of a task leaves files that no commit references. The vacuum removes these files. There is
-no
-`abort`, because Spark also calls it after a commit that may have succeeded. If an option or the path sets the topic,
+no `abort`, because Spark also calls it after a commit that may have succeeded. If an option or the path sets the topic,
 all rows are written in one commit. If a column sets the topics, the write is a transaction over these topics. Its
-transactional id is the id of the query,
-the `txnAppId`, or a new id for a batch write without a `txnAppId`. A replayed micro-batch is found in the decisions of
-the
-transactional id, which list all topics of the micro-batch.
+transactional id is the id of the query, the `txnAppId`, or a new id for a batch write without a `txnAppId`. A replayed
+micro-batch is found in the decisions of the transactional id, which list all topics of the micro-batch.
 
 A streaming write is exactly once because its commit has a key. The key consists of the query id, which Spark stores in
-the checkpoint (or
-the user's `txnAppId`), and the batch id. Spark passes only the batch id to `commit`, and calls `commit` on a new
-instance of the
-writer. Therefore, the tasks read the query id and the run id from their TaskContext and return them. A batch write does
-not
-use these ids as a key, because all writes in a `foreachBatch` see the same ids, and the second write would be skipped.
-A
-batch write can be repeated safely only if `txnAppId` and `txnVersion` are set.
+the checkpoint (or the user's `txnAppId`), and the batch id. Spark passes only the batch id to `commit`, and calls
+`commit` on a new instance of the writer. Therefore, the tasks read the query id and the run id from their TaskContext
+and return them. A batch write does not use these ids as a key, because all writes in a `foreachBatch` see the same ids,
+and the second write would be skipped. A batch write can be repeated safely only if `txnAppId` and `txnVersion` are set.
 """
 
 from __future__ import annotations
@@ -131,7 +124,7 @@ class _TaskSink:
             row = topics.is_null().to_pylist().index(True)
             raise BadRequest(
                 f"The topic column has a null (row {row} of an Arrow batch of {len(topics)}): set a topic in each row, "
-                "or set the option 'topic'; this write was not committed"
+                "or set the option 'topic'. This write was not committed"
             )
         for topic, part in _by_topic(topics, rows):
             self._write(topic, part)
@@ -199,8 +192,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     """Commit the files of the tasks. Several topics are committed in a transaction.
 
     A write that was already committed with the same `key` is skipped. The epoch of the key is a time of this host's
-    clock.
-    A streaming run that was superseded by another run fails.
+    clock. A streaming run that was superseded by another run fails.
     """
     now = SYSTEM.now()
     root = root_at(plan.location)
@@ -208,7 +200,8 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     expected = {part.target.root_id for message in messages for part in message.topics} | {plan.root_id or root.id}
     for root_id in sorted(expected - {root.id}):
         raise Conflict(
-            f"The root at {root.location} changed its id from {root_id} to {root.id} while this write ran: write again"
+            f"The root at {root.location} changed its id from {root_id} to {root.id} during this write: repeat the "
+            "write"
         )
     topics = _files_by_topic(messages)
     if key is not None and key.mode == "stream":
@@ -235,7 +228,7 @@ def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, Topi
     joined = {}
     for name, parts in sorted(by_topic.items()):
         if len({part.target.topic_id for part in parts}) > 1:
-            raise Conflict(f"The topic {name!r} was deleted and created again while this write ran: write again")
+            raise Conflict(f"The topic {name!r} was deleted and created again during this write: repeat the write")
         target = min((part.target for part in parts), key=lambda target: target.read_version)
         joined[name] = TopicFiles(target, tuple(file for part in parts for file in part.files))
     return joined

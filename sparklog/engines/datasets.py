@@ -1,14 +1,13 @@
 """Topics as tables of DuckDB, Polars and other engines that read pyarrow datasets, with column and filter pushdown.
 
-An engine requests a scanner of a dataset for the columns that it needs and a filter expression. Only these columns
-are decoded, and only offsets that can match are read (see `sparklog.engines.narrowing`). The scanner then applies the
+An engine requests a scanner of a dataset for the columns that it needs and a filter expression. Only these columns are
+decoded, and only offsets that can match are read (see `sparklog.engines.narrowing`). The scanner then applies the
 filter to the records. pyarrow's own `Scanner` is not used, because it reads ahead in threads that call Python even
 after the scan has ended.
 
 Polars gets lazy frames, and passes its predicate as a Polars expression. Comparisons of columns with constants are
 translated to pyarrow expressions. Other conditions do not reduce the number of records to read. The complete predicate
-is then
-applied to the records.
+is then applied to the records.
 """
 
 from __future__ import annotations
@@ -184,7 +183,7 @@ class ByTopic(dict[str, T]):
 
     def __missing__(self, name: str) -> T:
         hint = did_you_mean(str(name), self) or f"; the topics are {', '.join(map(repr, self)) or 'none'}"
-        raise NotFound(f"topic {name!r} was not opened here{hint}")
+        raise NotFound(f"topic {name!r} was not opened{hint}")
 
 
 @checked(root=ROOT, topics=NAMES.or_none())
@@ -261,7 +260,9 @@ def duckdb(
         print(con.sql('SELECT key FROM orders WHERE partition = 0 AND "offset" >= 1'))
     """
     if not callable(getattr(con, "register", None)):
-        raise BadRequest(f"con must be a DuckDB connection, as duckdb.connect() returns it, found {type(con).__name__}")
+        raise BadRequest(
+            f"con must be a DuckDB connection, as returned by duckdb.connect(), found {type(con).__name__}"
+        )
     opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
     for name, dataset in opened.items():
         con.register(name, dataset)

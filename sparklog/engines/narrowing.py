@@ -1,14 +1,12 @@
 """Determine the offsets that can match a filter from metadata alone.
 
-A filter is a pyarrow expression, which cannot be inspected. However, pyarrow can decide which fragments of a
-dataset may match an expression, based on what is known about each fragment. Therefore, a topic is presented as a
-dataset of chunks
-with known partitions, offsets and timestamps. The chunks are never opened. Chunks next to chunks that cannot match are
-split again, down to single offsets.
+A filter is a pyarrow expression, which cannot be inspected. However, pyarrow can decide which fragments of a dataset
+may match an expression, based on what is known about each fragment. Therefore, a topic is presented as a dataset of
+chunks with known partitions, offsets and timestamps. The chunks are never opened. Chunks next to chunks that cannot
+match are split again, down to single offsets.
 
 The resulting ranges always contain all matching records, but may also contain other records. The reader applies the
-filter to
-the records.
+filter to the records.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ class Spans:
     """Spans of records of one partition in offset order, with the minimum and maximum timestamp (ms) of each span.
 
     `low` ignores negative timestamps, and is -1 if there are no other timestamps. `low` and `high` are None if the
-    timestamps are
-    unknown.
+    timestamps are unknown.
     """
 
     base: Int64s

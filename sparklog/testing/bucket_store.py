@@ -121,7 +121,9 @@ class BucketStore(WrapperStore):
             if key not in failed:
                 self.delete(key)
         if failed:
-            raise Unavailable(f"{failed[0]} in {self.location} and {len(failed) - 1} more were not deleted; retry")
+            raise Unavailable(
+                f"{failed[0]} in {self.location} and {len(failed) - 1} other objects were not deleted; retry"
+            )
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         self._requests += 1

@@ -230,7 +230,7 @@ class FaultyStore(WrapperStore):
         if fits and kind is FaultKind.ABSENT:
             if verb == "stat":
                 return None
-            raise NotFound(f"no object {key} in {self.location}: it was never written, or has been deleted")
+            raise NotFound(f"{key} does not exist in {self.location}: it was never written, or has been deleted")
         if fits and kind is FaultKind.LATE:
             self._late.append((self._number + int(fault.amount), send))
         if kind is FaultKind.CRASH_BEFORE:
@@ -243,7 +243,7 @@ class FaultyStore(WrapperStore):
         if kind is FaultKind.CRASH_AFTER:
             raise Crash(f"after {key}")
         if kind is FaultKind.ERROR_AFTER:
-            raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}); the outcome is unknown")
+            raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}); the result is unknown")
         if kind is FaultKind.DELAY_AFTER:
             self.sleep(fault.amount)
         return _corrupted(result, fault) if fits else result

@@ -93,6 +93,6 @@ def test_wrong_files_and_options(sparklog: Sparklog, tmp_path: Path) -> None:
         file = offsets_file(tmp_path, document)
         assert says in sparklog("delete-records", "--offset-json-file", file, code=1).err
     assert "cannot be read" in sparklog("delete-records", "--offset-json-file", tmp_path / "none", code=1).err
-    assert "all three" in sparklog("delete-records", "--topic", "a", code=2).err
+    assert "a topic, --partition and --offset" in sparklog("delete-records", "--topic", "a", code=2).err
     assert "not both" in sparklog("delete-records", "--offset-json-file", file, "--topic", "a", code=2).err
     assert "sparklog delete-records" in sparklog("delete-records", "--help").out.split("Example:")[1]

@@ -117,7 +117,7 @@ def test_offsets_travel_through_a_file(sparklog: Sparklog, root: Path, member: M
     outcome = sparklog("groups", "reset", "billing", "--from-file", kept, code=1)
     assert (
         outcome.err
-        == f"sparklog: {kept} has offsets of other, but no offsets of group 'billing' [SPARKLOG_BAD_REQUEST]\n"
+        == f"sparklog: {kept} contains offsets of other, but no offsets of group 'billing' [SPARKLOG_BAD_REQUEST]\n"
     )
 
 

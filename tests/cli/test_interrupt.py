@@ -115,8 +115,8 @@ def test_it_says_how_far_it_was(
     monkeypatch.setattr(backing_up, "back_up", back_up)
     said = sparklog("backup", "--to", tmp_path / "backups", code=130)
     assert said.err == (
-        "sparklog: interrupted: 12 of 40 files, 1.2 GB of 5.1 GB; no backup was created; run it again, "
-        "and it skips files that are already copied\n"
+        "sparklog: interrupted: 12 of 40 files, 1.2 GB of 5.1 GB; no backup was created; run the command again, "
+        "which skips files that were already copied\n"
     )
 
 

@@ -62,10 +62,10 @@ def test_runs_that_work_now(sparklog: Sparklog, filled: Path) -> None:
 def test_what_jobs_cannot_say(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
     library.backup(filled, backups)
-    assert "sparklog has no jobs: give a root" in sparklog("jobs", "--root", backups, code=1).err
+    assert "which has no sparklog jobs: give a root" in sparklog("jobs", "--root", backups, code=1).err
     assert "sparklog_job_" not in sparklog("metrics", "--root", backups).out
     assert check_jobs(library.open(backups)) == []
-    assert "sparklog has no jobs: give a root" in sparklog("jobs", "--root", KAFKA, code=1).err
+    assert "which has no sparklog jobs: give a root" in sparklog("jobs", "--root", KAFKA, code=1).err
     assert "topic 'none' does not exist" in sparklog("jobs", "--topic", "none", code=1).err
 
 

@@ -93,7 +93,7 @@ def test_it_answers(sparklog: Sparklog, root: Path, place: Path, line: str, prin
 
 def test_a_replication_factor_is_taken(sparklog: Sparklog, root: Path) -> None:
     assert "copies" not in sparklog("topics", "create", "one", "--replication-factor", 1).err
-    keeps = f"has no effect, because the storage of {root} replicates the data\n"
+    keeps = f"has no effect, because the storage of {root} replicates data\n"
     for factor in (3, -1):
         outcome = sparklog("topics", "create", f"r{factor + 1}", "--replication-factor", factor, "-p", 2)
         assert outcome.err.startswith(f"sparklog: --replication-factor {factor} {keeps}")
@@ -165,7 +165,7 @@ def test_wrong_usage_is_one_line(sparklog: Sparklog, place: Path, line: str, say
             "lz4 or zstd, found 'none'; use uncompressed for a topic without compression [",
         ),
         ("consume --include nothing", "no topic in {root} matches 'nothing': see `sparklog topics list` ["),
-        ("consume orders --format '%x'", "--format takes %t %p %o %T %h %k %K %s %S and %%, found '%x' ["),
+        ("consume orders --format '%x'", "--format supports %t %p %o %T %h %k %K %s %S and %%, found '%x' ["),
         ("consume orders --format 'x%'", "and %%, found '%' ["),
     ],
 )
@@ -182,7 +182,10 @@ def test_a_topic_that_is_missing_is_created_unless_the_name_may_be_misspelt(
     file.write_text("a\n")
     outcome = sparklog("produce", "zzz", "--file", file)
     assert outcome.err.splitlines() == [
-        "Topic zzz did not exist: created with 1 partition, the root's default; use --num-partitions",
+        (
+            "Topic zzz did not exist: created with 1 partition, the root's default;"
+            " use --num-partitions to set another number"
+        ),
         "Appended 1 record to zzz",
     ]
     assert sparklog("produce", "zzz", "--file", file).err == "Appended 1 record to zzz\n"

@@ -30,7 +30,7 @@ def test_a_topic_is_created_altered_and_deleted(sparklog: Sparklog, root: Path) 
     altered = sparklog("topics", "alter", "orders", "--partitions", 5)
     assert altered.out == "Altered topic orders.\n"
     (line,) = altered.err.splitlines()
-    assert line.startswith("sparklog: topic orders: keys map to other partitions now")
+    assert line.startswith("sparklog: topic orders: keys now map to other partitions")
     sparklog("configs", "alter", "orders", "--add-config", "segment.ms=7", "--delete-config", "retention.ms")
     described = json.loads(sparklog("topics", "describe", "orders", "--json").out)
     assert [(topic["topic"], topic["partitionCount"], topic["configs"]) for topic in described] == [
@@ -65,7 +65,7 @@ def test_describe_is_a_line_and_a_table(sparklog: Sparklog, lines_file: LinesFil
         (("topics", "alter", "orders", "-p", "1"), 1, "partition"),
         (("consume", "ordres"), 1, "orders"),
         (("consume", "orders", "-p", "9"), 1, "no partition 9"),
-        (("consume", "orders", "-o", "0"), 2, "needs --partition"),
+        (("consume", "orders", "-o", "0"), 2, "requires --partition"),
         (("consume", "orders", "-o", "end", "-p", "0"), 2, "earliest, latest or a number"),
         (("consume", "orders", "-o", "99", "-p", "0"), 1, "offset 99 of orders-0 is out of range"),
         (("consume", "orders", "--from-beginning", "-o", "latest"), 2, "give --from-beginning or --offset, not both"),
@@ -158,7 +158,7 @@ def test_a_bad_line_says_what_was_appended_before_it(sparklog: Sparklog, lines_f
     outcome = sparklog("produce", "t", "--key-separator", ":", "--file", lines_file(long * 20_000 + "bad\n"), code=1)
     assert "line 20001: expected key separator ':'" in outcome.err
     appended = int(sparklog("offsets", "t").out.rsplit(":", 1)[1])
-    assert f"({appended} records before it were appended)" in outcome.err
+    assert f"({appended} records before the error were appended)" in outcome.err
     assert 0 < appended < 20_000
 
 

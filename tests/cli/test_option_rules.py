@@ -61,7 +61,7 @@ def lines_that_break_rules(command: FunctionCommand) -> Iterator[tuple[list[str]
             yield [*line, *more([*needed, other])], f"give {name} or {other}, not both"
         if rule.needs:
             assert all(item in named for item in rule.needs)
-            yield [*line, *more(needed)], f"{name} needs {rule.needs[0]}"
+            yield [*line, *more(needed)], f"{name} requires {rule.needs[0]}"
 
 
 def test_every_rule_of_every_command_holds() -> None:
@@ -78,7 +78,7 @@ def test_every_rule_of_every_command_holds() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("serve {root} --memory", "give --memory or LOCATION, not both: it serves an empty root in memory, "),
+        ("serve {root} --memory", "give --memory or LOCATION, not both: --memory serves an empty root in memory, "),
         ("serve --memory --backup 3", "give --memory or --backup, not both"),
         ("serve {root} --tls-cert c.pem", "--tls-cert requires --tls-key"),
         ("serve {root} --listen PLAINTEXT://127.0.0.1:9", "expected HOST:PORT without PLAINTEXT://"),

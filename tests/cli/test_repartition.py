@@ -89,7 +89,8 @@ def test_it_follows_until_it_is_interrupted(sparklog: Sparklog, root: Path, monk
     monkeypatch.setattr(command, "open_root", lambda location: open_root(location, env=env))
     outcome = sparklog(*COPY, "--follow", code=130)
     assert re.fullmatch(
-        r"sparklog: interrupted: 92 records, (\d+ B) of \1 copied; copied records remain; run it again with the same "
+        r"sparklog: interrupted: 92 records, (\d+ B) of \1 copied; copied records remain; run the command again with "
+        "the same "
         "options to continue",
         outcome.err.splitlines()[-1],
     )

@@ -95,7 +95,7 @@ def test_a_row_of_csv_is_one_of_the_table(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("root = [", "is not TOML"),
+        ("root = [", "is not valid TOML"),
         ("rot = 1", "expected output, root, roots, found rot"),
         ("output = 'xml'", "output must be one of table, json, csv, found 'xml'"),
         ("root = 1", "root must be a string, found 1"),

@@ -381,7 +381,7 @@ def test_an_empty_value_and_a_repeated_option_are_errors() -> None:
             if parameter.name not in may_be_blank:
                 lines.append(([f"{name}= "] if isinstance(parameter, Option) else ["--", ","], "expected a value"))
             if isinstance(parameter, Option) and not parameter.multiple and not parameter._flag_needs_value:
-                lines.append(([f"{name}=1", f"{name}=1"], f"give {name} once, found it 2 times"))
+                lines.append(([f"{name}=1", f"{name}=1"], f"expected {name} once, found it 2 times"))
             for words, says in lines:
                 count += 1
                 result = CliRunner(env={"SPARKLOG_ROOT": None}).invoke(command, words)

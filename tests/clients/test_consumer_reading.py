@@ -120,7 +120,7 @@ def test_a_subscription_is_replaced_and_ended(place: Place) -> None:
     consumer.assign({"c": [0]})
     assert everything(consumer) == []
     assert len(noted.calls) == 4
-    with pytest.raises(BadRequest, match="a listener needs a subscription: give topics or a pattern"):
+    with pytest.raises(BadRequest, match="a listener requires a subscription: give topics or a pattern"):
         reader(place, listener=noted)
 
 

@@ -107,7 +107,7 @@ def test_max_compaction_lag_says_since_when() -> None:
     filled.world.now_ms += 7 * HOUR_MS
     due = filled.backlog().due[-1]
     assert (due.since_ms, due.allowed_ms) == (dirty_ms + 12 * HOUR_MS, 12 * HOUR_MS)
-    assert due.why == "records not compacted, older than max.compaction.lag.ms"
+    assert due.why == "uncompacted records older than max.compaction.lag.ms"
     assert filled.compact().due == ()
 
 

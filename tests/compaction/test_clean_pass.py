@@ -519,7 +519,7 @@ def test_a_segment_that_is_gone_means_to_plan_again(place: CountedRoot) -> None:
     topic = updated(place)
     (work,) = plan(topic)
     place.inner.delete(sealed_keys(topic)[2])
-    with pytest.raises(Conflict, match="plan again"):
+    with pytest.raises(Conflict, match="run the compaction again"):
         work.run()
 
 

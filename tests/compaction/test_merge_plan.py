@@ -739,7 +739,7 @@ def test_a_file_that_is_gone_means_plan_again(memory: CountedRoot, at_once: int)
         topic.append(random_rows(40, first=i * 40))
     (work,) = plan(memory, topic)
     memory.inner.delete(memory.append_files()[1])
-    with pytest.raises(Conflict, match="plan again"):
+    with pytest.raises(Conflict, match="run the compaction again"):
         work.run()
 
 

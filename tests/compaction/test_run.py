@@ -378,7 +378,7 @@ def test_a_topic_deleted_in_the_middle_is_left_and_the_others_are_done() -> None
 
     reports = compact_root(root, SETTINGS, InProcess(), plans=Merger(delete).plans())
     assert [(report.topic, report.failed, report.notes) for report in reports] == [
-        ("t", False, ("deleted during the run, nothing remains to do",)),
+        ("t", False, ("deleted during the run; no work remains",)),
         ("u", False, ()),
     ]
     assert slices_of(other) == [1, 1, 1]
@@ -394,7 +394,7 @@ def test_a_topic_created_again_in_the_middle_is_not_touched() -> None:
         filled(elsewhere, "t", 1)
 
     (report,) = compact_root(root, SETTINGS, InProcess(), plans=Merger(again).plans())
-    assert report.notes == ("deleted during the run, nothing remains to do",)
+    assert report.notes == ("deleted during the run; no work remains",)
     assert not report.failed
     assert slices_of(root.topic("t")) == [2]
 

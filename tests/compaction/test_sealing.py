@@ -469,7 +469,7 @@ def test_a_file_that_was_replaced_meanwhile_is_a_conflict(memory: CountedRoot) -
     outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, stale.rewrites, stale.files))
     assert [edit.start for edit in outcome.dropped] == [0]
     memory.inner.delete(memory.append_files()[0])
-    with pytest.raises(Conflict, match=r"t-0 with offset 0 is gone.*plan again"):
+    with pytest.raises(Conflict, match=r"t-0 with offset 0 no longer exists.*run the compaction again"):
         work.run()
 
 

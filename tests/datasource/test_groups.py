@@ -191,7 +191,7 @@ def test_a_batch_ends_where_it_is_told_to(world: TopicsWorld) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"startingoffsets": "group"}, "startingOffsets=group needs a consumer group: set kafka.group.id"),
+        ({"startingoffsets": "group"}, "startingOffsets=group requires a consumer group: set kafka.group.id"),
         ({"startingoffsets": "grup"}, "must be 'earliest', 'latest', 'group' or JSON such as"),
         ({"endingoffsets": "group"}, "must be 'earliest', 'latest' or JSON such as"),
         ({"kafka.group.id": ""}, "a kafka.group.id has 1 to"),
@@ -313,7 +313,7 @@ def test_a_reset_is_refused_while_the_query_lives_and_stops_one_that_was_silent_
         group(world).alter({"a": {0: 0}})
     world.now_ms += 31_000
     group(world).alter({"a": {0: 0}})
-    with pytest.raises(Fenced, match="a reset of the group also stops the query"):
+    with pytest.raises(Fenced, match="a reset of the group also stops a query"):
         query.batch()
     assert offsets(world) == {("a", 0): 0, ("a", 1): 2}
 

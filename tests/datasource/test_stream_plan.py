@@ -367,7 +367,7 @@ ELSEWHERE = (
             {"t": {"0": 5}, "u": {"0": 5}},
             {},
             BadRequest,
-            "or subscribe to them again if the checkpoint is this query's",
+            "or subscribe to these topics again if the checkpoint belongs to this query",
         ),
         ({"t": {"0": 5, "1": 2}}, {"assign": '{"t":[0]}'}, BadRequest, "offsets of t-1, which this query does not"),
         # Created anew, in this root or in another one.

@@ -181,7 +181,7 @@ def test_records_deleted_while_a_task_reads(tmp_path: Path, caplog: pytest.LogCa
         list(read_task(root).read(partition))
     found = [row for batch in read_task(root, failondataloss="false").read(partition) for row in batch.to_pylist()]
     assert [row["offset"] for row in found] == [0, 1, 6, 7, 8, 9]
-    assert "with failOnDataLoss=false the read continues without them" in caplog.text
+    assert "because failOnDataLoss=false, the read continues without these records" in caplog.text
 
 
 def test_a_missing_record_that_was_not_deleted_is_an_error_even_then(tmp_path: Path) -> None:

@@ -203,13 +203,11 @@ def restore(
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Create a root from a backup, or from an earlier state of a root.
+    """Create a root from a backup or an earlier state of a root.
 
     The new root has the latest state, or the state as of an earlier time. Every byte is verified. Transactions are
-    complete,
-    consumer groups retain their offsets, and topics retain their ids. If the command is killed, run it again with the
-    same
-    options.
+    complete, consumer groups retain their offsets, and topics retain their ids. If the command is killed, run it again
+    with the same options.
     """
     from sparklog.opening import reject_inside
     from sparklog.tools.backup.damaged_logs import errors_of_skipped
@@ -264,9 +262,8 @@ def clone(
 ) -> Output:
     """Clone a topic without copying data.
 
-    The clone has the records, offsets and configs of the source topic, as of now, a version or a time, and a new
-    topic id. Both topics share files until one of them rewrites its files. You can append to, alter and delete either
-    topic
+    The clone has the records, offsets and configs of the source topic, as of now, a version or a time, and a new topic
+    id. Both topics share files until one of them rewrites its files. You can append to, alter and delete either topic
     without affecting the other topic. Versions are available for at least file.delete.delay.ms, which is one day by
     default.
     """
@@ -315,14 +312,12 @@ def repartition(
     ] = False,
     quiet: QuietOption = False,
 ) -> Output:
-    """Copy a topic to a topic with a different number of partitions.
+    """Copy a topic with a different number of partitions.
 
-    Each record is copied exactly once to the partition of its key, even if the command is killed and run
-    again. Keys, values, timestamps, headers and the order of the records of each key are preserved. A record without a
-    key is copied to its
-    old partition modulo the new number of partitions. To cut over, stop the writers of the old topic, run the command
-    with
-    --move-groups, and start all clients on the new topic.
+    Each record is copied exactly once to the partition of its key, even if the command is killed and run again. Keys,
+    values, timestamps, headers and the order of the records of each key are preserved. A record without a key is copied
+    to its old partition modulo the new number of partitions. To cut over, stop the writers of the old topic, run the
+    command with --move-groups, and start all clients on the new topic.
     """
     from sparklog.tools.repartition import STEP_BYTES, copy_topic
 

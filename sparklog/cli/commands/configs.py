@@ -157,9 +157,8 @@ def alter(
     """Set or delete configs of a topic, or root defaults.
 
     All changes to a topic are made in one commit. If --pattern is given, the command only prints the changes to each
-    topic. Add --execute to make the changes,
-    in one commit per topic. If --root-defaults is given, the pattern selects the topics to which the
-    defaults apply, and the defaults are set immediately.
+    topic. Add --execute to make the changes, in one commit per topic. If --root-defaults is given, the pattern selects
+    the topics to which the defaults apply, and the defaults are set immediately.
     """
     changes = _changes(add_config, add_config_file, delete_config)
     log = open_root(root)

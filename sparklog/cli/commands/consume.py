@@ -298,11 +298,10 @@ def consume(
     """Print the records of topics.
 
     Prints all existing records and exits. If --follow is given, the command keeps printing new records. By default, the
-    command starts at the
-    log start, or at the log end if --follow is given. The columns are those of kafka-console-consumer. Partitions are
-    printed one after the other. The number of records is printed to stderr. If --group is given, the command starts at
-    the committed
-    offsets of the group, and prints the partitions that are assigned to this member.
+    command starts at the log start, or at the log end if --follow is given. The columns are those of
+    kafka-console-consumer. Partitions are printed one after the other. The number of records is printed to stderr. If
+    --group is given, the command starts at the committed offsets of the group, and prints the partitions that are
+    assigned to this member.
 
     If --key is given, only the partitions that Kafka's default partitioner selects for the keys, or the partition given
     with --partition, are read.
@@ -357,14 +356,10 @@ def get(
     """Print the latest record of a key.
 
     The command searches backwards from the log end. It searches the partition that Kafka's default partitioner selects
-    for the
-    key now, and the partitions that it selected before partitions were added to the topic. If another partitioner wrote
-    the record, or if
-    partitions were added in Kafka, use --partition or --all-partitions. With --all-partitions, the record with the
-    greatest
-    timestamp is printed. Exit code 3 means that the key was deleted (the latest record is a tombstone), and exit code 1
-    that the key was not
-    found.
+    for the key now, and the partitions that it selected before partitions were added to the topic. If another
+    partitioner wrote the record, or if partitions were added in Kafka, use --partition or --all-partitions. With
+    --all-partitions, the record with the greatest timestamp is printed. Exit code 3 means that the key was deleted (the
+    latest record is a tombstone), and exit code 1 that the key was not found.
     """
     from sparklog.cli.record_text import format_json
     from sparklog.log.read.key_lookup import latest_record
@@ -406,7 +401,7 @@ def table(
     formats: Formats,
     as_json: Annotated[bool, Option("--json", help="Print each record as a JSON object with all columns.")] = False,
 ) -> None:
-    """Print a topic as a table, which contains the latest record of each key.
+    """Print the latest record of each key of a topic.
 
     Deleted keys, uncommitted records and records without a key are omitted. Rows are printed partition by partition,
     the latest row first. The number of rows is printed to stderr. A key that occurs in several partitions has a row for
@@ -485,9 +480,8 @@ def offsets(
     """Print offsets of topics, as kafka-get-offsets does.
 
     Each line has the form topic:partition:offset. The value of --time is -1 or latest (the log end, the default), -2 or
-    earliest (the log
-    start), -3 or max-timestamp (the record with the largest timestamp), or a time in milliseconds (the first record at
-    or after the time). Partitions without such a record are omitted.
+    earliest (the log start), -3 or max-timestamp (the record with the largest timestamp), or a time in milliseconds
+    (the first record at or after the time). Partitions without such a record are omitted.
     """
     target = TIMES[time] if time in TIMES else opt.parse_time(time, "--time")
     rules = topics.rules()

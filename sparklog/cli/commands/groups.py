@@ -141,9 +141,8 @@ def describe(
     """Describe the offsets and lag of consumer groups.
 
     LAG is a number of offsets, and SECONDS-BEHIND is the age of the first unread record. As in Kafka, the lag extends
-    to the log
-    end, including transaction markers and records of open transactions. For a Kafka log directory, the command shows
-    the groups and partitions that the directory contains, but no members.
+    to the log end, including transaction markers and records of open transactions. For a Kafka log directory, the
+    command shows the groups and partitions that the directory contains, but no members.
     """
     opened = _open_groups(root)
     names = groups.names()
@@ -256,16 +255,13 @@ def reset(
     """Reset the offsets of a group in some or all partitions.
 
     Specify exactly one of the options --to-earliest ... --from-file. If --execute is not given, the command only prints
-    the new
-    offsets. The command fails if the group has active members. Stop the members first, or use --force. The reset fences
-    a consumer
-    that was only suspended, so its next commit fails. Group members continue from the new offsets.
+    the new offsets. The command fails if the group has active members. Stop the members first, or use --force. The
+    reset fences a consumer that was only suspended, so its next commit fails. Group members continue from the new
+    offsets.
 
     A file for --from-file has lines of the form topic,partition,offset, as printed by --export. For example, `reset g
-    --to-current
-    --export` saves the offsets of group g. A restarted Spark query continues from its checkpoint instead of the offsets
-    of the group. A new
-    query with startingOffsets=group starts at the offsets of the group.
+    --to-current --export` saves the offsets of group g. A restarted Spark query continues from its checkpoint instead
+    of the offsets of the group. A new query with startingOffsets=group starts at the offsets of the group.
     """
     from sparklog.groups.reset import plan_reset, with_offsets
 
@@ -331,8 +327,7 @@ def history(root: opt.RootOption, *, group: OneGroup, limit: LimitOption = 100) 
     """Show the history of a consumer group, latest entry first.
 
     Lists joins, commits, rebalances and resets, and the offsets that they changed. Entries are retained for at least
-    seven
-    days.
+    seven days.
     """
     opened = _groups_of_root(root).group(group.name)
     # Read one more entry, which is needed to show the changes of the oldest displayed entry.

@@ -39,8 +39,7 @@ def verify(
 
     Reads commits, checkpoints, the journals of transactions and groups, and all files that any retained version needs.
     The command does not write anything, and writers and maintenance can continue to run. Unreferenced files are listed
-    separately,
-    because they are not damage. The exit code is 0 if no byte is damaged, and 1 otherwise.
+    separately, because they are not damage. The exit code is 0 if no byte is damaged, and 1 otherwise.
     """
     from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, missing, resolve, topics_at
     from sparklog.storage import open_store
@@ -91,14 +90,13 @@ def repair_log(
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Rebuild damaged files, and list files that must be restored from a backup.
+    """Rebuild damaged files, and list files to restore.
 
     Index files, key filters, footers and checkpoints are rebuilt from the data that they describe. Entries of groups
-    and
-    transactions are restored from their copies. A single flipped bit is flipped back. The old bytes, and unreferenced
-    files, are moved to the directory _repair. In a Kafka directory, whose broker must be stopped, only index files are
-    rebuilt. Nothing is changed unless --execute is given. The exit code is 0 if no damage remains (or would remain),
-    and 1 otherwise. Remaining damage is listed in the output.
+    and transactions are restored from their copies. A single flipped bit is flipped back. The old bytes, and
+    unreferenced files, are moved to the directory _repair. In a Kafka directory, whose broker must be stopped, only
+    index files are rebuilt. Nothing is changed unless --execute is given. The exit code is 0 if no damage remains (or
+    would remain), and 1 otherwise. Remaining damage is listed in the output.
     """
     from sparklog.tools.repair.fixes import document, summary
     from sparklog.tools.repair.run import repair
@@ -182,13 +180,10 @@ def doctor(
     """Check Python, Java, Spark, a store and a root.
 
     If --root is given, the root and its store are also checked. Each line starts with ok, warn or fail, and is followed
-    by the command or setting that
-    fixes the problem. The command works without PySpark, Java and a root. The exit code is 1 only if a check
-    fails. The options --root and --store write a few objects below _probe to test the guarantees of the store, and
-    delete them. The option --store
-    reports each guarantee for any path or URL. Use --max-age for monitoring. If --max-age is not given, an overdue job
-    is only a
-    warning.
+    by the command or setting that fixes the problem. The command works without PySpark, Java and a root. The exit code
+    is 1 only if a check fails. The options --root and --store write a few objects below _probe to test the guarantees
+    of the store, and delete them. The option --store reports each guarantee for any path or URL. Use --max-age for
+    monitoring. If --max-age is not given, an overdue job is only a warning.
     """
     if cost:
         from sparklog.doctor.costs import Workload, document, lines
@@ -225,13 +220,11 @@ def jobs(
     properties: opt.PropertiesOption = None,
     runs: Annotated[bool, Option(help="Show the latest runs of the jobs instead of the state of each topic.")] = False,
 ) -> Output:
-    """Show when maintenance jobs last ran, and which jobs are overdue.
+    """Show the last runs of maintenance jobs, and overdue jobs.
 
     For each topic and job, shows when the job last succeeded and how long it took. Whether a job is overdue depends on
-    the
-    schedule of the job and the configs of the topic. See docs/guides/scheduled-jobs.md for the rules. Runs in progress
-    are listed below
-    the table. For monitoring, use `sparklog doctor --max-age`, which sets an exit code.
+    the schedule of the job and the configs of the topic. See docs/guides/scheduled-jobs.md for the rules. Runs in
+    progress are listed below the table. For monitoring, use `sparklog doctor --max-age`, which sets an exit code.
     """
     from sparklog.tools.report.job_states import has_jobs, read_job_status
 
@@ -316,8 +309,7 @@ def report(
 
     The page shows sizes, offsets, partition skew, commit rates, open transactions, consumer groups, the work of the
     next maintenance run, and problems. The page is a single file without external resources. The root is not changed.
-    For a Kafka
-    log directory, the report shows the information that the files of the directory contain.
+    For a Kafka log directory, the report shows the information that the files of the directory contain.
     """
     from sparklog.tools.report.gather import gather
 
@@ -353,9 +345,8 @@ def metrics(
     """Print lag, offsets and sizes for Prometheus.
 
     Prints the lag of consumer groups, offsets, sizes and open transactions in the Prometheus text format. If
-    --output-file is given,
-    the file is replaced atomically. For example, write the file from a cron job to the directory of the node exporter's
-    textfile collector. The command also accepts a Kafka log directory.
+    --output-file is given, the file is replaced atomically. For example, write the file from a cron job to the
+    directory of the node exporter's textfile collector. The command also accepts a Kafka log directory.
     """
     if output is not None:
         output_file = _file_of_output(output)

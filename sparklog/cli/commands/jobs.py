@@ -65,8 +65,7 @@ def conf(
     """Print an example file, such as a schedule or the man page.
 
     The files contain settings, and schedules for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1.
-    Save it to
-    a directory such as ~/.local/share/man/man1.
+    Save it to a directory such as ~/.local/share/man/man1.
     """
     folder = PACKAGE / "conf"
     if not folder.is_dir():

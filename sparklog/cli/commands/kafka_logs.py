@@ -94,13 +94,11 @@ def import_(
 ) -> Output:
     """Import topics of a Kafka log directory into a root.
 
-    Offsets, timestamps, headers and segments are preserved. If --topic is not given, all topics except Kafka's
-    internal topics are imported. PATH is the directory of a stopped broker, or a copy or backup of such a directory,
-    and is only read. Run the
-    command again to complete an import that was killed, or to import new records. Each topic continues where its last
-    import ended. Topic configs are imported if the directory contains __cluster_metadata-0. Use --config to set or
-    override
-    topic configs. Consumer groups retain their offsets in these topics.
+    Offsets, timestamps, headers and segments are preserved. If --topic is not given, all topics except Kafka's internal
+    topics are imported. PATH is the directory of a stopped broker, or a copy or backup of such a directory, and is only
+    read. Run the command again to complete an import that was killed, or to import new records. Each topic continues
+    where its last import ended. Topic configs are imported if the directory contains __cluster_metadata-0. Use --config
+    to set or override topic configs. Consumer groups retain their offsets in these topics.
     """
     from sparklog.api import import_into
 
@@ -342,8 +340,7 @@ def export(
     Writes segments, indexes, checkpoints, topic ids, leader epochs and configs. The directory must be empty or must not
     exist, and is written atomically. Only records below the last stable offset are exported. Records of aborted
     transactions are omitted. The configs to use when you create the topic are printed, and are also written to
-    <topic>.properties next to the
-    partitions.
+    <topic>.properties next to the partitions.
 
     If --groups is given, the offsets that consumer groups have committed for these topics are exported as the topic
     __consumer_offsets, and as consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.

@@ -131,8 +131,7 @@ def produce(
     """Send records, and print the throughput and latency.
 
     The latency is the time until a record is durable. If the topic does not exist, it is created with one partition.
-    The
-    records are not deleted, so use a separate topic.
+    The records are not deleted, so use a separate topic.
     """
     from sparklog.tools.perf import ProduceRun
 

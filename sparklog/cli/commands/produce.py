@@ -263,8 +263,8 @@ def line_chunks(fd: int, *, chunk_bytes: int, linger_s: float, clock: Callable[[
     """Read chunks of complete lines from a file descriptor. The last line may lack its newline.
 
     A chunk ends when it contains `chunk_bytes`, or when `linger_s` have passed on `clock` since the first byte of the
-    chunk arrived. After an
-    interrupt, the function yields the complete lines that have arrived, and raises the interrupt again.
+    chunk arrived. After an interrupt, the function yields the complete lines that have arrived, and raises the
+    interrupt again.
     """
     buffer = bytearray()
     deadline = 0.0

@@ -177,10 +177,9 @@ def serve(
 ) -> None:
     """Serve a root to Kafka clients until interrupted.
 
-    Kafka clients can read topics, use consumer groups and, if --writable is given, produce to topics. The server
-    does not have any state of its own. You can stop the server, start it on another host, or run several servers for
-    one root, while Spark and
-    other programs read and write the root.
+    Kafka clients can read topics, use consumer groups and, if --writable is given, produce to topics. The server does
+    not have any state of its own. You can stop the server, start it on another host, or run several servers for one
+    root, while Spark and other programs read and write the root.
     """
     import asyncio
 

@@ -58,12 +58,11 @@ def delete_oldest(
     """Delete the records before an offset.
 
     The offset becomes the new log start offset, which readers see immediately. A later run of `sparklog retain` deletes
-    the
-    files.
+    the files.
 
     The file of --offset-json-file has the same format as for Kafka, {"partitions": [{"topic": "t", "partition": 0,
-    "offset": 42}], "version":
-    1}. The offset -1 is the log end, so all records are deleted. All offsets are validated before the first change.
+    "offset": 42}], "version": 1}. The offset -1 is the log end, so all records are deleted. All offsets are validated
+    before the first change.
     """
     topic = one_of(topic_argument, topic_option)
     if offset_json_file is not None:
@@ -157,10 +156,9 @@ def log_dirs(root: SourceOption, *, topics: TopicList) -> Output:
     """Show the size of each partition.
 
     APPEND is the size of the append files (in a Kafka directory, of the active segment), SEALED is the size of the
-    sealed (closed)
-    segments, and SLICES is the number of slices. The size of unreferenced files is printed below the table. The output
-    of --json is the
-    document of kafka-log-dirs with additional fields. The broker id is -1, because there are no brokers.
+    sealed (closed) segments, and SLICES is the number of slices. The size of unreferenced files is printed below the
+    table. The output of --json is the document of kafka-log-dirs with additional fields. The broker id is -1, because
+    there are no brokers.
     """
     from sparklog.retention.vacuum import unreferenced
 
@@ -267,8 +265,7 @@ def history(
 
     Shows the version, time, operation, added records and bytes, writer, and changed configs and partitions of each
     commit. You can use a version with the option `--as-of` of clone, export and restore, and with the versionAsOf of a
-    scan. Commits
-    are retained for at least seven days. The output of --json includes the oldest version.
+    scan. Commits are retained for at least seven days. The output of --json includes the oldest version.
     """
     from sparklog.log.journal.names import check_topic_name
     from sparklog.log.state.history import History
@@ -415,11 +412,10 @@ def dump_log(
 ) -> None:
     """Print the contents of files, as kafka-dump-log does.
 
-    Reads segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and the
-    commits, decisions and entries (.json), checkpoints (.arrow) and append files (.slices) of sparklog. If PATH is a
-    directory, such as a
-    partition, a topic or a Kafka log directory, all files of the directory are read. By default, one line per batch or
-    entry is printed. Mismatches between an index and its segment are printed to stderr after all files.
+    Reads segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and the commits,
+    decisions and entries (.json), checkpoints (.arrow) and append files (.slices) of sparklog. If PATH is a directory,
+    such as a partition, a topic or a Kafka log directory, all files of the directory are read. By default, one line per
+    batch or entry is printed. Mismatches between an index and its segment are printed to stderr after all files.
     """
     from sparklog.tools.inspection.dump import DumpOptions, dump
     from sparklog.tools.inspection.dump_batches import LogOptions

@@ -39,8 +39,8 @@ class TopicRow:
     """A topic as printed by `describe`.
 
     `configs` contains the configs that were set on the topic, and `open_transactions` the transactional ids whose open
-    transactions block readers. Both are
-    None for Kafka directories. `kafka_topic_id` is the id of the Kafka topic from which the topic was imported.
+    transactions block readers. Both are None for Kafka directories. `kafka_topic_id` is the id of the Kafka topic from
+    which the topic was imported.
     """
 
     topic: str
@@ -205,8 +205,7 @@ def delete(
     """Delete a topic without confirmation, as kafka-topics does.
 
     The vacuum of `sparklog retain` deletes the files of the topic later. If --pattern is given, the command only lists
-    the matching topics. Add --execute to
-    delete the topics.
+    the matching topics. Add --execute to delete the topics.
     """
     log, executes = open_root(root), topic.executes
     failures: list[SparklogError] = []

@@ -41,8 +41,7 @@ def list_(
     """List transactional ids.
 
     Shows the state of the latest transaction of each transactional id. For a Kafka log directory, shows the states in
-    the transaction
-    log.
+    the transaction log.
     """
     from sparklog.transactions.listing import list_transactions
 
@@ -65,8 +64,7 @@ def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
     """Describe the transactions of a transactional id.
 
     For an open transaction, shows its age, its timeout, and the partitions whose last stable offset it holds back. For
-    a
-    Kafka log directory, shows the transaction log, and the producer state in the latest snapshot of each partition.
+    a Kafka log directory, shows the transaction log, and the producer state in the latest snapshot of each partition.
     """
     from sparklog.transactions.listing import describe_transaction
 
@@ -132,9 +130,8 @@ def abort(
     """Abort the open transaction of a transactional id.
 
     The transaction is aborted before its timeout, and the commit of its owner fails. You can also end a transaction
-    that was open
-    in imported Kafka data, with the decision of Kafka if there was one. After that, the topics of the transaction
-    cannot be imported again.
+    that was open in imported Kafka data, with the decision of Kafka if there was one. After that, the topics of the
+    transaction cannot be imported again.
     """
     from sparklog.transactions.listing import abort_transaction
 

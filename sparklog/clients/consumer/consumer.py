@@ -1,10 +1,8 @@
 """A consumer in pure Python, which reads topics and commits offsets for its group.
 
 As in Kafka's consumer, all work is done in `poll`. Records are returned partition by partition, in offset order.
-Compacted
-offsets and transaction markers are skipped. If the isolation level is read_committed, aborted records are also skipped,
-and reading stops at the last
-stable offset.
+Compacted offsets and transaction markers are skipped. If the isolation level is read_committed, aborted records are
+also skipped, and reading stops at the last stable offset.
 """
 
 from __future__ import annotations
@@ -90,7 +88,7 @@ def consumer(
         reader.subscribe(topics, pattern=pattern, listener=listener)
     elif listener is not None:
         raise BadRequest(
-            "a listener needs a subscription: give topics or a pattern, or pass the listener to `subscribe`"
+            "a listener requires a subscription: give topics or a pattern, or pass the listener to `subscribe`"
         )
     return reader
 
@@ -313,7 +311,9 @@ class Consumer(PartitionReader, GroupConsumer):
     def _committing(self) -> ConsumerMember:
         self._check_open()
         if self._group is None or self._member is None:
-            raise BadRequest(f"{self!r} commits no offsets: give a group, and subscribe to topics or assign partitions")
+            raise BadRequest(
+                f"{self!r} cannot commit offsets: give a group, and subscribe to topics or assign partitions"
+            )
         return self._member
 
     # -- polling
@@ -350,7 +350,9 @@ class Consumer(PartitionReader, GroupConsumer):
             if not self._refresh_matches():
                 raise
         except Unavailable as error:
-            _LOG.warning("%r could not commit or follow its group, and retries at the next poll: %s", self, error)
+            _LOG.warning(
+                "%r could not commit to its group or read it, and will retry at the next poll: %s", self, error
+            )
         self._rebalances.notify()
 
     def _do_due(self) -> None:
@@ -367,7 +369,7 @@ class Consumer(PartitionReader, GroupConsumer):
         member, self._member = self._member, None
         if member is not None:
             member.stop()
-        _LOG.warning("%r was removed from its group and rejoins it: %s", self, error)
+        _LOG.warning("%r was removed from its group and will rejoin it: %s", self, error)
         self._rebalances.lose()
         if isinstance(member, SharedMember) and member.is_replaced():
             # Two processes with the same instance id would replace each other forever.

@@ -2,9 +2,8 @@
 membership.
 
 A consumer that subscribes without a group reads all partitions of its topics (`StandaloneMember`). A consumer with
-manually assigned
-partitions reads these partitions (`ManualAssignment`). The third implementation is a member of a group
-(`SharedMember`).
+manually assigned partitions reads these partitions (`ManualAssignment`). The third implementation is a member of a
+group (`SharedMember`).
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class StandaloneMember(ConsumerMember):
         self._owned = self._assigned
 
     def commit(self, offsets: Offsets) -> None:
-        raise BadRequest("a consumer without a group commits no offsets: give a group, or enable_auto_commit=False")
+        raise BadRequest("a consumer without a group cannot commit offsets: give a group, or enable_auto_commit=False")
 
 
 class ManualAssignment(ConsumerMember):
@@ -117,5 +116,7 @@ class ManualAssignment(ConsumerMember):
 
     def commit(self, offsets: Offsets) -> None:
         if self._group is None:
-            raise BadRequest("a consumer without a group commits no offsets: give a group, or enable_auto_commit=False")
+            raise BadRequest(
+                "a consumer without a group cannot commit offsets: give a group, or enable_auto_commit=False"
+            )
         self._group.alter(offsets)

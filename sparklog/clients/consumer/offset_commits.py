@@ -2,8 +2,7 @@
 
 Asynchronous commits do not run in a thread. `commit_async` adds a commit to a queue, and the next call that may write
 writes all queued commits as one entry. If the entry is rejected, each commit is written separately, so that each
-callback
-gets the error of its own commit.
+callback gets the error of its own commit.
 """
 
 from __future__ import annotations

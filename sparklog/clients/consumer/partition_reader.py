@@ -47,8 +47,7 @@ class ConsumerRecord:
 
     The fields of columns that the consumer does not read are None. `timestamp` is in milliseconds since 1970.
     `timestamp_type` is 0 if the producer set the timestamp (CreateTime), and 1 if the log set the timestamp
-    (LogAppendTime). `headers` contains
-    pairs of a name and a value in bytes.
+    (LogAppendTime). `headers` contains pairs of a name and a value in bytes.
     """
 
     topic: str
@@ -116,7 +115,8 @@ class PartitionReader(ABC):
             raise BadRequest(f"{self!r} is closed: create a new consumer")
         if self._process != os.getpid():
             raise BadRequest(
-                f"{self!r} belongs to the parent process {self._process}: create a new consumer in the forked process"
+                f"{self!r} was created in the parent process {self._process}: create a new consumer in the forked "
+                "process"
             )
 
     @abstractmethod

@@ -2,10 +2,8 @@
 partition.
 
 A position advances when records are returned to the program instead of when they are prefetched, so that a commit never
-covers
-unprocessed records. The first position in a partition is the committed offset of the group. If there is no committed
-offset, or if it is
-out of range, the reset policy determines the position.
+covers unprocessed records. The first position in a partition is the committed offset of the group. If there is no
+committed offset, or if it is out of range, the reset policy determines the position.
 """
 
 from __future__ import annotations
@@ -206,12 +204,16 @@ class StartingPositions:
         name = f"{partition[0]}-{partition[1]}"
         if offset is None and self.topics.is_new(partition):
             return bounds.log_start
-        problem = f"offset {offset} of {name} is out of range: it has {bounds.log_start} to {bounds.log_end}"
+        problem = (
+            f"offset {offset} of {name} is out of range; the valid offsets are {bounds.log_start} to {bounds.log_end}"
+        )
         if offset is None:
             reader = "a reader without a group" if self.group is None else f"group '{self.group.id}'"
-            problem = f"{reader} has no offset committed for {name}"
+            problem = f"{reader} has no committed offset for {name}"
         if self.reset == NONE:
-            raise NotFound(f"{problem}; seek, reset the group, or choose auto_offset_reset earliest or latest")
+            raise NotFound(
+                f"{problem}; seek to an offset, reset the group, or set auto_offset_reset to earliest or latest"
+            )
         start = bounds.log_start if self.reset == EARLIEST else bounds.end(self.isolation)
         if offset is not None:
             _LOG.warning("%s; continuing at %s (auto_offset_reset=%s)", problem, start, self.reset)

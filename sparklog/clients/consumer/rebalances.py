@@ -1,11 +1,9 @@
 """Rebalances of a consumer: partitions are revoked and assigned, and the listener is notified.
 
 The order is the same as in Kafka's consumer. If auto-commit is enabled, positions are committed. `on_revoked` is
-called, and the
-partitions are released. New partitions start at their committed offsets, and `on_assigned` is called.
+called, and the partitions are released. New partitions start at their committed offsets, and `on_assigned` is called.
 For a cooperative member, the listener is only notified of the partitions that were revoked and added. For a member with
-an eager assignor, the listener is notified that
-all partitions are revoked, and then of all assigned partitions.
+an eager assignor, the listener is notified that all partitions are revoked, and then of all assigned partitions.
 """
 
 from __future__ import annotations

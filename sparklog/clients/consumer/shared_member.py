@@ -1,13 +1,11 @@
 """The membership of a consumer in a group: the owned partitions as of the last read of the group, and the heartbeats.
 
 The consumer's thread and a heartbeat thread share the membership. Each call of a method holds the lock. If there is no
-heartbeat thread,
-as in simulations, the calls of the consumer send the heartbeats.
+heartbeat thread, as in simulations, the calls of the consumer send the heartbeats.
 
 The heartbeat thread has only a weak reference to its member. If the program drops the member, the thread ends, and the
 session of the member times out. At interpreter exit, threads are stopped before the stores that they write to. A forked
-child process
-has no heartbeat thread.
+child process has no heartbeat thread.
 """
 
 from __future__ import annotations
@@ -153,7 +151,8 @@ class SharedMember(ConsumerMember):
             self.stop()
             self.membership.leave()
         _LOG.warning(
-            "%s leaves group '%s': it has not polled for %s s (max_poll_interval_ms); its next poll joins again",
+            "%s leaves group '%s': it has not polled for %s s (max_poll_interval_ms); the next poll will rejoin the "
+            "group",
             *(self.membership.metadata.member_id, self.membership.group.id, idle_ms // 1000),
         )
 
@@ -201,10 +200,10 @@ class HeartbeatThread(threading.Thread):
                 member.heartbeat()
             except Fenced as error:
                 # The next poll rejoins the group.
-                _LOG.info("heartbeats stop: %s", error)
+                _LOG.info("heartbeats were stopped: %s", error)
                 return
             except SparklogError as error:
-                _LOG.warning("a heartbeat failed, the next one follows in %s s: %s", self._every_s, error)
+                _LOG.warning("a heartbeat failed and will be retried in %s s: %s", self._every_s, error)
             del member
 
 
@@ -220,6 +219,5 @@ def _stop_all() -> None:
 
 
 # Stores of buckets write with thread pools, which Python shuts down before it calls the functions of `atexit`. CPython
-# 3.9 and later call
-# the functions of the private `threading._register_atexit` before that. Other Pythons use `atexit`.
+# 3.9 and later call the functions of the private `threading._register_atexit` before that. Other Pythons use `atexit`.
 getattr(threading, "_register_atexit", atexit.register)(_stop_all)

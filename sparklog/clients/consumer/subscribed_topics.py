@@ -1,10 +1,8 @@
 """The topics that a consumer reads, with their ids and partition counts when the consumer first read them.
 
 The id shows whether a topic was deleted and created again. Partitions that were added later, and topics that were
-created
-later, are read from their start regardless of the reset policy, because all of their records were appended while the
-consumer
-was running.
+created later, are read from their start regardless of the reset policy, because all of their records were appended
+while the consumer was running.
 """
 
 from __future__ import annotations
@@ -41,9 +39,7 @@ class TopicSubscription:
 def subscription_to(topics: str | Sequence[str] | None, pattern: str | re.Pattern[str] | None) -> TopicSubscription:
     """Validate the arguments of `subscribe`: either topic names or a regular expression. Raises `BadRequest`."""
     if (topics is None) == (pattern is None):
-        raise BadRequest(
-            f"a consumer subscribes to topics or to a pattern: give one of them, found {topics!r} and {pattern!r}"
-        )
+        raise BadRequest(f"expected topics or a pattern, found {topics!r} and {pattern!r}")
     if pattern is not None:
         try:
             return TopicSubscription(pattern=re.compile(pattern))
@@ -51,7 +47,7 @@ def subscription_to(topics: str | Sequence[str] | None, pattern: str | re.Patter
             raise BadRequest(f"pattern must be a regular expression, found {pattern!r}: {error}") from None
     names = tuple(dict.fromkeys([topics] if isinstance(topics, str) else topics or ()))
     if not names:
-        raise BadRequest("a consumer needs at least one topic, found none")
+        raise BadRequest("a consumer requires at least one topic, found none")
     for name in names:
         if not is_topic_name(name):
             raise BadRequest(f"{name!r} is not a topic name: use pattern= to subscribe with a regular expression")

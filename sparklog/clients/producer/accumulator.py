@@ -1,9 +1,8 @@
 """The accumulator of records that wait to be committed. All sending threads share one open batch per topic.
 
 A batch is due if its linger time has elapsed, if it contains `batch_size` bytes, if a call of `send` waits for memory,
-or if `flush`
-or `close` waits for the batch. While the sender commits a batch of a topic, the next batch of the topic accumulates.
-The memory of records is released when they are committed.
+or if `flush` or `close` waits for the batch. While the sender commits a batch of a topic, the next batch of the topic
+accumulates. The memory of records is released when they are committed.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ ROW_CELLS = 6
 IDLE_MS = 3_600_000
 RECORD_BYTES = 200
 """The approximate memory of a record in Python, in addition to its bytes."""
-CLOSED = "this producer is closed: open another one"
-FORKED = "this process was forked from the one that opened this producer: open another one after the fork"
+CLOSED = "this producer is closed: open another producer"
+FORKED = "this process was forked from the process that opened this producer: open another producer after the fork"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +108,7 @@ class Accumulator:
         """Add a record.
 
         Raises `Unavailable` if no memory becomes free within `max_block_ms`, and `BadRequest` if the record is too
-        large or
-        the producer is closed.
+        large or the producer is closed.
         """
         with self._lock:
             if self._closed_error is not None:
@@ -145,8 +143,8 @@ class Accumulator:
         if not is_free:
             raise Unavailable(
                 f"buffer_memory ({self._buffer_memory} bytes) is full for max_block_ms ({self._max_block_ms} ms): "
-                "commits are slower than sends, or the store does not respond; the record was not accepted, send it "
-                "again later"
+                "commits are slower than sends, or the store does not respond; the record was not accepted; send the "
+                "record again later"
             )
 
     def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:

@@ -25,8 +25,8 @@ def rows_of(records: Records, partitions: int, seed: int, sticky_bytes: int) -> 
     """Return the rows of records for a topic with this number of partitions. The rows include a partition column
     (int32).
 
-    Records without a key and a partition go to the partition that `seed` selects. After each
-    `sticky_bytes`, they go to the next partition. Raises `BadRequest` for a partition that the topic does not have.
+    Records without a key and a partition go to the partition that `seed` selects. After each `sticky_bytes`, they go to
+    the next partition. Raises `BadRequest` for a partition that the topic does not have.
     """
     n = len(records)
     columns: dict[str, pa.Array] = {"value": bytes_array(records.values)}

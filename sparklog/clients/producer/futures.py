@@ -2,10 +2,8 @@
 futures.
 
 A future contains only its batch and its row in the batch, and creates the metadata on request. Therefore, neither
-`send` nor a commit
-creates long-lived objects per record, which Python's garbage collector would visit repeatedly. For the same reason, all
-futures of a
-batch share one condition.
+`send` nor a commit creates long-lived objects per record, which Python's garbage collector would visit repeatedly. For
+the same reason, all futures of a batch share one condition.
 """
 
 from __future__ import annotations

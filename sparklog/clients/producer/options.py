@@ -24,7 +24,7 @@ _ALL = ValueType(
     "'all', because a future completes only after its record is durable",
     lambda value: value == "all" or (is_integer(value) and value == -1),
 )
-_RETRIES = replace(int64(INT32_MAX, INT32_MAX), valid=f"{INT32_MAX}, because the store decides about retries")
+_RETRIES = replace(int64(INT32_MAX, INT32_MAX), valid=f"{INT32_MAX}, because the store decides how often to retry")
 _IDEMPOTENT = ValueType("True, because no retry writes a record twice", lambda value: value is True, BOOLEAN.parse)
 
 

@@ -1,8 +1,7 @@
 """A producer. Any thread can send single records, and a background thread commits them.
 
 The producer works like Kafka's producer, but makes commits instead of produce requests. The records that accumulate for
-a topic during
-the linger time are one commit.
+a topic during the linger time are one commit.
 """
 
 from __future__ import annotations
@@ -127,8 +126,8 @@ class Producer:
             partition: The partition number, or None if the key determines the partition.
             timestamp: The timestamp in ms since 1970, or None for the current time.
             sequence: An integer of at least 1 that increases with each record of the topic, if the producer has a
-                `producer_id`. A record
-                whose sequence is not higher than the last sequence was published earlier, and is dropped.
+                `producer_id`. A record whose sequence is not higher than the last sequence was published earlier, and
+                is dropped.
 
         Returns:
             A `RecordFuture` of the record's `RecordMetadata`.
@@ -158,7 +157,7 @@ class Producer:
         if self._transactions is not None and not self._transactions.accepts_records:
             raise BadRequest("no open transaction accepts records: call begin_transaction first")
         if value is None and key is None and headers is None:
-            raise BadRequest("a record needs a key or a value: for a tombstone, give the key")
+            raise BadRequest("a record requires a key or a value: give a key for a tombstone")
         return self._append(topic, (key, value, headers, timestamp, partition, sequence), nbytes)
 
     def _serialized(self, key: Any, value: Any, headers: Any) -> tuple[bytes | None, bytes | None, Any, int]:
@@ -220,8 +219,7 @@ class Producer:
         """Wait for sent records, and return the last published sequence, after which a program continues.
 
         After a failed commit, call this method before you send more records. It fences commits that are still in
-        flight, of this
-        producer or of an older producer with the same `producer_id`.
+        flight, of this producer or of an older producer with the same `producer_id`.
 
         Args:
             topic: The name of the topic.
@@ -270,8 +268,8 @@ class Producer:
 
         Raises:
             SparklogError: If the transaction was not published, or may not have been published (see
-                `Transaction.commit`), or if one
-                of its records failed. Call `abort_transaction`, and then begin a new transaction.
+                `Transaction.commit`), or if one of its records failed. Call `abort_transaction`, and then begin a new
+                transaction.
         """
         self._transactional().commit()
 
@@ -287,7 +285,7 @@ class Producer:
 
     def _transactional(self) -> ProducerTransactions:
         if self._transactions is None:
-            raise BadRequest("this producer has no transactional_id: sparklog.producer(root, transactional_id=...)")
+            raise BadRequest("this producer has no transactional_id: use sparklog.producer(root, transactional_id=...)")
         return self._transactions
 
     # -- end of life
@@ -304,7 +302,7 @@ class Producer:
         """
         self._reject_in_callback("flush")
         if not self._accumulator.flush(timeout):
-            raise Unavailable(f"records were not committed within {timeout} s; commits continue: call flush again")
+            raise Unavailable(f"records were not committed within {timeout} s; the commits continue: call flush again")
 
     @checked(timeout=SECONDS.or_none())
     def close(self, timeout: float | None = None) -> None:
@@ -328,8 +326,8 @@ class Producer:
         if self._thread.is_alive():
             self._accumulator.fail_all(
                 Unavailable(
-                    f"this producer was closed with a timeout of {timeout} s, so whether this record is published is "
-                    "unknown: check before you send it again"
+                    f"this producer was closed with a timeout of {timeout} s, so it is unknown whether this record "
+                    "was published: check the topic before you send the record again"
                 )
             )
 

@@ -50,8 +50,9 @@ class Sender:
         except BaseException as error:
             self._accumulator.fail_all(
                 Unavailable(
-                    f"the thread of this producer died ({type(error).__name__}: {error}), so whether its last records "
-                    "are published is unknown: check before you send them again, with another producer"
+                    f"the thread of this producer died ({type(error).__name__}: {error}), so it is unknown whether "
+                    "its last records were published: check the topic before you send the records again with another "
+                    "producer"
                 )
             )
             raise
@@ -137,10 +138,10 @@ class Sender:
 def _not_published(error: Unavailable, records: int) -> Unavailable:
     """Return the error for records whose commit failed, or may have failed."""
     if not error.is_unknown:
-        message = f"{error}; none of {records} sent together is published: send again"
+        message = f"{error}; none of {records} sent together was published: send the records again"
         return Unavailable(message, is_denied=error.is_denied)
     return Unavailable(
-        f"{error}; whether the records of this commit ({records}) are published is unknown: look at the topic before "
-        "you send them again, or use producer_id= and sequence=, which publish nothing twice",
+        f"{error}; it is unknown whether the records of this commit ({records}) were published: check the topic before "
+        "you send them again, or use producer_id= and sequence=, which never publish a record twice",
         is_unknown=True,
     )

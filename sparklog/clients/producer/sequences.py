@@ -1,13 +1,10 @@
 """Sequences, with which a producer with a `producer_id` never publishes a record twice, even across restarts.
 
 The idempotency registry of a topic (`sparklog.log.state.writer_runs`) contains the number of each writer's latest
-batch. For
-a producer, this number is the last sequence of a commit. Commits are atomic, so the number determines exactly which
-records were
-published. Before its first commit to a topic, a producer registers its run. After that, no commit of an older run
-can succeed, even if the commit was delayed, so the number in the registry is final. The producer also registers a new
-run after a
-failed commit, whose result may be unknown.
+batch. For a producer, this number is the last sequence of a commit. Commits are atomic, so the number determines
+exactly which records were published. Before its first commit to a topic, a producer registers its run. After that, no
+commit of an older run can succeed, even if the commit was delayed, so the number in the registry is final. The producer
+also registers a new run after a failed commit, whose result may be unknown.
 """
 
 from __future__ import annotations
@@ -79,7 +76,9 @@ class TopicSequences:
         outcome = self._log.commit(StartRunIntent(state.topic_id, self._producer_id, run), state)
         entry = outcome.state.registry[self._producer_id]
         if entry.run != run:
-            raise Fenced(f"another producer '{self._producer_id}' took over topic '{self._log.topic}': stop this one")
+            raise Fenced(
+                f"another producer '{self._producer_id}' is writing to topic '{self._log.topic}': stop this producer"
+            )
         self._run, self._epoch, self.last = run, entry.epoch or 0, entry.batch
 
     def new_rows(self, sequences: Sequence[int | None]) -> list[int]:
@@ -114,7 +113,7 @@ def checked_sequence(sequence: object, producer_id: str | None) -> int | None:
     if producer_id is None:
         if sequence is not None:
             raise BadRequest(
-                f"sequence={shortened(sequence)} needs a producer_id, under which the topic stores the last sequence"
+                f"sequence={shortened(sequence)} requires a producer_id, under which the topic stores the last sequence"
             )
         return None
     number = as_integer(sequence)

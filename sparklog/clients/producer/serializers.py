@@ -58,7 +58,7 @@ def _function(option: str, call: Callable[[Any], Any]) -> Serialize:
 
 def _of_format(option: str, format_name: str) -> Serialize:
     if format_name == "avro":
-        raise BadRequest(f"the format avro needs a schema: give {option}=('avro', schema)")
+        raise BadRequest(f"the format avro requires a schema: give {option}=('avro', schema)")
     if format_name in ("bytes", "string"):
         return _instance(option, bytes if format_name == "bytes" else str)
     if format_name == "json":
