@@ -67,18 +67,18 @@ def test_a_topic_deleted_since_it_was_listed_is_no_failure(
         said = sparklog(*command)
         assert (said.err, any("c" in line for line in said.lines)) == ("", True), command
         sparklog("topics", "create", "b")
-    folders = RootEngine.folders
+    folders = RootEngine.all_topics
 
     def deleted_after(self: RootEngine) -> list[str]:
         names = list(folders(self))
-        monkeypatch.setattr(RootEngine, "folders", folders)
+        monkeypatch.setattr(RootEngine, "all_topics", folders)
         package.open(root).delete_topic("b")
         return names
 
     monkeypatch.setattr(RootEngine, "topics", listed)
-    monkeypatch.setattr(RootEngine, "folders", deleted_after)
+    monkeypatch.setattr(RootEngine, "all_topics", deleted_after)
     assert set(package.datasets(root)) == {"a", "c"}
-    assert RootEngine.folders is folders
+    assert RootEngine.all_topics is folders
     sparklog("topics", "describe", "b", code=1)
 
 

@@ -146,8 +146,8 @@ def test_what_was_imported_is_counted(sparklog: Sparklog, root: Path, monkeypatc
     monkeypatch.setattr("sparklog.api.import_into", import_into)
     said = sparklog("import", "/nowhere", "--quiet", code=130)
     assert said.err == (
-        "sparklog: interrupted: 1,500 records, 10.0 kB copied, now t-1; committed records remain; run it "
-        "again to continue\n"
+        "sparklog: interrupted: 1,500 records, 10.0 kB copied, now t-1; committed records remain; run the "
+        "command again to continue\n"
     )
 
 
