@@ -1,14 +1,15 @@
-"""Test programs that use sparklog without Spark: fixtures for pytest, and test doubles of clocks, stores and streams.
+"""Test doubles and pytest fixtures for programs that use sparklog without Spark.
 
 * `sparklog.testing.plugin` contains the fixtures, such as `sparklog_root` (see docs/guides/pytest.md).
 * `World` has a store in memory, a `ManualClock` and seeded ids. Each call of `root()` simulates another process.
-* `RecordStream` generates records from a seed, and returns the results to expect.
-* `HookedStore` calls your code before and after requests, which may delay them, raise, or change their results.
+* `RecordStream` generates records from a seed, and returns the expected results.
+* `HookedStore` calls functions before and after requests. The functions may delay a request, raise an exception, or
+  change the result.
 * `CountingStore` counts requests, so that a test can check the request budget of an operation.
 * `FaultyStore` injects faults, at points that a `Script` lists or at random with `Seeded`.
 * `BucketStore` simulates the limits of object stores: late listings, times in whole seconds, and rejected creates.
-* `SlowStore` delays requests with the latencies of S3.
-* `WrapperStore` is the base class of these stores, and can be that of your own test doubles.
+* `SlowStore` delays requests by the latencies of S3.
+* `WrapperStore` is the base class of these stores, and can be the base class of other test doubles.
 * `sparklog.testing.store_tests.StoreTests` is the test suite for custom stores. It requires pytest.
 """
 

@@ -1,4 +1,4 @@
-"""A simulated bucket with the behavior of object stores that all clients see, and that a disk does not have.
+"""A simulated bucket that has the visible differences between object stores and disks.
 
 | behavior            | effect                                                                                    |
 |---------------------|-------------------------------------------------------------------------------------------|
@@ -8,7 +8,7 @@
 |                     | or raises `Unavailable`                                                                   |
 | bulk deletes        | keys are deleted in any order; if some are not deleted, the request raises `Unavailable`  |
 
-Reads by key (`get`, `stat`) are never stale, as in S3, Azure and Google Cloud Storage. To simulate failures between one
+Reads by key (`get`, `stat`) are never stale, as in S3, Azure and Google Cloud Storage. To simulate failures between a
 client and the bucket, wrap this store in a `FaultyStore` with `BUCKET_FAULTS`.
 """
 
@@ -24,20 +24,20 @@ from sparklog.testing.faulty_store import FaultKind
 from sparklog.testing.wrapper_stores import WrapperStore, WrapperWriter
 
 BUCKET_FAULTS = (
-    FaultKind.ERROR_BEFORE,  # the bucket returned 503 until the client gave up
-    FaultKind.ERROR_AFTER,  # the request timed out after it had taken effect
-    FaultKind.LATE,  # the request timed out, and takes effect later
-    FaultKind.TWICE,  # the response was lost, and the client's retry got 412
-    FaultKind.FALSE_EXISTS,  # the bucket returned 409 for an object that does not exist
+    FaultKind.ERROR_BEFORE,  # The bucket returned 503 until the client gave up.
+    FaultKind.ERROR_AFTER,  # The request timed out after it had taken effect.
+    FaultKind.LATE,  # The request timed out, and takes effect later.
+    FaultKind.TWICE,  # The response was lost, and the client's retry got 412.
+    FaultKind.FALSE_EXISTS,  # The bucket returned 409 for an object that does not exist.
 )
-"""The ways in which a request to a bucket fails, for `Seeded`."""
+"""The faults that can occur in a request to a bucket, for `Seeded`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
     """A create (`info` is None) or a delete (`info` describes the object) that listings do not reflect yet.
 
-    Listings reflect it after `requests` requests to the store in total, or from `time_ms` on.
+    Listings reflect the change after a total of `requests` requests to the store, or after `time_ms`.
     """
 
     requests: int
@@ -46,18 +46,19 @@ class _Change:
 
 
 class BucketStore(WrapperStore):
-    """A simulated bucket on top of a store in this process, which all of its clients share. Not safe for threads.
+    """A simulated bucket on top of a store in this process. All clients of the bucket share the store. Not safe for
+    threads.
 
     Args:
         inner: The store that contains the objects.
         source: The source of random numbers.
-        clock: A function that returns the true time, in milliseconds.
+        clock: A function that returns the true time in milliseconds.
         late_requests: The maximum number of requests of all clients after which a change is listed.
         late_ms: The maximum time after which a change is listed.
-        quick_ms: The time after a create of a key in which another create is rate-limited; Google Cloud Storage and R2
-            allow one per second.
+        quick_ms: The time after a create of a key during which another create is rate-limited. Google Cloud Storage and
+            R2 allow one create per second.
         bulk_failures: The probability that a bulk delete does not delete a key.
-        parallel_reads: The number of reads worth sending in parallel, as stores report it.
+        parallel_reads: The number of reads that are worth sending in parallel, as reported by stores.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class BucketStore(WrapperStore):
             self._changed(key, before)
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Delete keys in random order, and raise `Unavailable` if some were not deleted."""
+        """Delete keys in random order. Raises `Unavailable` if some keys were not deleted."""
         shuffled = list(keys)
         self._source.shuffle(shuffled)
         failed = [key for key in shuffled if self._source.random() < self._bulk_failures]
@@ -150,7 +151,7 @@ class BucketStore(WrapperStore):
         return _whole_second(self.inner.now_ms()) - 999
 
     def made(self, key: str) -> None:
-        """Record that a writer has just created an object."""
+        """Record that a writer has created an object."""
         self._requests += 1
         self._changed(key, None)
 
@@ -184,7 +185,7 @@ class BucketStore(WrapperStore):
 
 
 class _BucketWriter(WrapperWriter):
-    """A writer of a data object, which may be listed only some time after it is closed."""
+    """A writer of a data object. The object may be listed only some time after the writer is closed."""
 
     def close(self) -> None:
         super().close()

@@ -34,11 +34,13 @@ from sparklog.testing.wrapper_stores import WrapperStore, WrapperWriter
 
 
 class Crash(BaseException):
-    """The process that made this call has died. The test must drop its state, and may start another process."""
+    """The process that made this call has crashed. The test must drop the state of the process, and may start another
+    process.
+    """
 
 
 class FaultKind(enum.Enum):
-    """The kinds of faults; the table at the top of the module describes them."""
+    """The kinds of faults, which the table at the top of the module describes."""
 
     ERROR_BEFORE = "error before"
     ERROR_AFTER = "error after"
@@ -68,7 +70,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Call:
-    """A call that is about to be made. `number` counts all calls from 0, and `nth` counts the calls with this label."""
+    """A call to be made. `number` is the number of the call, starting at 0, and `nth` is its number among the calls
+    with this label.
+    """
 
     verb: str
     key: str
@@ -97,7 +101,8 @@ _KINDS = ("root", "commit", "checkpoint", "append", "sealed", "other")
 
 
 class Script:
-    """A list of faults by label: `Script({("create:commit", 2): Fault(...)})` injects one at the third commit.
+    """A list of faults by label. For example, `Script({("create:commit", 2): Fault(...)})` injects a fault into the
+    third commit.
 
     A label without a number applies to every call with that label. `struck` lists the calls that have failed.
 
@@ -126,7 +131,7 @@ class Script:
                 missing from a read, or the index of a flipped bit.
 
         Raises:
-            BadRequest: If no call has this label, or `kind` does not apply to its verb.
+            BadRequest: If no call has this label, or if `kind` does not apply to the verb of the label.
         """
         verb, _, key = label.partition(":")
         if verb not in _VERBS or key not in _KINDS:
@@ -149,9 +154,10 @@ class Script:
 
 
 class Seeded:
-    """Random faults: with probability `rate`, draw a fault from `kinds` for a call, and inject it if it fits the verb.
+    """Random faults. For each call, draw a fault from `kinds` with probability `rate`, and inject the fault if it
+    applies to the verb.
 
-    `source` is the source of random numbers, and `max_delay` the maximum duration of a delay in seconds.
+    `source` is the source of random numbers, and `max_delay` is the maximum duration of a delay in seconds.
     """
 
     def __init__(self, source: random.Random, rate: float, kinds: Sequence[FaultKind], max_delay: float = 1.0) -> None:
@@ -180,8 +186,9 @@ def _no_sleep(seconds: float) -> None:
 class FaultyStore(WrapperStore):
     """A store that forwards calls to `inner`, unless `decide` returns a fault to inject.
 
-    `sleep` is called with the seconds of a delay; pass that of a virtual clock. Late effects take place after the given
-    number of further calls, or in `land`. The store can be pickled if `inner`, `decide` and `sleep` can.
+    `sleep` is called with the seconds of a delay. If you use a virtual clock, pass the `sleep` of the clock. Late
+    effects take place after the given number of further calls, or when `land` is called. The store can be pickled if
+    `inner`, `decide` and `sleep` can be pickled.
     """
 
     def __init__(self, inner: Store, decide: Decide, sleep: Callable[[float], None] = _no_sleep) -> None:

@@ -19,8 +19,8 @@ from sparklog.testing.world import World
 class KafkaServer:
     """A running server: its bootstrap address, root, consumer groups and clock.
 
-    The clock starts at the current time and stands still. `clock.advance(days=8)` moves it, for example to test
-    retention or LogAppendTime.
+    The clock starts at the current time, and only advances when a test advances it. For example, use
+    `clock.advance(days=8)` to test retention or LogAppendTime.
     """
 
     bootstrap: str

@@ -1,7 +1,7 @@
 """Fixtures for pytest, which finds them if sparklog is installed (see docs/guides/pytest.md).
 
 Every run of pytest loads this module, so it imports other modules only when a test requests a fixture. The entry point
-has the name of the module, so that `pytest_plugins = ["sparklog.testing.plugin"]` can be used in addition to it, or if
+has the same name as the module, so that `pytest_plugins = ["sparklog.testing.plugin"]` can also be used, for example if
 entry points are disabled.
 """
 
@@ -33,13 +33,13 @@ def sparklog_world() -> World:
 
 @pytest.fixture
 def sparklog_clock(sparklog_world: World) -> ManualClock:
-    """The clock of `sparklog_root`, which stands still until a call such as `advance(days=8)`."""
+    """The clock of `sparklog_root`. It only advances when the test calls a method such as `advance(days=8)`."""
     return sparklog_world
 
 
 @pytest.fixture
 def sparklog_faults() -> Script:
-    """The faults of the store of `sparklog_root`: `fail("create:commit")` makes its next commit fail."""
+    """The faults of the store of `sparklog_root`. For example, `fail("create:commit")` makes the next commit fail."""
     from sparklog.testing.faulty_store import Script
 
     return Script()
@@ -47,7 +47,9 @@ def sparklog_faults() -> Script:
 
 @pytest.fixture
 def sparklog_requests(sparklog_world: World, sparklog_faults: Script) -> CountingStore:
-    """The store of `sparklog_root`, which counts requests: call `reset()`, and later `expect(create_commit=1)`."""
+    """The store of `sparklog_root`, which counts requests. Call `reset()` before and `expect(create_commit=1)` after
+    the requests.
+    """
     from sparklog.testing.faulty_store import FaultyStore
     from sparklog.testing.wrapper_stores import CountingStore
 
@@ -71,7 +73,7 @@ def sparklog_disk_root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def sparklog_records() -> RecordStream:
-    """A stream of records with ten keys, with the same seed in every test: call `take(100)`, then `latest()`."""
+    """A stream of records with ten keys and the same seed in every test. Call `take(100)`, and then `latest()`."""
     from sparklog.testing.records import RecordStream
 
     return RecordStream()

@@ -1,4 +1,4 @@
-"""An endless stream of generated records, with the results to expect."""
+"""An endless stream of generated records, and the expected results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("timestamp", 
 
 @dataclass
 class RecordStream:
-    """An endless stream of records for `Topic.append`, which are the same for the same seed and any batch size.
+    """An endless stream of records for `Topic.append`. The records are the same for the same seed and any batch size.
 
     Keys are `k0`, `k1` and so on. A value consists of the number of the record, such as `00000000-`, and random
     letters, so that all values are different.
 
     Args:
         seed: The seed of the random numbers.
-        keys: The number of different keys; 0: records have no key.
+        keys: The number of different keys. If 0, records have no key.
         value_bytes: The number of random letters in a value.
         tombstones: The fraction of records that delete their key, from 0.0 to 1.0.
         start_ms: The timestamp of the first record.
@@ -74,7 +74,7 @@ class RecordStream:
         return pa.concat_tables([SCHEMA.empty_table(), *self._taken])
 
     def latest(self) -> dict[bytes, bytes]:
-        """Return the latest value of each key so far, without deleted keys. Compaction leaves the same records."""
+        """Return the latest value of each key so far. Deleted keys are omitted. Compaction retains the same records."""
         return dict(self._latest)
 
     def _next(self) -> tuple[bytes | None, bytes | None, int]:

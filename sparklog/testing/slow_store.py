@@ -85,11 +85,12 @@ S3_EXPRESS = Latencies(Latency(4, 10), Latency(6, 14), Latency(8, 20), Latency(4
 
 
 class SlowStore(WrapperStore):
-    """A store that delays every request to `inner` by a latency, half of it before the effect and half of it after.
+    """A store that delays every request to `inner` by a latency. Half of the latency precedes the effect, and half
+    follows it.
 
-    The body of a write is transferred before the effect, and the body of a read after it. A data object is sent in one
-    PUT when it is closed. A simulation can pass the `sleep` of its clock, which is called with seconds. Threads may
-    share the store. It can be pickled if `inner` and `sleep` can; a copy gets a new seed from `source`.
+    The body of a write is transferred before the effect, and the body of a read after the effect. A data object is sent
+    in one PUT when it is closed. A simulation can pass the `sleep` of its clock, which is called with seconds. Threads
+    may share the store. It can be pickled if `inner` and `sleep` can be pickled. A copy gets a new seed from `source`.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class StoreTests:
     """The test suite of stores. Derive a class from it with a fixture `store` that returns an empty store."""
 
     clock_step_ms = 20
-    """The resolution of the store's times. Timestamps of files come from a clock that ticks every few milliseconds."""
+    """The resolution of the store's times. File timestamps come from a clock that advances every few milliseconds."""
 
     def test_is_a_store(self, store: Store) -> None:
         assert isinstance(store, Store)

@@ -1,4 +1,4 @@
-"""A manual clock, and a simulated environment of processes that share a store in memory and this clock."""
+"""A manual clock, and a simulated environment of processes that share an in-memory store and this clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY_MS = 24 * HOUR_MS
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it or code sleeps. `now_ms` is the current time.
+    """A clock that only advances when a test advances it or when code sleeps. `now_ms` is the current time.
 
     Sleeping takes no real time. `slept` lists the requested seconds, and `on_sleep` is called after each sleep.
 
@@ -58,7 +58,7 @@ class ManualClock:
         self.boot_ahead_ms -= ahead_ms
 
     def sleep(self, seconds: float) -> None:
-        """Advance the clock by the given time and a millisecond, unless `sleep_takes_time` is False."""
+        """Advance the clock by the given time plus one millisecond, unless `sleep_takes_time` is False."""
         self.slept.append(seconds)
         if self.sleep_takes_time:
             self.now_ms += int(seconds * 1000) + 1
@@ -67,10 +67,11 @@ class ManualClock:
 
 
 class World(ManualClock):
-    """A clock, a store in memory, and seeded ids. Each `root()` simulates another process that opens the root.
+    """A clock, an in-memory store, and seeded ids. Each `root()` simulates another process that opens the root.
 
     Worlds with the same seed generate the same ids. Worlds that share a store need seeds that are far apart. `limits`
-    are the limits of the store. With small limits, checkpoints, windows and work items contain only a few records.
+    are the limits of the store. If the limits are small, checkpoints, windows and work items contain only a few
+    records.
 
     Example:
         world = testing.World()
@@ -94,7 +95,7 @@ class World(ManualClock):
             self.store.limits = limits
 
     def env(self, skew_ms: int = 0) -> Env:
-        """Return the environment of another process, whose wall clock is ahead by `skew_ms`."""
+        """Return the environment of another process. The wall clock of the process is ahead by `skew_ms`."""
         self.processes += 1
         return Env(
             lambda: self.now_ms + skew_ms,
@@ -112,7 +113,7 @@ class World(ManualClock):
         return self.root().topic(name)
 
     def values(self, name: str, isolation_level: IsolationLevel = READ_COMMITTED) -> list[str]:
-        """Return the values of a topic's records as another process reads them, in order of partition and offset.
+        """Return the values of a topic's records as read by another process, in order of partition and offset.
 
         The values must be UTF-8.
         """

@@ -1,4 +1,4 @@
-"""Stores that wrap another store: the base class of test doubles, a store with hooks, and one that counts requests."""
+"""Stores that wrap another store: the base class of test doubles, a store with hooks, and a counting store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ __all__ = ["CountingStore", "HookedStore", "WrapperStore", "WrapperWriter"]
 class HookedStore(WrapperStore):
     """A store that calls hooks before and after each request to `inner`.
 
-    A request has a verb, which is the name of a method of `Store`, and a key or prefix. A data object counts as one
-    `writer` request when it is started. If several threads use the store, they also call the hooks in parallel.
+    A request has a verb, which is the name of a method of `Store`, and a key or prefix. A data object is one `writer`
+    request, which is made when the writer is created. If several threads use the store, they also call the hooks in
+    parallel.
 
     Args:
         inner: The store that gets the requests.
@@ -26,9 +27,9 @@ class HookedStore(WrapperStore):
             request.
         after: A function to call with the verb, the key and the result, which returns the result for the caller. If it
             raises an exception, the request has taken effect, but its response is lost.
-        limits: The limits of this store; None: those of `inner`.
-        parallel_reads: The number of reads worth sending in parallel; None: that of `inner`.
-        writable: False: the store rejects writes; None: as `inner`.
+        limits: The limits of this store, or None for the limits of `inner`.
+        parallel_reads: The number of reads that are worth sending in parallel, or None for the number of `inner`.
+        writable: False if the store rejects writes, or None for the value of `inner`.
 
     Example:
         world = testing.World()
@@ -106,10 +107,10 @@ class HookedStore(WrapperStore):
 
 
 class CountingStore(WrapperStore):
-    """A store that counts every call by verb, a method of `Store`, and by kind of key.
+    """A store that counts every call by verb, which is the name of a method of `Store`, and by kind of key.
 
-    A data object counts as one `writer` call when it is started. A pickled copy starts with the current counts, and
-    then counts its own calls. `sparklog.storage.store.key_kind` defines the kinds of keys.
+    A data object is counted as one `writer` call, which is made when the writer is created. A pickled copy starts with
+    the current counts, and then counts its own calls. `sparklog.storage.store.key_kind` defines the kinds of keys.
     """
 
     def __init__(self, inner: Store) -> None:
