@@ -76,7 +76,8 @@ class Mirror:
         Option(
             "--to",
             metavar="LOCATION",
-            help=". One of --from and --to must be a Kafka cluster, and the other must be a root.",
+            help=f"Location to copy to: {ENDPOINT}. One of --from and --to must be a Kafka cluster, and the other must"
+            " be a root.",
         ),
     ]
     checkpoint: Annotated[

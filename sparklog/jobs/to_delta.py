@@ -251,7 +251,7 @@ class ToDelta(delta.DeltaQuery):
             " parsed from a JSON object.",
         ),
     ] = None
-    metadata: Annotated[bool, Option(help=" to parsed rows.")] = False
+    metadata: Annotated[bool, Option(help=f"Add the columns {', '.join(METADATA)} to parsed rows.")] = False
     headers: Annotated[bool, Option(help="Write the headers of raw records to the table.")] = True
     bad_records: Annotated[
         Literal["fail", "quarantine"],
