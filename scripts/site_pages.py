@@ -33,7 +33,12 @@ PARTS = {
     "docs/design": "Design",
 }
 NOTEBOOK = "notebooks/dump_segment.ipynb"
-PROJECT = {"CHANGELOG.md": "Changes", "CONTRIBUTING.md": "Contribute", "SECURITY.md": "Security"}
+PROJECT = {
+    "ROADMAP.md": "Roadmap",
+    "CHANGELOG.md": "Changes",
+    "CONTRIBUTING.md": "Contribute",
+    "SECURITY.md": "Security",
+}
 
 STYLE = Path(__file__).with_name("site.css")
 

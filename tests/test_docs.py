@@ -20,7 +20,7 @@ from tests.test_architecture import LAYERS, PACKAGES
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
 EXAMPLES = REPOSITORY / "examples" / "streams"
-FACES = [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+FACES = [REPOSITORY / name for name in ("README.md", "ROADMAP.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES = [*FACES, *sorted(DOCS.rglob("*.md")), *sorted(EXAMPLES.glob("*.md"))]
 PARTS = ("start", "guides", "reference", "design")
 GENERATED = {"configs.md", "spark-options.md"}
@@ -104,6 +104,19 @@ def test_drawings_have_a_title_and_are_legible_on_dark_pages() -> None:
             assert picture.findtext(f"{SVG}desc"), drawing
             assert "prefers-color-scheme: dark" in (picture.findtext(f"{SVG}style") or ""), drawing
             assert picture.find(f"{SVG}rect[@class='page']") is not None, f"{drawing} has no background of its own"
+
+
+def test_the_upgrade_guide_has_every_feature_under_its_release() -> None:
+    table = (
+        (DOCS / "reference" / "compatibility.md").read_text().partition("| Feature | Since |")[2].partition("\n\n")[0]
+    )
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.split("\n")[2:]]
+    features = {row[0]: row[1] for row in rows if row[0]}
+    assert len(features) >= 7
+    sections = re.split(r"^## ", (DOCS / "guides" / "upgrade.md").read_text(), flags=re.MULTILINE)
+    named = {name: section.split("\n")[0] for section in sections for name in features if f"feature {name}" in section}
+    # Topics have this feature by default since the release after the one that introduced it.
+    assert named == {**features, "`inlineRecords`": "0.5"}
 
 
 def test_pictures_are_small() -> None:
