@@ -69,7 +69,7 @@ def _end_of_commit(snapshot: Snapshot, partition: int, version: int) -> int:
     """
     log_end, key = int(snapshot.state.log_end[partition]), commit_key(snapshot.topic, version)
     try:
-        commit = decode_commit(snapshot.store.get(key), key, version, whole=False)
+        commit = decode_commit(snapshot.store.get(key), key, version, check_sections=False)
     except (Corrupt, NotFound):
         return log_end
     rows = (zip(file.partition, file.base, file.offsets, strict=True) for file in commit.files)

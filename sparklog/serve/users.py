@@ -92,14 +92,14 @@ def read_users(path: str) -> dict[str, User]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BadRequest(f"cannot read the users file {path!r}: {reason}; check --users") from None
     for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or line.startswith("#"):
+        fields = line.split()
+        if not fields or line.startswith("#"):
             continue
         try:
-            name, verifier = words[0], Verifier.parse(words[1])
+            name, verifier = fields[0], Verifier.parse(fields[1])
             prefixes: dict[str, tuple[str, ...]] = dict.fromkeys(OPERATIONS, ())
-            for word in words[2:]:
-                operation, prefix = word.split(":", 1)
+            for field in fields[2:]:
+                operation, prefix = field.split(":", 1)
                 prefixes[operation] += (prefix,)
         except (ValueError, LookupError):
             raise BadRequest(

@@ -103,15 +103,15 @@ class MemoryView:
     poll_interval_ms = 10
     env = SYSTEM
 
-    def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+    def topics(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
         self.listed += 1
-        names = sorted(filter(wanted, self.now))
+        names = sorted(filter(name_filter, self.now))
         for name in self.deleted_once_listed:
             self.now.pop(name, None)
         return names
 
-    def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        return refresh_existing(self, self.topics(wanted))
+    def refresh_all(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
+        return refresh_existing(self, self.topics(name_filter))
 
     def topic_id(self, topic: str) -> str:
         return self._snapshot(topic)[0]

@@ -127,11 +127,13 @@ def test_a_batch_that_would_leave_its_log_without_an_end_is_damage(name: str, tm
 
 def test_a_partition_without_offsets_left_takes_no_records(tmp_path: Path) -> None:
     topic = imported(tmp_path, {END - 5: keyed_batch(END - 5, ITEMS)}).topic("t")
-    with pytest.raises(BadRequest, match=f"partition 0 of topic 't' ends at offset {END - 2}; 3 more would exceed"):
+    with pytest.raises(
+        BadRequest, match=f"partition 0 of topic 't' ends at offset {END - 2}; 3 more offsets would exceed"
+    ):
         topic.append(pa.table({"value": [b"v"] * 3}))
     topic.append(pa.table({"value": [b"v"] * 2}))
     assert offsets(RootView(open_root(tmp_path / "root")))[-2:] == [END - 2, END - 1]
-    with pytest.raises(BadRequest, match=f"ends at offset {END}; 1 more would exceed"):
+    with pytest.raises(BadRequest, match=f"ends at offset {END}; 1 more offsets would exceed"):
         topic.append(pa.table({"value": [b"v"]}))
 
 

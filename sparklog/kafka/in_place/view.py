@@ -163,12 +163,12 @@ class KafkaView:
     def poll_interval_ms(self) -> int:
         return LOCAL_POLL_MS if self.path.is_local else BUCKET_POLL_MS
 
-    def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+    def topics(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
         self._refresh_listing()
-        return sorted(filter(wanted, {topic for topic, _ in self._partition_dirs()}))
+        return sorted(filter(name_filter, {topic for topic, _ in self._partition_dirs()}))
 
-    def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        return refresh_existing(self, self.topics(wanted))
+    def refresh_all(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
+        return refresh_existing(self, self.topics(name_filter))
 
     def topic_id(self, topic: str) -> str:
         partition_dirs = self._of_topic(self._partition_dirs(), topic)

@@ -366,8 +366,8 @@ def consistent_snapshots(
 
 def read_snapshot(logs: DecisionLogs, log: CommitLog) -> Snapshot:
     """Return the latest snapshot of one topic as readers see it. Raises `NotFound` if the topic does not exist."""
-    shown, _ = consistent_snapshots(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
-    return shown.get(log.topic) or log.snapshot()
+    snapshots, _ = consistent_snapshots(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
+    return snapshots.get(log.topic) or log.snapshot()
 
 
 def reader_of(store: Store, topic: str) -> ReadLatest:

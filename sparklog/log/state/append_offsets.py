@@ -84,8 +84,8 @@ def assign_offsets(topic: str, files: Sequence[FileSlices], state: TopicState) -
                 raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found {partition}")
             if offsets > INT64_MAX - end[partition]:
                 raise BadRequest(
-                    f"partition {partition} of topic '{topic}' ends at offset {end[partition]}; {offsets} more would "
-                    f"exceed the maximum offset {INT64_MAX}; write to another partition or topic"
+                    f"partition {partition} of topic '{topic}' ends at offset {end[partition]}; {offsets} more offsets "
+                    f"would exceed the maximum offset {INT64_MAX}; write to another partition or topic"
                 )
             bases.append(end[partition])
             end[partition] += offsets

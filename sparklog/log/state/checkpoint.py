@@ -133,20 +133,20 @@ def encode_table(table: SliceTable) -> tuple[bytes, int]:
 
     from sparklog.format.arrow_numpy import fixed_array
 
-    whole = table.all()
+    rows = table.all()
     paths, txn_ids = table.texts
     texts = {"file": paths, "txn": txn_ids}
-    columns = [(texts.get(name), whole.columns[name]) for name in COLUMN_TYPES]
+    columns = [(texts.get(name), rows.columns[name]) for name in COLUMN_TYPES]
     arrays = [
-        fixed_array(column, pa.from_numpy_dtype(column.dtype)) if words is None else _dictionary(column, words)
-        for words, column in columns
+        fixed_array(column, pa.from_numpy_dtype(column.dtype)) if strings is None else _dictionary(column, strings)
+        for strings, column in columns
     ]
     sink = pa.BufferOutputStream()
     batch = pa.record_batch(arrays, names=list(COLUMN_NAMES.values()))
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=batch.nbytes >= LARGE_TABLE)
     with pa.ipc.new_file(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    return sink.getvalue().to_pybytes(), int(np.count_nonzero(~whole.sealed()))
+    return sink.getvalue().to_pybytes(), int(np.count_nonzero(~rows.sealed()))
 
 
 def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTable:
@@ -179,10 +179,10 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
             raise Corrupt(f"column {COLUMN_NAMES[name]} should be {dtype} without nulls, found {array.type}", file=key)
         columns[name] = fixed_values(array, dtype)
     if set(texts) != {"file", "txn"}:
-        raise Corrupt(f"columns file and txn of the slice table should be dictionaries of text; {REMEDY}", file=key)
-    for name, words in texts.items():
-        if ref.rows and not 0 <= int(columns[name].min()) <= int(columns[name].max()) < len(words):
-            raise Corrupt(f"column {name} of the slice table refers to missing texts; {REMEDY}", file=key)
+        raise Corrupt(f"columns file and txn of the slice table should be dictionaries of strings; {REMEDY}", file=key)
+    for name, strings in texts.items():
+        if ref.rows and not 0 <= int(columns[name].min()) <= int(columns[name].max()) < len(strings):
+            raise Corrupt(f"column {name} of the slice table refers to missing strings; {REMEDY}", file=key)
     columns["txn"] = np.where(columns["txn_n"] < 0, np.int32(-1), columns["txn"])
     part = Slices(columns, texts["file"], texts["txn"])
     return SliceTable(version, (part,) if ref.rows else (), part.paths, part.txn_ids)
@@ -196,5 +196,5 @@ def _dictionary(codes: npt.NDArray[Any], texts: Texts) -> pa.DictionaryArray:
 
     used, inverse = np.unique(codes, return_inverse=True)
     absent = int(np.searchsorted(used, 0))
-    words = [""] * absent + texts.at(used[absent:])
-    return pa.DictionaryArray.from_arrays(fixed_array(inverse.astype(np.int32), pa.int32()), text_array(words))
+    strings = [""] * absent + texts.at(used[absent:])
+    return pa.DictionaryArray.from_arrays(fixed_array(inverse.astype(np.int32), pa.int32()), text_array(strings))

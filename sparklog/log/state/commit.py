@@ -406,14 +406,14 @@ def encode_commit(commit: Commit) -> bytes:
     return data
 
 
-def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) -> Commit:
+def decode_commit(data: bytes, key: str, version: int, *, check_sections: bool = True) -> Commit:
     """Return the commit in `data`.
 
     Args:
         data: The object, or only its document
         key: The object's key, for error messages
         version: The version that the commit must have
-        whole: Whether to also check the sections after the document
+        check_sections: Whether to also check the sections after the document
 
     Raises:
         BadRequest: If a newer release wrote the commit
@@ -428,7 +428,7 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
     _check_inline(item, files, inline)
     parts = [part for part in (embedded, inline) if part is not None]
     nbytes, crc = len(document), crc32c.crc32c(document)
-    if whole or not parts:
+    if check_sections or not parts:
         _check_parts(parts, memoryview(data)[nbytes:], key)
     for part in parts:
         crc = appended_crc(crc, part.nbytes, part.crc)
@@ -448,7 +448,9 @@ def inline_records_of(data: bytes) -> bytes:
 def _check_parts(parts: Sequence[EmbeddedCommits | InlineRecords], rest: memoryview, key: str) -> None:
     """Raise `Corrupt` if the sections after the document do not have the sizes and CRC-32Cs in the document."""
     if len(rest) != (expected := sum(part.nbytes for part in parts)):
-        raise Corrupt(f"commit: expected {expected} bytes after the document, found {len(rest)}; restore it", file=key)
+        raise Corrupt(
+            f"commit: expected {expected} bytes after the document, found {len(rest)}; restore the commit", file=key
+        )
     for part in parts:
         if crc32c.crc32c(rest[: part.nbytes]) != part.crc:
             what = "inline records" if isinstance(part, InlineRecords) else "embedded documents"

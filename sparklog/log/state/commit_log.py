@@ -212,7 +212,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def _decode(self, data: bytes, key: str, number: int) -> Commit:
         # Check only the document, because corrupt inline records only affect readers of these records.
-        commit = decode_commit(data, key, number, whole=False)
+        commit = decode_commit(data, key, number, check_sections=False)
         if commit.inline is not None:
             RECENT_RECORDS.add(self.store, key, commit.inline_start, data[commit.inline_start :])
         self._documents.add(commit, data, self.store.limits.checkpoint_bytes)

@@ -84,7 +84,9 @@ def with_embedded_copies(topic: str, objects: Mapping[int, tuple[Commit, bytes]]
             documents = decode_embedded(embedded_in(commit, data))
             for earlier, document in enumerate(documents, number - len(documents)):
                 if earlier >= first and earlier not in commits:
-                    commits[earlier] = decode_commit(document, commit_key(topic, earlier), earlier, whole=False)
+                    commits[earlier] = decode_commit(
+                        document, commit_key(topic, earlier), earlier, check_sections=False
+                    )
         except (Corrupt, BadRequest):
             continue
     return commits

@@ -50,7 +50,7 @@ from sparklog.storage.store import ObjectInfo, Store
 _LOG = logging.getLogger("sparklog.log")
 _BLOCKS = 16
 """The number of blocks whose objects are in memory at the same time."""
-_decode_document = partial(decode_commit, whole=False)
+_decode_document = partial(decode_commit, check_sections=False)
 _Read = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
 
 
@@ -157,8 +157,8 @@ class History:
         base = self.base_of(version)
         if base is None:
             raise NotFound(
-                f"version {version} of topic '{self.topic}' cannot be rebuilt: the log does not have all commits "
-                "since a valid checkpoint at or below it; run `sparklog verify`"
+                f"version {version} of topic '{self.topic}' cannot be rebuilt: there is no valid checkpoint at "
+                "or below this version with all commits after it; run `sparklog verify`"
             )
         start = self.checkpoint(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
         if start is None:

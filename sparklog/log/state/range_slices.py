@@ -80,8 +80,8 @@ def _joined(tables: Sequence[tuple[SliceTable, Sequence[OffsetRange]]]) -> Slice
     texts = Texts(), Texts()
     columns = [_numbered(columns_of([commit for _, commit in rows.commits], *texts), _topics(rows.commits))]
     columns += [_numbered(_recoded(part, *texts), np.int64(number)) for number, part in rows.parts]
-    whole = {name: np.concatenate([part[name] for part in columns]) for name in COLUMN_TYPES}
-    return SliceTable(0, (in_order(whole, *texts),), *texts)
+    joined = {name: np.concatenate([part[name] for part in columns]) for name in COLUMN_TYPES}
+    return SliceTable(0, (in_order(joined, *texts),), *texts)
 
 
 def _of_partitions(table: SliceTable, ranges: Sequence[OffsetRange]) -> list[Slices]:

@@ -159,15 +159,15 @@ def _is_committed(outputs: Sequence[FileSlices], table: SliceTable) -> bool:
 
 def _check_covered(topic: str, rewrite: Rewrite, outputs: Sequence[FileSlices], table: SliceTable) -> None:
     """Raise `BadRequest` if an output overlaps a slice that the edit does not replace."""
-    whole = table.all()
+    all_rows = table.all()
     partition = rewrite.edit.partition
     replaced = {(item.path, item.position) for item in rewrite.inputs}
     for file in outputs:
         for base, offsets in zip(file.base, file.offsets, strict=True):
-            rows = whole.overlapping(partition, base, base + offsets)
+            rows = all_rows.overlapping(partition, base, base + offsets)
             for row in range(rows.start, rows.stop):
-                if (whole.path(row), int(whole.position[row])) not in replaced:
+                if (all_rows.path(row), int(all_rows.position[row])) not in replaced:
                     raise BadRequest(
                         f"cannot rewrite {topic}-{partition}: offsets {base} to {base + offsets} of {file.path} "
-                        f"overlap the slice at {int(whole.base[row])}, which the edit does not replace"
+                        f"overlap the slice at {int(all_rows.base[row])}, which the edit does not replace"
                     )

@@ -190,9 +190,9 @@ class SliceTable:
 
     def all(self) -> Slices:
         """Return all rows, sorted by (partition, base)."""
-        whole = _joined(self.parts(), *self.texts)
-        self._rows = ((whole,) if len(whole) else (), ())
-        return whole
+        all_rows = _joined(self.parts(), *self.texts)
+        self._rows = ((all_rows,) if len(all_rows) else (), ())
+        return all_rows
 
     def select(self, partition: int, start: int = 0, end: int = 2**63 - 1) -> Slices:
         """Return the slices of one partition that overlap offsets `[start, end)`, in offset order."""
@@ -250,18 +250,19 @@ class SliceTable:
         return SliceTable(self.version, parts, *self.texts)
 
     def _edited(self, commit: Commit) -> Slices:
-        whole = self.all()
+        all_rows = self.all()
         rows = self.find(*commit.remove)
         if (rows < 0).any():
             raise Conflict(
-                f"commit {commit.version} replaces slices that version {self.version} does not have; plan it again"
+                f"commit {commit.version} replaces slices that version {self.version} does not have; "
+                "plan the rewrite again"
             )
-        keep = np.ones(len(whole), np.bool_)
+        keep = np.ones(len(all_rows), np.bool_)
         keep[rows] = False
         if not commit.files:
-            return whole[keep]
+            return all_rows[keep]
         outputs = in_order(columns_of((commit,), *self.texts), *self.texts)
-        return _joined((whole[keep], outputs), *self.texts)
+        return _joined((all_rows[keep], outputs), *self.texts)
 
     def has_flag(self, flag: int) -> bool:
         parts, pending = self._rows
@@ -271,7 +272,7 @@ class SliceTable:
 
     def find(self, *items: RemovedSlices) -> npt.NDArray[np.int64]:
         """Return the row in `all()` of each slice in `items`, in order, or -1 if there is no such slice."""
-        whole = self.all()
+        all_rows = self.all()
         base = np.array([value for item in items for value in item.base], np.int64)
         position = np.array([value for item in items for value in item.position], np.int64)
         partition = np.array([value for item in items for value in item.partition], np.int64)
@@ -279,15 +280,15 @@ class SliceTable:
         rows = np.full(len(base), -1, np.int64)
         for number in np.unique(partition).tolist():
             where = np.flatnonzero(partition == number)
-            span = whole.partition_rows(number)
+            span = all_rows.partition_rows(number)
             if span.start == span.stop:
                 continue
-            nearest = np.minimum(span.start + np.searchsorted(whole.base[span], base[where]), span.stop - 1)
-            same = (whole.base[nearest] == base[where]) & (whole.position[nearest] == position[where])
+            nearest = np.minimum(span.start + np.searchsorted(all_rows.base[span], base[where]), span.stop - 1)
+            same = (all_rows.base[nearest] == base[where]) & (all_rows.position[nearest] == position[where])
             rows[where[same]] = nearest[same]
         # Compare paths once per pair of item and file, because an item has a single path.
         present = np.flatnonzero(rows >= 0)
-        pairs, pair_of = np.unique(item_of[present] << 32 | whole.file[rows[present]], return_inverse=True)
+        pairs, pair_of = np.unique(item_of[present] << 32 | all_rows.file[rows[present]], return_inverse=True)
         right = [self.texts[0][pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]
         rows[present[~np.array(right, np.bool_)[pair_of]]] = -1
         return rows
@@ -307,8 +308,8 @@ def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts
     rows = sum(len(part) for part in parts)
     if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
         return SliceTable(version, parts, paths, txn_ids)
-    whole = _joined(parts, paths, txn_ids)
-    columns = dict(whole.columns)
+    all_rows = _joined(parts, paths, txn_ids)
+    columns = dict(all_rows.columns)
     texts = []
     for name, old in (("file", paths), ("txn", txn_ids)):
         used, inverse = np.unique(columns[name], return_inverse=True)

@@ -244,11 +244,11 @@ class LogView(Protocol):
     def poll_interval_ms(self) -> int:
         """The time until the next `refresh`, for a reader that has read all records."""
 
-    def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        """Return the sorted names of all current topics, or of those that `wanted` accepts."""
+    def topics(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
+        """Return the sorted names of all current topics, or of those that `name_filter` accepts."""
 
-    def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        """Read a snapshot of all topics, or of those that `wanted` accepts, and return their sorted names."""
+    def refresh_all(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
+        """Read a snapshot of all topics, or of those that `name_filter` accepts, and return their sorted names."""
 
     def topic_id(self, topic: str) -> str:
         """Return the topic's 22-character id, which changes if it is created again. Raises `NotFound` if it does not

@@ -135,10 +135,10 @@ def clone_topic(
     topic_id = root.env.new_id()
     leased = _lease(root, log, snapshot, clone_lease_name(name, topic_id))
     try:
-        shown = _decided(log, snapshot)
-        files = _shared(source, shown)
+        decided = _decided(log, snapshot)
+        files = _shared(source, decided)
         version_before = None if any(log.topic == name for log in leased) else before.version
-        clone = root.engine.create(name, CloneIntent(topic_id, shown, files, version_before))
+        clone = root.engine.create(name, CloneIntent(topic_id, decided, files, version_before))
     except (BadRequest, Conflict, NotFound):
         # The clone was not created. After any other error, it may exist.
         _release(leased, clone_lease_name(name, topic_id))
@@ -148,7 +148,7 @@ def clone_topic(
         with suppress(Conflict, NotFound):
             clone.commit(DeleteIntent(topic_id))
         raise Unavailable(f"cloning topic '{source}' was aborted, because it took more than one hour; retry")
-    return _cloned(log, shown, name, topic_id, files)
+    return _cloned(log, decided, name, topic_id, files)
 
 
 def _requested_snapshot(root: Root, log: TopicLog, version: int | None, time_ms: int | None) -> Snapshot:

@@ -113,13 +113,13 @@ class RootEngine:
         return topic_names(self.store)
 
     def topics(
-        self, failures: list[SparklogError] | None = None, wanted: Callable[[str], bool] | None = None
+        self, failures: list[SparklogError] | None = None, name_filter: Callable[[str], bool] | None = None
     ) -> list[str]:
-        """List the topics whose names `wanted` accepts. This takes one listing, and one request per name.
+        """List the topics whose names `name_filter` accepts. This takes one listing, and one request per name.
 
         If a topic cannot be read, its error is added to `failures`, or raised if `failures` is None.
         """
-        exists = read_each(self.store, self.exists, sorted(filter(wanted, self.all_topics())), failures)
+        exists = read_each(self.store, self.exists, sorted(filter(name_filter, self.all_topics())), failures)
         return [name for name in exists if exists[name]]
 
     def exists(self, topic: str) -> bool:

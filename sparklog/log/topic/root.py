@@ -384,14 +384,14 @@ class RootView:
             return poll_pause_ms(idle_ms)
         return max(LOCAL_POLL_MS, min(idle_ms // IDLE_SHARE, POLL_SHARE * self._poll_ms))
 
-    def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        return self.root.engine.topics(wanted=wanted)
+    def topics(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
+        return self.root.engine.topics(name_filter=name_filter)
 
     # -- reading snapshots
 
-    def refresh_all(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+    def refresh_all(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
         # Reading the snapshot of a listed topic also shows whether the topic exists.
-        names = sorted(filter(wanted, self.root.engine.all_topics()))
+        names = sorted(filter(name_filter, self.root.engine.all_topics()))
         missing = self._poll(names, lambda name: self.root.engine.log(name).snapshot_if_exists())
         return [name for name in names if name not in missing]
 

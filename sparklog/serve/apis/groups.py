@@ -321,11 +321,15 @@ async def list_groups(request: ServedRequest) -> Fields:
     states = {
         name: (coordinator.exclusive_members(name) or description).state for name, description in descriptions.items()
     }
-    wanted, types = ({word.lower() for word in request.fields[name]} for name in ("statesFilter", "typesFilter"))
+    states_filter, types_filter = (
+        {word.lower() for word in request.fields[name]} for name in ("statesFilter", "typesFilter")
+    )
     rows = [
         {"groupId": name, "protocolType": CONSUMER, "groupState": state, "groupType": CLASSIC}
         for name, state in states.items()
-        if (not wanted or state.lower() in wanted) and (not types or CLASSIC in types) and request.may(GROUP, name)
+        if (not states_filter or state.lower() in states_filter)
+        and (not types_filter or CLASSIC in types_filter)
+        and request.may(GROUP, name)
     ]
     return {"groups": rows}
 

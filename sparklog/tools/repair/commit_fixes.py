@@ -51,7 +51,7 @@ def fix_missing_commit(store: Store, key: str) -> Fix | None:
     damaged: list[str] = []
     how: list[str] = []
     for missing in range(first, after):
-        commit = decode_commit(documents[missing], commit_key(topic, missing), missing, whole=False)
+        commit = decode_commit(documents[missing], commit_key(topic, missing), missing, check_sections=False)
         data = documents[missing] + _embedded_again(commit, documents)
         lost = 0 if commit.inline is None else commit.inline.nbytes
         creates.append((commit_key(topic, missing), data + bytes(lost)))
@@ -139,6 +139,6 @@ def _commit(topic: str, number: int, document: bytes | None) -> Commit | None:
     if document is None:
         return None
     try:
-        return decode_commit(document, commit_key(topic, number), number, whole=False)
+        return decode_commit(document, commit_key(topic, number), number, check_sections=False)
     except (Corrupt, BadRequest):
         return None

@@ -198,7 +198,7 @@ def _is_followed(store: Store, topic: str, state: TopicState) -> bool:
     if data is None:
         return True
     try:
-        return decode_commit(data, key, state.version + 1, whole=False).prev_crc == state.crc
+        return decode_commit(data, key, state.version + 1, check_sections=False).prev_crc == state.crc
     except (Corrupt, BadRequest):
         return True
 

@@ -125,7 +125,7 @@ def read_topic(store: Store, name: str, now_ms: int) -> CheckedTopic:
 def _without_records(data: bytes, key: str, version: int) -> Commit | None:
     """Return a commit whose document is intact although its inline records are corrupt, otherwise None."""
     try:
-        return decode_commit(data, key, version, whole=False)
+        return decode_commit(data, key, version, check_sections=False)
     except (Corrupt, BadRequest):
         return None
 

@@ -251,7 +251,7 @@ def test_damage_of_any_commit_does_not_lose_other_commits(
 def forged(world: World, number: int, change: Callable[[Commit], Commit]) -> None:
     """Embed other documents than those of the log in a commit, and create all later commits after this commit."""
     key, crc = commit_key("t", number), None
-    lines = [change(decode_commit(line, key, at, whole=False)) for at, line in lines_before(world, number)]
+    lines = [change(decode_commit(line, key, at, check_sections=False)) for at, line in lines_before(world, number)]
     data = stored(world, number)
     commit = replace(decode_commit(data, key, number), embedded=None)
     data = encode_commit(
@@ -284,7 +284,7 @@ def test_a_copy_outside_the_chain_is_ignored(world: World, monkeypatch: pytest.M
     assert opened.log.state().time_ms == truth.state.time_ms
     history = History(world.store, "t").at(6)
     assert history.state.time_ms == truth.state.time_ms - 0
-    assert decode_commit(carried_by(world, 7)[3], "", 3, whole=False).time_ms != truth.state.time_ms
+    assert decode_commit(carried_by(world, 7)[3], "", 3, check_sections=False).time_ms != truth.state.time_ms
     with monkeypatch.context() as patch:
         # The verification of the chain excludes it.
         for module in (commit_log, embedded_commits):
