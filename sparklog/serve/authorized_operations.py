@@ -41,8 +41,9 @@ def topic_operations(request: ServedRequest, name: str) -> int:
 
 
 def cluster_operations(request: ServedRequest) -> int:
-    """Return the operations that the client may perform on the cluster. A user who may write all topics may alter the
-    cluster.
+    """Return the operations that the client may perform on the cluster.
+
+    A user who may write all topics may alter the cluster.
     """
     writes = request.services.options.writable and request.may(WRITE, "")
     writing = _CHANGE | Operation.CLUSTER_ACTION | Operation.IDEMPOTENT_WRITE if writes else NONE

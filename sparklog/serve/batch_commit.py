@@ -120,8 +120,9 @@ def _next_writer(
 
 
 def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entry: WriterEntry) -> ProduceResponse:
-    """Return the response to a retry of a committed batch. It contains the batch's offset if the log still contains the
-    batch.
+    """Return the response to a retry of a committed batch.
+
+    It contains the batch's offset if the log still contains the batch.
     """
     from sparklog.serve.repeated_batches import find_repeated
 

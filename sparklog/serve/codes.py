@@ -106,8 +106,9 @@ def code_of(error: SparklogError | CodeError) -> Code:
 
 
 def failure(error: SparklogError | CodeError) -> Fields:
-    """Return the response fields for an error. The message is truncated, because it may contain a long value of the
-    request.
+    """Return the response fields for an error.
+
+    The message is truncated, because it may contain a long value of the request.
     """
     return {"errorCode": code_of(error), "errorMessage": str(error)[:MAX_MESSAGE_LENGTH]}
 
@@ -138,8 +139,9 @@ class ProduceResponse:
 
 
 def partition_rows(request: Fields, respond: Callable[[str, Fields], Fields]) -> list[Fields]:
-    """Return the response rows of all partitions in a request. `respond` gets a topic name and the fields of a
-    partition.
+    """Return the response rows of all partitions in a request.
+
+    `respond` gets a topic name and the fields of a partition.
     """
 
     def rows(topic: Fields) -> list[Fields]:

@@ -146,8 +146,9 @@ class Connection:
         return self._services.options.users is None or self.client.user is not None
 
     async def _serve(self, data: bytes, memory: RequestBytes) -> bool:
-        """Serve a request. Return True if the request is still in progress; its memory is then released with its
-        response.
+        """Serve a request.
+
+        Return True if the request is still in progress; its memory is then released with its response.
         """
         self._last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
@@ -193,8 +194,9 @@ class Connection:
             raise DropConnection(f"{request.api.name} failed: {error}") from error
 
     async def _produce(self, request: ServedRequest, memory: RequestBytes) -> None:
-        """Queue the batches of a request once few enough requests are in flight. The response is sent later, in request
-        order.
+        """Queue the batches of a request once few enough requests are in flight.
+
+        The response is sent later, in request order.
         """
         await self._wait_for_produces(MAX_PRODUCES_IN_FLIGHT - 1)
         # Stop reading from a client that does not receive its responses.

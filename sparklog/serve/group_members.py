@@ -54,9 +54,9 @@ MAX_MEMBERS = 10_000
 T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
 Begin = Callable[[Sequence[str], "GroupMetadata | None"], Awaitable[Membership]]
-"""Makes this server the exclusive owner of the group. `assignors` are those with which the server can share the group.
+"""Makes this server the exclusive owner of a group, given shareable assignors and the server's previous generation.
 
-Raises `Fenced` if another member has joined after the given generation, because the clients' positions may then be
+Raises `Fenced` if another member has joined after that generation, because the clients' positions may then be
 outdated.
 """
 Share = Callable[[Sequence[JoinDetails], GroupMetadata | None], Awaitable[list[ClassicMember]]]
@@ -294,9 +294,7 @@ class GroupMembers:
         return member
 
     def _remove_pending(self, member_id: str) -> bool:
-        """Return True if this id was assigned to a client with MEMBER_ID_REQUIRED and the client now joins with it or
-        leaves.
-        """
+        """Remove an id that was assigned with MEMBER_ID_REQUIRED. Return False if the id is not pending."""
         timer = self._pending.pop(member_id, None)
         _stop(timer)
         return timer is not None
@@ -398,8 +396,9 @@ class GroupMembers:
                 await self._leave_journal()
 
     async def _begin_or_share(self) -> bool:
-        """Write the next generation to the journal. Return True if the group is shared; the members then have their
-        responses.
+        """Write the next generation to the journal.
+
+        Return True if the group is shared; the members then have their responses.
         """
         all_details = [member.details for member in self.members.values()]
         assignors = shareable_assignors(all_details)
@@ -541,8 +540,9 @@ class GroupMembers:
         return Joined(classic.generation, self.protocol, "", member.id)
 
     def _call_classic(self, member: MemberState, call: Callable[..., T], *arguments: object) -> T:
-        """Call a function of a member in the journal. If the member was removed from the group, drop it and raise
-        `CodeError`.
+        """Call a function of a member in the journal.
+
+        If the member was removed from the group, drop it and raise `CodeError`.
         """
         try:
             return call(*arguments)
@@ -590,8 +590,9 @@ def _stop(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _topics(metadata: bytes) -> object:
-    """Return the topics of a consumer's subscription. If the metadata is not a valid subscription, return the metadata
-    itself.
+    """Return the topics of a consumer's subscription.
+
+    If the metadata is not a valid subscription, return the metadata itself.
     """
     subscription = subscription_in(metadata)
     return metadata if subscription is None else subscription.topics

@@ -44,14 +44,16 @@ class JoinDetails:
         return tuple(name for name, _ in self.protocols if name in ASSIGNORS) if self.kind == CONSUMER else ()
 
     def subscription(self) -> ConsumerSubscription | None:
-        """Return the subscription of a consumer. Return None if the metadata is invalid or the client is not a
-        consumer.
+        """Return the subscription of a consumer.
+
+        Return None if the metadata is invalid or the client is not a consumer.
         """
         return subscription_in(self.protocols[0][1]) if self.kind == CONSUMER and self.protocols else None
 
     def group_member(self, owned: Partitions = frozenset()) -> GroupMember | None:
-        """Return the client as a member for the group's journal. Return None if the client does not support sparklog's
-        assignors.
+        """Return the client as a member for the group's journal.
+
+        Return None if the client does not support sparklog's assignors.
         """
         subscription, assignors = self.subscription(), self.shared_assignors
         if subscription is None or not assignors:

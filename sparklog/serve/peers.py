@@ -69,8 +69,7 @@ class Peers:
         return node in self._responding
 
     def leaders(self, topic: str) -> list[Address]:
-        """Return one server per rotation of the server list. The leader of partition p is at index p modulo the number
-        of servers.
+        """Return the leaders of a topic's partitions: partition p has the leader at index p modulo their number.
 
         The order of the servers depends on the topic's name. If a server does not respond, the next server that
         responds replaces it, so the leaders of other partitions do not change.

@@ -189,10 +189,9 @@ class ServedLog:
         return self.env.elapsed_ms(polled.ended) < self._view.poll_interval_ms
 
     def plan(self, offsets: OffsetRange, isolation: str, nbytes: int) -> tuple[ReadPart | None, int]:
-        """Plan the first part of a range, with about `nbytes` stored bytes. Return the part and the offset where it
-        ends.
+        """Plan the first part of a range, with about `nbytes` stored bytes.
 
-        The part is None if it does not contain visible records.
+        Return the part and the offset where it ends. The part is None if it does not contain visible records.
         """
         with self._lock:
             stop = end = offsets.start

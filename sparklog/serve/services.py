@@ -199,8 +199,9 @@ class Services:
         return StoredBatches(self.log)
 
     def has_buffered(self, position: FetchPosition, nbytes: int) -> bool:
-        """Return True if `nbytes` from a fetch position are buffered. Does not block, because the event loop calls this
-        method.
+        """Return True if `nbytes` from a fetch position are buffered.
+
+        Does not block, because the event loop calls this method.
         """
         return "batches" in vars(self) and self.batches.has_buffered(position, nbytes)
 

@@ -92,8 +92,9 @@ def _report_partitions(classic: ClassicMember) -> None:
 def partition_counts(
     group: GroupJournal, topics: Collection[str], *, refresh: Collection[str] | None = None
 ) -> Mapping[str, int]:
-    """Return the number of partitions of each existing topic. `refresh` lists the topics to read again (None: all
-    topics).
+    """Return the number of partitions of each existing topic.
+
+    `refresh` lists the topics to read again (None: all topics).
     """
     counts = {}
     for topic in topics:

@@ -46,8 +46,9 @@ MAX_DELTA = 2**31 - 2
 
 @dataclass(slots=True)
 class _Chunk:
-    """Consecutive batches. Batch i is at `position[i]` to `position[i + 1]`, and `following[i]` is the offset after the
-    batch.
+    """Consecutive batches.
+
+    Batch i is at `position[i]` to `position[i + 1]`, and `following[i]` is the offset after the batch.
 
     * `first`: the index of the first remaining batch
     * `base`: the position at which `data` starts
@@ -173,8 +174,9 @@ def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[
 
 
 def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
-    """Read the batches of a part that overlap offsets [start, end). Their headers get the fields that the slices
-    define.
+    """Read the batches of a part that overlap offsets [start, end).
+
+    Their headers get the fields that the slices define.
     """
     if isinstance(part, NativeReadPart):
         return _joined(patched_batches(part), start, end, part.slices.hidden)

@@ -125,8 +125,9 @@ class SaslExchange:
         self._nonce = ""
 
     def step(self, data: bytes) -> bytes:
-        """Process a message of the client. Raises `CodeError` if the message is invalid, or the name or password is
-        wrong.
+        """Process a message of the client.
+
+        Raises `CodeError` if the message is invalid, or the name or password is wrong.
         """
         handle = self._plain if self._mechanism == PLAIN else self._final if self._messages else self._first
         try:
@@ -136,8 +137,9 @@ class SaslExchange:
             raise CodeError(Code.SASL_AUTHENTICATION_FAILED, str(error)) from None
 
     def _user(self, name: str) -> User:
-        """Return a user. For an unknown name, return a user that cannot log in, so that clients cannot discover user
-        names.
+        """Return a user.
+
+        For an unknown name, return a user that cannot log in, so that clients cannot discover user names.
         """
         secret = b"".join(user.verifier.server_key for user in self._users.values())
         salt = _hmac(secret, name.encode())[:16]

@@ -247,8 +247,9 @@ class DecisionLogs:
         return Backoff(self._root.env)
 
     def resolve(self, topic: str, topic_state: TopicState) -> list[Resolved]:
-        """Return the outcomes of open transactions, and abort overdue transactions. If this fails, a later commit
-        retries it.
+        """Return the outcomes of open transactions, and abort overdue transactions.
+
+        If this fails, a later commit retries it.
         """
         from sparklog.log.decisions.decision import BY_TIMEOUT
 
@@ -272,8 +273,9 @@ class DecisionLogs:
         return outcomes
 
     def deciding(self, transactions: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
-        """Yield `DecisionLog.deciding` of each (id, n), or its error. On a remote store, the requests are sent in
-        parallel.
+        """Yield `DecisionLog.deciding` of each (id, n), or its error.
+
+        On a remote store, the requests are sent in parallel.
         """
 
         def read(transaction: tuple[str, int]) -> Decisions | SparklogError | OSError:
@@ -490,8 +492,9 @@ def consistent_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
 
 
 def own_consistent_ends(state: TopicState, slices: Slices) -> Offsets:
-    """Return the ends of a read of one topic, given all its slices. Maintenance does not change records beyond these
-    ends.
+    """Return the ends of a read of one topic, given all its slices.
+
+    Maintenance does not change records beyond these ends.
     """
     if not _has_open_transaction(state):
         return state.last_stable()

@@ -32,8 +32,9 @@ def archive_of(transactional_id: str) -> str:
 
 
 def entry_in(archive: Decisions, transactional_id: str) -> Decisions | None:
-    """Return the latest entry of an expired id, or None if it is not archived. Raises `Corrupt` if the entry is
-    damaged.
+    """Return the latest entry of an expired id, or None if it is not archived.
+
+    Raises `Corrupt` if the entry is damaged.
     """
     text = archive.expired.get(transactional_id)
     if text is None:

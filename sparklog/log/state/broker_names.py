@@ -34,8 +34,9 @@ _NAMES = {
 
 
 def topic_value(setting: Setting, value: object) -> str:
-    """Return the value of the topic config for a value of the broker config. Raises `BadRequest` if the value is
-    invalid.
+    """Return the value of the topic config for a value of the broker config.
+
+    Raises `BadRequest` if the value is invalid.
     """
     parsed = setting.parse(value)
     return to_string(max(parsed * UNITS_MS[setting.unit], -1) if setting.field in _PERIODS else parsed)

@@ -139,8 +139,9 @@ class Txn:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The decision on transaction (id, n). Its prepares at the versions in `committed` are committed; all others are
-    aborted.
+    """The decision on transaction (id, n).
+
+    Its prepares at the versions in `committed` are committed; all others are aborted.
     """
 
     id: str
@@ -159,8 +160,9 @@ class VersionLease:
 
 @dataclass(frozen=True, slots=True)
 class InlineRecords:
-    """The size and CRC-32C of the records in a commit object. Only the encoder needs `data`; decoded commits do not
-    have it.
+    """The size and CRC-32C of the records in a commit object.
+
+    Only the encoder needs `data`; decoded commits do not have it.
     """
 
     nbytes: int
@@ -386,8 +388,9 @@ def features_of(changes: Changes, op: str) -> tuple[str, ...]:
 
 
 def embed_commits(commit: Commit, embedded: EmbeddedCommits) -> Commit:
-    """Add copies of earlier documents, and their feature, to a commit that has not been published yet. Return the
-    commit.
+    """Add copies of earlier documents, and their feature, to a commit that has not been published yet.
+
+    Return the commit.
     """
     commit.embedded = embedded
     commit.read_features = tuple(sorted({*commit.read_features, CARRIED_COMMITS}))

@@ -83,8 +83,9 @@ class Draft(Changes):
     dropped: tuple[Edit, ...] = ()
 
     def commit(self, state: TopicState, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
-        """Return the commit that follows `state`. `now_ms` is the writer's clock, and `store_ms` is the store's (None:
-        the same).
+        """Return the commit that follows `state`.
+
+        `now_ms` is the writer's clock, and `store_ms` is the store's (None: the same).
         """
         check_features(state)
         features = features_of(self, self.op)
@@ -177,8 +178,9 @@ def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LogStartIntent:
-    """Advance log starts (retention, delete-records). The higher log start applies, so the order of commits does not
-    matter.
+    """Advance log starts (retention, delete-records).
+
+    The higher log start applies, so the order of commits does not matter.
     """
 
     topic_id: str
@@ -402,8 +404,9 @@ class ImportedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ImportIntent:
-    """Import partitions, or their next records. This increases the leader epoch. `kafka_topic_id` is "" if it is
-    unknown.
+    """Import partitions, or their next records.
+
+    This increases the leader epoch. `kafka_topic_id` is "" if it is unknown.
     """
 
     topic_id: str

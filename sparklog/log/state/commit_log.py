@@ -1,5 +1,6 @@
-"""The journal of one topic. Its entries are commits. Its state is the topic state and a slice table, which is loaded
-lazily.
+"""The journal of one topic.
+
+Its entries are commits. Its state is the topic state and a slice table, which is loaded lazily.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ def no_topic(name: str, location: str, others: Sequence[str] | None = None, *, i
 
 @dataclass(frozen=True)
 class LogState:
-    """The state of a topic. If `table` is None, `checkpoint` and the commits in `tail` are used to load the slice
-    table.
+    """The state of a topic.
+
+    If `table` is None, `checkpoint` and the commits in `tail` are used to load the slice table.
     """
 
     topic_state: TopicState
@@ -122,8 +124,9 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         self._checked: tuple[TopicState, Commit | None, TopicState] = EMPTY, None, EMPTY
 
     def existing(self, refresh: bool = True) -> LogState:
-        """Return the latest state, or the latest cached state if `refresh` is false. Raises `NotFound` if there is no
-        topic.
+        """Return the latest state, or the latest cached state if `refresh` is false.
+
+        Raises `NotFound` if there is no topic.
         """
         return self._existing(refresh).state
 

@@ -1,11 +1,10 @@
-"""Topic configs. Values set on a topic (`TopicConfigs`) override root defaults, which override the defaults in
-`CONFIGS`.
+"""Topic configs.
 
-All topic configs of Kafka 3 and 4 are accepted, so that the configs exported from a broker can be used without changes.
-Configs that have no effect in sparklog (`min.insync.replicas`, tiering, throttles) are validated and stored. If a
-default or a range differs from Kafka 4.1's `LogConfig`, the `kafka` field describes the difference and its reason.
-`sparklog configs docs` and docs/reference/configs.md show this table. The error for another Kafka setting describes its
-replacement.
+Values set on a topic (`TopicConfigs`) override root defaults, which override the defaults in `CONFIGS`. All topic
+configs of Kafka 3 and 4 are accepted, so that the configs exported from a broker can be used without changes. Configs
+that have no effect in sparklog (`min.insync.replicas`, tiering, throttles) are validated and stored. If a default or a
+range differs from Kafka 4.1's `LogConfig`, the `kafka` field describes the difference and its reason. `sparklog configs
+docs` and docs/reference/configs.md show this table. The error for another Kafka setting describes its replacement.
 """
 
 from __future__ import annotations
@@ -259,10 +258,10 @@ shorter.
 
 
 class _Integer:
-    """An attribute with the value of an int or long config. The value is cached under the config's name after the first
-    access.
+    """An attribute with the value of an int or long config.
 
-    Unlike with `cached_property`, replacing the class attribute takes effect immediately, which simulations rely on.
+    The value is cached under the config's name after the first access. Unlike with `cached_property`, replacing the
+    class attribute takes effect immediately, which simulations rely on.
     """
 
     def __init__(self, name: str) -> None:
@@ -300,8 +299,9 @@ class TopicConfigs:
 
     @classmethod
     def of(cls, values: Mapping[str, object] | None) -> TopicConfigs:
-        """Return a user's configs. Raises BadRequest if a name is unknown, or a value is invalid or contradicts another
-        value.
+        """Return a user's configs.
+
+        Raises BadRequest if a name is unknown, or a value is invalid or contradicts another value.
         """
         configs = cls({name: canonical(name, value) for name, value in sorted((values or {}).items())})
         configs.check()
@@ -384,8 +384,9 @@ class TopicConfigs:
         return "none" if codec == "uncompressed" else codec
 
     def level(self, codec: str, option: int | None = None) -> int | None:
-        """Return the level for `codec`: the writer's option, or else the topic's level. None if the codec has no
-        levels.
+        """Return the level for `codec`: the writer's option, or else the topic's level.
+
+        None if the codec has no levels.
         """
         if option is not None:
             return option

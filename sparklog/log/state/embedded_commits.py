@@ -118,8 +118,8 @@ class _RecentCommit:
 class RecentDocuments:
     """Documents of the latest commits that this process has read or written. Most of them are embedded copies.
 
-    Commits that were not created because another writer committed first may be included; `copies_for` skips them,
-    because they are not in the chain. Threads may share an instance.
+    They may include commits that lost a race. `copies_for` does not embed these commits, because they are not in the
+    chain. Threads may share an instance.
     """
 
     def __init__(self) -> None:

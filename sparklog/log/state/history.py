@@ -99,8 +99,9 @@ class History:
         self._table_keys: dict[int, str] = {}
 
     def checkpoint(self, version: int) -> Snapshot | None:
-        """Return the state in a checkpoint after checking both objects and the CRC of its commit. Return None if it is
-        damaged.
+        """Return the state in a checkpoint after checking both objects and the CRC of its commit.
+
+        Return None if it is damaged.
         """
         if version not in self._valid:
             try:
@@ -133,8 +134,9 @@ class History:
         return Snapshot(self.topic, self.store, checkpoint.state, table)
 
     def checkpoints_below(self, version: int) -> Iterator[int]:
-        """Yield the versions of valid checkpoints at or below a version, latest first. Each checkpoint is read when
-        needed.
+        """Yield the versions of valid checkpoints at or below a version, latest first.
+
+        Each checkpoint is read when needed.
         """
         return (base for base in reversed(self.checkpoints) if base <= version and self.checkpoint(base) is not None)
 
@@ -173,8 +175,9 @@ class History:
         return Snapshot(self.topic, self.store, state, table)
 
     def version_at(self, time_ms: int) -> int:
-        """Return the latest version at or before a time (ms, by the writers' clocks). Raises `NotFound` if there is
-        none.
+        """Return the latest version at or before a time (ms, by the writers' clocks).
+
+        Raises `NotFound` if there is none.
         """
         versions = self.commits.version
         first, last = (int(versions[start_after_last_gap(versions)]), int(versions[-1])) if len(versions) else (0, -1)
@@ -185,8 +188,9 @@ class History:
         raise NotFound(f"topic '{self.topic}' has no version at {iso_time(time_ms)}: {reason}")
 
     def walk(self, state: TopicState, last: int) -> Iterator[tuple[TopicState, Commit]]:
-        """Yield each commit after `state` up to version `last`, with the state after the commit. Raises the errors of
-        `at`.
+        """Yield each commit after `state` up to version `last`, with the state after the commit.
+
+        Raises the errors of `at`.
         """
         for commit in self._commits(state, last):
             try:
@@ -197,8 +201,9 @@ class History:
             yield state, commit
 
     def _commits(self, state: TopicState, last: int) -> Iterator[Commit]:
-        """Yield the commits after `state` block by block. Valid embedded copies are used; other commits are read one by
-        one.
+        """Yield the commits after `state` block by block.
+
+        Valid embedded copies are used; other commits are read one by one.
         """
         first, crc = state.version + 1, state.crc
         next_block = (first // BLOCK_COMMITS + 1) * BLOCK_COMMITS

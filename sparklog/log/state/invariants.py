@@ -81,8 +81,9 @@ def slices_above_log_start(before: TopicState, commit: Commit, after: TopicState
 
 
 def outputs_within_edits(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """Edits of a partition do not overlap and end below the last stable offset. Added and removed slices are inside
-    edits.
+    """Edits of a partition do not overlap and end below the last stable offset.
+
+    Added and removed slices are inside edits.
     """
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None

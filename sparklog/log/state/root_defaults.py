@@ -141,8 +141,9 @@ class RootDefaults(StateEntry):
     def changed(
         self, changes: Mapping[str, object | None], pattern: str | None = None, *, force: bool = False
     ) -> RootDefaults:
-        """Return the defaults after setting or removing (None) some. Raises `BadRequest` if a change is invalid or
-        needs `force`.
+        """Return the defaults after setting or removing (None) some.
+
+        Raises `BadRequest` if a change is invalid or needs `force`.
         """
         if pattern is None:
             changed = replace(self, configs=_merged(self.configs, changes, _root_setting, force))

@@ -1,10 +1,9 @@
-"""Segments, the unit of Kafka's rules for sealing, retention and compaction. They are derived from the slice table
-alone.
+"""Segments, the unit of Kafka's rules for sealing, retention and compaction.
 
-A sealed slice is a segment. Unsealed slices are divided into segments where Kafka would have rolled if each slice had
-been one append. Three of Kafka's five reasons to roll are applied here: size, time, and relative offsets beyond 31
-bits. Whether an index is full is only known when it is written, so sealing rolls for this reason, and also inside a
-slice that is larger than a segment.
+They are derived from the slice table alone. A sealed slice is a segment. Unsealed slices are divided into segments
+where Kafka would have rolled if each slice had been one append. Three of Kafka's five reasons to roll are applied here:
+size, time, and relative offsets beyond 31 bits. Whether an index is full is only known when it is written, so sealing
+rolls for this reason, and also inside a slice that is larger than a segment.
 
 Kafka measures the age of a segment from the maximum timestamp of its first append. A merged slice consists of many
 appends, which may span days. With Kafka's rule, a segment limited to a week could therefore span almost two weeks. For

@@ -42,8 +42,9 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class Texts:
-    """Strings by code, starting with the strings of a checkpoint. Strings are only added, so tables can share an
-    instance.
+    """Strings by code, starting with the strings of a checkpoint.
+
+    Strings are only added, so tables can share an instance.
     """
 
     __slots__ = ("_added", "_codes", "_loaded")
@@ -223,8 +224,9 @@ class SliceTable:
         return set(self.texts[0].at(codes))
 
     def apply(self, commit: Commit, state: TopicState) -> SliceTable:
-        """Return the table after the next commit. `state` is the state after it. Raises `Conflict` if an edit's input
-        is missing.
+        """Return the table after the next commit.
+
+        `state` is the state after it. Raises `Conflict` if an edit's input is missing.
         """
         if commit.op in ("create", "delete"):
             return SliceTable(commit.version, pending=(commit,) if commit.files else ())

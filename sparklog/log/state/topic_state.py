@@ -71,8 +71,9 @@ class Prepare:
 
 @dataclass(frozen=True)
 class TopicState:
-    """The state of a topic at `version` (-1: before the first commit). Arrays have one value per partition, and are
-    read-only.
+    """The state of a topic at `version` (-1: before the first commit).
+
+    Arrays have one value per partition, and are read-only.
 
     * `crc` and the times: those of the latest commit
     * `previous_partition_counts`: earlier partition counts of the topic, ascending
@@ -143,8 +144,9 @@ class TopicState:
         return self._last_stable
 
     def with_decisions(self, decisions: Sequence[Resolved]) -> TopicState:
-        """Return the state as if a commit had recorded these decisions. Readers apply decisions that are not recorded
-        yet.
+        """Return the state as if a commit had recorded these decisions.
+
+        Readers apply decisions that are not recorded yet.
         """
         if not decisions:
             return self

@@ -63,19 +63,19 @@ class BatchRanges:
         return BatchRanges(base, end, self.records, self.nbytes, self.batches).counted()[end > base]
 
     def counted(self) -> BatchRanges:
-        """Return ranges with at least one batch each. If a range is at least half full, it has as many records as
-        offsets.
+        """Return ranges with at least one batch each.
 
-        Kafka counts in the same way, because transaction markers have offsets too. A split by records therefore never
-        returns more records than requested.
+        If a range is at least half full, it has as many records as offsets. Kafka counts in the same way, because
+        transaction markers have offsets too. A split by records therefore never returns more records than requested.
         """
         width = self.end - self.base
         records = np.where(self.records >= width - width // 2, width, np.maximum(self.records, 0))
         return BatchRanges(self.base, self.end, records, self.nbytes, np.maximum(self.batches, 1))
 
     def clipped(self, start: int, stop: int) -> BatchRanges:
-        """Return the part in offsets `[start, stop)`. The first and last ranges get proportional shares of their
-        contents.
+        """Return the part in offsets `[start, stop)`.
+
+        The first and last ranges get proportional shares of their contents.
         """
         low = int(np.searchsorted(self.end, start, "right"))
         high = max(low, int(np.searchsorted(self.base, stop, "left")))
@@ -216,8 +216,9 @@ class PartitionSize:
 
 
 class ReadPart(Protocol):
-    """A part of a plan that one task reads. It can be pickled. Tasks are planned with the estimates `records` and
-    `nbytes`.
+    """A part of a plan that one task reads.
+
+    It can be pickled. Tasks are planned with the estimates `records` and `nbytes`.
     """
 
     @property
@@ -251,8 +252,9 @@ class LogView(Protocol):
         """Read a snapshot of all topics, or of those that `name_filter` accepts, and return their sorted names."""
 
     def topic_id(self, topic: str) -> str:
-        """Return the topic's 22-character id, which changes if it is created again. Raises `NotFound` if it does not
-        exist.
+        """Return the topic's 22-character id, which changes if it is created again.
+
+        Raises `NotFound` if it does not exist.
         """
 
     def refresh(self, topics: Sequence[str]) -> None:
@@ -268,8 +270,9 @@ class LogView(Protocol):
         """Return each partition's first dirty offset. Compaction left at most one record per key below this offset."""
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        """Return the contents of each range, from metadata only. The cost depends on the number of slices, not of
-        offsets.
+        """Return the contents of each range, from metadata only.
+
+        The cost depends on the number of slices, not of offsets.
         """
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:

@@ -91,8 +91,9 @@ class WriterKey:
 
 @dataclass(frozen=True, slots=True)
 class WriterEntry:
-    """A writer's latest batch. `time_ms` is the time of its last commit, even if that commit only took over from
-    another run.
+    """A writer's latest batch.
+
+    `time_ms` is the time of its last commit, even if that commit only took over from another run.
     """
 
     batch: int

@@ -76,8 +76,9 @@ class TopicBackup:
 
 @dataclass(frozen=True, slots=True)
 class EntriesBackup:
-    """Entries `first` to `number` of an id. `since_ms` is the time of the first entry, or 0 if a backup has earlier
-    entries.
+    """Entries `first` to `number` of an id.
+
+    `since_ms` is the time of the first entry, or 0 if a backup has earlier entries.
     """
 
     id: str
@@ -203,8 +204,9 @@ def backup_numbers(store: Store) -> list[int]:
 
 
 def read_manifest(store: Store, number: int) -> Manifest | None:
-    """Return a manifest, or None if the number was abandoned or the backup was deleted. Raises `Corrupt` if it is
-    damaged.
+    """Return a manifest, or None if the number was abandoned or the backup was deleted.
+
+    Raises `Corrupt` if it is damaged.
     """
     with suppress(NotFound):
         manifest = read_object(store, backup_key(number), _decoded, number).expect()
@@ -227,8 +229,9 @@ READS = ("get", "stat", "list", "list_folders", "now_ms")
 
 
 def latest_backup(store: Store) -> BackupStore | None:
-    """Return the latest backup of all topics, or the latest partial backup. None if the store is not a backup
-    repository.
+    """Return the latest backup of all topics, or the latest partial backup.
+
+    None if the store is not a backup repository.
 
     Raises `NotFound` if no backup is complete.
     """

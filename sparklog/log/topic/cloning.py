@@ -177,8 +177,9 @@ def _check_retained(log: TopicLog, snapshot: Snapshot) -> None:
 
 
 def _lease(root: Root, log: TopicLog, snapshot: Snapshot, lease_name: str) -> list[TopicLog]:
-    """Lease the snapshot's version, and the versions of other topics whose files it shares. Return the logs of these
-    topics.
+    """Lease the snapshot's version, and the versions of other topics whose files it shares.
+
+    Return the logs of these topics.
     """
     _check_retained(log, snapshot)
     versions = {log.topic: snapshot.version}

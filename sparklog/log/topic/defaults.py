@@ -56,8 +56,9 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return self._read(latest).defaults
 
     def read_for_job(self) -> RootDefaults:
-        """Return the latest defaults, and ensure that a copy exists. Raises `Unavailable` if the copies cannot be
-        listed.
+        """Return the latest defaults, and ensure that a copy exists.
+
+        Raises `Unavailable` if the copies cannot be listed.
         """
         defaults = self._read(latest=True, must_check=True).defaults
         if self.store.writable:

@@ -66,8 +66,9 @@ class RootEngine:
         ensure_probed(self.store, self.env.wall_ms)
 
     def to_store_clock(self, wall_ms: int) -> int:
-        """Convert a time of this host's clock to the store's clock. Raises `Unavailable` if this host's clock is far
-        ahead.
+        """Convert a time of this host's clock to the store's clock.
+
+        Raises `Unavailable` if this host's clock is far ahead.
         """
         self._access.guard.check()
         return self._access.guard.store_ms(wall_ms)
@@ -126,8 +127,9 @@ class RootEngine:
         return self.log(topic).refresh().topic_state.exists
 
     def create(self, topic: str, intent: Intent) -> TopicLog:
-        """Commit an intent that creates a topic. Raises `Conflict` if its name differs from another topic's only in
-        case.
+        """Commit an intent that creates a topic.
+
+        Raises `Conflict` if its name differs from another topic's only in case.
         """
         self._check_differs_in_more_than_case(topic)
         log = self.log(topic)

@@ -33,8 +33,9 @@ def default_expiry(configs: TopicConfigs) -> str | None:
 
 
 def warn_of_short_retention(owner: str, changes: Mapping[str, object | None]) -> None:
-    """Warn if `retention.ms` is below one hour, because another unit was probably meant. Warns once per owner and
-    value.
+    """Warn if `retention.ms` is below one hour, because another unit was probably meant.
+
+    Warns once per owner and value.
     """
     value = changes.get("retention.ms", changes.get("log.retention.ms"))
     if value is None or not 0 <= (period_ms := int(canonical("retention.ms", value))) < HOUR_MS:

@@ -108,8 +108,9 @@ class FilesOfVersions:
     times: dict[int, int] = field(default_factory=dict)
 
     def since(self, missing: Iterable[str]) -> int:
-        """Return the first version from which no file is missing. Raises `NotFound` if a file of the last version is
-        missing.
+        """Return the first version from which no file is missing.
+
+        Raises `NotFound` if a file of the last version is missing.
         """
         first = max(self.base.version, 0)
         for key in missing:
@@ -123,8 +124,9 @@ class FilesOfVersions:
 
 
 def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOfVersions:
-    """Walk the log from `base` to `version`. Raises `NotFound` if a commit is missing, and `Corrupt` if the chain is
-    broken.
+    """Walk the log from `base` to `version`.
+
+    Raises `NotFound` if a commit is missing, and `Corrupt` if the chain is broken.
     """
     topic = history.topic
     found = FilesOfVersions(base, base, times={base.version: base.state.made_ms})

@@ -199,8 +199,9 @@ class Root:
         return topic
 
     def defaults(self) -> RootDefaults:
-        """Read the root defaults, which apply to topics that do not set a config. This takes one listing and one
-        request.
+        """Read the root defaults, which apply to topics that do not set a config.
+
+        This takes one listing and one request.
 
         Returns:
             The defaults: `configs` by broker config name, and the configs of each of the `patterns`.
@@ -376,8 +377,9 @@ class RootView:
 
     @property
     def poll_interval_ms(self) -> int:
-        """The pause until the next `refresh`. It increases with the idle time and, on a disk, with the duration of a
-        poll.
+        """The pause until the next `refresh`.
+
+        It increases with the idle time and, on a disk, with the duration of a poll.
         """
         idle_ms = self.env.elapsed_ms(self._changed_at)
         if self.root.store.parallel_reads > 1:

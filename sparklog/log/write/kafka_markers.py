@@ -7,8 +7,8 @@ The coordinator's decisions are kept: if it had decided COMMIT, but had not writ
 COMMIT marker is appended.
 
 Before the first append to an imported topic, its open transactions are ended with ABORT (`end_before_append`). After an
-append, the log differs from Kafka's log, so a broker can no longer end them, and readers would never see the new
-records behind them.
+append, the log differs from Kafka's log, so a broker can no longer end these transactions, and readers would never
+see the new records behind them.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def end_kafka_transactions(
 
 @dataclass(frozen=True, slots=True)
 class EndKafkaIntent:
-    """Append the markers of these transactions atomically. Raises `Conflict` if some of the transactions have already
-    ended.
+    """Append the markers of these transactions atomically.
+
+    Raises `Conflict` if some of the transactions have already ended.
     """
 
     topic_id: str

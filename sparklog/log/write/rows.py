@@ -154,8 +154,9 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
-    """Join arrays. They keep their type if it is the same, and are otherwise cast to `common`. None if every row is
-    null.
+    """Join arrays.
+
+    They keep their type if it is the same, and are otherwise cast to `common`. None if every row is null.
     """
     if all(array.null_count == len(array) for array in arrays):
         return None
@@ -312,8 +313,9 @@ class Partitioner:
         return out
 
     def _sticky_rows(self, lengths: Int64s) -> Int32s:
-        """Return the partitions of the next rows without a key, whose sizes are `lengths`. Each chunk goes to one
-        partition.
+        """Return the partitions of the next rows without a key, whose sizes are `lengths`.
+
+        Each chunk goes to one partition.
         """
         ends = np.cumsum(lengths + ROW_OVERHEAD_BYTES) + self._filled
         begins = np.concatenate([[self._filled], ends[:-1]])

@@ -85,8 +85,9 @@ def _topic_row(request: ServedRequest, name: str, state: PolledTopic, partitions
 
 
 def describe_topic_partitions(request: ServedRequest) -> Fields:
-    """Describe topics in name order, up to the requested number of partitions. `nextCursor` is where the next request
-    continues.
+    """Describe topics in name order, up to the requested number of partitions.
+
+    `nextCursor` is where the next request continues.
     """
     fields, services = request.fields, request.services
     cursor, requested = fields["cursor"], [topic["name"] for topic in fields["topics"]]

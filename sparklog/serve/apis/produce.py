@@ -40,8 +40,9 @@ class Produced:
         return not self.waiting
 
     def fields(self) -> Fields | None:
-        """Return the fields of the response after all batches are complete. Return None if the client does not expect a
-        response.
+        """Return the fields of the response after all batches are complete.
+
+        Return None if the client does not expect a response.
         """
         responses = [{"name": name, "partitionResponses": [_row(*row) for row in rows]} for name, rows in self.topics]
         return {"responses": responses} if self.has_response else None

@@ -61,8 +61,9 @@ def _change(
 
 
 def _changes(request: ServedRequest, change: Callable[[Fields, bool, Root], Fields | None]) -> list[Fields]:
-    """Change each topic in a request. `change` gets the topic's fields, whether to only validate the change, and the
-    root.
+    """Change each topic in a request.
+
+    `change` gets the topic's fields, whether to only validate the change, and the root.
     """
     topics, only_check = request.fields["topics"], request.fields["validateOnly"]
     return [{"name": row["name"], **_change(request, row["name"], partial(change, row, only_check))} for row in topics]
@@ -241,8 +242,9 @@ def _replaced(items: list[Fields], explicit: Iterable[str]) -> dict[str, object 
 
 
 def _changed(items: list[Fields], lists: Mapping[str, str]) -> dict[str, object | None]:
-    """Return the changes of an IncrementalAlterConfigs request by name. None removes a config. `lists` are the values
-    of list configs.
+    """Return the changes of an IncrementalAlterConfigs request by name.
+
+    None removes a config. `lists` are the values of list configs.
     """
     changes: dict[str, object | None] = {}
     for item in items:
