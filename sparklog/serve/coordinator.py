@@ -48,7 +48,7 @@ class Coordinator:
         self._peers = peers
         self.run = run
         self._groups: dict[str, GroupMembers] = {}
-        self._next: dict[tuple[str, int], tuple[Positions, asyncio.Task[None]]] = {}
+        self._pending_commits: dict[tuple[str, int], tuple[Positions, asyncio.Task[None]]] = {}
         """For each group and generation, the offsets of the next entry and the task that writes the entry."""
         self._watching = asyncio.create_task(self._watch())
 
@@ -110,11 +110,11 @@ class Coordinator:
         if membership is None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
         entry = name, membership.generation
-        if entry not in self._next:
-            self._next[entry] = {}, asyncio.create_task(self._write(members, membership))
-        together, written = self._next[entry]
+        if entry not in self._pending_commits:
+            self._pending_commits[entry] = {}, asyncio.create_task(self._write(members, membership))
+        combined, written = self._pending_commits[entry]
         for topic, rows in offsets.items():
-            together.setdefault(topic, {}).update(rows)
+            combined.setdefault(topic, {}).update(rows)
         try:
             # If a client disconnects, the offsets of other clients must still be committed.
             await asyncio.shield(written)
@@ -127,7 +127,7 @@ class Coordinator:
 
     async def _write(self, members: GroupMembers, membership: Membership) -> None:
         async with members.committing:
-            offsets, _ = self._next.pop((members.id, membership.generation))
+            offsets, _ = self._pending_commits.pop((members.id, membership.generation))
             await self.run(membership.commit, offsets)
 
     def _drop_group(self, name: str) -> None:

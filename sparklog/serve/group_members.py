@@ -65,7 +65,7 @@ Run = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinResult:
     """The response to a member that has joined. Only the leader gets `members`."""
 
     generation: int
@@ -83,14 +83,14 @@ class MemberState:
 
     details: JoinDetails
     assignment: bytes = b""
-    joining: asyncio.Future[Joined] | None = None
+    joining: asyncio.Future[JoinResult] | None = None
     syncing: asyncio.Future[bytes] | None = None
     expiry: asyncio.TimerHandle | None = None
     classic: ClassicMember | None = None
     """The member's handle in the journal, if the group is shared."""
     rejoining: asyncio.TimerHandle | None = None
     """The timer that removes a member of a shared group if the member does not rejoin in time."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    call_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Serializes the calls of `classic`."""
 
     @property
@@ -148,7 +148,7 @@ class GroupMembers:
 
     # -- member requests
 
-    async def join(self, details: JoinDetails, *, id_first: bool, may_skip: bool = False) -> Joined:
+    async def join(self, details: JoinDetails, *, id_first: bool, may_skip: bool = False) -> JoinResult:
         """Add a member and wait until the rebalance completes. Raises `CodeError`.
 
         Args:
@@ -157,30 +157,30 @@ class GroupMembers:
             may_skip: if a static leader rejoins, tell it to skip the assignment (KIP-814).
         """
         async with self.lock:
-            joined: Awaitable[Joined]
+            joined: Awaitable[JoinResult]
             before, leader = self._member_of_instance(details.instance), self.leader
-            member = self._entering(details, id_first)
+            member = self._joining_member(details, id_first)
             if self.is_shared:
                 joined = self._join_shared(member, replace(details, member=member.id))
             elif self.state in (STABLE, COMPLETING) and self._repeats_request(member, details):
                 return self._joined(member)
             elif before is not None and self._skips_rebalance(member, before):
-                self.touch(member)
+                self.restart_session(member)
                 if may_skip:
                     return replace(self._joined(member), skips_assignment=member.id == self.leader)
-                return Joined(self.generation, self.protocol, leader, member.id)
+                return JoinResult(self.generation, self.protocol, leader, member.id)
             else:
                 joined = self._join_rebalance(member, details)
         return await joined
 
-    async def sync(self, member_id: str, generation: int, instance: str | None, given: dict[str, bytes]) -> bytes:
+    async def sync(self, member_id: str, generation: int, instance: str | None, assignments: dict[str, bytes]) -> bytes:
         """Apply the leader's assignments, or wait for them. Return the member's own assignment."""
         member = self.checked(member_id, generation, instance)
         if self.state == PREPARING:
             raise CodeError(Code.REBALANCE_IN_PROGRESS)
-        self.touch(member)
+        self.restart_session(member)
         if member.classic is not None:
-            async with member.turn:
+            async with member.call_lock:
                 return assignment_bytes(self._call_classic(member, member.classic.sync, generation))
         if self.state == STABLE:
             return member.assignment
@@ -192,21 +192,21 @@ class GroupMembers:
             return await waiting
         self.state = STABLE
         for other in self.members.values():
-            other.assignment = given.get(other.id, b"")
+            other.assignment = assignments.get(other.id, b"")
             if other.syncing is not None and not other.syncing.done():
                 other.syncing.set_result(other.assignment)
                 other.syncing = None
-                self.touch(other)
+                self.restart_session(other)
         return member.assignment
 
     def heartbeat(self, member_id: str, generation: int, instance: str | None) -> Code:
         """Process a heartbeat. Return REBALANCE_IN_PROGRESS if the member must rejoin. Raises `CodeError`."""
         member = self.checked(member_id, generation, instance)
-        self.touch(member)
+        self.restart_session(member)
         if member.classic is None:
             must_rejoin = self.state == PREPARING
         else:
-            must_rejoin = not member.turn.locked() and self._call_classic(member, member.classic.must_rejoin)
+            must_rejoin = not member.call_lock.locked() and self._call_classic(member, member.classic.must_rejoin)
         return Code.REBALANCE_IN_PROGRESS if must_rejoin else Code.NONE
 
     async def leave(self, member_id: str, instance: str | None) -> Code:
@@ -241,7 +241,7 @@ class GroupMembers:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
         return member
 
-    def touch(self, member: MemberState) -> None:
+    def restart_session(self, member: MemberState) -> None:
         """Restart the member's session timeout."""
         _stop(member.expiry)
         seconds = member.details.session_ms / 1000
@@ -251,31 +251,31 @@ class GroupMembers:
         """Remove all members, because another server or member owns the group."""
         for member in list(self.members.values()):
             member.fail(code)
-            self._drop(member)
+            self._drop_member(member)
         _stop(self._deadline)
         self.state, self.membership, self.is_shared = EMPTY, None, False
 
     # -- joins
 
-    def _join_rebalance(self, member: MemberState, details: JoinDetails) -> Awaitable[Joined]:
+    def _join_rebalance(self, member: MemberState, details: JoinDetails) -> Awaitable[JoinResult]:
         """Add a member to the current rebalance; start a rebalance if none is in progress."""
         member.details = replace(details, member=member.id)
         member.fail(Code.UNKNOWN_MEMBER_ID)
         _stop(member.expiry)
         if self.state != PREPARING:
-            self._prepare(first=self.state == EMPTY)
-        waiting: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
+            self._start_rebalance(first=self.state == EMPTY)
+        waiting: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         member.joining = waiting
-        self._complete_soon()
+        self._schedule_completion()
         return waiting
 
-    def _entering(self, details: JoinDetails, id_first: bool) -> MemberState:
+    def _joining_member(self, details: JoinDetails, id_first: bool) -> MemberState:
         """Return the member that joins. If the member is not known, create it."""
         self._check_protocols(details)
         current = self._member_of_instance(details.instance)
         if details.member:
             if self._remove_pending(details.member):
-                return self._new(details)
+                return self._add_member(details)
             return self._member(details.member, details.instance)
         if current is None and len(self.members) + len(self._pending) >= MAX_MEMBERS:
             raise CodeError(Code.GROUP_MAX_SIZE_REACHED)
@@ -284,11 +284,11 @@ class GroupMembers:
             loop = asyncio.get_running_loop()
             self._pending[new_id] = loop.call_later(details.session_ms / 1000, self._pending.pop, new_id, None)
             raise CodeError(Code.MEMBER_ID_REQUIRED, memberId=new_id)
-        member = self._new(replace(details, member=new_id))
+        member = self._add_member(replace(details, member=new_id))
         if current is not None:
             # Another process has joined with the same instance id: fence the previous member.
             current.fail(Code.FENCED_INSTANCE_ID)
-            self._drop(current)
+            self._drop_member(current)
             member.assignment = current.assignment
             self.leader = member.id if self.leader == current.id else self.leader
         return member
@@ -299,7 +299,7 @@ class GroupMembers:
         _stop(timer)
         return timer is not None
 
-    def _new(self, details: JoinDetails) -> MemberState:
+    def _add_member(self, details: JoinDetails) -> MemberState:
         member = self.members[details.member] = MemberState(details)
         return member
 
@@ -313,7 +313,7 @@ class GroupMembers:
         return (
             self.state == STABLE
             and member is not before
-            and self._elected() == self.protocol
+            and self._elect_assignor() == self.protocol
             and _topics(member.metadata(self.protocol)) == _topics(before.metadata(self.protocol))
         )
 
@@ -328,13 +328,13 @@ class GroupMembers:
         is_same = member.expiry is not None and member.details.protocols == details.protocols
         return is_same and (self.state == COMPLETING or member.id != self.leader)
 
-    def _joined(self, member: MemberState) -> Joined:
+    def _joined(self, member: MemberState) -> JoinResult:
         listed = tuple(self.members.values()) if member.id == self.leader else ()
-        return Joined(self.generation, self.protocol, self.leader, member.id, listed)
+        return JoinResult(self.generation, self.protocol, self.leader, member.id, listed)
 
     # -- rebalances
 
-    def _prepare(self, *, first: bool = False) -> None:
+    def _start_rebalance(self, *, first: bool = False) -> None:
         """Start a rebalance. If the group was empty (`first`), wait a short time for other members."""
         self.state, self._is_delayed = PREPARING, first
         for member in self.members.values():
@@ -342,15 +342,15 @@ class GroupMembers:
         longest_ms = max((member.details.rebalance_ms for member in self.members.values()), default=0)
         seconds = FIRST_DELAY if first else longest_ms / 1000
         _stop(self._deadline)
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._complete_soon, True)
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._schedule_completion, True)
 
-    def _complete_soon(self, late: bool = False) -> asyncio.Task[None] | None:
+    def _schedule_completion(self, late: bool = False) -> asyncio.Task[None] | None:
         """Start a task that completes the rebalance, and return it. Return None if the rebalance is delayed."""
         if not late and self._is_delayed:
             return None
-        return self._start(self._complete(late))
+        return self._start_task(self._complete(late))
 
-    def _start(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -368,7 +368,7 @@ class GroupMembers:
                 return
             _stop(self._deadline)
             for member in absent:
-                self._drop(member)
+                self._drop_member(member)
             try:
                 if self.members and await self._begin_or_share():
                     return
@@ -386,8 +386,8 @@ class GroupMembers:
                 )
                 for member in self.members.values():
                     member.fail(Code.COORDINATOR_NOT_AVAILABLE)
-                    self.touch(member)
-                self._prepare()
+                    self.restart_session(member)
+                self._start_rebalance()
                 return
             if self.members:
                 self._complete_joins()
@@ -423,11 +423,11 @@ class GroupMembers:
             if member.joining is not None and not member.joining.done():
                 member.joining.set_result(self._joined_shared(member, classic))
             member.joining = None
-            self.touch(member)
+            self.restart_session(member)
         return True
 
     def _complete_joins(self) -> None:
-        self.protocol = self._elected()
+        self.protocol = self._elect_assignor()
         if self.leader not in self.members:
             self.leader = next(iter(self.members))
         self.state = COMPLETING
@@ -436,7 +436,7 @@ class GroupMembers:
             if member.joining is not None and not member.joining.done():
                 member.joining.set_result(self._joined(member))
             member.joining = None
-            self.touch(member)
+            self.restart_session(member)
 
     async def _leave_journal(self) -> None:
         self.state, self.leader = EMPTY, ""
@@ -451,7 +451,7 @@ class GroupMembers:
                     error,
                 )
 
-    def _elected(self) -> str:
+    def _elect_assignor(self) -> str:
         """Return the assignor that all members support and most members prefer."""
         all_details = [member.details for member in self.members.values()]
         common = common_assignors(all_details)
@@ -461,25 +461,25 @@ class GroupMembers:
     def _remove(self, member: MemberState) -> asyncio.Task[None] | None:
         """Remove a member, and return the task that completes the resulting rebalance."""
         member.fail(Code.UNKNOWN_MEMBER_ID)
-        self._drop(member)
+        self._drop_member(member)
         if member.classic is not None:
             if not self.members:
                 self.state, self.is_shared = EMPTY, False
-            return self._start(self._leave_shared(member.classic))
+            return self._start_task(self._leave_shared(member.classic))
         if self.state in (STABLE, COMPLETING):
-            self._prepare()
-        return self._complete_soon(late=not self.members)
+            self._start_rebalance()
+        return self._schedule_completion(late=not self.members)
 
     def _expire(self, member: MemberState) -> None:
-        if member.turn.locked():
-            self.touch(member)
+        if member.call_lock.locked():
+            self.restart_session(member)
             return
         # A member that waits for a response cannot send heartbeats.
         if self.members.get(member.id) is member and member.joining is None and member.syncing is None:
             _LOG.info("group %s: member %s exceeded its session or rebalance timeout", self.id, member.id)
             self._remove(member)
 
-    def _drop(self, member: MemberState) -> None:
+    def _drop_member(self, member: MemberState) -> None:
         _stop(member.expiry)
         _stop(member.rejoining)
         if self.members.get(member.id) is member:
@@ -491,14 +491,14 @@ class GroupMembers:
         """Start a rebalance in which the clients become members in the journal, because other members are waiting."""
         async with self.lock:
             if self.state == STABLE and not self.is_shared:
-                self._prepare()
+                self._start_rebalance()
 
     async def commit_shared(self, member: MemberState, offsets: Offsets) -> None:
         """Commit offsets of a client that is a member in the journal."""
         classic = member.classic
         assert classic is not None
         generation = classic.generation
-        async with member.turn:
+        async with member.call_lock:
             try:
                 await self.run(classic.commit, generation, offsets)
             except Fenced:
@@ -507,37 +507,37 @@ class GroupMembers:
                 self._call_classic(member, classic.must_rejoin)
                 raise CodeError(Code.REBALANCE_IN_PROGRESS) from None
 
-    async def _join_shared(self, member: MemberState, details: JoinDetails) -> Joined:
+    async def _join_shared(self, member: MemberState, details: JoinDetails) -> JoinResult:
         """Add a client to the journal, or process the JoinGroup request of an existing member."""
         _stop(member.rejoining)
         member.rejoining = None
         try:
-            async with member.turn:
+            async with member.call_lock:
                 if member.classic is None:
                     member.classic = (await self.share([details], None))[0]
                 else:
                     await self.run(rejoin_journal, member.classic, details)
         except Conflict as conflict:
-            self._drop(member)
+            self._drop_member(member)
             _LOG.warning("group %s: %s", self.id, conflict)
             raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL) from None
         except Fenced:
-            self._drop(member)
+            self._drop_member(member)
             raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
         except SparklogError:
             if member.classic is None:
-                self._drop(member)
+                self._drop_member(member)
             raise
         member.details = details
-        self.touch(member)
+        self.restart_session(member)
         return self._joined_shared(member, member.classic)
 
-    def _joined_shared(self, member: MemberState, classic: ClassicMember) -> Joined:
+    def _joined_shared(self, member: MemberState, classic: ClassicMember) -> JoinResult:
         """Return the JoinGroup response of a group without a leader, like Kafka's response to a classic member of a
         consumer group.
         """
         self.protocol = common_assignor(classic.membership.state.members)
-        return Joined(classic.generation, self.protocol, "", member.id)
+        return JoinResult(classic.generation, self.protocol, "", member.id)
 
     def _call_classic(self, member: MemberState, call: Callable[..., T], *arguments: object) -> T:
         """Call a function of a member in the journal.
@@ -549,7 +549,7 @@ class GroupMembers:
         except Fenced:
             assert member.classic is not None
             others = member.classic.membership.state.members
-            self._drop(member)
+            self._drop_member(member)
             is_replaced = member.details.instance in {other.instance_id for other in others} - {None}
             raise CodeError(Code.FENCED_INSTANCE_ID if is_replaced else Code.UNKNOWN_MEMBER_ID) from None
 
@@ -564,14 +564,14 @@ class GroupMembers:
         state = await self.run(group.log.refresh)
         for member in list(self.members.values()):
             classic = member.classic
-            if classic is None or member.turn.locked():
+            if classic is None or member.call_lock.locked():
                 continue
-            async with member.turn:
+            async with member.call_lock:
                 try:
                     await self.run(refresh_member, classic, state)
                     must_rejoin = classic.must_rejoin()
                 except Fenced:
-                    self._drop(member)
+                    self._drop_member(member)
                     continue
             if must_rejoin and member.rejoining is None:
                 seconds = member.details.rebalance_ms / 1000

@@ -88,11 +88,11 @@ class ServedLog:
         self._names: dict[str, str] = {}
         """The names of the topics in `_polled`, by topic id."""
         self._committed: ClockReading | None = None
-        self._listed: tuple[ClockReading, list[str]] | None = None
-        self._searched: tuple[ClockReading, list[str]] | None = None
+        self._listing: tuple[ClockReading, list[str]] | None = None
+        self._polled_listing: tuple[ClockReading, list[str]] | None = None
         """The latest listing whose topics were all polled to find an unknown topic id."""
         self._waiting: dict[asyncio.Future[None], Mapping[str, PolledTopic]] = {}
-        self._watch: asyncio.Task[None] | None = None
+        self._poll_task: asyncio.Task[None] | None = None
         self._pause: asyncio.Future[None] | None = None
 
     @property
@@ -106,11 +106,11 @@ class ServedLog:
         if self._topic is not None:
             return [self._topic]
         with self._lock:
-            if not self._is_remote or self._listed is None or self.env.elapsed_ms(self._listed[0]) > LISTING_MS:
+            if not self._is_remote or self._listing is None or self.env.elapsed_ms(self._listing[0]) > LISTING_MS:
                 # Omit topics that cannot be read. Requests for such a topic return the error.
                 listed = self._view.topics() if self.root is None else self.root.topics([])
-                self._listed = self.env.now(), listed
-            return self._listed[1]
+                self._listing = self.env.now(), listed
+            return self._listing[1]
 
     def serves(self, topic: str) -> bool:
         """Return True if the server may serve a topic with this name."""
@@ -118,7 +118,7 @@ class ServedLog:
 
     def invalidate_listing(self) -> None:
         with self._lock:
-            self._listed = None
+            self._listing = None
 
     def poll(self, topics: Collection[str]) -> dict[str, PolledTopic]:
         """Poll topics, and return the existing topics."""
@@ -172,9 +172,9 @@ class ServedLog:
         """Return the names of topics by topic id. If an id is unknown, poll all listed topics."""
         if any(self.name_of(topic_id) is None for topic_id in topic_ids):
             topics = self.topics()
-            if self._listed is None or self._listed is not self._searched:
+            if self._listing is None or self._listing is not self._polled_listing:
                 self.poll_each(topics)
-                self._searched = self._listed
+                self._polled_listing = self._listing
         names = {topic_id: self.name_of(topic_id) for topic_id in topic_ids}
         return {topic_id: name for topic_id, name in names.items() if name is not None}
 
@@ -239,8 +239,8 @@ class ServedLog:
         """Wait until the bounds of a topic differ from its bounds in `polled`, for at most `seconds`."""
         changed = asyncio.get_running_loop().create_future()
         self._waiting[changed] = polled
-        if self._watch is None or self._watch.done():
-            self._watch = asyncio.create_task(self._watching(run))
+        if self._poll_task is None or self._poll_task.done():
+            self._poll_task = asyncio.create_task(self._poll_while_waiting(run))
         try:
             # Unlike `wait_for`, `wait` does not create a task and does not lose a cancellation.
             await asyncio.wait([changed], timeout=seconds)
@@ -255,10 +255,10 @@ class ServedLog:
 
     def close(self) -> None:
         """Stop polling."""
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._poll_task is not None:
+            self._poll_task.cancel()
 
-    async def _watching(self, run: Runner) -> None:
+    async def _poll_while_waiting(self, run: Runner) -> None:
         while self._waiting:
             self._pause = asyncio.get_running_loop().create_future()
             topics = {topic for awaited in self._waiting.values() for topic in awaited}

@@ -18,7 +18,7 @@ from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.groups.membership import Membership
 from sparklog.serve.codes import Code, CodeError
-from sparklog.serve.group_members import EMPTY, STABLE, GroupMembers, Joined
+from sparklog.serve.group_members import EMPTY, STABLE, GroupMembers, JoinResult
 from sparklog.serve.join_details import JoinDetails
 from sparklog.serve.options import Address
 from tests.serve.wire import Wire
@@ -46,7 +46,7 @@ def details(name: str, session_ms: int) -> JoinDetails:
     return JoinDetails("", None, name, "host", session_ms, 20_000, "consumer", (("range", b""),))
 
 
-async def joined(group: GroupMembers, *asked: JoinDetails) -> list[Joined]:
+async def joined(group: GroupMembers, *asked: JoinDetails) -> list[JoinResult]:
     return await asyncio.gather(*(group.join(one, id_first=False) for one in asked))
 
 

@@ -310,7 +310,7 @@ def open_transactions(state: TopicState) -> dict[tuple[str, int], list[Prepare]]
 
 
 @dataclass
-class _Round:
+class _ReadDecisions:
     """The decisions that one call of `consistent_snapshots` has read."""
 
     states: dict[str, Decisions | None] = field(default_factory=dict)
@@ -330,7 +330,7 @@ def consistent_snapshots(
        transaction that is open in it. `read_snapshot` reads it again, for as long as caches may hide the later version.
     3. When no snapshot is outdated, the outcomes are applied to all of them.
     """
-    decisions = _Round()
+    decisions = _ReadDecisions()
     deleted: set[str] = set()
     backoff = logs.backoff()
     while True:
@@ -338,11 +338,11 @@ def consistent_snapshots(
         decisions.undecided.clear()
         unclear: set[str] = set()
         outcomes = {name: _outcomes(logs, name, snapshot.state, decisions, unclear) for name, snapshot in raw.items()}
-        behind = _behind(raw, decisions) | _behind_merges(logs, raw, outcomes, decisions)
-        needed = _needed(raw, outcomes)
-        if not (unclear or behind or needed):
+        outdated = _outdated_topics(raw, decisions) | _outdated_by_merges(logs, raw, outcomes, decisions)
+        required = _required_versions(raw, outcomes)
+        if not (unclear or outdated or required):
             return {name: with_outcomes(snapshot, outcomes[name]) for name, snapshot in raw.items()}, deleted
-        for name in sorted({*unclear, *behind, *needed}):
+        for name in sorted({*unclear, *outdated, *required}):
             version = raw[name].version
             try:
                 raw[name] = read_snapshot(name)
@@ -352,7 +352,7 @@ def consistent_snapshots(
                 continue
             if raw[name].version > version:
                 backoff.restart()
-        late = behind or {name for name, version in needed.items() if name in raw and raw[name].version < version}
+        late = outdated or {name for name, version in required.items() if name in raw and raw[name].version < version}
         if late:
             reached("transactions: a reader waits for a version that a cache hides")
             if not backoff.tries:
@@ -386,7 +386,7 @@ def with_outcomes(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
     return Snapshot(snapshot.topic, snapshot.store, state, snapshot.slices.with_decisions(outcomes))
 
 
-def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: _Round) -> None:
+def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: _ReadDecisions) -> None:
     """Read a state of each id with open transactions. The state is recent enough for all decided transactions."""
     highest: dict[str, int] = {}
     for snapshot in raw.values():
@@ -404,7 +404,7 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: 
         decisions.states[name] = None
 
 
-def _behind(raw: Mapping[str, Snapshot], decisions: _Round) -> set[str]:
+def _outdated_topics(raw: Mapping[str, Snapshot], decisions: _ReadDecisions) -> set[str]:
     """Return the topics in which a transaction is open that another topic has recorded as committed."""
     if not decisions.undecided or len(raw) < 2:
         return set()
@@ -417,8 +417,11 @@ def _behind(raw: Mapping[str, Snapshot], decisions: _Round) -> set[str]:
     return late
 
 
-def _behind_merges(
-    logs: DecisionLogs, raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolved]], decisions: _Round
+def _outdated_by_merges(
+    logs: DecisionLogs,
+    raw: Mapping[str, Snapshot],
+    outcomes: Mapping[str, Sequence[Resolved]],
+    decisions: _ReadDecisions,
 ) -> set[str]:
     """Return the topics in which a transaction is open whose merged records may be visible in another topic.
 
@@ -430,29 +433,29 @@ def _behind_merges(
     for name, snapshot in raw.items() if decisions.undecided and len(raw) > 1 else ():
         for other, version in snapshot.state.with_decisions(outcomes[name]).siblings.items():
             latest_versions[other] = max(version, latest_versions.get(other, version))
-    behind: set[str] = set()
+    outdated: set[str] = set()
     for transaction, topics in decisions.undecided.items() if latest_versions else ():
         for name in topics & latest_versions.keys():
             latest = latest_versions[name]
             versions = {item.version for item in raw[name].state.open if (item.txn.id, item.txn.n) == transaction}
             may_be_committed = min(versions, default=latest) < latest
             if latest in versions or (may_be_committed and logs.log(transaction[0]).is_hidden()):
-                behind.add(name)
-    return behind
+                outdated.add(name)
+    return outdated
 
 
-def _needed(raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
+def _required_versions(raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
     """Return the topics whose snapshots are older than a version that another topic references, and these versions."""
-    needed: dict[str, int] = {}
+    required: dict[str, int] = {}
     for name, snapshot in raw.items():
         for other, version in snapshot.state.with_decisions(outcomes[name]).siblings.items():
             if other in raw and raw[other].version < version:
-                needed[other] = max(version, needed.get(other, version))
-    return needed
+                required[other] = max(version, required.get(other, version))
+    return required
 
 
 def _outcomes(
-    logs: DecisionLogs, name: str, topic_state: TopicState, decisions: _Round, unclear: set[str]
+    logs: DecisionLogs, name: str, topic_state: TopicState, decisions: _ReadDecisions, unclear: set[str]
 ) -> list[Resolved]:
     """Return the outcomes of a topic's open transactions. An undecided or unclear transaction counts as open.
 
@@ -488,7 +491,9 @@ def consistent_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
     states = {name: snapshot.state for name, snapshot in snapshots.items()}
     if not any(_has_open_transaction(state) for state in states.values()):
         return {name: state.last_stable() for name, state in states.items()}
-    return _ends_of_whole(states, {name: _committed(snapshot.slices.all()) for name, snapshot in snapshots.items()})
+    return _ends_without_partial_transactions(
+        states, {name: _committed_slices(snapshot.slices.all()) for name, snapshot in snapshots.items()}
+    )
 
 
 def own_consistent_ends(state: TopicState, slices: Slices) -> Offsets:
@@ -498,7 +503,7 @@ def own_consistent_ends(state: TopicState, slices: Slices) -> Offsets:
     """
     if not _has_open_transaction(state):
         return state.last_stable()
-    return _ends_of_whole({"": state}, {"": _committed(slices)})[""]
+    return _ends_without_partial_transactions({"": state}, {"": _committed_slices(slices)})[""]
 
 
 def _has_open_transaction(state: TopicState) -> bool:
@@ -519,11 +524,15 @@ def limited_to(snapshot: Snapshot, ends: Offsets) -> Snapshot:
     return replace(snapshot, state=replace(state, open=(*state.open, hidden)))
 
 
-def _ends_of_whole(states: Mapping[str, TopicState], rows: Mapping[str, Slices]) -> dict[str, Offsets]:
+def _ends_without_partial_transactions(
+    states: Mapping[str, TopicState], rows: Mapping[str, Slices]
+) -> dict[str, Offsets]:
     """Move the last stable offsets back until no committed transaction is partially visible."""
     ends = {name: state.last_stable().copy() for name, state in states.items()}
     hidden: set[Transaction] = set()
-    while partial := {item for name, slices in rows.items() for item in _beyond(slices, ends[name])} - hidden:
+    while (
+        partial := {item for name, slices in rows.items() for item in _transactions_beyond(slices, ends[name])} - hidden
+    ):
         hidden |= partial
         for name, slices in rows.items():
             for row in np.flatnonzero(np.isin(slices.txn_n, [n for _, n in partial])).tolist():
@@ -533,12 +542,12 @@ def _ends_of_whole(states: Mapping[str, TopicState], rows: Mapping[str, Slices])
     return {name: np.maximum(end, states[name].log_start) for name, end in ends.items()}
 
 
-def _committed(rows: Slices) -> Slices:
+def _committed_slices(rows: Slices) -> Slices:
     """Return the slices of committed transactions that have not been merged."""
     return rows[np.flatnonzero(rows.status == COMMITTED)]
 
 
-def _beyond(rows: Slices, ends: Offsets) -> set[Transaction]:
+def _transactions_beyond(rows: Slices, ends: Offsets) -> set[Transaction]:
     """Return the transactions with a slice beyond the end of its partition."""
     beyond = np.flatnonzero(rows.end > ends[rows.partition]).tolist()
     return {(rows.txn_id(row), int(rows.txn_n[row])) for row in beyond}

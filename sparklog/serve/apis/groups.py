@@ -205,7 +205,7 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
         return
     members = coordinator.members(group)
     sender = members.checked(member, generation, fields["groupInstanceId"])
-    members.touch(sender)
+    members.restart_session(sender)
     if members.state == COMPLETING:
         raise CodeError(Code.REBALANCE_IN_PROGRESS)
     await coordinator.commit(group, positions, sender)
