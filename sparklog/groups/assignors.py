@@ -1,18 +1,19 @@
-"""Kafka's assignors, with their names in the protocol, which divide the partitions among the members of a group.
+"""Kafka's partition assignors: `range`, `roundrobin`, `sticky` and `cooperative-sticky`.
 
-Assignors are pure functions of the members, in the order of the group, and of the topics. They ignore racks. The sticky
-assignors differ from Kafka's in three corner cases (see docs/design/differences.md).
+An assignor is a pure function of the topics and of the members, in the order of the group. Assignors ignore racks. The
+sticky assignors differ from Kafka's in three corner cases (see docs/design/differences.md).
 
-The sticky assignors balance the shares while members keep as many of their partitions as possible. As in Kafka there
-are two algorithms. If all members subscribe to the same topics, shares differ by at most one, with as few moves as that
-needs. Otherwise unassigned partitions go to the smallest member that subscribes to their topic, and then single
-partitions move from larger to smaller members until no move improves the balance.
+The sticky assignors balance the number of partitions per member, and let members keep as many of their partitions as
+possible. As in Kafka, there are two algorithms. If all members subscribe to the same topics, the numbers of partitions
+differ by at most one, and as few partitions as possible move. If the subscriptions differ, each unassigned partition is
+assigned to the subscriber of its topic that has the fewest partitions. Then single partitions move from larger to
+smaller members until no move improves the balance.
 
-Two choices depend on the iteration order of Java's hash tables, as in Kafka's code: which members keep the larger share
-if more members have it than may keep it, and which of several partitions moves back. Member ids are added to the table
-in the order of `topics`, and are compared as Java's strings. Buckets that Java converts to trees (from nine entries of
-a large table on) are not modelled. Neither is Kafka's last step, which reverts moves that did not improve the balance:
-none of 100,000 random groups reached it.
+Two choices depend on the iteration order of Java's hash tables, as in Kafka's code. The first choice is which members
+keep one partition more than the others. The second is which of several partitions moves back to its original owner.
+Member ids are added to the table in the order of `topics`, and are compared as Java compares strings. Buckets that Java
+converts to trees (if a large table has nine entries in one bucket) are not modelled. Kafka's last step, which reverts
+moves that did not improve the balance, is not implemented either, because none of 100,000 random groups reached it.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ from sparklog.format.checkpoint_files import TopicPartition
 COOPERATIVE_STICKY = "cooperative-sticky"
 ASSIGNORS = ("range", "roundrobin", "sticky", COOPERATIVE_STICKY)
 ALL = "all"
-"""The assignor of an exclusive owner: its one member owns all partitions. See `group_members`."""
+"""The assignor of an exclusive owner, which assigns all partitions to this member. See `group_members`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSubscription:
-    """The topics that a member subscribes to, and the partitions that it owns, which sticky assignors preserve."""
+    """The topics that a member subscribes to, and the partitions that it owns.
+
+    Sticky assignors preserve owned partitions.
+    """
 
     member_id: str
     instance_id: str | None
-    """Kafka's `group.instance.id`. `range` and `roundrobin` sort static members first, by this id."""
+    """Kafka's `group.instance.id`. `range` and `roundrobin` sort static members by this id, before other members."""
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...] = ()
 
@@ -58,7 +62,7 @@ def assign(
         The sorted partitions of each member.
 
     Raises:
-        BadRequest: If the assignor does not exist, or two members have the same id.
+        BadRequest: If the assignor does not exist, or if two members have the same id.
     """
     if assignor not in ASSIGNORS:
         raise BadRequest(f"the assignor must be one of {', '.join(ASSIGNORS)}, found {shortened(assignor)}")
@@ -80,7 +84,7 @@ def assign(
 
 
 def _owned(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> dict[str, list[TopicPartition]]:
-    """Return the existing partitions that each member owns. If two members claim one, neither owns it."""
+    """Return the existing partitions that each member owns. If two members claim a partition, neither owns it."""
     claims = Counter(partition for member in members for partition in member.owned)
     return {
         member.member_id: [
@@ -99,7 +103,7 @@ def _static_first(members: Sequence[MemberSubscription]) -> list[MemberSubscript
 
 
 def _range(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> Iterator[tuple[str, TopicPartition]]:
-    """Yield pairs of member and partition, with consecutive partitions of each topic for each member in order."""
+    """Yield (member, partition) pairs: each subscriber of a topic, in order, gets consecutive partitions."""
     ordered = _static_first(members)
     for topic, count in counts.items():
         readers = [member.member_id for member in ordered if topic in member.topics]
@@ -113,7 +117,7 @@ def _range(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> 
 def _round_robin(
     members: Sequence[MemberSubscription], counts: Mapping[str, int]
 ) -> Iterator[tuple[str, TopicPartition]]:
-    """Yield pairs of member and partition, with each partition for the next member that subscribes to its topic."""
+    """Yield (member, partition) pairs: the next subscriber of the topic, in turn, gets each partition."""
     turns = cycle(_static_first(members))
     for topic in sorted(counts):
         for number in range(counts[topic]):
@@ -124,18 +128,21 @@ def _round_robin(
 _Key = TypeVar("_Key")
 MIN_BUCKETS = 16
 MAX_STICKY_ROUNDS = 50
-"""After this many rounds, moves no longer prefer to return partitions: for some groups, Kafka never terminates."""
+"""Maximum number of rounds in which moves prefer to return partitions.
+
+For some groups, Kafka's algorithm never terminates.
+"""
 
 
 def sticky_assignment(
     topics: Mapping[str, AbstractSet[str]], owned: Mapping[str, Sequence[TopicPartition]], partitions: Mapping[str, int]
 ) -> dict[str, list[TopicPartition]]:
-    """Return the partitions of each member, in no particular order.
+    """Return the partitions of each member, unsorted.
 
     Args:
-        topics: The topics to which each member subscribes.
-        owned: The partitions that each member owns. They exist, and each has at most one owner.
-        partitions: The number of partitions, at least one, of each existing topic with a subscriber.
+        topics: The topics that each member subscribes to.
+        owned: The partitions that each member owns. The partitions exist, and each has at most one owner.
+        partitions: The number of partitions (at least one) of each existing topic that has a subscriber.
     """
     # From here on, a member is represented by its index in the sorted list of ids.
     ids = sorted(topics, key=java_key)
@@ -151,20 +158,20 @@ def sticky_assignment(
 
 
 def java_key(text: str) -> bytes:
-    """Return a sort key that orders strings as Java does, by UTF-16 code units."""
+    """Return a sort key that orders strings by UTF-16 code units, as Java does."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
 def _even_shares(
     owned: Mapping[int, list[TopicPartition]], partitions: Mapping[str, int]
 ) -> dict[int, list[TopicPartition]]:
-    """Return the shares if all members subscribe to the same topics. `owned` is in the order of Kafka's hash table."""
+    """Return the assignment if all members have the same subscription. `owned` has the order of Kafka's hash table."""
     unassigned = {(topic, number) for topic, count in partitions.items() for number in range(count)}
     low, extra = divmod(len(unassigned), len(owned))
     high = low + (extra > 0)
     shares: dict[int, list[TopicPartition]] = {}
     short, ready = [], []
-    # Members that keep `high` partitions. In the end, `extra` members have that many.
+    # Number of members that keep `high` partitions. At the end, `extra` members have `high` partitions.
     large = 0
     for member, share in owned.items():
         size = low
@@ -191,7 +198,10 @@ def _even_shares(
 def _balanced_shares(
     owned: Mapping[int, list[TopicPartition]], subscriptions: Sequence[AbstractSet[str]], partitions: Mapping[str, int]
 ) -> dict[int, list[TopicPartition]]:
-    """Return the shares if members subscribe to different topics. `subscriptions` has the topics of each member."""
+    """Return the assignment if members subscribe to different topics.
+
+    `subscriptions` contains the topics of each member.
+    """
     balance = _Balance(subscriptions)
     must_revoke = False
     for member, share in owned.items():
@@ -209,7 +219,7 @@ def _balanced_shares(
     unassigned = [partition for partition in ordered if partition not in balance.owners]
     for partition in unassigned:
         balance.assign(partition, balance.smallest(partition[0]))
-    # Partitions of a topic with a single subscriber cannot move.
+    # A partition cannot move if its topic has a single subscriber.
     shared = {topic for topic, count in readers.items() if count > 1}
     if not must_revoke:
         balance.spread([partition for partition in unassigned if partition[0] in shared])
@@ -221,16 +231,19 @@ def _balanced_shares(
 
 
 class _Balance:
-    """The owners of partitions while partitions move, and the original owners of moved partitions."""
+    """The current owners of partitions, and the original owners of moved partitions."""
 
     def __init__(self, subscriptions: Sequence[AbstractSet[str]]) -> None:
         self._subscriptions = subscriptions
         self.sizes = [0] * len(subscriptions)
         self._by_size = [(0, member) for member in range(len(subscriptions))]
-        """Sorted pairs of size and member."""
+        """Sorted (number of partitions, member) pairs."""
         self.owners: dict[TopicPartition, int] = {}
         self._origins: dict[TopicPartition, int] = {}
-        """The original owner of each moved partition, until the partition returns to it."""
+        """The original owner of each moved partition.
+
+        An entry is removed if the partition moves back to its original owner.
+        """
         self._moved: dict[tuple[str, int, int], _MovedPartitions] = {}
         """The moved partitions by topic, original owner and current owner."""
 
@@ -239,7 +252,7 @@ class _Balance:
         return next(member for _, member in self._by_size if topic in self._subscriptions[member])
 
     def assign(self, partition: TopicPartition, member: int) -> None:
-        """Assign a partition to a member instead of its current owner, if it has one."""
+        """Assign a partition to a member. The previous owner, if any, loses the partition."""
         previous = self.owners.get(partition)
         if previous is not None:
             self._resize(previous, -1)
@@ -270,7 +283,10 @@ class _Balance:
                     self.assign(partition, target)
 
     def _move(self, partition: TopicPartition, target: int) -> None:
-        """Move a partition to `target`, or return another one of its topic that moved the opposite way before."""
+        """Move a partition to `target`.
+
+        If another partition of the topic moved the opposite way before, move that partition back.
+        """
         topic = partition[0]
         opposite = self._moved.get((topic, target, self._origins.get(partition, self.owners[partition])))
         if opposite is not None:
@@ -290,7 +306,7 @@ class _Balance:
 
 
 class _MovedPartitions:
-    """The partitions of a topic that moved from one member to another, in the order of a Java `HashSet`."""
+    """The partitions of a topic that moved from one member to another member, in the order of a Java `HashSet`."""
 
     __slots__ = ("_peak", "_topic_hash", "numbers")
 

@@ -1,25 +1,28 @@
-"""A client of Kafka's classic protocol as a member of a group whose assignment is in the journal.
+"""A client that uses Kafka's classic protocol, as a member of a group whose assignment is stored in the journal.
 
-It follows what Kafka's coordinator does for classic members of a consumer group (KIP-848): the client joins, syncs and
-sends heartbeats as always, but no client is the leader, and the assignor runs with each entry of the group. A server
-holds the member, and is its process.
+The requests have the effect that they have on classic members of a consumer group in Kafka (KIP-848). The client joins,
+syncs and sends heartbeats as usual, but no client is the leader, because the assignor runs with each entry of the
+group. The member belongs to the process of the server that the client is connected to.
 
-| request   | what happens                                                                                  |
-|-----------|-----------------------------------------------------------------------------------------------|
-| JoinGroup | records the subscription, and gives up revoked partitions that the client has stopped reading |
-| SyncGroup | returns the owned partitions, without those that the member has to revoke                     |
-| Heartbeat | reports a rebalance if the assignment is not the one that the latest SyncGroup has returned   |
+| request   | effect                                                                                           |
+|-----------|--------------------------------------------------------------------------------------------------|
+| JoinGroup | records the subscription, and releases revoked partitions that the client has stopped reading    |
+| SyncGroup | returns the owned partitions, except those that the member must revoke                           |
+| Heartbeat | reports a rebalance if the assignment has changed since the latest SyncGroup response            |
 
-So a partition moves as follows:
+A partition moves as follows:
 
-1. Client A reads partition 0. Member B joins, and the assignor gives it partition 0, which becomes `revoked` at A.
-2. The next heartbeat of A reports a rebalance. A commits its offsets and sends JoinGroup. With an eager assignor it has
-   stopped reading everything, so the partition is given up now, and B owns it.
-3. With a cooperative assignor, A goes on reading, and lists partition 0 in JoinGroup. SyncGroup returns the assignment
-   without it. A stops reading it, commits, and sends JoinGroup again, without it. The partition is given up now.
+1. Client A reads partition 0. Member B joins, and the assignor assigns partition 0 to B. The partition is added to A's
+   `revoked` partitions.
+2. The response to A's next heartbeat reports a rebalance. A commits its offsets and sends JoinGroup. If the assignor is
+   eager, A has stopped reading all partitions. The member releases partition 0, and B owns it.
+3. If the assignor is cooperative, A continues to read, and its JoinGroup lists partition 0. SyncGroup returns the
+   assignment without partition 0. A stops reading the partition, commits its offsets, and sends JoinGroup again,
+   without partition 0. Then the member releases the partition.
 
-The generation that a client knows is the group's when it joined. Requests with another one are rejected, so that a
-commit from before JoinGroup cannot follow it. The member's own generation, in the journal, fences the server.
+A client's generation is the generation of the group when the client joined. Requests with another generation are
+rejected, so a delayed commit from before JoinGroup cannot be applied after it. The journal stores the generation of the
+member, which fences the server.
 """
 
 from __future__ import annotations
@@ -34,24 +37,28 @@ from sparklog.groups.membership import Membership
 
 
 class ClassicMember:
-    """See the module. Its caller makes one call at a time. `Fenced`: the group went on without the member."""
+    """A member of a group on behalf of a client of the classic protocol. Not thread-safe.
+
+    Methods raise `Fenced` if the member was removed from the group.
+    """
 
     def __init__(self, membership: Membership) -> None:
         self.membership = membership
         self.generation = membership.state.generation
         self._synced: Partitions | None = None
-        """The partitions that the client reads, as far as SyncGroup has returned them; None: not since it joined."""
+        """The partitions that the latest SyncGroup returned; None if the client has not sent SyncGroup since it joined.
+        """
 
     def rejoin(
         self, topics: Sequence[str], assignors: Sequence[str], owned: Partitions, partitions: Mapping[str, int]
     ) -> None:
-        """Apply a JoinGroup request of the client.
+        """Handle a JoinGroup request of the client.
 
         Args:
-            topics: the topics that it subscribes to.
-            assignors: names of its assignors, the preferred one first.
-            owned: partitions that it goes on reading; empty with an eager assignor.
-            partitions: how many partitions each topic has.
+            topics: The topics that the client subscribes to.
+            assignors: The names of the client's assignors, in order of preference.
+            owned: The partitions that the client continues to read. Empty if the assignor is eager.
+            partitions: The number of partitions of each topic.
         """
         self.membership.refresh()
         self.membership.subscribe(topics, partitions, assignors)
@@ -71,7 +78,7 @@ class ClassicMember:
         return self._synced
 
     def must_rejoin(self) -> bool:
-        """Return True if the client has to join again, to stop reading partitions or to start with others."""
+        """Return True if the client must rejoin because its assignment has changed."""
         revoked = self.membership.member.revoked
         return self._synced is not None and (bool(revoked) or self._synced != self._assigned())
 
@@ -80,12 +87,12 @@ class ClassicMember:
         self.membership.commit(offsets)
 
     def check_generation(self, generation: int) -> None:
-        """Raise `Fenced` if a request names a generation from before the client's latest JoinGroup."""
+        """Raise `Fenced` if the generation of a request is not that of the client's latest JoinGroup."""
         if generation != self.generation:
             reached("groups: a request of an older generation of a classic member is refused")
             raise Fenced(
-                f"member {self.membership.metadata.member_id} of group '{self.membership.group.id}' has joined again: "
-                f"it is at generation {self.generation}, the request at {generation}"
+                f"member {self.membership.metadata.member_id} of group '{self.membership.group.id}' has rejoined in "
+                f"generation {self.generation}; the request has generation {generation}"
             )
 
     def _assigned(self) -> Partitions:

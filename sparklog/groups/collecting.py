@@ -1,13 +1,14 @@
 """Maintain groups: resolve pending offsets, expire offsets, and delete old entries.
 
-As in Kafka, all offsets of a group expire together, `offsets.retention.minutes` (default: a week) after the group has
-become empty. A group becomes empty one session timeout after the latest entry of a member or an operator, by the
-store's clock. Offsets of a deleted topic expire immediately. Offsets of a topic that never existed in this root are
-kept, because the topic may be imported later. Offsets expire with an entry, never by a reader's clock.
+As in Kafka, all offsets of a group expire together, `offsets.retention.minutes` (default: a week) after the group
+became empty. A group becomes empty one session timeout after the latest entry of a member or an operator, by the
+store's clock. If a topic is deleted, its offsets expire immediately. If a topic never existed in this root, its offsets
+are kept, because the topic may be imported later. Offsets expire only when maintenance writes an entry, so the clocks
+of readers do not matter.
 
-If the id of a topic differs from the topic id of its offsets, the offsets may be newer than the topic state that was
-read, because a cache may hide the latest entries of the topic's journal. Such offsets expire only after the group has
-had them for longer than caches last.
+If the current id of a topic differs from the topic id of the offsets, the offsets may be newer than the topic state
+that was read, because a cache may hide the latest entries of the topic's journal. Such offsets expire only if the group
+has had them for longer than caches last.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
 
 MIN_ENTRIES_MS = 86_400_000
-"""A day. No session and no open transaction lasts longer, so the age of an older entry does not matter."""
+"""A day. No session and no open transaction lasts longer, so the age of older entries is irrelevant."""
 MARGIN_MS = 3_600_000
-"""Extra time for a daily backup that starts later than the previous one."""
+"""Additional retention time, because a daily backup may start later than on the previous day."""
 
 
 @dataclass
 class CollectedGroups(Collected):
-    """The result of a collection: the number of groups, and the groups whose offsets expired (or would expire)."""
+    """The result of maintaining groups: the number of groups, and the groups whose offsets expired or would expire."""
 
     groups: int = 0
     expired: tuple[str, ...] = ()
 
 
 def entries_retention_ms(delay_ms: int) -> int:
-    """Return how long to keep entries, so that a group can be restored to any time to which its topics can be."""
+    """Return how long to keep entries, so that a group can be restored to the same points in time as its topics."""
     return max(MIN_ENTRIES_MS, delay_ms) + MARGIN_MS
 
 
@@ -79,9 +80,9 @@ def collect_groups(
 
 
 def _expire(group: Group, retention_ms: int, now_ms: int, topic_states: dict[str, TopicState], dry_run: bool) -> bool:
-    """Expire offsets, and return True if there were any to expire.
+    """Expire offsets. Return True if any offsets expired, or would expire in a dry run.
 
-    `topic_states` caches the states of topics for all groups of a run. They are read after `now_ms`.
+    `topic_states` caches the states of topics for all groups of a run. The states are read after `now_ms`.
     """
     state = group.log.refresh()
     for item in state.offsets:
@@ -102,7 +103,7 @@ def _expire(group: Group, retention_ms: int, now_ms: int, topic_states: dict[str
 def _deleted_topics(
     group: Group, state: GroupState, topic_states: Mapping[str, TopicState], now_ms: int
 ) -> AbstractSet[tuple[str, str]]:
-    """Return the deleted topics for which the group has offsets, as pairs of name and id."""
+    """Return the deleted topics for which the group has offsets, as (name, id) pairs."""
     states = {item.topic_and_id: topic_states[item.topic] for item in state.offsets}
     deleted = {topic for topic, current in states.items() if current.deleted and current.topic_id == topic[1]}
     replaced = {topic for topic, current in states.items() if current.version >= 0 and current.topic_id != topic[1]}
@@ -115,9 +116,9 @@ def _deleted_topics(
 
 
 def _empty_since_ms(group: Group, state: GroupState) -> int:
-    """Return when the group became empty, by the store's clock.
+    """Return the time at which the group became empty, by the store's clock.
 
-    If the latest entry of a member or an operator was deleted, return the time of the latest offset instead.
+    If the latest entry of a member or an operator was deleted, the result is the time of the latest offset.
     """
     written = None if state.touched is None else group.written_ms(state.touched)
     if written is None:

@@ -1,7 +1,7 @@
-"""A consumer group of a root: its committed offsets, its members, and the operations of administrators.
+"""A consumer group of a root: its committed offsets, its members, and operations for administrators.
 
-There is no broker to send heartbeats to. Instead, a group is active while the latest entry of a member is younger than
-the session timeout of the member, by the store's clock.
+There is no broker that could receive heartbeats. Therefore a group is active while the latest entry of a member is
+younger than that member's session timeout, by the store's clock.
 """
 
 from __future__ import annotations
@@ -32,51 +32,57 @@ from sparklog.log.journal.entry_log import Step
 from sparklog.log.journal.names import check_id
 
 EMPTY, STABLE, RECONCILING, DEAD = "Empty", "Stable", "Reconciling", "Dead"
-"""Kafka's names of the states: without members, with members, while partitions move between members, nonexistent."""
+"""Kafka's names of group states.
+
+Empty: no members. Stable: members. Reconciling: partitions are moving between members. Dead: the group does not exist.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """The description of a group, with the state as Kafka names it."""
+    """The description of a group. `state` is Kafka's name of the group's state."""
 
     id: str
     state: str
     generation: int
     instance: str | None
-    """The id of the exclusive owner, if the group is active and has one."""
+    """The id of the exclusive owner, if the group is active and has an exclusive owner."""
     session_timeout_ms: int | None
     time_ms: int
-    """The time of the latest entry, in milliseconds since the epoch; 0 without entries."""
+    """The time of the latest entry, in milliseconds since the epoch; 0 if there are no entries."""
     pending: tuple[tuple[str, int, str, int, int], ...] = ()
     """Offsets that undecided transactions have prepared: (transactional id, n, topic, partition, offset)."""
     members: tuple[GroupMember, ...] = ()
-    """The members, if the group is active."""
+    """The members of the group, if it is active."""
 
     @property
     def is_active(self) -> bool:
         return self.state in (STABLE, RECONCILING)
 
     def owner(self, topic: str, partition: int) -> str | None:
-        """Return the id of the member that owns a partition, or None if no member does."""
+        """Return the id of the member that owns a partition, or None if no member owns it."""
         owners = (member.id for member in self.members if (topic, partition) in member.owned)
         return next(owners, self.instance)
 
 
 class Group(GroupJournal):
-    """A consumer group, as `Groups(root).group(id)` returns it. It may not exist yet."""
+    """A consumer group, as returned by `Groups(root).group(id)`. The group may not exist yet."""
 
     def offsets(self, failures: list[SparklogError] | None = None) -> tuple[TopicOffsets, ...]:
         """Return the committed offsets of existing topics.
 
         Args:
-            failures: A list to which the errors of unreadable topics are added; None: the first error is raised.
+            failures: A list to which the errors of unreadable topics are added; None: raise the first error.
         """
         offsets = self.state().offsets
         ids = self.topic_ids((item.topic for item in offsets), failures)
         return tuple(item for item in offsets if ids.get(item.topic) == item.topic_id)
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
-        """Return the committed offset of each (topic, partition). As in Kafka, deleted topics have none."""
+        """Return the committed offset of each (topic, partition).
+
+        As in Kafka, offsets of deleted topics are not returned.
+        """
         return _by_partition(self.offsets())
 
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
@@ -107,8 +113,8 @@ class Group(GroupJournal):
         Transactions that the previous owner has prepared but not committed are aborted.
 
         Args:
-            instance: A name for messages and listings; None: a random id.
-            session_timeout_ms: The time without an entry of the owner after which other members may join.
+            instance: An instance name for messages and listings; None: a random id.
+            session_timeout_ms: The time since the owner's latest entry after which other members may join.
 
         Raises:
             Conflict: If the group has active members that share its partitions.
@@ -123,10 +129,10 @@ class Group(GroupJournal):
         assignors: Sequence[str] = (),
         previous: GroupMetadata | None = None,
     ) -> Membership:
-        """Become the exclusive owner of the group, as `join`.
+        """Become the exclusive owner of the group, like `join`.
 
         Args:
-            assignors: The assignors with which the owner is ready to share the group (see `group_members`).
+            assignors: The assignors with which the owner can share the group (see `group_members`).
             previous: The owner's earlier generation, if it continues with records that it read in that generation.
 
         Raises:
@@ -135,20 +141,20 @@ class Group(GroupJournal):
         """
         name = self.root.env.new_id() if instance is None else check_id(instance, "instance")
         timeout_ms = checked_session_timeout(session_timeout_ms)
-        # An owner without other assignors is stored as just its name.
+        # An owner without other assignors is stored as an instance name only.
         client_id, host = (name, socket.gethostname()) if assignors else ("", "")
         owner = GroupMember(name, None, client_id, host, timeout_ms, (ALL, *assignors), ())
         return self._join([owner], {}, {}, previous)[0]
 
     def share(self, request: JoinRequest, partitions: Mapping[str, int]) -> Membership:
-        """Become a member that shares the partitions of the group.
+        """Become a member that shares the partitions of the group with other members.
 
         Args:
             request: The properties of the new member.
             partitions: The number of partitions of each topic.
 
         Raises:
-            Conflict: If the group has an exclusive owner, or the members have no assignor in common.
+            Conflict: If the group has an exclusive owner, or if the members have no common assignor.
         """
         member = request.member(f"{request.client_id}-{self.root.env.new_id()}", socket.gethostname())
         return self.share_as([member], partitions)[0]
@@ -161,10 +167,10 @@ class Group(GroupJournal):
         Args:
             members: The new members.
             partitions: The number of partitions of each topic.
-            owner: The exclusive owner that the members replace. It has handed them their `owned` partitions.
+            owner: The exclusive owner that the members replace. The owner has assigned the members' `owned` partitions.
 
         Raises:
-            Conflict: If the group has another exclusive owner, or the members have no assignor in common.
+            Conflict: If the group has another exclusive owner, or if the members have no common assignor.
         """
         state = self.log.refresh()
         expired = {} if owner is not None else MemberLeases(self).expired(state, read_store=True)
@@ -210,11 +216,11 @@ class Group(GroupJournal):
 
         Args:
             offsets: The new offsets, by topic and partition.
-            dry_run: Validate the request, but change nothing.
-            force: Also set the offsets of an active group, whose members are then fenced at their next commit.
+            dry_run: Validate the request without changing offsets.
+            force: Also set the offsets of an active group. Its members are fenced at their next commit.
 
         Returns:
-            The new offset of each pair of topic and partition.
+            The new offset of each (topic, partition).
 
         Raises:
             Conflict: If the group is active.
@@ -231,7 +237,7 @@ class Group(GroupJournal):
 
         Args:
             gone: The partitions of each topic whose offsets to delete.
-            dry_run: Validate the request, but change nothing.
+            dry_run: Validate the request without deleting offsets.
 
         Raises:
             Conflict: If the group is active.
@@ -245,7 +251,7 @@ class Group(GroupJournal):
         """Delete the group.
 
         Args:
-            dry_run: Validate the request, but change nothing.
+            dry_run: Validate the request without deleting the group.
 
         Raises:
             Conflict: If the group is active.
@@ -255,7 +261,7 @@ class Group(GroupJournal):
         self._act(steps.delete, dry_run)
 
     def restore(self, offsets: Sequence[CommittedOffset], *, generation: int = 0) -> None:
-        """Import offsets of another root that are newer or missing here, and continue from the higher generation."""
+        """Import offsets of another root if they are newer or missing here, and continue from the higher generation."""
         rows: dict[tuple[str, str], dict[int, Row]] = {}
         for item in offsets:
             epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
@@ -290,7 +296,7 @@ class Group(GroupJournal):
             )
 
     def _active_ms(self, state: GroupState, clock_ms: Callable[[], int]) -> int:
-        """Return how long the group stays active without another entry of a member; 0 if it is inactive."""
+        """Return how long the group stays active if members write no further entries; 0 if the group is inactive."""
         if not state.exists or state.active is None or state.session_timeout_ms is None:
             return 0
         written = self.written_ms(state.active)

@@ -1,8 +1,8 @@
-"""The journal of a consumer group: its state, and how entries are added to it.
+"""The journal of a consumer group: reading its state, and adding entries.
 
-Every change of a group is an entry of its journal (`group_state`). As a commit of a topic does, each entry also records
-the decisions of transactions that have offsets of the group pending, and aborts transactions past their timeout.
-Readers read the decisions themselves and wait for no entry.
+Every change of a group is an entry of its journal (`group_state`). Like a commit of a topic, each entry also records
+the decisions of transactions that have pending offsets in the group, and aborts transactions that exceeded their
+timeout. Readers read the decisions themselves, so they do not wait for an entry.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ STABLE_WAIT_MS = 60_000
 MAX_ROUNDS = 50
 
 Offsets = Mapping[str, Mapping[int, int | OffsetAndMetadata | CommittedOffset]]
-"""Topic to partition to the next offset to read."""
+"""The next offset to read, by topic and partition."""
 
 
 class GroupJournal:
-    """See the module. Methods read the latest entry. The group may not exist yet."""
+    """The journal of a consumer group. Methods read the latest entry. The group may not exist yet."""
 
     def __init__(self, root: Root, group: str) -> None:
         self.root = root
@@ -60,7 +60,7 @@ class GroupJournal:
         return f"Group({self.id!r}, {self.root.location!r})"
 
     def state(self) -> GroupState:
-        """Return the latest state as readers see it: with decisions that no entry of the group records yet."""
+        """Return the latest state, including decisions that the group has not recorded yet."""
         state = self.log.refresh()
         for _ in range(MAX_ROUNDS):
             outcomes, unclear = self._outcomes(state)
@@ -74,7 +74,7 @@ class GroupJournal:
             if newer.number == state.number:
                 return resolved(state, {**outcomes, **aborted})
             state = newer
-        raise Unavailable(f"group '{self.id}' changes faster than it can be read; try later")
+        raise Unavailable(f"group '{self.id}' changes faster than it can be read; try again later")
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
         names = sorted(set(topics))
@@ -84,11 +84,14 @@ class GroupJournal:
         return {name: topic_state.topic_id for name, topic_state in topic_states.items() if topic_state.exists}
 
     def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
-        """Return, by entry number, which decided prepares are committed, and the prepares whose outcome is unclear.
+        """Return the outcomes of decided prepares by entry number, and the prepares with an unclear outcome.
 
         Args:
-            decide: abort transactions past their timeout, and transactions of members that were removed. If that
+            decide: Abort transactions that exceeded their timeout, and transactions of removed members. If an abort
                 fails, a later entry resolves the prepares.
+
+        Returns:
+            The outcomes (True if the prepare is committed), and the prepares with an unclear outcome.
         """
         outcomes, unclear = dict[int, bool](), list[Pending]()
         for item in state.pending:
@@ -104,7 +107,7 @@ class GroupJournal:
                 if decide and decisions.is_decided(item.n):
                     log.make_durable()
             except (SparklogError, OSError) as error:
-                _LOG.warning("transaction %s of '%s' stays open in group %s: %s", item.n, item.txn, self.id, error)
+                _LOG.warning("cannot resolve transaction %s of '%s' in group %s: %s", item.n, item.txn, self.id, error)
                 continue
             if outcome is None:
                 unclear.append(item)
@@ -127,7 +130,10 @@ class GroupJournal:
         return None if info is None else info.modified_ms
 
     def resolve_pending(self) -> GroupState:
-        """Record the decisions of pending transactions; abort transactions that are past their timeout or fenced."""
+        """Record the decisions of pending transactions.
+
+        Abort transactions that exceeded their timeout or whose member was fenced.
+        """
         if not self.log.refresh().pending:
             return self.log.current()
         self.root.engine.ensure_probed()
@@ -139,19 +145,23 @@ class GroupJournal:
         return self.log.write(step)
 
     def _resolved(self, base: GroupState) -> GroupState:
-        # An entry that is not based on the latest one loses the race for its number. So an unclear prepare was aborted.
+        # An entry that is not based on the latest entry loses the race for its number. Therefore a prepare with an
+        # unclear outcome was aborted.
         outcomes, unclear = self._outcomes(base, decide=True)
         return resolved(base, {**outcomes, **{item.number: False for item in unclear}})
 
     def write(self, step: Step[GroupState]) -> GroupState:
-        """Write the entry that a step makes of the latest state and of the decisions of transactions."""
+        """Apply the decisions of transactions to the latest state, and write the entry that `step` returns for it."""
         self.root.engine.ensure_probed()
         return self._combined.write(lambda base: step(self._resolved(base)))
 
     def stable(
         self, timeout_ms: int = STABLE_WAIT_MS, partitions: Collection[TopicPartition] | None = None
     ) -> GroupState:
-        """Return the state once no offsets of these partitions (None: of any) are pending. `Unavailable`: too late."""
+        """Wait until no offsets of these partitions (None: of any partition) are pending, and return the state.
+
+        Raises `Unavailable` if offsets are still pending after `timeout_ms`.
+        """
         backoff = Backoff(self.root.env, timeout_ms)
         while True:
             state = self.state()
@@ -161,7 +171,8 @@ class GroupJournal:
             if backoff.is_over():
                 names = ", ".join(sorted({f"{item.n} of '{item.txn}'" for item in pending}))
                 raise Unavailable(
-                    f"offsets of group '{self.id}' wait for transaction {names} to be decided; try later, or abort it"
+                    f"offsets of group '{self.id}' are pending in the undecided transaction {names}; try again later, "
+                    "or abort the transaction"
                 )
             self.resolve_pending()
             backoff.sleep()
@@ -169,7 +180,7 @@ class GroupJournal:
     def prepare(
         self, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
     ) -> int:
-        """Add pending offsets of transaction `n`; return the number of the entry, which the COMMIT must name."""
+        """Add pending offsets of transaction `n`. Return the number of the entry, which the COMMIT must reference."""
         number = [0]
 
         def step(base: GroupState) -> GroupState:
@@ -182,16 +193,16 @@ class GroupJournal:
     def checked(
         self, offsets: Offsets, ids: Mapping[str, str] | None = None, *, refresh: bool = True
     ) -> tuple[TopicOffsets, ...]:
-        """Return offsets to commit as columns, with the current time.
+        """Validate offsets to commit, and return them as columns with the current time.
 
         Args:
-            ids: the topic ids that the consumer knows.
-            refresh: read the topics anew, with a request for each; otherwise they are taken as last read here.
+            ids: The topic ids that the consumer has read from.
+            refresh: Refresh the topics, with a request for each topic; False: use the cached topic states.
 
         Raises:
-            NotFound: a topic does not exist.
-            Conflict: a topic was deleted and created again.
-            BadRequest: a partition, an offset or its metadata is invalid.
+            NotFound: If a topic does not exist.
+            Conflict: If a topic was deleted and created again.
+            BadRequest: If a partition, an offset or its metadata is invalid.
         """
         now_ms = self.root.env.wall_ms()
         tables = []
@@ -204,11 +215,11 @@ class GroupJournal:
                 continue
             log = self.root.topic(topic).log if refresh else self.root.engine.log(topic)
             topic_state = log.state(refresh=False)
-            # Offsets must not be more durable than the records that they count.
+            # Offsets must not be more durable than the records that they refer to.
             log.make_durable()
             if ids is not None and ids.get(topic, topic_state.topic_id) != topic_state.topic_id:
                 raise Conflict(
-                    f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"
+                    f"topic {topic} was deleted and created again, so its old offsets are invalid; start again"
                 )
             rows = dict(_row(topic, topic_state.partitions, *item, now_ms) for item in offsets[topic].items())
             tables.append(topic_offsets(topic, topic_state.topic_id, rows))
@@ -216,7 +227,7 @@ class GroupJournal:
 
 
 def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:
-    """Return a partition and its row; integers may be numpy's. `BadRequest` as `Group.checked`."""
+    """Return a partition and its row. Integers may be numpy integers. Raises `BadRequest` for invalid values."""
     number, offset = as_integer(partition), as_integer(getattr(position, "offset", position))
     epoch, metadata = getattr(position, "leader_epoch", None), getattr(position, "metadata", None) or ""
     if number is None or not 0 <= number < partitions or offset is None or not 0 <= offset <= INT64_MAX:
@@ -226,14 +237,13 @@ def _row(topic: str, partitions: int, partition: object, position: object, now_m
         )
     leader_epoch = NO_EPOCH if epoch is None else as_integer(epoch)
     if leader_epoch is None or not NO_EPOCH <= leader_epoch <= MAX_INT:
-        raise BadRequest(f"the leader epoch of {topic}-{number} is 0 to {MAX_INT}, or None; found {epoch!r}")
+        raise BadRequest(f"the leader epoch of {topic}-{number} must be 0 to {MAX_INT} or None, found {epoch!r}")
     try:
         size = len(metadata.encode())
     except (AttributeError, UnicodeEncodeError):
-        raise BadRequest(f"metadata of {topic}-{number} is a text that UTF-8 can hold, found {metadata!r}") from None
-    if size > MAX_METADATA:
         raise BadRequest(
-            f"metadata of {topic}-{number} has {size} bytes, at most {MAX_METADATA} are kept beside an offset; "
-            "shorten it"
-        )
+            f"metadata of {topic}-{number} must be a string that UTF-8 can encode, found {metadata!r}"
+        ) from None
+    if size > MAX_METADATA:
+        raise BadRequest(f"metadata of {topic}-{number} has {size} bytes; the maximum is {MAX_METADATA}")
     return number, (offset, now_ms, leader_epoch, metadata)

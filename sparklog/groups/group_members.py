@@ -1,26 +1,29 @@
-"""Members of a consumer group: what each one owns, and how partitions move between them.
+"""Members of a consumer group: which partitions they own, and how partitions move between members.
 
-There is no coordinator. The latest entry of a group lists its members, with three sets of partitions for each:
+There is no coordinator. The latest entry of a group lists its members. Each member has three sets of partitions:
 
-* `owned`: partitions that the member may read and commit;
-* `revoked`: owned partitions that the assignor has given to others, or to none. The member stops reading them, commits
-  their offsets, and gives them up with an entry;
-* `awaited`: partitions that the assignor has given to the member, but another member still owns. The member owns them
-  from the entry on with which the other member gives them up.
+* `owned`: partitions that the member may read and commit.
+* `revoked`: owned partitions that the assignor has assigned to another member or to no member. The member stops reading
+  them, commits their offsets, and releases them with an entry.
+* `awaited`: partitions that the assignor has assigned to the member, but that another member still owns. Once the other
+  member has released them, this member owns them.
 
-So a partition moves in two generations, as in Kafka's cooperative protocol, and never has two owners. If a member's
-session times out, the next entry of another member removes it, and its commits are rejected from then on.
+A partition therefore moves in two generations, as in Kafka's cooperative protocol, and never has two owners. If a
+member's session times out, the next entry of another member removes the member from the group. Commits of a removed
+member are rejected.
 
-A member's `generation` is the one in which it joined or last gave up partitions. A commit names it. So a commit that
-was prepared before the member gave up a partition is rejected even if the member owns the partition again.
+The `generation` of a member is the generation in which it joined or last released partitions. A commit contains the
+member's generation. A commit that was prepared before the member released a partition is therefore rejected, even if
+the member owns the partition again.
 
-**Exclusive owners.** The assignor `all` gives every partition to a single member, an exclusive owner. A Spark stream is
-one: `all` is its only assignor, so it cannot be in a group with other members, but a new exclusive owner replaces it. A
-server (`sparklog serve`) whose clients divide the partitions among themselves is one, too. It also lists the assignors
-that all of its clients have. If one of these is an assignor of a member that joins, the member is added, but owns
-nothing until the server has replaced itself by its clients, as ordinary members.
+**Exclusive owners.** The assignor `all` assigns every partition to a single member, the exclusive owner. A Spark stream
+is an exclusive owner. `all` is its only assignor, so it cannot share the group with other members, but a new exclusive
+owner can replace it. A server (`sparklog serve`) is an exclusive owner if its clients divide the partitions among
+themselves. The server also lists the assignors that all of its clients support. If a new member supports one of these
+assignors, the member is added to the group, but owns nothing until the server has replaced itself with its clients, as
+ordinary members.
 
-A consumer group of KIP-848 is the same structure: members, and an assignor that runs with each change of them.
+A consumer group of KIP-848 has the same structure: members, and an assignor that runs with each change of the members.
 """
 
 from __future__ import annotations
@@ -42,34 +45,34 @@ Partitions = frozenset[TopicPartition]
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member of a group; see the module."""
+    """A member of a group. The module's documentation describes `owned`, `revoked` and `awaited`."""
 
     id: str
-    instance_id: str | None  # Kafka's `group.instance.id`, of a static member
+    instance_id: str | None  # Kafka's `group.instance.id`; None for dynamic members
     client_id: str
     host: str
     session_timeout_ms: int
-    assignors: tuple[str, ...]  # in the order of its preference
+    assignors: tuple[str, ...]  # in order of preference
     topics: tuple[str, ...]
     generation: int = 0
-    seen: int = 0  # number of the newest entry that shows it alive
+    seen: int = 0  # number of the latest entry that counts as a heartbeat of the member
     owned: Partitions = frozenset()
     revoked: Partitions = frozenset()
     awaited: Partitions = frozenset()
 
     @property
     def is_exclusive(self) -> bool:
-        """True if the member owns all partitions, whatever they are: `owned` is empty."""
+        """True if the member owns all partitions. In this case, `owned` is empty."""
         return ALL in self.assignors
 
     @property
     def is_stable(self) -> bool:
-        """True if the member owns the partitions that the assignor gives it, and no others."""
+        """True if the member owns exactly the partitions that the assignor has assigned to it."""
         return not self.revoked and not self.awaited
 
 
 def rebalanced(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> tuple[GroupMember, ...]:
-    """Run the assignor and hand out free partitions. `Conflict` if the members have no assignor in common."""
+    """Run the assignor and assign free partitions. Raises `Conflict` if the members have no common assignor."""
     sharing = [member for member in members if not member.is_exclusive]
     if not sharing:
         return tuple(members)
@@ -89,7 +92,10 @@ def _with_target(member: GroupMember, target: Partitions) -> GroupMember:
 
 
 def after_revocation(member: GroupMember, partitions: Partitions, generation: int) -> GroupMember:
-    """Return the member without partitions. It awaits those that the assignor has given back to it meanwhile."""
+    """Return the member after it has released `partitions`.
+
+    If the assignor has assigned one of them to the member again, the member awaits this partition.
+    """
     back = (member.owned - member.revoked) & partitions
     return replace(
         member,
@@ -101,7 +107,10 @@ def after_revocation(member: GroupMember, partitions: Partitions, generation: in
 
 
 def assign_free_partitions(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
-    """Return the members, in the order of ids, with the awaited partitions that no member owns."""
+    """Return the members, sorted by id.
+
+    Awaited partitions that no member owns are assigned to the members that await them.
+    """
     ordered = sorted(members, key=lambda member: member.id)
     if any(member.is_exclusive for member in members):
         return tuple(ordered)
@@ -115,22 +124,26 @@ def _with_free(member: GroupMember, owned: Set[TopicPartition]) -> GroupMember:
 
 
 def common_assignor(members: Sequence[GroupMember]) -> str:
-    """Return the assignor that most members prefer among the common ones, as a broker does. `Conflict`: none."""
+    """Return the common assignor that most members prefer, as a broker does.
+
+    Raises `Conflict` if there is no common assignor.
+    """
     common = set(ASSIGNORS).intersection(*(member.assignors for member in members))
     if not common:
         names = ([name for name in member.assignors if name != ALL] for member in members)
         listed = "; ".join(sorted({", ".join(each) for each in names}))
         raise Conflict(
-            f"the members of a group need one assignor in common, found {listed}; give all of them the same "
-            "partition_assignment_strategy, of " + ", ".join(ASSIGNORS)
+            f"the members of a group must have a common assignor, found {listed}; set the same "
+            f"partition_assignment_strategy for all members: one or more of {', '.join(ASSIGNORS)}"
         )
     votes = Counter(next(name for name in member.assignors if name in common) for member in members)
-    # Kafka breaks ties arbitrarily. Here the first of the list wins, so that every writer chooses the same.
+    # Kafka breaks ties arbitrarily. Here, the first assignor in `ASSIGNORS` wins, so that every writer chooses the same
+    # one.
     return max((name for name in ASSIGNORS if name in common), key=lambda name: votes[name])
 
 
 def subscribed_partitions(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of partitions of each topic that a member subscribes to."""
+    """Return the number of partitions of each topic that at least one member subscribes to."""
     topics = {topic for member in members for topic in member.topics}
     return {topic: n for topic, n in sorted(partitions.items()) if topic in topics}
 
@@ -139,7 +152,7 @@ def without_members(members: Sequence[GroupMember], gone: Collection[str]) -> tu
     return tuple(member for member in members if member.id not in gone)
 
 
-# -- bytes
+# -- JSON
 
 
 def _read_partitions(item: Fields, name: str) -> Partitions:
@@ -153,7 +166,7 @@ def _read_partitions(item: Fields, name: str) -> Partitions:
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Return the numbers of partitions by topic, both in order."""
+    """Return the sorted partition numbers of each topic, in the order of topics."""
     topics = groupby(sorted(partitions), key=itemgetter(0))
     return {topic: [partition for _, partition in pairs] for topic, pairs in topics}
 
@@ -179,14 +192,16 @@ def _in_order(item: Fields, name: str) -> tuple[GroupMember, ...]:
     members = tuple(map(MEMBER_JSON.from_json, item.objects(name)))
     ids = [member.id for member in members]
     if ids != sorted(set(ids)):
-        raise item.bad(name, "in the order of ids, each once")
+        raise item.bad(name, "sorted by id without duplicates")
     if not are_consistent(members):
-        raise item.bad(name, "members that own each partition once, or one exclusive owner and members that wait")
+        raise item.bad(
+            name, "a list without shared partitions, or with one exclusive owner and no other owned partitions"
+        )
     return members
 
 
 def are_consistent(members: Sequence[GroupMember]) -> bool:
-    """Return True if no partition has two owners, and no member owns a partition beside an exclusive owner."""
+    """Return True if no partition has two owners, and no member owns partitions in addition to an exclusive owner."""
     owned: set[TopicPartition] = set()
     for member in members:
         if not owned.isdisjoint(member.owned) or not member.revoked <= member.owned:
@@ -197,4 +212,4 @@ def are_consistent(members: Sequence[GroupMember]) -> bool:
 
 
 MEMBERS_BY_ID = MemberKind(_in_order, lambda members: list(map(MEMBER_JSON.to_json, members)))
-"""A list of objects in the order of ids; no partition is owned twice."""
+"""A JSON list of members, sorted by id. No partition has two owners."""

@@ -1,11 +1,11 @@
-"""Entries of a consumer group's journal, `_groups/<group>/_log`: the state of the group, and its bytes.
+"""Entries of a consumer group's journal, `_groups/<group>/_log`: the state of the group, and its JSON format.
 
-An entry carries the whole state after it; docs/reference/format-transactions.md has its members. Offsets are tables:
-per topic and topic id, parallel columns in the order of partitions. A topic that was deleted and created again has
-another id: readers leave its old offsets out, and maintenance drops them.
+An entry contains the complete state after the entry. docs/reference/format-transactions.md describes its fields.
+Offsets are tables: parallel columns for each topic and topic id, in the order of partitions. If a topic was deleted and
+created again, its id is different. Readers ignore the offsets of the old id, and maintenance deletes them.
 
-An exclusive owner without other assignors is stored as `instance`, as before groups had members, so that older releases
-read the entry. `_group_state` makes a member of it.
+An exclusive owner without other assignors is stored in the field `instance`, so that releases without group members can
+read the entry. `_group_state` converts the field to a member.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from sparklog.log.journal.names import GROUPS_FOLDER, MAX_PARTITIONS, MAX_VERSIO
 
 NO_EPOCH = -1
 MAX_INT = 2**31 - 1
-"""Generations, leader epochs and timeouts are 32 bit in Kafka."""
+"""Maximum generation, leader epoch and timeout, which have 32 bits in Kafka."""
 
 T = TypeVar("T")
 Row = tuple[int, int, int, str]
-"""Offset, time in ms, leader epoch, metadata of one partition."""
+"""Offset, time in ms, leader epoch and metadata of one partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """The group, generation and member id that a commit names, as in Kafka."""
+    """The group, generation and member id of a commit, as in Kafka."""
 
     group: str
     generation: int
@@ -58,7 +58,7 @@ class GroupMetadata:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """An offset (next to read) to be committed, with what Kafka keeps beside it."""
+    """An offset to commit (the next offset to read), with its metadata and leader epoch."""
 
     offset: int
     metadata: str = ""
@@ -67,7 +67,7 @@ class OffsetAndMetadata:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """An offset (next to read) of a group in one partition, and when it was committed (ms since the epoch)."""
+    """The committed offset of a group in one partition (the next offset to read), and the commit time in ms."""
 
     topic: str
     topic_id: str
@@ -80,7 +80,10 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """Offsets of one topic, by its id: parallel tuples in the order of partitions. `leader_epoch` -1 is none."""
+    """Offsets of one topic: parallel tuples in the order of partitions.
+
+    A `leader_epoch` of -1 means that it is unknown.
+    """
 
     topic: str
     topic_id: str
@@ -117,7 +120,7 @@ def topic_offsets(topic: str, topic_id: str, rows: Mapping[int, Row]) -> TopicOf
 
 
 def merged(base: Sequence[TopicOffsets], newer: Sequence[TopicOffsets]) -> tuple[TopicOffsets, ...]:
-    """Return `base` with the partitions of `newer` replaced, in the order of topics."""
+    """Return `base` with the offsets of `newer` added or replaced, sorted by topic."""
     tables = {item.topic_and_id: item for item in base}
     for item in newer:
         before = tables.get(item.topic_and_id)
@@ -157,7 +160,7 @@ def _collapsed_integers(low: int, high: int) -> MemberKind:
 
 def _check_partitions(item: Fields, offsets: TopicOffsets) -> None:
     if not offsets.partition or any(left >= right for left, right in pairwise(offsets.partition)):
-        raise item.bad("partition", "partitions in order, each once")
+        raise item.bad("partition", "sorted partitions without duplicates")
 
 
 OFFSETS_JSON = Document(
@@ -176,12 +179,12 @@ def _in_order(item: Fields, name: str) -> tuple[TopicOffsets, ...]:
     offsets = tuple(map(OFFSETS_JSON.from_json, item.objects(name)))
     topics = [item.topic_and_id for item in offsets]
     if topics != sorted(set(topics)):
-        raise item.bad(name, "in the order of topics, each once")
+        raise item.bad(name, "sorted by topic without duplicates")
     return offsets
 
 
 OFFSETS_BY_TOPIC = MemberKind(_in_order, lambda offsets: list(map(OFFSETS_JSON.to_json, offsets)))
-"""A list of objects in the order of topics, each topic once."""
+"""A JSON list of topics with their offsets, sorted by topic. Each topic occurs once."""
 
 
 GROUP_OPS = (
@@ -192,15 +195,16 @@ GROUP_OPS = (
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Offsets that entry `number` prepared for transaction `n` of `txn`."""
+    """The offsets that entry `number` prepared for transaction `n` of `txn`."""
 
     txn: str
     n: int
     number: int
     timeout_ms: int
-    generation: int | None  # of the member; None: sent by no member, or by one that has left
+    generation: int | None  # generation of the member; None if no member sent the offsets, or if the member has left
     offsets: tuple[TopicOffsets, ...]
-    member: str | None = None  # its id; None with a generation: the member was removed or replaced
+    # id of the member; None although `generation` is set if the member was removed or replaced
+    member: str | None = None
 
     def has_any(self, partitions: Collection[TopicPartition]) -> bool:
         return any((item.topic, number) in partitions for item in self.offsets for number in item.partition)
@@ -208,7 +212,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class GroupState(StateEntry):
-    """The newest entry of a group, and so its state: see the module."""
+    """The latest entry of a group, which is the group's state."""
 
     op: str = ""
     generation: int = 0
@@ -218,7 +222,8 @@ class GroupState(StateEntry):
     deleted: bool = False
     offsets: tuple[TopicOffsets, ...] = ()
     pending: tuple[Pending, ...] = ()
-    partitions: Mapping[str, int] = field(default_factory=dict)  # how many the topics of `members` have
+    # number of partitions of the topics that `members` subscribe to
+    partitions: Mapping[str, int] = field(default_factory=dict)
     members: tuple[GroupMember, ...] = ()
 
     @property
@@ -227,22 +232,25 @@ class GroupState(StateEntry):
 
     @property
     def owner(self) -> GroupMember | None:
-        """The exclusive owner, if the group has one."""
+        """The exclusive owner; None if the group does not have one."""
         return next((member for member in self.members if member.is_exclusive), None)
 
     @property
     def instance(self) -> str | None:
-        """The id of an exclusive owner that is stored by this name alone."""
+        """The id of the exclusive owner, if it is stored in the field `instance`."""
         return self.members[0].id if len(self.members) == 1 and self.members[0].assignors == (ALL,) else None
 
     @property
     def listed_members(self) -> tuple[GroupMember, ...]:
-        """The members that are stored in the list of members."""
+        """The members that are stored in the field `members`."""
         return self.members if self.instance is None else ()
 
     @property
     def stored_pending(self) -> tuple[Pending, ...]:
-        """The pending offsets as they are stored: those of an owner that is stored by name are known by generation."""
+        """The pending offsets in their stored form.
+
+        If the owner is stored in the field `instance`, its pending offsets are identified by their generation.
+        """
         if self.instance is None:
             return self.pending
         return tuple(replace(item, member=None) if item.member == self.instance else item for item in self.pending)
@@ -251,11 +259,11 @@ class GroupState(StateEntry):
         return next((member for member in self.members if member.id == member_id), None)
 
     def is_superseded(self, pending: Pending) -> bool:
-        """Return True if the member that prepared offsets was removed or replaced, so that they must be aborted."""
+        """Return True if the offsets must be aborted, because the member that prepared them was removed or replaced."""
         return pending.generation is not None and pending.member is None
 
 
-# -- bytes
+# -- JSON
 
 
 PENDING_JSON = Document(
@@ -275,11 +283,11 @@ def _check_numbers(item: Fields, entry: GroupState) -> None:
         if item.document.get(name) is not None:
             item.integer(name, 0, entry.number)
     if entry.instance is not None and (entry.active is None or entry.session_timeout_ms is None):
-        raise item.bad("instance", "null where there is no active entry or no session timeout")
+        raise item.bad("instance", "null if there is no active entry or no session timeout")
     if any(prepare_item.number > entry.number for prepare_item in entry.pending):
-        raise item.bad("pending", f"of entries up to {entry.number}")
+        raise item.bad("pending", f"pending offsets of entries up to {entry.number}")
     if any(member.seen > entry.number for member in entry.members):
-        raise item.bad("members", f"seen in entries up to {entry.number}")
+        raise item.bad("members", f"members whose latest heartbeat is in an entry up to {entry.number}")
 
 
 def _group_state(
@@ -289,7 +297,7 @@ def _group_state(
     stored_pending: tuple[Pending, ...],
     **attributes: Any,
 ) -> GroupState:
-    """Return the state that an entry stores."""
+    """Return the state that an entry contains."""
     state = GroupState(members=listed_members, **attributes)
     if instance is not None:
         timeout_ms, seen = state.session_timeout_ms or 1, state.active or 0
@@ -306,7 +314,7 @@ def _pending(state: GroupState, item: Pending) -> Pending:
         return item
     if state.instance is not None:
         return replace(item, member=state.instance)
-    # An owner of this generation has left. Earlier releases kept its generation.
+    # The owner of this generation has left. Earlier releases did not clear its generation.
     return item if state.members else replace(item, generation=None)
 
 

@@ -1,11 +1,13 @@
-"""Steps of a group: each returns the state after one more entry, or raises.
+"""Steps of a group. Each step returns the state after one more entry, or raises an error.
 
-A step returns None if there is nothing to write; the number and the chain come from the journal. Steps are pure: after
-a lost race they run again on the latest state. A step of a member raises `Fenced` after the member was removed.
+A step returns None if there is nothing to write. The journal sets the number and the CRC-32C of the previous entry.
+Steps are pure functions, because after a lost race they run again on the latest state. If a member was removed, its
+steps raise `Fenced`.
 
-The decision of a transaction resolves its pending offsets. A COMMIT that names this group and the entry's number
-commits them; any other decision aborts them. As in Kafka, a plain commit, a reset or a delete after a prepare removes
-its partitions from the prepare, and so does a later prepare that is committed.
+The decision of a transaction resolves its pending offsets. A COMMIT that references this group and the number of the
+entry commits them. Any other decision aborts them. As in Kafka, if offsets of a partition are committed, reset or
+deleted after a prepare, the partition is removed from the prepare. A later prepare that is committed has the same
+effect.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from sparklog.groups.group_state import (
 from sparklog.log.journal.documents import GROUP_MEMBERS, LISTED_OWNERS
 
 Expired = Mapping[str, int]
-"""Ids of members whose session timed out, and for each the latest entry that showed it alive."""
+"""The ids of members whose session timed out, with the number of each member's latest heartbeat entry."""
 
 # -- steps of members
 
@@ -51,15 +53,18 @@ def join(
     expired: Expired,
     owner: GroupMetadata | None = None,
 ) -> GroupState:
-    """Add members, remove expired ones, and run the assignor. `Conflict` if the members have no assignor in common.
+    """Add members, remove expired members, and run the assignor.
 
-    A static member replaces the member with its instance id, and keeps its partitions. An exclusive owner replaces the
-    one before it. See `is_excluded` for members that cannot be in one group.
+    A static member replaces the member that has the same instance id, and keeps its partitions. An exclusive owner
+    replaces the previous exclusive owner. `is_excluded` lists the members that cannot be in the same group.
 
     Args:
-        owner: an exclusive owner that the joining members replace: its clients, whose `owned` partitions it has
-            assigned, or its own next generation. `Fenced` if it is no longer the owner: what was read as that one may
-            have been committed by others since.
+        owner: The exclusive owner that the joining members replace. The members are its clients, to which it has
+            assigned their `owned` partitions, or its own next generation.
+
+    Raises:
+        Conflict: If the members have no common assignor.
+        Fenced: If `owner` is no longer the owner, because other members may have committed the records that it read.
     """
     if owner is not None:
         check_member(state, owner)
@@ -75,15 +80,16 @@ def join(
             reached("groups: a static member replaces the process before it")
         owned = member.owned if before is None else before.owned
         members.append(replace(member, generation=generation, seen=number, owned=owned))
-    # Offsets of a replaced member stay pending without a member, and are aborted.
+    # Pending offsets of a replaced member stay pending without a member, so they are aborted.
     remaining = _without_senders(state, {item.id for item in state.members} - {item.id for item in others})
     return _with_members(replace(remaining, deleted=False), "join", members, partitions)
 
 
 def is_excluded(state: GroupState, member: GroupMember, expired: Expired) -> bool:
-    """Return True if a member cannot join because one of two is an exclusive owner and does not share.
+    """Return True if the member cannot join because one member is an exclusive owner that does not share the group.
 
-    An owner with other assignors may join beside members only in place of an earlier owner: these own nothing yet.
+    An owner with other assignors may join other members only if it replaces an earlier owner, because the other members
+    own nothing then.
     """
     others = _others(state, [member], expired, None)
     if member.is_exclusive:
@@ -94,7 +100,7 @@ def is_excluded(state: GroupState, member: GroupMember, expired: Expired) -> boo
 def _others(
     state: GroupState, joining: Sequence[GroupMember], expired: Expired, owner: GroupMetadata | None
 ) -> tuple[GroupMember, ...]:
-    """Return the members that stay when others join."""
+    """Return the members that remain in the group when others join."""
     ids = {item.id for item in joining}
     instances = {item.instance_id for item in joining if item.instance_id is not None}
     replaces_owner = owner is not None or any(item.is_exclusive for item in joining)
@@ -108,7 +114,7 @@ def _others(
 def heartbeat(
     state: GroupState, member: GroupMetadata, member_ids: Collection[str] = (), expired: Expired | None = None
 ) -> GroupState:
-    """Show that a member, and others of its process, are alive, and remove expired members."""
+    """Record heartbeats of a member and of other members of its process, and remove expired members."""
     check_member(state, member)
     alive_ids = {member.member_id, *member_ids}
     alive = _alive(state, {name: seen for name, seen in (expired or {}).items() if name not in alive_ids})
@@ -121,7 +127,7 @@ def heartbeat(
 
 
 def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
-    """Leave the group. Offsets that the member has pending stay pending until their transaction is decided."""
+    """Leave the group. Pending offsets of the member stay pending until their transaction is decided."""
     if not is_member(state, member):
         return None
     pending = (
@@ -140,7 +146,7 @@ def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffs
 def prepare(
     state: GroupState, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
 ) -> GroupState:
-    """Add pending offsets: the COMMIT of transaction `n` that names this entry commits them."""
+    """Add pending offsets. They are committed if the COMMIT of transaction `n` references this entry."""
     item = Pending(txn, n, state.number + 1, timeout_ms, None, tuple(offsets))
     if member is None:
         pending = (*state.pending, item)
@@ -157,7 +163,7 @@ def subscribe(
     partitions: Mapping[str, int],
     assignors: Sequence[str] | None = None,
 ) -> GroupState | None:
-    """Change a member's topics and assignors, or add partitions of topics. None if nothing changes."""
+    """Change the topics and assignors of a member, or the numbers of partitions. Return None if nothing changes."""
     check_member(state, member)
     item = state.member(member.member_id)
     assert item is not None
@@ -170,7 +176,7 @@ def subscribe(
 
 
 def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions) -> GroupState:
-    """Give up partitions that the member no longer reads: members that await them own them from this entry on."""
+    """Release partitions that the member no longer reads. From this entry on, the members that await them own them."""
     check_member(state, member)
     generation = _next_generation(state)
     members = tuple(
@@ -182,12 +188,12 @@ def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions) -> 
 
 
 def _alive(state: GroupState, expired: Expired) -> tuple[GroupMember, ...]:
-    # A member with a later heartbeat than the one that was judged is alive.
+    # If a member sent a heartbeat after the expired session was read, the member is alive.
     return tuple(item for item in state.members if expired.get(item.id) != item.seen)
 
 
 def _without_senders(state: GroupState, removed: Collection[str]) -> GroupState:
-    """Return the state whose pending offsets of removed members have no member, so that they are aborted."""
+    """Return the state with the pending offsets of removed members marked to be aborted."""
     pending = (replace(item, member=None) if item.member in removed else item for item in state.pending)
     return replace(state, pending=tuple(pending))
 
@@ -195,7 +201,10 @@ def _without_senders(state: GroupState, removed: Collection[str]) -> GroupState:
 def _with_members(
     state: GroupState, op: str, members: Sequence[GroupMember], partitions: Mapping[str, int]
 ) -> GroupState:
-    """Return the state of the next generation, with these members. An empty group keeps its generation."""
+    """Return the state of the next generation, with these members.
+
+    If the group becomes empty, its generation does not change.
+    """
     counts = subscribed_partitions(members, {**state.partitions, **partitions})
     number = state.number + 1
     after = replace(
@@ -212,7 +221,7 @@ def _with_members(
 
 
 def _with_features(state: GroupState) -> GroupState:
-    """Name the features of the members that the entry lists. Older releases can read and write all other entries."""
+    """Set the features that the members in the entry require. Older releases support all other entries."""
     needed: tuple[str, ...] = (GROUP_MEMBERS,) if state.listed_members else ()
     if any(item.is_exclusive for item in state.listed_members):
         needed = (*needed, LISTED_OWNERS)
@@ -224,16 +233,16 @@ def _with_features(state: GroupState) -> GroupState:
 
 
 def _without_member(state: GroupState) -> GroupState:
-    """Return the state without members: all of them are fenced."""
+    """Return the state without members. All members are fenced."""
     fenced = _without_senders(state, {item.id for item in state.members})
     return _with_features(replace(fenced, active=None, partitions={}, members=()))
 
 
-# -- steps of operators and maintenance
+# -- steps of administrators and maintenance
 
 
 def resolved(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
-    """Resolve prepares, by entry number: True commits the offsets. Without outcomes the state stays the same."""
+    """Resolve prepares by entry number; True commits the offsets. Return the state itself if `outcomes` is empty."""
     if not outcomes:
         return state
     offsets, remaining = state.offsets, list[Pending]()
@@ -255,7 +264,10 @@ def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
 
 
 def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
-    """Drop partitions of topics, under any id, and fence the members. None if they have no offsets."""
+    """Delete the offsets of partitions, for all ids of a topic, and fence the members.
+
+    Return None if there are no such offsets.
+    """
     pending = (item for prepare_item in state.pending for item in prepare_item.offsets)
     partitions_by_topic = {
         item.topic_and_id: gone[item.topic] for item in (*state.offsets, *pending) if item.topic in gone
@@ -272,7 +284,7 @@ def delete(state: GroupState) -> GroupState | None:
 
 
 def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
-    """Import offsets of another root if they are newer or missing here; continue from the higher generation."""
+    """Import offsets of another root if they are newer or missing here, and continue from the higher generation."""
     rows_before = {item.topic_and_id: item.rows() for item in state.offsets}
     newer = []
     for item in offsets:
@@ -286,7 +298,7 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
             newer.append(topic_offsets(item.topic, item.topic_id, rows))
     if not newer and generation <= state.generation:
         return None
-    # With a higher generation, members have to join again.
+    # If the generation increases, the members must join again.
     base = state if generation <= state.generation else _without_member(state)
     return replace(
         base,
@@ -299,8 +311,12 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
 
 
 def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, str]]) -> GroupState | None:
-    """Drop the offsets of deleted topics (`gone`) or `everything`, except pending ones. None if nothing is dropped."""
-    # Maintenance does not change `touched`: a group expires by the entries of its members and operators.
+    """Delete the offsets of deleted topics (`gone`), or all offsets (`everything`), except pending ones.
+
+    Return None if there is nothing to delete.
+    """
+    # Maintenance does not change `touched`, because a group expires based on the entries of its members and
+    # administrators.
     if not state.exists:
         return None
     if everything and not state.pending:
@@ -309,7 +325,7 @@ def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, s
     return None if remaining == state.offsets else replace(state, op="expire", offsets=remaining)
 
 
-# -- who may
+# -- permissions of members
 
 
 def is_member(state: GroupState, member: GroupMetadata) -> bool:
@@ -318,7 +334,7 @@ def is_member(state: GroupState, member: GroupMetadata) -> bool:
 
 
 def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets] = ()) -> None:
-    """Raise `Fenced` unless the member may write this entry, which commits `offsets`."""
+    """Raise `Fenced` if the member may not write this entry, which commits `offsets`."""
     if not is_member(state, member):
         reached("groups: an entry of a superseded member is refused")
         raise Fenced(
@@ -333,20 +349,20 @@ def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[Top
     if lost:
         topic, partition = lost[0]
         raise Fenced(
-            f"{topic}-{partition} of group '{state.id}' is {others[lost[0]]}'s now, not {member.member_id}'s: its "
-            "offsets were not committed; read the new assignment, by poll"
+            f"member {member.member_id} of group '{state.id}' no longer owns {topic}-{partition}, which member "
+            f"{others[lost[0]]} owns now: its offsets were not committed; call poll to get the new assignment"
         )
 
 
 def _newer(state: GroupState, member: GroupMetadata) -> str:
     if state.deleted:
-        return "it was deleted"
-    now = f"it is at generation {state.generation}"
+        return "the group was deleted"
+    now = f"the group is at generation {state.generation}"
     if state.owner is not None:
         return f"{now} ({state.owner.id})"
     if state.member(member.member_id) is not None:
-        return f"{now}, and the member has given up partitions since"
-    return f"{now}, of {len(state.members)} other members" if state.members else now
+        return f"{now}, and the member has released partitions since then"
+    return f"{now} with {len(state.members)} other members" if state.members else now
 
 
 def _next_generation(state: GroupState) -> int:
@@ -354,14 +370,14 @@ def _next_generation(state: GroupState) -> int:
 
 
 def _by_member(state: GroupState, op: str, member: GroupMetadata, **changes: Any) -> GroupState:
-    """Return the state after a step of a member; the step shows that the member is alive."""
+    """Return the state after a step of a member. The step counts as a heartbeat."""
     number = state.number + 1
     members = tuple(replace(item, seen=number) if item.id == member.member_id else item for item in state.members)
     return replace(state, op=op, active=number, touched=number, members=members, **changes)
 
 
 def _by_others(state: GroupState, op: str, **changes: Any) -> GroupState:
-    """Return the state after a step of an operator, which fences the members."""
+    """Return the state after a step of an administrator, which fences the members."""
     changed = replace(state, op=op, touched=state.number + 1, **changes)
     return replace(_without_member(changed), generation=_next_generation(state))
 
@@ -374,6 +390,9 @@ def _with(state: GroupState, offsets: Sequence[TopicOffsets]) -> dict[str, Any]:
 def _without_resolved(
     pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]
 ) -> tuple[Pending, ...]:
-    """Return prepares without the partitions in `gone`, which a later entry has resolved; drop empty prepares."""
+    """Return the prepares without the partitions in `gone`, which a later entry has resolved.
+
+    Empty prepares are removed.
+    """
     remaining = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
     return tuple(item for item in remaining if item.offsets)

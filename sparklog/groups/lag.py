@@ -1,9 +1,9 @@
-"""The consumer groups of a root, and their lag in each partition, in records and in seconds.
+"""The consumer groups of a root, and their lag per partition, in records and in seconds.
 
-Lag in records is computed as in Kafka: the log end offset minus the committed offset, whatever the isolation level of
-the consumer. This includes transaction markers, aborted records and compacted offsets. As in Kafka's tool, active
-groups also have rows for partitions without a committed offset. Lag in seconds is the age of the first unread record,
-which costs up to two requests for each partition with lag.
+The lag in records is computed as in Kafka: the log end offset minus the committed offset, regardless of the consumer's
+isolation level. It includes transaction markers, aborted records and compacted offsets. As in Kafka's tool, active
+groups also have rows for partitions without a committed offset. The lag in seconds is the age of the first unread
+record. It takes up to two requests for each partition with lag.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Groups:
         """List the groups, with a few requests per group.
 
         Args:
-            failures: A list to which the errors of unreadable groups are added; None: the first error is raised.
+            failures: A list to which the errors of unreadable groups are added; None: raise the first error.
 
         Returns:
             The sorted ids of the groups.
@@ -65,10 +65,10 @@ class Groups:
 
         Args:
             names: The ids of the groups.
-            failures: A list to which the errors of unreadable groups are added; None: the first error is raised.
+            failures: A list to which the errors of unreadable groups are added; None: raise the first error.
 
         Returns:
-            The description of each group: its state as Kafka names it, generation, members and pending offsets.
+            The description of each group: Kafka's name of its state, its generation, members and pending offsets.
         """
         return read_each(self.root.store, lambda name: self.group(name).description(), names, failures)
 
@@ -83,7 +83,7 @@ class Groups:
             name: The id of the group.
 
         Returns:
-            A `Group`, which reads and changes the committed offsets.
+            A `Group`, which can read and change the committed offsets.
 
         Raises:
             BadRequest: If the id is invalid.
@@ -102,16 +102,19 @@ class Lag:
     topic: str
     partition: int
     current_offset: int | None
-    """The committed offset; None if there is none."""
+    """The committed offset; None if no offset is committed."""
     log_start: int
     log_end: int
     lag: int | None
-    """The number of unread offsets; None without a committed offset."""
+    """The number of unread offsets; None if no offset is committed."""
     seconds: float | None
-    """The age of the first unread record. None without a committed offset, if the record has no timestamp (Kafka's
-    oldest format), or if it was not requested."""
+    """The age of the first unread record.
+
+    None if no offset is committed, if the record has no timestamp (Kafka's oldest message format), or if the lag in
+    seconds was not requested.
+    """
     member: str | None
-    """The id of the member that owns the partition, while the group is active."""
+    """The id of the member that owns the partition, if the group is active."""
 
 
 def lag(
@@ -123,23 +126,23 @@ def lag(
     now_ms: int | None = None,
     failures: list[SparklogError] | None = None,
 ) -> list[Lag]:
-    """Return the lag of groups, ordered by group, topic and partition.
+    """Return the lag of groups, sorted by group, topic and partition.
 
-    Groups that do not exist have no rows, and neither have unreadable groups and topics. `seconds` is None if the first
-    unread record cannot be read.
+    The result has no rows for groups that do not exist, and for unreadable groups and topics. `seconds` is None if the
+    first unread record cannot be read.
 
     Args:
         groups: The ids of the groups; None: all groups.
         seconds: Also compute the lag in seconds.
-        all_partitions: Include partitions of a group's topics without a committed offset; None: only if the group is
-            active.
-        now_ms: The time from which seconds are counted; None: the current time.
-        failures: A list to which read errors are added; None: they are raised.
+        all_partitions: Also return partitions without a committed offset, for the topics of the group; None: only if
+            the group is active.
+        now_ms: The time that the ages of records refer to; None: the current time.
+        failures: A list to which read errors are added; None: raise the first error.
     """
     opened = root.root if isinstance(root, RootView) else root
     names = Groups(opened).names(failures) if groups is None else list(dict.fromkeys(groups))
     rows: list[Lag] = []
-    # Topics are read after the offsets, because offsets committed in between would seem to be beyond the log end.
+    # Read the topics after the offsets. Otherwise, offsets that were committed in between could exceed the log end.
     states = Groups(opened).states(names, failures)
     snapshots = _snapshots(opened, {offsets.topic for state in states.values() for offsets in state.offsets}, failures)
     for name, state in states.items():
@@ -184,7 +187,7 @@ def _rows(
 def _ages(
     root: Root, snapshot: Snapshot, committed: dict[int, int], now_ms: int | None, failures: list[SparklogError] | None
 ) -> Ages | None:
-    """Return the age in seconds of the first unread record of each partition that has unread records.
+    """Return the age in seconds of the first unread record, for each partition that has unread records.
 
     The age is None if the record has no timestamp. The result is None if the records cannot be read.
     """

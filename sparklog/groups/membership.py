@@ -1,13 +1,14 @@
-"""A member of a consumer group as one process sees it: joining, refreshing, revoking, heartbeats, leaving.
+"""A member of a consumer group in one process: joining, refreshing, revoking, heartbeats and leaving.
 
-`group_members` says how partitions move; this module makes the requests. A member acts on the state that its last
-`refresh` has read. It writes an entry only to join, to change its topics, to commit, to give up partitions and to
-leave, and a heartbeat if it has written nothing for a third of its session timeout. One heartbeat covers all members of
-a process that use one open root.
+`group_members` describes how partitions move; this module makes the requests. A member acts on the state that its last
+`refresh` has read. It writes an entry to join, to change its topics, to commit, to release partitions and to leave. It
+also writes a heartbeat if it has not written an entry for a third of its session timeout. One heartbeat covers all
+members of a process that use the same open root.
 
-**A lease** ends one session timeout after the member's latest entry, by the store's time of that entry and the store's
-clock. Reading these takes requests. So a member reads them when it joins, and later only if the lease is over by its
-own monotonic clock, too. So a clock that is set ahead removes no member that goes on writing.
+**A lease** ends one session timeout after the latest entry of the member, based on the store's clock and the
+modification time of the entry in the store. Both take requests to read. A member therefore reads them when it joins,
+and after that only if the lease is over by its own monotonic clock. A wall clock that is set ahead therefore does not
+remove a member that continues to write.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import check_id
 
 HEARTBEATS = 3
-"""Heartbeats per session timeout of a member that has nothing to commit."""
+"""Number of heartbeats per session timeout of a member that has nothing to commit."""
 
 
 def checked_session_timeout(session_timeout_ms: object) -> int:
     timeout_ms = as_integer(session_timeout_ms)
     if timeout_ms is None or not 1 <= timeout_ms <= MAX_SESSION_TIMEOUT_MS:
         found = shortened(session_timeout_ms)
-        raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {found}")
+        raise BadRequest(f"session.timeout.ms must be 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {found}")
     return timeout_ms
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
-    """The topics and settings of a member that joins, as in Kafka."""
+    """The topics and settings of a member that joins a group, as in Kafka."""
 
     topics: tuple[str, ...]
     assignors: tuple[str, ...] = (COOPERATIVE_STICKY,)
@@ -60,7 +61,7 @@ class JoinRequest:
         unknown = [name for name in self.assignors if name not in ASSIGNORS]
         if unknown or not self.assignors:
             raise BadRequest(
-                f"partition_assignment_strategy is one or more of {', '.join(ASSIGNORS)}; found "
+                f"partition_assignment_strategy must be one or more of {', '.join(ASSIGNORS)}, found "
                 f"{', '.join(map(str, unknown)) or 'none'}"
             )
 
@@ -71,7 +72,7 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemberLease:
-    """When this process saw the latest entry of a member, and how long the member's lease lasted from then on."""
+    """The latest entry of a member, when this process read it, and the remaining time of the lease at that time."""
 
     seen: int
     since: ClockReading
@@ -79,29 +80,34 @@ class MemberLease:
 
 
 class MemberLeases:
-    """The leases of a group's members, by the clock of this process until one seems over, then by the store's clock."""
+    """The leases of a group's members.
+
+    A lease is checked with the clock of this process first, and with the store's clock once it seems to be over.
+    """
 
     def __init__(self, group: GroupJournal) -> None:
         self._group = group
         self._leases: dict[str, MemberLease] = {}
 
     def note(self, state: GroupState) -> None:
-        """Record the heartbeats that a state shows."""
+        """Record the heartbeats of the members in a state."""
         now = self._group.root.env.now()
         self._leases = {member.id: self._lease(member, now) for member in state.members}
 
     def expired(self, state: GroupState, *, read_store: bool = False, own: str | None = None) -> steps.Expired:
-        """Return the members whose lease is over. Makes requests if a lease seems over, or with `read_store`.
+        """Return the members whose lease is over.
+
+        Makes requests if a lease seems to be over, or if `read_store` is True.
 
         Args:
-            own: id of the caller's member, which is not judged.
+            own: The id of the caller's member, which is not checked.
         """
         self.note(state)
         now = self._group.root.env.now()
         members_to_check = []
         for member in state.members:
             lease = self._leases[member.id]
-            # Not by the wall clock: it may be set ahead without time passing.
+            # Do not use the wall clock, because it may be set ahead.
             if member.id == own:
                 continue
             if read_store or now.boot_ms - lease.since.boot_ms >= lease.left_ms:
@@ -120,7 +126,7 @@ class MemberLeases:
         store_ms, now, expired = self._group.root.store.now_ms(), env.now(), dict[str, int]()
         for member in members:
             since_ms = written[member.seen]
-            # An entry that is missing was collected, so it is more than a day old.
+            # If the entry is missing, it was deleted by maintenance, so it is more than a day old.
             left_ms = 0 if since_ms is None else since_ms + member.session_timeout_ms - store_ms
             if left_ms > 0:
                 reached("groups: a session that seemed to have timed out goes on by the store's clock")
@@ -131,27 +137,34 @@ class MemberLeases:
 
 
 _MEMBERSHIPS: WeakKeyDictionary[EntryLog[GroupState], WeakValueDictionary[str, Membership]] = WeakKeyDictionary()
-"""The members of this process by the log of their group: one heartbeat shows all of them alive."""
+"""The members of this process by the log of their group, because one heartbeat covers all of them."""
 
 
 @dataclass(eq=False)
 class Membership:
-    """A member of a group, as of its last refresh. `Fenced`: the group went on without it; it has to join again.
+    """A member of a group, with the state of its last refresh.
 
-    An exclusive owner is a member that never has partitions to revoke.
+    Methods raise `Fenced` if the member was removed from the group; it must then join again. An exclusive owner never
+    has partitions to revoke.
     """
 
     group: GroupJournal
     metadata: GroupMetadata
     session_timeout_ms: int
     written: ClockReading
-    """When the member wrote its latest entry, or one that shows it alive."""
+    """When the latest entry was written that counts as a heartbeat of the member."""
     state: GroupState
     topic_ids: dict[str, str] = field(default_factory=dict)
-    """Topics that the member reads: offsets are not committed to a topic that was created again."""
+    """The ids of the topics that the member reads.
+
+    Offsets are not committed to a topic that was deleted and created again.
+    """
     leases: MemberLeases = field(init=False)
     alive: ClockReading = field(init=False)
-    """When the member was last heartbeat-checked: a member that does nothing is not kept alive by others."""
+    """When the member last checked whether a heartbeat is due.
+
+    Heartbeats of other members do not cover a member that stops checking.
+    """
     _is_steady: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
@@ -165,34 +178,40 @@ class Membership:
 
     @property
     def heartbeat_ms(self) -> int:
-        """The time without an entry of the member after which a heartbeat is due."""
+        """The time since the latest entry of the member after which a heartbeat is due."""
         return self.session_timeout_ms // HEARTBEATS
 
     @property
     def member(self) -> GroupMember:
-        """The member in the last state that was read."""
+        """The member in the latest state that was read."""
         steps.check_member(self.state, self.metadata)
         member = self.state.member(self.metadata.member_id)
         assert member is not None
         return member
 
     def assigned(self) -> Partitions:
-        """Return the partitions that the member owns, without those that it has to revoke now."""
+        """Return the owned partitions, except those that the member must revoke now."""
         return self.member.owned - self.revoking()
 
     def revoking(self) -> Partitions:
-        """Return the partitions to give up with `revoke`. Empty while refreshes differ, so that members revoke once."""
+        """Return the partitions to release with `revoke`.
+
+        The result is empty while consecutive refreshes differ, so that the member revokes once and not for each change.
+        """
         return self.member.revoked if self._is_steady else frozenset()
 
     def is_stable(self) -> bool:
         return self.member.is_stable
 
     def refresh(self) -> bool:
-        """Read the latest entry; return True if the member's partitions changed. `Fenced` if it was removed."""
+        """Read the latest entry.
+
+        Return True if the member's partitions changed. Raises `Fenced` if the member was removed.
+        """
         return self.apply(self.group.log.refresh())
 
     def apply(self, state: GroupState) -> bool:
-        """Go on with a state that was read, unless a later one is known. As `refresh`."""
+        """Continue with `state` unless a later state is known. Returns and raises like `refresh`."""
         if state.number < self.state.number:
             return False
         before, was_steady = self.state.member(self.metadata.member_id), self._is_steady
@@ -203,12 +222,15 @@ class Membership:
         return not (was_steady and self._is_steady) or before is None or before.owned != member.owned
 
     def commit(self, offsets: Offsets, *, refresh: bool = True) -> None:
-        """Commit offsets (next to read) by topic and partition. `Fenced` if the member was removed or replaced."""
+        """Commit offsets (the next offsets to read) by topic and partition.
+
+        Raises `Fenced` if the member was removed or replaced.
+        """
         checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
         self._write(lambda base: steps.commit(base, self.metadata, checked))
 
     def revoke(self, partitions: Partitions | None = None) -> None:
-        """Give up partitions whose offsets have been committed (None: those that `revoking` has returned)."""
+        """Release partitions whose offsets have been committed (None: the revoked partitions)."""
         revoked = self.member.revoked if partitions is None else partitions
         state = self._write(lambda base: steps.revoke(base, self.metadata, revoked))
         member = state.member(self.metadata.member_id)
@@ -219,13 +241,13 @@ class Membership:
     def subscribe(
         self, topics: Sequence[str], partitions: Mapping[str, int], assignors: Sequence[str] | None = None
     ) -> None:
-        """Change the topics and assignors, or report how many partitions topics have now."""
+        """Change the topics and assignors of the member, or update the numbers of partitions."""
         self.apply(self._write(lambda base: steps.subscribe(base, self.metadata, topics, partitions, assignors)))
 
     def heartbeat(self, expired: steps.Expired | None = None) -> None:
-        """Show that this member, and the others of its process, are alive; remove expired members."""
+        """Write a heartbeat for this member and the other members of its process, and remove expired members."""
         now = self.group.root.env.now()
-        # The references are a copy: another thread may join meanwhile.
+        # Iterate over a copy of the references, because another thread may join concurrently.
         memberships = [reference() for reference in _MEMBERSHIPS[self.group.log].valuerefs()]
         alive = {
             item.metadata.member_id: item
@@ -236,11 +258,11 @@ class Membership:
         for membership in alive.values():
             membership.written = self.written
         if expired:
-            # Abort the transactions of removed members, so that others need not wait for them.
+            # Abort the transactions of removed members, so that other members do not wait for them.
             self.group.resolve_pending()
 
     def heartbeat_if_due(self) -> None:
-        """Send a heartbeat if one is due, or if the session of another member timed out."""
+        """Write a heartbeat if one is due, or if the session of another member timed out."""
         now = self.group.root.env.now()
         self.alive = now
         latest = self.group.log.known()
@@ -251,7 +273,7 @@ class Membership:
             self.heartbeat(expired)
 
     def leave(self) -> None:
-        """Leave: others own its partitions at once. No effect if it is no longer a member."""
+        """Leave the group. Other members own the partitions immediately. Has no effect if the member was removed."""
         memberships = _MEMBERSHIPS[self.group.log]
         if memberships.get(self.metadata.member_id) is self:
             del memberships[self.metadata.member_id]
@@ -264,10 +286,10 @@ class Membership:
 
 
 class GroupConsumer(ABC):
-    """A consumer whose positions a transaction can commit to its group."""
+    """A consumer that can commit its positions to its group as part of a transaction."""
 
     auto_commit_interval_ms: int | None
-    """None: the consumer commits only when it is asked to."""
+    """Interval of automatic commits; None: the consumer commits only on request."""
 
     @property
     @abstractmethod
@@ -275,4 +297,4 @@ class GroupConsumer(ABC):
 
     @abstractmethod
     def positions(self) -> Offsets:
-        """Return topic to partition to the next offset to read."""
+        """Return the next offset to read, by topic and partition."""

@@ -2,17 +2,17 @@
 
 | scenario      | new offset                                                                                       |
 |---------------|--------------------------------------------------------------------------------------------------|
-| to-earliest   | the log start                                                                                    |
-| to-latest     | the log end; as in Kafka, open transactions are ignored                                          |
-| to-current    | the committed offset, or the log end if there is none                                            |
+| to-earliest   | the log start offset                                                                             |
+| to-latest     | the log end offset; as in Kafka, open transactions are ignored                                   |
+| to-current    | the committed offset, or the log end offset if no offset is committed                            |
 | to-offset     | the given offset                                                                                 |
-| shift-by      | the committed offset plus the given number; an error if there is none                            |
-| to-datetime   | the first record with this timestamp or a later one, or the log end if there is none             |
-| by-duration   | as to-datetime, for the current time minus the duration                                          |
+| shift-by      | the committed offset plus the given number; an error if no offset is committed                   |
+| to-datetime   | the first record with this or a later timestamp, or the log end offset if there is none          |
+| by-duration   | like to-datetime, with the current time minus the duration                                       |
 | from-file     | the offset in the file                                                                           |
 
-As in Kafka, an offset out of range is replaced by the log start or the log end, with a warning. Planning changes
-nothing: pass the offsets of the plan to `Group.alter`.
+As in Kafka, an offset that is out of range is replaced by the log start offset or the log end offset, with a warning.
+Planning a reset changes nothing: pass the planned offsets to `Group.alter`.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ class NewOffset:
 def plan_reset(
     group: Group, scenario: Scenario, topics: Mapping[str, Collection[int] | None] | None, *, now_ms: int
 ) -> list[NewOffset]:
-    """Plan a reset, ordered by topic and partition.
+    """Plan a reset, sorted by topic and partition.
 
     Args:
-        topics: The partitions to reset of each topic (None: all of them). None: the partitions in the file, or, like
+        topics: The partitions to reset of each topic (None: all partitions). None: the partitions in the file, or, like
             Kafka's `--all-topics`, all partitions for which the group has offsets.
         now_ms: The current time, for `by-duration`.
 
     Raises:
         NotFound: If a topic does not exist.
-        BadRequest: If a partition does not exist, or there is nothing to reset.
+        BadRequest: If a partition does not exist, or if there is nothing to reset.
     """
     current = {partition: item.offset for partition, item in group.committed().items()}
     if scenario.offsets is not None:
@@ -128,7 +128,7 @@ def _targets(
         if unknown:
             raise BadRequest(
                 f"offsets of topic '{topic}' cannot be shifted in partitions {', '.join(map(str, unknown))}: group "
-                f"'{group.id}' has committed none there; specify partitions or choose another scenario"
+                f"'{group.id}' has not committed offsets for them; specify other partitions or choose another scenario"
             )
         return {partition: old[partition] + scenario.value for partition in partitions}
     log = group.root.engine.log(topic)
@@ -161,7 +161,7 @@ def parse_duration(text: str) -> int:
     """Parse an ISO 8601 duration as Java does, for example `P1DT2H30M` or `PT10S`, and return milliseconds.
 
     Raises:
-        BadRequest: If the text is not a duration.
+        BadRequest: If `text` is not a valid duration.
     """
     match = _DURATION.fullmatch(text.strip().upper())
     if match is None or not any(match.groups()[1:]):
@@ -182,7 +182,7 @@ def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicParti
         rows = list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
         raise BadRequest(
-            f"{name} is not a CSV file ({error}); expected lines of [group,]topic,partition,offset"
+            f"{name} is not a valid CSV file ({error}); expected lines of [group,]topic,partition,offset"
         ) from None
     for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
@@ -196,7 +196,7 @@ def parse_offsets_file(text: str, name: str) -> dict[str | None, dict[TopicParti
             raise BadRequest(f"{name}, line {number}: partition {partition} or offset {offset} is too large for Kafka")
         offsets = groups.setdefault(group, {})
         if (topic, partition) in offsets:
-            raise BadRequest(f"{name}, line {number}: {topic}-{partition} has more than one line; keep one")
+            raise BadRequest(f"{name}, line {number}: {topic}-{partition} occurs more than once")
         offsets[topic, partition] = offset
     if not groups:
         raise BadRequest(f"{name} contains no offsets; expected lines of [group,]topic,partition,offset")

@@ -57,7 +57,7 @@ def test_offsets_expire_a_week_after_the_group_became_empty() -> None:
     assert (offsets(world), Groups(world.root()).names()) == ({}, [])
     assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
     # It had only slept, for a week.
-    with pytest.raises(Fenced, match="it was deleted"):
+    with pytest.raises(Fenced, match="the group was deleted"):
         member.commit({"a": {0: 6}})
 
 

@@ -84,7 +84,9 @@ def test_shifts_need_an_offset_and_stay_inside(group: Group) -> None:
     (high,) = plan_reset(group, Scenario(To.SHIFT, 50), one, now_ms=0)
     assert high.new == 6
     assert "higher than the latest" in str(high.warning)
-    with pytest.raises(BadRequest, match="cannot be shifted in partitions 1: group 'g' has committed none there"):
+    with pytest.raises(
+        BadRequest, match="cannot be shifted in partitions 1: group 'g' has not committed offsets for them"
+    ):
         planned(group, Scenario(To.SHIFT, 1))
 
 
@@ -133,10 +135,10 @@ def test_an_offsets_file_has_lines_with_or_without_a_group() -> None:
     [
         ("a,0\n", r"f, line 1: expected \[group,\]topic,partition,offset, found 'a,0'"),
         ("a,0,1\na,0,-1\n", "f, line 2: expected"),
-        ("a,0,1\na,0,2\n", "f, line 2: a-0 has more than one line"),
+        ("a,0,1\na,0,2\n", "f, line 2: a-0 occurs more than once"),
         ("a,0,9223372036854775808\n", "too large for Kafka"),
         ("a,0," + "9" * 5000, "f, line 1: expected"),
-        ("a,0," + "9" * 200_000, "f is not a CSV file"),
+        ("a,0," + "9" * 200_000, "f is not a valid CSV file"),
         ("", "f contains no offsets"),
     ],
 )

@@ -59,7 +59,7 @@ def test_two_members_share_and_one_that_leaves_hands_over_at_once() -> None:
     assert sorted(partitions(one) + partitions(two)) == [0, 1, 2, 3]
     first = partitions(two)[0]
     two.commit({"a": {first: 7}})
-    with pytest.raises(Fenced, match="'s now, not"):
+    with pytest.raises(Fenced, match="no longer owns"):
         one.commit({"a": {first: 1}})
     two.leave()
     two.leave()
@@ -216,15 +216,15 @@ def test_operators_see_members_and_wait_for_them() -> None:
     world.now_ms += SESSION_MS
     assert (group.description().state, group.description().members) == ("Empty", ())
     group.delete()
-    with pytest.raises(Fenced, match="it was deleted"):
+    with pytest.raises(Fenced, match="the group was deleted"):
         one.refresh()
 
 
 def test_wrong_subscriptions_are_refused_in_one_line() -> None:
     for wrong, text in (
-        ({"assignors": ("odd", "range")}, "partition_assignment_strategy is one or more of range.*found odd"),
+        ({"assignors": ("odd", "range")}, "partition_assignment_strategy must be one or more of range.*found odd"),
         ({"assignors": ()}, "found none"),
-        ({"session_timeout_ms": 0}, "session.timeout.ms is 1 to 86400000"),
+        ({"session_timeout_ms": 0}, "session.timeout.ms must be 1 to 86400000"),
         ({"instance_id": ""}, "group.instance.id"),
     ):
         with pytest.raises(BadRequest, match=text):

@@ -65,7 +65,7 @@ def test_an_entry_survives_its_bytes() -> None:
     # One item where all partitions have the same.
     assert b'"partition":[0,5],"offset":[1,2],"timeMs":[5],"leaderEpoch":[-1],"metadata":["x"]' in data
     assert b'"timeMs":[8,7],"leaderEpoch":[-1,4],"metadata":["\\u00f6","m"]' in data
-    with pytest.raises(Corrupt, match=r"entry 7 should be here, found entry 2.*\(file k\)"):
+    with pytest.raises(Corrupt, match=r"expected entry 7, found entry 2.*\(file k\)"):
         GROUPS.decode(data, "k", 7)
 
 
@@ -76,13 +76,13 @@ def test_an_entry_survives_its_bytes() -> None:
         (b'"generation":1', b'"generation":-1', "generation should be an integer from 0"),
         (b'"active":1', b'"active":9', "active should be an integer from 0 to 1"),
         (b'"deleted":false', b'"deleted":0', "deleted should be true or false"),
-        (b'"partition":[0,5]', b'"partition":[5,0]', "partition should be partitions in order, each once"),
-        (b'"partition":[0,5],"offset":[1,2]', b'"partition":[],"offset":[]', "partition should be partitions in order"),
+        (b'"partition":[0,5]', b'"partition":[5,0]', "partition should be sorted partitions without duplicates"),
+        (b'"partition":[0,5],"offset":[1,2]', b'"partition":[],"offset":[]', "partition should be sorted partitions"),
         (b'"offset":[1,2]', b'"offset":[1]', "offset should be a list of 2 integers"),
         (b'"offset":[1,2]', b'"offset":[1,-2]', "offset should be a list of integers from 0"),
         (b'"timeMs":[5]', b'"timeMs":[5,5,5]', "timeMs should be a list of 1 or 2 integers"),
         (b'"metadata":[""]', b'"metadata":[]', "metadata should be a list of 1 or 2 texts"),
-        (b'"pending":[]', b'"pending":[],"odd":1', "unknown members odd"),
+        (b'"pending":[]', b'"pending":[],"odd":1', "unknown fields odd"),
     ],
 )
 def test_what_no_entry_can_say_is_corrupt(old: bytes, new: bytes, says: str) -> None:
@@ -115,7 +115,7 @@ def test_offsets_merge_by_topic_and_id() -> None:
 def test_every_step_of_an_older_generation_is_fenced() -> None:
     state = joined("two", after(steps.commit(joined(), ONE, [at("a", {0: 1})])))
     assert (state.generation, state.instance, offsets_of(state)) == (2, "two", {("a", 0): 1})
-    says = r"generation 1 \(one\) of group 'g' was superseded: it is at generation 2 \(two\)"
+    says = r"generation 1 \(one\) of group 'g' was superseded: the group is at generation 2 \(two\)"
     for late in (
         lambda: steps.commit(state, ONE, [at("a", {0: 9})]),
         lambda: steps.heartbeat(state, ONE),
