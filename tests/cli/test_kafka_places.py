@@ -122,11 +122,11 @@ def test_consume_at_damage(fixtures: Path, sparklog: Sparklog) -> None:
     skipping = sparklog(*consume, "--corrupt-records", "skip")
     assert printed_offsets(skipping.lines) == [offset for offset in good if not 226 <= offset < 232]
     said, count = skipping.err.splitlines()
-    assert said.startswith("sparklog: left out offsets 226 to 231 of damaged-0 as damaged: ")
+    assert said.startswith("sparklog: skipped corrupt offsets 226 to 231 of damaged-0: ")
     assert count == f"Processed a total of {len(skipping.lines)} messages"
     cut = sparklog(*consume, "--corrupt-records", "truncate")
     assert printed_offsets(cut.lines) == [offset for offset in good if offset < 226]
-    assert cut.err.count("left out offsets 226 on of damaged-0") == 3
+    assert cut.err.count("skipped corrupt offsets 226 and later of damaged-0") == 3
     assert "damaged-0" not in sparklog(*consume, "--corrupt-records", "ignore", code=2).out
 
 
@@ -143,7 +143,7 @@ def test_damage_in_a_root_is_skipped(sparklog: Sparklog, root: Path, lines_file:
     assert "the batch's CRC-32C does not match its bytes; restore the file" in failed.err
     skipping = sparklog("consume", "orders", "--corrupt-records", "skip")
     assert skipping.lines == ["second"]
-    assert skipping.err.startswith("sparklog: left out offsets 0 to 0 of orders-0 as damaged: the batch's CRC-32C does")
+    assert skipping.err.startswith("sparklog: skipped corrupt offsets 0 to 0 of orders-0: the batch's CRC-32C does")
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

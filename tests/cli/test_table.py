@@ -42,8 +42,8 @@ def test_as_of(sparklog: Sparklog) -> None:
         (("--as-of-offsets", "5"), 2, "expected JSON such as {\"0\":23}, found '5'"),
         (("--as-of-offsets", '{"t":{"0":5}}'), 2, "expected JSON such as"),
         (("--as-of-offsets", '{"x":5}'), 2, "expected JSON such as"),
-        (("--as-of-offsets", '{"0":7}'), 1, "as of offset 7 of t-0 is out of range: it has 0 to 6"),
-        (("--as-of-offsets", '{"1":7}'), 1, "expected partitions 0 to 0 of topic t, found 1"),
+        (("--as-of-offsets", '{"0":7}'), 1, "offset 7 of t-0 is out of range: expected 0 to 6"),
+        (("--as-of-offsets", '{"1":7}'), 1, "topic t has partitions 0 to 0, found 1"),
         (("--value-format", "long"), 1, "a long"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_flipped_bit_costs_its_batch_alone_where_damage_is_skipped(fixtures: P
     assert skipped.position == 3395
     assert skipped.position <= 4014 < skipped.position + skipped.nbytes
     assert "CRC-32C" in skipped.reason
-    assert str(skipped).startswith("left out offsets 226 to 231 of damaged-0 as damaged: the batch's CRC-32C does not")
+    assert str(skipped).startswith("skipped corrupt offsets 226 to 231 of damaged-0: the batch's CRC-32C does not")
     assert found == [record for record in good if not 226 <= record.offset < 232]
     assert len(found) < len(good)
 
@@ -149,7 +149,7 @@ def test_what_was_skipped_is_logged_unless_somebody_else_is_told(
     view = KafkaView(fixtures / "damaged" / BIT_FLIPPED / "data", corrupt_records=SKIP)
     assert len(read(view, "damaged", start=220, end=260))
     (line,) = [record.getMessage() for record in caplog.records if record.name == "sparklog.kafka"]
-    assert line.startswith("sparklog: left out offsets 226 to 231 of damaged-0 as damaged: ")
+    assert line.startswith("sparklog: skipped corrupt offsets 226 to 231 of damaged-0: ")
 
 
 @pytest.mark.parametrize("name", [name for name in DAMAGES if name not in (BIT_FLIPPED, "length-field-huge")])
@@ -202,7 +202,7 @@ def test_a_truncated_log_says_what_it_lost(fixtures: Path) -> None:
     places = [(Path(skipped.file).name[17:], skipped.position, skipped.nbytes, skipped.start) for skipped in said]
     assert places == [("197.log", 3395, 7671 - 3395, 226), ("256.log", 0, 8190, 226), ("322.log", 0, 1569, 226)]
     assert all(skipped.end is None for skipped in said)
-    assert "left out offsets 226 on of damaged-0" in str(said[1])
+    assert "skipped corrupt offsets 226 and later of damaged-0" in str(said[1])
 
 
 def test_an_unknown_policy_is_refused(fixtures: Path, root: Root) -> None:

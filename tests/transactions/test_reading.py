@@ -62,7 +62,7 @@ def test_an_aborted_record_is_never_found_under_read_committed() -> None:
     world = TopicsWorld()
     world.prepare(world.producer(), a=["1"]).abort()
     topic = world.topic("a")
-    with pytest.raises(NotFound, match="compacted away or aborted"):
+    with pytest.raises(NotFound, match="compacted or aborted"):
         topic.record_at(0, 0)
     assert topic.record_at(0, 0, "read_uncommitted")["value"].to_pylist() == [b"1"]
 

@@ -1,10 +1,10 @@
-"""Kafka's aborted transactions that hide records from a `read_committed` plan of imported data.
+"""Find Kafka's aborted transactions, whose records a `read_committed` read of imported data must skip.
 
-An ABORT marker can be far after the records that it aborts. So all slices with ABORT markers
-(`SliceFlag.KAFKA_ABORTED`) from the start of the range on are relevant, not only those in the range. A segment has
-their offsets in its `.txnindex`, an append file in its footer. As in Kafka, the search stops at the first marker before
-which all transactions that began below the end of the range have ended. These files never change, so a process reads
-each once. Other slices, and so native topics, take no requests.
+An ABORT marker can be far after the records that it aborts. Therefore all slices with ABORT markers
+(`SliceFlag.KAFKA_ABORTED`) from the start of the range are relevant, not only the slices in the range. A segment stores
+the aborted transactions in its `.txnindex`, an append file in its footer. As in Kafka, the search stops at the first
+marker by which all transactions that began before the end of the range have ended. These files never change, so each
+process reads them once. Other slices, and therefore native topics, require no requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Aborted = AbortedTransactions | None
 
 _FLAG = int(SliceFlag.KAFKA_ABORTED)
 FILES_PER_READ = 16
-"""Files that are read before checking whether the search can stop."""
+"""Number of files to read before checking whether the search can stop."""
 
 _Cache = RecentlyUsed[tuple[str, int], AbortedTransactions]
 
@@ -41,7 +41,10 @@ _CACHES_LOCK = ForkLock()
 
 
 def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, start: int, end: int) -> Aborted:
-    """Return the aborted transactions with offsets in `[start, end)`; `Unavailable` if a file no longer exists."""
+    """Return the aborted transactions with offsets in `[start, end)`.
+
+    Raises `Unavailable` if a file no longer exists.
+    """
     slices = table.select(partition, start)
     marked = slices[(slices.flags & _FLAG) != 0]
     if not len(marked):
@@ -56,7 +59,7 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
             if int(aborted[-1].last_stable_offsets.max()) >= end:
                 break
     except MissingFile as missing:
-        raise Unavailable(f"{missing.file} was replaced and deleted since the snapshot that is read; retry") from None
+        raise Unavailable(f"{missing.file} was replaced and deleted after the snapshot was read; retry") from None
     ranges = transaction_index.concatenate(aborted).overlapping(start, end)
     return ranges if len(ranges) else None
 
@@ -86,24 +89,28 @@ def _read(
 def aborted_of(store: Store, planned: PlannedSlice, crc: int = 0) -> AbortedTransactions:
     """Return the transactions whose ABORT markers are in a slice.
 
-    `crc`: the CRC-32C of the segment's three index files in its commit; 0 if unknown.
-    Raises `Corrupt`, or `MissingFile` if the slice's file does not exist.
+    Args:
+        crc: The CRC-32C of the segment's three index files, as stored in its commit; 0 if unknown.
+
+    Raises:
+        Corrupt: If the entries are damaged.
+        MissingFile: If the file of the slice does not exist.
     """
     entries = _from_append_file(store, planned) if planned.footer_length else _from_segment(store, planned, crc)
     last = entries.last_offsets
     if not len(entries) or int(last.min()) < planned.base or int(last.max()) >= planned.end:
         raise Corrupt(
-            f"expected the aborted transactions with markers at {planned.base} to {planned.end - 1}, found "
-            f"{len(entries)} others: restore the file",
+            f"expected aborted transactions with markers at offsets {planned.base} to {planned.end - 1}, found "
+            f"{len(entries)} transactions with other markers: restore the file",
             file=planned.file,
         )
     return entries
 
 
 def _from_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTransactions:
-    """Read the `.txnindex`, and verify it, because a wrong entry would make aborted records visible.
+    """Read the `.txnindex` and verify it, because a wrong entry would make aborted records visible.
 
-    The only checksum, in the commit, covers all three index files, so the other two are read as well.
+    The commit has one checksum for all three index files, so the other two files are read as well.
     """
     name = planned.file.removesuffix("log")
     key = f"{name}txnindex"
@@ -112,20 +119,20 @@ def _from_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTrans
         entries = transaction_index.parse(data, planned.base, file=key)
         index, timeindex = (read_if_there(store, name + suffix) or b"" for suffix in SUFFIXES[:2])
         if crc and index_crc(index, timeindex, data) != crc:
-            message = "the segment's index files do not match the CRC-32C in its commit, so records may be aborted"
+            message = "the segment's index files do not match the CRC-32C in its commit, so aborted records are unknown"
             raise Corrupt(f"{message}: run sparklog repair", file=key)
         return entries
     except NotFound:
         if store.stat(planned.file) is None:
             raise MissingFile(planned.file) from None
-    raise Corrupt("expected a transaction index beside the segment, found none: restore it", file=key)
+    raise Corrupt("the segment has no transaction index: restore it", file=key)
 
 
 def _from_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:
     entry = entry_of(read_footer(store, planned), planned)
     if entry is None:
         raise Corrupt(
-            "expected the footer to name the slice whose transactions were aborted: restore the file",
+            "the footer does not contain the slice with the aborted transactions: restore the file",
             file=planned.file,
             position=planned.position,
         )

@@ -1,6 +1,7 @@
-"""Read the optional files of a data file: key filters, and indexes of sealed segments.
+"""Read the auxiliary files of a data file: key filters, and the indexes of sealed segments.
 
-They only repeat what is in the data file. If one cannot be read, the data file is read without it.
+Auxiliary files contain no additional information. If an auxiliary file cannot be read, readers read the data file
+without it.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.log")
 _warned: set[str] = set()
-"""Stores for which this process has logged the warning."""
+"""Locations of the stores for which this process has logged the warning."""
 
 
 class Unreadable(Exception):  # noqa: N818
-    """The file may exist, but cannot be read at the moment."""
+    """The file may exist, but currently cannot be read."""
 
 
 def read_auxiliary_file(store: Store, key: str, length: int | None = None) -> bytes | None:
-    """Return the first `length` bytes of the file; None if it does not exist.
+    """Return the first `length` bytes of a file; None if the file does not exist.
 
-    Raises `Unreadable`, after a warning, for an error that may be temporary.
+    If an error may be temporary, a warning is logged, and `Unreadable` is raised.
     """
     try:
         return store.get(key, 0, length)

@@ -1,8 +1,8 @@
-"""Count records and find their times from metadata alone, without opening data files.
+"""Count records, and find their minimum and maximum timestamps, without opening data files.
 
-Offsets are not enough, because markers, aborted records and compaction leave gaps. Slices record their number of
-records. A count is an upper bound if the log start or the last stable offset is inside a slice with gaps, or if Kafka's
-ABORT markers abort some of the records.
+Offsets are not sufficient, because markers, aborted records and compaction leave gaps. Each slice stores its number of
+records. A count is an upper bound if the log start offset or the last stable offset is inside a slice with gaps, or if
+Kafka's ABORT markers abort some of the records.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ from sparklog.log.state.view import READ_COMMITTED, Bounds
 
 @dataclass(frozen=True, slots=True)
 class PartitionCount:
-    """Records of one partition."""
+    """The number of records of one partition."""
 
     partition: int
     records: int
-    is_exact: bool  # false if there may be fewer records
-    earliest_ms: int | None  # lower bound of the records' timestamps; None if no record has one
-    latest_ms: int | None  # upper bound
+    is_exact: bool  # False if the actual number may be lower
+    earliest_ms: int | None  # lower bound of the records' timestamps; None if no record has a timestamp
+    latest_ms: int | None  # upper bound of the records' timestamps
 
 
 @dataclass(frozen=True, slots=True)
 class RecordCount:
-    """Records of a topic, by partition: see `Topic.count`."""
+    """The number of records in each partition of a topic: see `Topic.count`."""
 
     partitions: tuple[PartitionCount, ...]
 
     @property
     def records(self) -> int:
-        """Number of all records; the maximum, if the count is not exact."""
+        """The total number of records, or an upper bound if the count is not exact."""
         return sum(partition.records for partition in self.partitions)
 
     @property
     def is_exact(self) -> bool:
-        """False if there may be fewer records."""
+        """False if the actual number of records may be lower."""
         return all(partition.is_exact for partition in self.partitions)
 
     @property
     def earliest_ms(self) -> int | None:
-        """Lower bound of the records' timestamps; None if no record has one."""
+        """Lower bound of the records' timestamps; None if no record has a timestamp."""
         return min(
             (partition.earliest_ms for partition in self.partitions if partition.earliest_ms is not None), default=None
         )
 
     @property
     def latest_ms(self) -> int | None:
-        """Upper bound of the records' timestamps; None if no record has one."""
+        """Upper bound of the records' timestamps; None if no record has a timestamp."""
         return max(
             (partition.latest_ms for partition in self.partitions if partition.latest_ms is not None), default=None
         )
 
 
 def count_of(snapshot: Snapshot, bounds: Mapping[int, Bounds], isolation: str) -> RecordCount:
-    """Count the records that a scan of a snapshot returns within these bounds."""
+    """Count the records that a scan of the snapshot returns within these bounds."""
     check_isolation(isolation)
     return RecordCount(
         tuple(

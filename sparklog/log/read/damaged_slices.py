@@ -1,12 +1,12 @@
 """Read the valid batches of a corrupt slice, and report or skip its corrupt batches.
 
-A slice's CRC-32C shows that a byte is wrong, but not which. Batches have checksums of their own, so a
-reader gets the valid batches in order, up to the first corrupt one in the requested offsets. Work that rewrites slices
-(sealing, merging, cleaning, exporting) rejects a corrupt slice, so that it does not lose records.
+The CRC-32C of a slice shows that a byte is wrong, but not which byte. Batches have their own checksums. Therefore a
+reader gets the valid batches in order, up to the first corrupt batch in the requested offsets. Operations that rewrite
+slices (sealing, merging, cleaning, exporting) reject a corrupt slice, so that they do not lose records.
 
-If every batch is valid, the wrong byte is one that batch checksums do not cover: a base offset or a leader epoch. If
-the batches fill the offsets of the slice without a gap, their base offsets are correct, and they are read. Otherwise a
-base offset may be wrong, and no batch of the slice can be trusted.
+If every batch is valid, the wrong byte is in a field that batch checksums do not cover: a base offset or a leader
+epoch. If the batches cover the offsets of the slice without a gap, their base offsets are correct, and the batches are
+read. If there is a gap, a base offset may be wrong, and no batch of the slice can be trusted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.skipped import OnSkipped, Skipped
 from sparklog.log.read.slice_files import SliceFile
 
-SKIP_ADVICE = "restore the file, or read on after it with corruptRecords=skip"
+SKIP_ADVICE = "restore the file, or skip corrupt records with corruptRecords=skip"
 
 
 def valid_batches(
@@ -34,11 +34,12 @@ def valid_batches(
     on_skipped: OnSkipped | None,
     advice: str = SKIP_ADVICE,
 ) -> Iterator[Window]:
-    """Yield windows of the valid batches with an offset in `[start, end)`, from position `low` on (None: all).
+    """Yield windows of the valid batches with offsets in `[start, end)`.
 
-    `on_skipped` is called with each skipped range; None: raise `Corrupt`, with `advice`, at the first corrupt batch
-    that may have offsets in the range. If an entire slice is read whose CRC-32C is wrong although all of its batches
-    are valid, `Corrupt` is raised at its end.
+    Reading starts at position `low` (None: the start of the slice). `on_skipped` is called with each skipped range. If
+    `on_skipped` is None, `Corrupt` with `advice` is raised at the first corrupt batch that may have offsets in the
+    range. If the entire slice is read, its CRC-32C is wrong, and all of its batches are valid, `Corrupt` is raised at
+    the end of the slice.
     """
     planned = file.planned
     low = planned.position if low is None else low
@@ -68,7 +69,7 @@ def valid_batches(
 
 
 def unexplained(planned: PlannedSlice) -> Corrupt:
-    """Return the error for a slice with a wrong CRC-32C although all of its batches are valid."""
+    """Return the error for a slice whose CRC-32C is wrong although all of its batches are valid."""
     return Corrupt(
         "the slice's CRC-32C does not match its bytes, although all of its batches are valid: restore the file",
         file=planned.file,
@@ -93,7 +94,7 @@ def _report(
     if first >= last:
         return
     if on_skipped is None:
-        reason = f"expected whole record batches: {damage.reason}" if damage.is_structural else damage.reason
+        reason = f"expected complete record batches: {damage.reason}" if damage.is_structural else damage.reason
         file, offset = planned.file, damage.offset + planned.shift
         raise Corrupt(f"{reason}; {advice}", file=file, position=damage.position, offset=offset)
     on_skipped(skipped(planned, damage.position, damage.until - damage.position, first, last, damage.reason))

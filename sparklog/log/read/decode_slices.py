@@ -1,7 +1,7 @@
-"""Decode fetched bytes to Arrow record batches. Runs in tasks only (loads the kernels).
+"""Decode fetched bytes to Arrow record batches. Runs only in tasks, because it loads the kernels.
 
-Small slices of any partitions are decoded together, and small results joined, so that a thousand small slices do not
-yield a thousand batches. Large slices are decoded a few record batches at a time.
+Small slices of any partitions are decoded together, and small results are joined, so that a thousand small slices do
+not result in a thousand record batches. Large slices are decoded a few Kafka batches at a time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ Int64s = npt.NDArray[np.int64]
 
 DECODED = {"key", "value", "headers"}
 ROW_BYTES = 40
-"""Bytes of a record in Arrow without key, value and headers: offset, time, type, partition, three offsets."""
+"""Bytes of a record in Arrow, except key, value and headers: offset, timestamp and its type, partition, array offsets.
+"""
 MAX_BATCHES_PER_CALL = 256
-"""Maximum number of batches to decode together, because the expansion of later batches may differ."""
+"""Maximum number of batches to decode together, because later batches may expand differently."""
 FIRST_EXPANSION = 4.0
-"""Decoded bytes per stored byte, assumed until the first batch is decoded."""
+"""Ratio of decoded to stored bytes that is assumed until the first batch is decoded."""
 
 
 def read_cursors(
@@ -46,7 +47,10 @@ def read_cursors(
     threads: int = 1,
     on_skipped: OnSkipped | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of ranges. Report corrupt batches to `on_skipped`; None: raise `Corrupt` at the first."""
+    """Yield the records of ranges.
+
+    Corrupt batches are reported to `on_skipped`. If it is None, `Corrupt` is raised at the first corrupt batch.
+    """
     return read_fetched(Fetcher(cursors, on_skipped=on_skipped), columns, batch_bytes, threads, on_skipped)
 
 
@@ -77,7 +81,7 @@ def _in_threads(
 
 
 def _chunks(pieces: Iterable[FetchedBatches], decoder: _Decoder, batch_bytes: int) -> Iterator[list[FetchedBatches]]:
-    """Yield groups of pieces to decode together: entire slices. Other pieces are groups of one."""
+    """Yield groups of pieces to decode together. Only complete slices are grouped."""
     chunk: list[FetchedBatches] = []
     filled = 0.0
     pieces = UntilError(pieces)
@@ -98,7 +102,7 @@ def _chunks(pieces: Iterable[FetchedBatches], decoder: _Decoder, batch_bytes: in
 
 @dataclass(slots=True)
 class _DecodeChunk:
-    """Pieces back to back in one buffer, and the piece of each batch."""
+    """Contiguous pieces in one buffer, and the piece of each batch."""
 
     pieces: list[FetchedBatches]
     data: memoryview
@@ -115,7 +119,7 @@ class _DecodeChunk:
 
 
 class _Decoder:
-    """Decoder of groups of pieces. Threads may share it, because the expansion that it measures is an estimate."""
+    """Decodes groups of pieces. Threads may share a decoder, because the measured expansion is only an estimate."""
 
     def __init__(self, columns: tuple[str, ...], batch_bytes: int, on_skipped: OnSkipped | None = None) -> None:
         self._on_skipped = on_skipped
@@ -128,7 +132,7 @@ class _Decoder:
         self._topics: dict[str, pa.Array] = {}
 
     def decode(self, pieces: list[FetchedBatches]) -> Iterator[pa.RecordBatch]:
-        """Decode pieces together: one, or several that are whole and verified."""
+        """Decode one piece, or several complete and verified pieces together."""
         if len(pieces) == 1:
             yield from self._batches(pieces, pieces[0].data)
         elif pieces:
@@ -136,7 +140,8 @@ class _Decoder:
             try:
                 batches = list(self._batches(pieces, data))
             except Corrupt:
-                # Decode one by one, to yield the valid batches and to report file and position in the error.
+                # Decode the pieces one by one, to yield the valid batches, and to report the file and position in the
+                # error.
                 for piece in pieces:
                     yield from self._batches([piece], piece.data)
                 return
@@ -147,19 +152,23 @@ class _Decoder:
         stored, opened = np.cumsum(chunk.headers.size), _opened_before(chunk.headers)
         low = 0
         while low < len(chunk.headers):
-            # Decode one batch first, to measure how much stored bytes expand.
+            # Decode one batch first, to measure how much the stored bytes expand.
             max_stored = self._batch_bytes / self.expansion if self._is_measured else 0.0
             reached = (int(stored[low - 1]) if low else 0) + max_stored
             high = int(np.searchsorted(stored, reached, side="right"))
             many = int(np.searchsorted(opened, opened[low] + MAX_BATCHES_PER_CALL))
             if self._is_measured and stored[-1] - reached < max_stored / 2:
-                high = len(stored)  # The rest is too small for a call of its own.
+                # Decode the remaining batches together with these, because they are too small for a separate call.
+                high = len(stored)
             high = max(low + 1, min(high, many))
             yield from self._valid_batches(chunk[low:high])
             low = high
 
     def _valid_batches(self, chunk: _DecodeChunk) -> Iterator[pa.RecordBatch]:
-        """Decode batches; if some are corrupt, yield those before the first, or all others if they are skipped."""
+        """Decode batches, and yield the valid ones.
+
+        If corrupt batches are not skipped, the first corrupt batch raises `Corrupt` after the valid batches before it.
+        """
         try:
             batch = self._batch(chunk)
         except Corrupt as error:
@@ -204,7 +213,10 @@ class _Decoder:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _offsets_only(self, chunk: _DecodeChunk) -> RecordColumns | None:
-        """Return records without decoding batches, if only offsets are requested and none is missing; else None."""
+        """Return records without decoding batches.
+
+        The result is None unless only offsets are requested and every offset has a record.
+        """
         headers = chunk.headers
         cheap = not {"key", "value", "headers", "timestamp"}.intersection(self._columns)
         if not cheap or chunk.pieces[0].cut or (headers.count != headers.last_offset_delta + 1).any():
@@ -239,7 +251,10 @@ class _Decoder:
 
     @staticmethod
     def _times(records: RecordColumns, chunk: _DecodeChunk) -> Int64s:
-        """Return the timestamps. Batches without their own LogAppendTime have the commit's."""
+        """Return the timestamps.
+
+        LogAppendTime batches that do not store the append time use the append time of the commit.
+        """
         append_times = np.asarray([piece.slice.append_time for piece in chunk.pieces], np.int64)
         if (append_times < 0).all():
             return records.timestamp
@@ -258,7 +273,7 @@ class _Decoder:
         names = [piece.slice.topic for piece in chunk.pieces]
         if len(set(names)) == 1:
             return self._repeated(names[0], len(records))
-        # Pieces of a topic are consecutive, so there are few groups.
+        # The pieces of a topic are consecutive, so there are few groups.
         rows = np.bincount(chunk.piece_of, weights=records.batch_rows, minlength=len(names)).astype(np.int64)
         chunks = groupby(zip(names, rows.tolist(), strict=True), itemgetter(0))
         return pa.concat_arrays([self._repeated(name, sum(count for _, count in group)) for name, group in chunks])
@@ -271,7 +286,7 @@ class _Decoder:
 
 
 def _contiguous(parts: list[memoryview]) -> memoryview:
-    """Return the parts back to back, without a copy if they already are: slices that one request returned."""
+    """Return the parts as one buffer. If one request returned adjacent slices, the buffer is not copied."""
     arrays = [as_bytes_array(part) for part in parts]
     edges = [array.__array_interface__["data"][0] for array in arrays]
     ends = [start + len(array) for start, array in zip(edges, arrays, strict=True)]
@@ -283,7 +298,7 @@ def _contiguous(parts: list[memoryview]) -> memoryview:
 
 
 def _opened_before(headers: BatchHeaders) -> Int64s:
-    """Return for each batch the number of batches before it, without uncompressed messages of formats v0 and v1."""
+    """Return the number of batches before each batch, without counting uncompressed messages of formats v0 and v1."""
     if headers.magic is None:
         return np.arange(len(headers), dtype=np.int64)
     counted = (~headers.is_legacy | (headers.codec != 0)).astype(np.int64)
@@ -292,7 +307,7 @@ def _opened_before(headers: BatchHeaders) -> Int64s:
 
 
 def _checked_chunk(pieces: list[FetchedBatches], data: memoryview) -> _DecodeChunk:
-    """Find the batches, and check what their checksums do not cover: that they fill the slice in offset order."""
+    """Find the batches, and check that they cover the slice in offset order, which checksums do not guarantee."""
     file, position = (pieces[0].slice.file, pieces[0].position) if len(pieces) == 1 else (None, 0)
     headers = pieces[0].headers if len(pieces) == 1 else None
     headers = scan_headers(data, file=file, file_position=position) if headers is None else headers
@@ -311,7 +326,7 @@ def _checked_chunk(pieces: list[FetchedBatches], data: memoryview) -> _DecodeChu
     if wrong.any():
         bad = int(np.argmax(wrong))
         raise Corrupt(
-            f"a batch claims the offsets {start[bad]} to {end[bad]}, which are not its own: restore the file",
+            f"the batch offsets {start[bad]} to {end[bad] - 1} do not match the slice: restore the file",
             file=file,
             position=position + int(headers.position[bad]),
             offset=int(start[bad]),
@@ -322,7 +337,7 @@ def _checked_chunk(pieces: list[FetchedBatches], data: memoryview) -> _DecodeChu
 
 
 def _hidden(chunk: _DecodeChunk) -> npt.NDArray[np.bool_]:
-    """Return bool[m]: the batches of Kafka's aborted transactions, as far as the reader is not to see them."""
+    """Return a mask (bool[m]) of the batches that belong to Kafka's aborted transactions and must be skipped."""
     headers, slices = chunk.headers, [piece.slice for piece in chunk.pieces]
     batches = np.zeros(len(headers), np.bool_)
     hidden = {id(planned.hidden): planned.hidden for planned in slices if planned.hidden is not None}

@@ -1,19 +1,20 @@
 """Fetch the slices of a plan with few requests, and plan again if a planned file no longer exists.
 
 Adjacent slices of a file are fetched in one request if they are the next slices of their ranges, even if they belong to
-different partitions. So a task that reads 8 partitions from n small append files makes n requests, not 8 n. A slice of
-up to `span_bytes` is fetched entirely and checked with its CRC-32C. Larger slices are fetched in windows of that size;
-if the range starts or ends inside such a slice, the footer's index gives the positions to read. So a task never has
-more than a few `span_bytes` in memory. If each request costs a round trip, several requests are in flight
-(`sparklog.log.read.read_ahead`); this only changes the boundaries of windows.
+different partitions. A task that reads 8 partitions from n small append files therefore makes n requests instead of 8
+n. A slice of up to `span_bytes` is fetched entirely and checked with its CRC-32C. Larger slices are fetched in windows
+of that size. If the range starts or ends inside a large slice, the index in the footer gives the positions to read. A
+task therefore never needs more memory than a few times `span_bytes`. If each request costs a round trip, several
+requests are in flight (`sparklog.log.read.read_ahead`), which only changes the boundaries of windows.
 
 Sealed segments have no footer: see `sparklog.log.read.segment_seek`.
 
 A fetch of a corrupt slice returns its valid batches up to the first corrupt one (`sparklog.log.read.damaged_slices`),
 unless the fetch is `strict`.
 
-If a file does not exist, it was replaced (merged, sealed, compacted) after the plan was made. The topic is then opened
-again, and the same offsets are read from their new files. It is data loss only if the log start is beyond them.
+If a file does not exist, it was replaced (merged, sealed or compacted) after the plan was made. The topic is then
+opened again, and the same offsets are read from the new files. Data is lost only if the log start offset has passed the
+offsets.
 """
 
 from __future__ import annotations
@@ -57,29 +58,32 @@ class FetchedBatches:
     """Complete batches of one slice."""
 
     data: memoryview
-    position: int  # of `data[0]` in the slice's file
+    position: int  # position of `data[0]` in the file of the slice
     slice: PlannedSlice
-    start: int  # `[start, end)`: the requested offsets
+    start: int  # the requested offsets are `[start, end)`
     end: int
     cut: bool  # the batches are only a part of the slice
-    verified: bool  # checksums have been verified, so batches need not be checked again
-    headers: BatchHeaders | None = None  # of `data`, if already scanned
+    verified: bool  # the checksums have been verified
+    headers: BatchHeaders | None = None  # batch headers of `data`, if they have been scanned
 
 
 @dataclass(slots=True)
 class Cursor:
-    """Progress of one range: offsets below `next` have been fetched, `at` is the slice that comes next."""
+    """The progress of one range: offsets below `next` have been fetched, and `at` is the index of the next slice."""
 
     store: Store
     range: OffsetRange
     slices: PlannedSlices
     replan: Callable[[int], tuple[int, PlannedSlices]]
-    """Maps the next offset to the offset to continue at (later only if that is not an error) and to new slices."""
+    """Plans the offsets from a given offset again. Returns the offset to continue with, and the new slices.
+
+    The returned offset is greater than the given offset only if deleted offsets may be skipped.
+    """
     next: int
     at: int = 0
     _rows: list[PlannedSlice] = field(default_factory=list)
     _first: int = 0
-    """Index of the first slice in `_rows`, which are created a few at a time."""
+    """Index of the first slice in `_rows`, which contains a few slices at a time."""
     location: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,19 +107,25 @@ class Cursor:
 
 @dataclass(slots=True)
 class _Job:
-    """The next slices to read: adjacent slices of a file, or one slice in windows from position `low` of `file` on."""
+    """The next slices to read.
 
-    slices: list[tuple[Cursor, PlannedSlice, int]]  # with the cursor and first requested offset of each
+    A job has either adjacent slices of a file, or one slice that is read in windows from position `low` of `file`.
+    """
+
+    slices: list[tuple[Cursor, PlannedSlice, int]]  # the cursor, the slice and the first requested offset
     requests: list[Request]
-    file: StoredSlice | None = None  # to be read in windows
+    file: StoredSlice | None = None  # the file to read in windows
     low: int = 0
 
 
 class Fetcher:
-    """Iterates over the batches of all ranges, each in offset order, interleaved in the order of the files.
+    """Iterates over the batches of all ranges.
 
-    `strict`: raise `Corrupt` for a corrupt slice, and do not check batches of windows. Otherwise yield its valid
-    batches and call `on_skipped` with its corrupt ranges; None: raise `Corrupt` for them.
+    The batches of each range are in offset order. Ranges are interleaved in the order of their files.
+
+    Args:
+        strict: Raise `Corrupt` for a corrupt slice, and do not check the batches of windows.
+        on_skipped: Called with each corrupt range that is skipped; None: raise `Corrupt`.
     """
 
     def __init__(self, cursors: Sequence[Cursor], *, strict: bool = False, on_skipped: OnSkipped | None = None) -> None:
@@ -126,7 +136,7 @@ class Fetcher:
         self._footers: dict[str, Footer | None] = {}
         self._indexes: dict[str, OffsetIndex | None] = {}
         self._first = 0
-        """Cursors before this one are finished."""
+        """Index of the first cursor that is not finished."""
         self._jobs: deque[_Job] = deque()
         max_requests = min((cursor.store.parallel_reads for cursor in cursors), default=1)
         self._ahead = ReadAhead(
@@ -184,7 +194,7 @@ class Fetcher:
 
     @staticmethod
     def _in_windows(cursor: Cursor, planned: PlannedSlice) -> bool:
-        """Return True if a slice is too large for one request, or large enough to use its index."""
+        """Return True if a slice is too large for one request, or if only a part is needed and the index is used."""
         limits = cursor.store.limits
         return planned.size > limits.span_bytes or (planned.size > limits.index_min_bytes and cursor.cuts(planned))
 
@@ -197,7 +207,7 @@ class Fetcher:
         return None
 
     def _plan(self) -> bool:
-        """Plan the next job and advance the cursors; return False at the end."""
+        """Plan the next job and advance the cursors. Return False if all cursors are finished."""
         following = self._next()
         if following is None:
             return False
@@ -207,7 +217,10 @@ class Fetcher:
         return True
 
     def _more(self) -> bool:
-        """Plan one more job while others are read, unless it uses an index: that is read only when the job is due."""
+        """Plan one more job while other jobs are read.
+
+        A job that uses an index is not planned ahead, because its index is read only when the job is due.
+        """
         following = self._next()
         return (
             following is not None
@@ -216,7 +229,7 @@ class Fetcher:
         )
 
     def _plan_adjacent(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
-        """Plan a slice and, in the same request, the slices after it in the file that are the next of their ranges."""
+        """Plan a request for a slice, and for adjacent slices in the file that are the next slices of their ranges."""
         adjacent = [(cursor, planned, cursor.next)]
         self._advance(cursor, planned)
         end = planned.position + planned.size
@@ -236,7 +249,7 @@ class Fetcher:
         data = memoryview(self._ahead.consume(request))
         for cursor, planned, start in job.slices:
             body = data[planned.position - request.start :][: planned.size]
-            # Cached bytes may be those of an object that has been replaced: read it from the store again.
+            # The cached bytes may belong to an object that has been replaced, so read the object from the store.
             if (is_intact := crc32c(body) == planned.crc) is False and RECENT_RECORDS.evict(cursor.store, planned.file):
                 data = memoryview(read_request(request))
                 body = data[planned.position - request.start :][: planned.size]
@@ -290,7 +303,7 @@ class Fetcher:
                 return
 
     def _limits(self, cursor: Cursor, planned: PlannedSlice) -> tuple[int, int]:
-        """Return the positions between which the requested batches of a slice are, according to the footer's index."""
+        """Return the start and end position of the requested batches of a slice, based on the footer's index."""
         begin, end = planned.position, planned.position + planned.size
         if not cursor.cuts(planned) or not planned.footer_length:
             return begin, end

@@ -1,8 +1,10 @@
-"""A table in memory that follows its topic: the latest record of each key, from a pass over the log and a tail.
+"""A table in memory that follows its topic: the latest record of each key, read by a pass over the log and then by a
+tail.
 
-It has the rows that `Topic.table` would return at the same time, whatever maintenance does to the log. A tombstone
-removes its key, and so does a log start that passes its record. If compaction has passed the position of the table, it
-may have removed tombstones that the table has not read, so that partition is read again.
+The table has the rows that `Topic.table` would return at the same time, regardless of maintenance. A tombstone deletes
+its key. If the log start offset passes the record of a key, the key is deleted as well. If compaction has passed the
+position of the table in a partition, it may have removed tombstones that the table has not read, so the partition is
+read again.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, LogView
 
 NEEDED = ("key", "value", "partition", "offset", "timestamp")
 SPARE_ROWS = 10_000
-"""Replaced rows that are kept in memory, in addition to as many as there are keys."""
+"""Number of replaced rows to keep in memory, in addition to one per key."""
 
 
 class _PartitionRows:
-    """The rows of one partition by key: batches as they were read, and for each key the number of its row."""
+    """The rows of one partition by key: the record batches as they were read, and the row number of each key."""
 
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}
@@ -57,7 +59,7 @@ class _PartitionRows:
             self._rewrite()
 
     def drop_below(self, log_start: int) -> int:
-        """Remove the rows below a new log start, and return their number."""
+        """Remove the rows below a new log start offset, and return their number."""
         if log_start <= self._log_start:
             return 0
         self._log_start = log_start
@@ -101,12 +103,14 @@ class _PartitionRows:
 
 
 class FollowedTable(Mapping[bytes, pa.RecordBatch]):
-    """A table in memory that follows its topic: a mapping of keys to rows, each a record batch of one.
+    """A table in memory that follows its topic.
 
-    `get`, `[]` and `in` take bytes or text. Not safe to share between threads.
+    It is a mapping of keys to rows; each row is a record batch with one row.
 
-    If several partitions have a key (partitions were added, or records were written to an explicit partition), its row
-    is the one with the maximum timestamp.
+    `get`, `[]` and `in` accept bytes or strings. Not thread-safe.
+
+    If several partitions contain a key (because partitions were added, or records were written to an explicit
+    partition), the row with the maximum timestamp is returned.
     """
 
     def __init__(self, plan: TablePlan, view: LogView, poll: float | None) -> None:
@@ -126,7 +130,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         return f"FollowedTable({self.topic!r}, {self._view.location!r})"
 
     def refresh(self) -> bool:
-        """Apply what was appended and deleted since the last refresh.
+        """Apply the changes since the last refresh.
 
         Returns:
             True if the table changed.
@@ -156,7 +160,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
             timeout_s: Maximum time to wait, in seconds; None: no limit.
 
         Returns:
-            False if the time is up.
+            True if the table changed, False if the timeout expired.
 
         Raises:
             Conflict: If the topic was deleted and created again.
@@ -173,7 +177,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         return True
 
     def __getitem__(self, key: bytes | str) -> pa.RecordBatch:
-        """Return the row of a key: one row with the table's columns."""
+        """Return the row of a key, with the columns of the table."""
         KEY.check("key", key)
         self._refresh_if_due()
         key_bytes = key.encode() if isinstance(key, str) else key
@@ -193,7 +197,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         return len(self._all_keys())
 
     def to_table(self) -> pa.Table:
-        """Return all rows: for a key in several partitions, a row of each."""
+        """Return all rows. If several partitions contain a key, the result has a row for each partition."""
         self._refresh_if_due()
         batches = chain.from_iterable(partition.batches() for partition in self._rows.values())
         return pa.Table.from_batches([batch.select(list(self.columns)) for batch in batches], schema_of(self.columns))

@@ -1,7 +1,7 @@
-"""Remove from a plan the blocks of slices that cannot contain a key, using the key filters of their files.
+"""Remove the blocks of slices that cannot contain a key from a plan, using the key filters of the files.
 
-Filters are only an optimization: a slice without a filter, or whose filter is unreadable, corrupt or of other bytes, is
-read entirely. The most recently used filters are cached in the process, because files never change.
+Filters are only an optimization. If the filter of a slice is missing, unreadable, corrupt or does not match the slice,
+the slice is read entirely. Each process caches recently used filters, because files never change.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def _nbytes(filters: Filters) -> int:
 
 
 cache = RecentlyUsed[tuple[str, str], Filters](_nbytes)
-"""The filters of data files, by the location of the store and the name of the file."""
+"""Key filters by the location of the store and the key of the data file."""
 
 
 def key_filters_of(store: Store, file: str) -> Filters:
-    """Return the key filters of a data file, in at most one request."""
+    """Return the key filters of a data file, with at most one request."""
     filters = cache.get((store.location, file))
     if filters is None:
         key = filter_path(file)
@@ -52,7 +52,7 @@ def key_filters_of(store: Store, file: str) -> Filters:
 
 
 def parts_with_keys(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[ReadPart]:
-    """Return the parts without blocks of slices that contain none of the keys. Kafka directories have no filters."""
+    """Return the parts without the blocks that contain none of the keys. Kafka directories have no filters."""
     hashes: Hashes | None = None
     remaining: list[ReadPart] = []
     for part in parts:
@@ -82,13 +82,13 @@ def _slices_with_keys(part: NativeReadPart, marked: Sequence[int], hashes: Hashe
 
 @dataclass(frozen=True, slots=True)
 class _MatchingBlocks:
-    """The blocks of a slice that may contain a key, as columns of slices: int64[n] each."""
+    """The blocks of a slice that may contain a key, as columns of the slice table (int64[n])."""
 
     columns: dict[str, Int64Array]
 
     @classmethod
     def of(cls, key_filter: KeyFilter, planned: PlannedSlice, hashes: Hashes) -> _MatchingBlocks | None:
-        """Return None if the entire slice must be read, because its offsets are not those of the blocks."""
+        """Return the matching blocks; None if their offsets are invalid, so that the entire slice must be read."""
         pieces = key_filter.pieces
         offset, size, crc = np.array([(piece.offset, piece.nbytes, piece.crc) for piece in pieces], np.int64).T
         base = np.concatenate(([planned.base], offset[1:] + planned.shift))
@@ -111,7 +111,7 @@ class _MatchingBlocks:
 
 
 def _replaced(slices: PlannedSlices, pieces: Mapping[int, _MatchingBlocks]) -> PlannedSlices:
-    """Return the slices with some replaced by their blocks, which readers treat as small slices."""
+    """Replace slices by their matching blocks, which readers treat as small slices."""
     counts = np.ones(len(slices), np.int64)
     counts[list(pieces)] = [len(held) for held in pieces.values()]
     columns = slices[np.repeat(np.arange(len(slices)), counts)].columns

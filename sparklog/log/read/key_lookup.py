@@ -1,15 +1,16 @@
 """Find the latest record of a key by searching backwards from the log end. Works on every view.
 
-Kafka's default partitioner determines the partition. The search reads the keys of its offsets in chunks from the log
-end down, first a few MiB and then more each time, until a chunk has the key. Slices whose filters exclude the key are
+Kafka's default partitioner determines the partition. The search reads the keys in chunks, starting at the log end
+offset: a few MiB first, then larger chunks, until a chunk contains the key. Slices whose filters exclude the key are
 skipped.
 
-Adding partitions moves keys to other partitions, so the partitions of the key for earlier partition counts are searched
-as well, latest count first. A record in a partition that did not exist earlier is later than all records of the earlier
-partitions; otherwise the record with the maximum timestamp is returned.
+Adding partitions moves keys to other partitions. Therefore the search also includes the partitions that the key had for
+earlier partition counts, with the latest count first. A record in a partition that did not exist earlier is later than
+all records in the key's earlier partitions. If both partitions existed, the record with the maximum timestamp is
+returned.
 
-`KeySet` uses the same rules to select the partitions and slices that a scan of some keys reads. They do not apply to
-records that were written to an explicit partition: with `anywhere`, all requested partitions are read.
+`KeySet` uses the same rules to select the partitions and slices for a scan of certain keys. The rules do not apply to
+records that were written to an explicit partition. If `anywhere` is True, all requested partitions are read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, LogView, OffsetRang
 
 FIRST_CHUNK_BYTES = 4 << 20
 MAX_CHUNK_BYTES = 256 << 20
-"""Maximum stored bytes of a chunk. Its records are in memory a few MiB at a time."""
+"""Maximum stored bytes of a chunk. Its records are read into memory a few MiB at a time."""
 
 
 def latest_record(
@@ -39,9 +40,9 @@ def latest_record(
     partitions: Sequence[int] | None = None,
     isolation: str = READ_COMMITTED,
 ) -> pa.RecordBatch | None:
-    """Return the latest record of a key, or its tombstone; None if there is none.
+    """Return the latest record of a key, or its tombstone; None if there is no record.
 
-    `partitions`: where to search; None: the partitions that Kafka's partitioner selects.
+    `partitions`: the partitions to search; None: the partitions that Kafka's partitioner selects.
     """
     bounds = view.bounds(topic)
     partitions_to_search = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
@@ -50,7 +51,7 @@ def latest_record(
         if partition not in bounds:
             few = len(bounds) <= 8
             names = ", ".join(map(str, sorted(bounds))) if few else f"{min(bounds)} to {max(bounds)}"
-            raise NotFound(f"expected a partition of topic {topic} at {view.location} ({names}), found {partition!r}")
+            raise NotFound(f"topic {topic} at {view.location} has partitions {names}, found {partition!r}")
         offset = _latest_offset(view, topic, partition, key, isolation)
         if offset is None:
             continue
@@ -66,9 +67,9 @@ def latest_record(
 def partitions_of_key(view: LogView, topic: str, key: bytes) -> dict[int, int]:
     """Return the partitions of a key by Kafka's default partitioner, for the current and previous partition counts.
 
-    The latest comes first. The values are the partition counts before (0: unknown). A view with a single partition
-    returns it. Raises `BadRequest` if partitions are missing, as in the directory of one of several brokers, because
-    the partition count is then unknown.
+    The result maps each partition, latest first, to the previous partition count (0: unknown). If the view has a single
+    partition, this partition is returned. Raises `BadRequest` if partitions are missing, for example in the log
+    directory of one of several brokers, because the partition count is then unknown.
     """
     by_count = partitions_of_keys(view, topic, [key])
     previous_counts = [*(count for count, _ in by_count[1:]), 0]
@@ -79,14 +80,14 @@ def partitions_of_key(view: LogView, topic: str, key: bytes) -> dict[int, int]:
 
 
 def partitions_of_keys(view: LogView, topic: str, keys: Sequence[bytes]) -> list[tuple[int, npt.NDArray[np.int32]]]:
-    """Return the keys' partitions for each partition count, latest first. Raises like `partitions_of_key`."""
+    """Return the partitions of the keys for each partition count, latest first. Raises like `partitions_of_key`."""
     listed = sorted(view.bounds(topic))
     if len(listed) == 1:
         return [(1, np.full(len(keys), listed[0], np.int32))]
     if listed != list(range(len(listed))):
         raise BadRequest(
-            f"{view.location} holds partitions {', '.join(map(str, listed))} of topic {topic}, and the topic may have"
-            " more: specify the partition, or search all of them"
+            f"{view.location} contains only partitions {', '.join(map(str, listed))} of topic {topic}, so the"
+            " partition of a key is unknown: specify the partition, or search all partitions"
         )
     from sparklog.format.key_hash import partition_for_key
 
@@ -108,7 +109,7 @@ def _latest_offset(view: LogView, topic: str, partition: int, key: bytes, isolat
         offset = _last_match(parts, key)
         if offset is not None:
             return offset
-        # A chunk whose slices are all excluded does not count towards the limit.
+        # A chunk does not count towards the limit if all of its slices are excluded.
         end, chunk_bytes = start, min(chunk_bytes * 4, MAX_CHUNK_BYTES) if parts else chunk_bytes * 4
     return None
 
@@ -135,7 +136,7 @@ def _last_match(parts: Sequence[ReadPart], key: bytes) -> int | None:
 
 
 def record_at(view: LogView, topic: str, partition: int, offset: int, isolation: str, missing: str) -> pa.RecordBatch:
-    """Return the record at an offset, a row with all `COLUMNS`; `NotFound` with the message `missing` otherwise."""
+    """Return the record at an offset, as a row with all `COLUMNS`. Raises `NotFound` with the message `missing`."""
     for part in view.plan([OffsetRange(topic, partition, offset, offset + 1)], isolation):
         for batch in part.read(COLUMNS):
             if batch.num_rows:
@@ -149,14 +150,14 @@ def _timestamp(record: pa.RecordBatch) -> int:
 
 @dataclass(frozen=True)
 class KeySet:
-    """Distinct keys to search for. `anywhere`: they may be in any partition."""
+    """A set of keys to search for. If `anywhere` is True, the keys may be in any partition."""
 
     keys: tuple[bytes, ...]
     anywhere: bool = False
 
     @classmethod
     def of(cls, keys: Iterable[bytes | str], anywhere: bool = False) -> KeySet:
-        """Return a set of keys, with text encoded as UTF-8; `BadRequest` for other values."""
+        """Return a set of keys. Strings are encoded as UTF-8. Raises `BadRequest` for values of other types."""
         KEYS.check("keys", keys)
         listed = list(keys)
         for key in listed:
@@ -170,24 +171,24 @@ class KeySet:
         return {number for _, numbers in partitions_of_keys(view, topic, self.keys) for number in numbers.tolist()}
 
     def ranges(self, view: LogView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """Return the ranges in partitions that can contain the keys."""
+        """Return the ranges of partitions that can contain the keys."""
         partitions_by_topic = {
             topic: self.partitions(view, topic) for topic in dict.fromkeys(offsets.topic for offsets in ranges)
         }
         return [offsets for offsets in ranges if offsets.partition in partitions_by_topic[offsets.topic]]
 
     def parts(self, parts: Sequence[ReadPart]) -> list[ReadPart]:
-        """Return the parts without slices that contain none of the keys; empty parts are removed."""
+        """Return the parts without slices that contain none of the keys. Empty parts are removed."""
         from sparklog.log.read.key_filters import parts_with_keys
 
         return parts_with_keys(parts, self.keys)
 
     def columns(self, columns: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns to read for `rows`."""
+        """Return the columns that `rows` requires."""
         return tuple(dict.fromkeys((*columns, "key")))
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with one of the keys, from batches with the column `key`. Empty batches are skipped."""
+        """Yield the rows that have one of the keys, from batches with the column `key`. Empty batches are skipped."""
         import pyarrow.compute as pc
 
         keys = bytes_array(self.keys)

@@ -1,15 +1,16 @@
-"""The latest record of each key of a partition: one pass over its records, latest first. Loads the kernels.
+"""Read the latest record of each key of a partition in one pass, from the latest record to the first. Loads the
+kernels.
 
-A record is the latest of its key if no later record has that key. So the pass starts at the log end and returns each
-record whose key it has not seen. Offsets are read in chunks of a few MiB, which are decoded once. Only keys are kept in
-memory: as hashes in the cleaner's map (`sparklog.format.offset_map`), or as bytes in a log that is too small to load
-the kernels for.
+A record is the latest record of its key if no later record has the same key. Therefore the pass starts at the log end
+offset, and returns each record whose key has not occurred yet. Offsets are read in chunks of a few MiB, which are
+decoded in one call. Only the keys are kept in memory: as hashes in the cleaner's map (`sparklog.format.offset_map`), or
+as bytes if the log is too small to load the kernels for.
 
 A tombstone hides earlier records of its key and is not returned. Records without a key are skipped, because a table has
-no row for them; Kafka's cleaner removes them, too.
+no rows for them. Kafka's cleaner also removes such records.
 
-The order makes the pass safe during compaction: if the cleaner removes a record before it is read, a chunk that was
-read earlier has a later record of its key.
+This order makes the pass safe during compaction. If the cleaner removes a record before the pass reads it, a chunk that
+the pass has already read contains a later record of the same key.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LOAD_FACTOR = 0.6
 
 
 class SeenKeys:
-    """The keys that a pass has seen."""
+    """The keys that have occurred in a pass."""
 
     def __init__(self) -> None:
         self._small: set[bytes] = set()
@@ -51,7 +52,10 @@ class SeenKeys:
         self._hash_key = HashKey.of(SYSTEM.random.getrandbits(128).to_bytes(16, "little"))
 
     def new_key_rows(self, keys: pa.BinaryArray) -> Int64s:
-        """Return the rows with new keys, ascending; of several rows with the same key, the last."""
+        """Return the rows with new keys, in ascending order.
+
+        If several rows have the same key, the last row is returned.
+        """
         rows = np.flatnonzero(valid_rows(keys))
         if self._map is None and not kernel_choice.choice.compiled(len(rows)):
             return self._new_in_small(keys, rows)
@@ -97,9 +101,9 @@ def read_part(part: ReadPart, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
 def latest_records(
     tables: Sequence[PartitionTable], columns: Sequence[str], *, threads: int = 1, read: Read = read_part
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the latest records of each partition, latest first.
+    """Yield the latest records of each partition, from the latest record to the first.
 
-    `threads`: the number of chunks that are read in parallel. `read` reads a part.
+    `threads`: the number of chunks that are read in parallel. `read`: a function that reads a part.
     """
     reader = _ChunkReader(tuple(dict.fromkeys((*columns, "key", "value", "offset"))), read)
     chunks = ((table, low, high) for table in tables for low, high in reversed(list(pairwise(table.cuts))))
@@ -117,7 +121,7 @@ def latest_records(
 
 Chunk = tuple[PartitionTable, int, int]
 ChunkResult = list[pa.RecordBatch] | int
-"""Records of a chunk; if they are too large, the offset at which to divide it."""
+"""The records of a chunk or, if they are too large, the offset at which to divide the chunk."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class _ChunkReader:
     read: Read
 
     def ahead(self, chunks: Iterator[Chunk], threads: int) -> Iterator[tuple[Chunk, ChunkResult]]:
-        """Yield chunks in order, with their records; `threads` of them are read in parallel."""
+        """Yield chunks in order, with their records. `threads` is the number of chunks that are read in parallel."""
 
         def with_records(chunk: Chunk) -> tuple[Chunk, ChunkResult]:
             return chunk, self._records(chunk[0].part, *chunk[1:])
@@ -134,7 +138,7 @@ class _ChunkReader:
         return map(with_records, chunks) if threads == 1 else work_ahead(with_records, chunks, threads)
 
     def descending(self, part: ReadPart, low: int, high: int, result: ChunkResult) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a chunk, last batch first."""
+        """Yield the batches of a chunk in reverse order."""
         if isinstance(result, list):
             yield from reversed(result)
             return
@@ -154,7 +158,7 @@ class _ChunkReader:
 
 
 def narrowed(part: ReadPart, start: int, end: int) -> ReadPart:
-    """Return the part, restricted to these offsets."""
+    """Return the part, restricted to offsets `[start, end)`."""
     changes: dict[str, Any] = {"range": replace(part.range, start=start, end=end)}
     if isinstance(part, NativeReadPart):
         slices = part.slices

@@ -1,4 +1,6 @@
-"""Slices of one partition that a plan sends to tasks, to be read or rewritten: plain arrays, small when pickled."""
+"""Slices of one partition that a plan sends to tasks to read or rewrite. They are plain arrays, which are small when
+pickled.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PlannedSlice(SliceRow):
-    """A slice to read or rewrite; columns as in the slice table. Not frozen: a task creates thousands of them."""
+    """A slice to read or rewrite, with columns of the slice table.
+
+    The class is not frozen, because a task creates thousands of instances.
+    """
 
     file_size: int
     footer_length: int
@@ -29,9 +34,9 @@ class PlannedSlice(SliceRow):
     status: int
     topic: str
     partition: int
-    path: str  # below the topic's directory, as in commits
-    file: str  # its key in the store
-    hidden: AbortedTransactions | None  # of Kafka, hidden in every slice
+    path: str  # path below the topic's directory, as in commits
+    file: str  # key of the file in the store
+    hidden: AbortedTransactions | None  # Kafka's aborted transactions, whose records are skipped
 
     @property
     def aborted(self) -> bool:
@@ -39,7 +44,7 @@ class PlannedSlice(SliceRow):
 
     @property
     def sealed(self) -> bool:
-        """True for a sealed segment, whose batches have log offsets and which has no footer."""
+        """True for a sealed segment, which has absolute offsets and no footer."""
         return self.footer_length == 0
 
     def input(self) -> Input:
@@ -52,7 +57,7 @@ _NUMBERS = tuple(field.name for field in fields(PlannedSlice) if field.name in P
 
 
 class ColumnRows(Mapping[str, npt.NDArray[Any]]):
-    """Rows `[low, high)` of columns by name, sliced on access, because a plan may have ten thousand single rows."""
+    """Rows `[low, high)` of columns. Columns are sliced on access, because a plan may have ten thousand single rows."""
 
     __slots__ = ("high", "low", "whole")
 
@@ -81,8 +86,8 @@ class PlannedSlices(ColumnsByName):
     topic: str
     partition: int
     paths: tuple[str, ...]
-    columns: Mapping[str, npt.NDArray[Any]]  # as in the slice table, but `file` is an index into `paths`
-    hidden: AbortedTransactions | None = None  # as in `PlannedSlice`, one for all of them
+    columns: Mapping[str, npt.NDArray[Any]]  # columns of the slice table, but `file` is an index into `paths`
+    hidden: AbortedTransactions | None = None  # as in `PlannedSlice`, for all slices
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> PlannedSlices:
         return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
@@ -119,9 +124,9 @@ def planned_slices(topic: str, partition: int, rows: Slices, low: int = 0, high:
 
 
 def planned_ranges(partitions: Sequence[tuple[str, int]], rows: Slices, cuts: Sequence[int]) -> list[PlannedSlices]:
-    """Return the slices of ranges, each of a topic and a partition; those of range i are `rows[cuts[i] : cuts[i + 1]]`.
+    """Return the slices of each range. The slices of range i are `rows[cuts[i] : cuts[i + 1]]`.
 
-    They share their columns.
+    The results share their columns. `partitions` contains the topic and partition of each range.
     """
     codes, file = rows.file.tolist(), np.zeros(len(rows), np.int32)
     columns = {"file": file, **{name: rows.columns[name] for name in PLANNED}}
@@ -137,7 +142,7 @@ def planned_ranges(partitions: Sequence[tuple[str, int]], rows: Slices, cuts: Se
 
 
 def joined(parts: Sequence[PlannedSlices]) -> PlannedSlices:
-    """Join the slices of consecutive plans of one partition."""
+    """Join the slices of consecutive plans of the same partition."""
     first = np.cumsum([0, *(len(part.paths) for part in parts)])
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in PLANNED}
     columns["file"] = np.concatenate([part.file + start for part, start in zip(parts, first, strict=False)])

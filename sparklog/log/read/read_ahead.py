@@ -1,8 +1,8 @@
-"""Read-ahead: several requests for the next ranges of files in flight, if each request costs a round trip.
+"""Read-ahead: request the next ranges of files in parallel, if each request costs a round trip.
 
-Requests in flight and results that are not consumed yet have at most `ahead_bytes` (or one range), and the number of
-requests is limited by the store's `parallel_reads`. The limit of bytes starts low, because many readers only need a few
-records. A store without `parallel_reads` is only read when a range is consumed.
+The requests in flight and the results that have not been consumed are limited to `ahead_bytes` (or a single range). The
+number of requests is limited to the store's `parallel_reads`. The limit in bytes starts low, because many readers only
+need a few records. If a store does not have parallel reads, a range is only read when it is consumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from sparklog.storage.store import Store
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Bytes `[start, start + length)` of a file. `response`: the request in flight, or its result."""
+    """A request for bytes `[start, start + length)` of a file.
+
+    `response` is the future of the response, if the request was started.
+    """
 
     store: Store
     file: str
@@ -30,7 +33,7 @@ class Request:
 class ReadAhead:
     """Requests in the order in which they are consumed.
 
-    `read` makes a request. `more` adds further requests, or returns False if they are not known yet.
+    `read` makes a request. `more` adds further requests; it returns False if they are not known yet.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class ReadAhead:
         self._more = more
         self._queued: deque[Request] = deque()
         self._started: set[Request] = set()
-        """Requests that are in flight or have a result, and are not consumed."""
+        """Requests that are in flight, or have a result that has not been consumed."""
         self._pool: ThreadPoolExecutor | None = None
         self._consumed_bytes = 0
 
@@ -56,7 +59,7 @@ class ReadAhead:
             self._queued.extend(requests)
 
     def consume(self, request: Request) -> bytes | memoryview:
-        """Return the bytes of the oldest request that is neither consumed nor dropped."""
+        """Return the bytes of the oldest request that has been neither consumed nor dropped."""
         if not self.is_on:
             return self._read(request)
         self._start_requests()
@@ -65,7 +68,7 @@ class ReadAhead:
         return self._read(request) if request.response is None else request.response.result()
 
     def drop(self, requests: Iterable[Request]) -> None:
-        """Cancel requests that are not consumed yet."""
+        """Cancel requests that have not been consumed."""
         for request in requests if self.is_on else ():
             if request in self._started:
                 self._started.discard(request)
@@ -79,7 +82,7 @@ class ReadAhead:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start_requests(self) -> None:
-        """Start requests up to the limits; a single one is left to the thread that consumes it."""
+        """Start requests up to the limits. A single request is made by the thread that consumes it."""
         started: list[Request] = []
         nbytes = sum(request.length for request in self._started)
         max_bytes = min(self._limits.first_ahead_bytes + 2 * self._consumed_bytes, self._limits.ahead_bytes)

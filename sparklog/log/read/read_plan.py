@@ -1,9 +1,9 @@
-"""Plan what to read from a snapshot, and the parts that tasks read.
+"""Plan a read of a snapshot as parts, which tasks read.
 
-A plan has offset ranges and their slices, so that tasks need not open the topic. With `read_committed`, it excludes
-slices of aborted transactions and offsets at or above the last stable offset, and includes the offsets that Kafka's
-aborted transactions hide in imported slices (`sparklog.log.read.aborted`). Offsets never change, so a part stays valid
-whatever maintenance does to the files: see `sparklog.log.read.fetch`.
+A plan contains offset ranges and their slices, so that tasks do not need to open the topic. With `read_committed`, a
+plan excludes slices of aborted transactions, and offsets at or above the last stable offset. It also contains Kafka's
+aborted transactions in imported slices, whose records must be skipped (`sparklog.log.read.aborted`). Offsets never
+change, so a part remains valid even if maintenance rewrites the files: see `sparklog.log.read.fetch`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check_isolation(isolation: str) -> str:
 
 
 def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Bounds]:
-    """Return the bounds of every partition; `ends`: ends to use instead of the last stable offsets."""
+    """Return the bounds of every partition. `ends` replaces the last stable offsets."""
     state = snapshot.state
     stable = (state.last_stable() if ends is None else ends).tolist()
     rows = zip(state.log_start.tolist(), state.log_end.tolist(), stable, strict=True)
@@ -63,16 +63,17 @@ def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Boun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeReadPart:
-    """A range of one partition of a native topic, with its slices. It can be pickled if its store can."""
+    """A range of one partition of a native topic, with its slices. Picklable if its store is picklable."""
 
     store: Store
     topic_id: str
     range: OffsetRange
     isolation: str
     slices: PlannedSlices
-    fail_on_data_loss: bool = True  # `NotFound` if the log start passes remaining offsets; else skip these
-    first_dirty_offset: int | None = None  # of a table: `Conflict` if it increases and files are missing
-    on_skipped: OnSkipped | None = None  # called with skipped ranges; must be picklable. None: raise `Corrupt`
+    # raise `NotFound` if the log start offset passes remaining offsets; False: skip them
+    fail_on_data_loss: bool = True
+    first_dirty_offset: int | None = None  # for tables: raise `Conflict` if this offset increases and files are missing
+    on_skipped: OnSkipped | None = None  # called with skipped ranges, picklable; None: raise `Corrupt`
 
     @property
     def records(self) -> int:
@@ -83,13 +84,13 @@ class NativeReadPart:
         return self._share("size")
 
     def _share(self, column: str) -> int:
-        # Assume that a slice's contents are spread evenly over its offsets.
+        # Assume that the contents of a slice are spread evenly over its offsets.
         base, end = self.slices.base, self.slices.end
         covered = np.clip(np.minimum(end, self.range.end) - np.maximum(base, self.range.start), 0, None)
         return int((self.slices.columns[column] * (covered / np.maximum(end - base, 1))).sum())
 
     def flat(self) -> tuple[Any, ...]:
-        """Return all but the store and the columns as plain values, which pickle fast: see `TaskParts`."""
+        """Return the attributes except the store and the columns as plain values, which are fast to pickle."""
         offsets, slices = self.range, self.slices
         offset_range = offsets.topic, offsets.partition, offsets.start, offsets.end
         content = len(slices), slices.paths, slices.hidden
@@ -100,7 +101,7 @@ class NativeReadPart:
         return read_parts([self], columns, batch_bytes=batch_bytes)
 
     def replan(self, opened: dict[tuple[str, str], ReadLatest], start: int) -> tuple[int, PlannedSlices]:
-        """Plan the remaining offsets again. `opened`: topics that are already open for this."""
+        """Plan the remaining offsets again. `opened` caches topics that have been opened for this purpose."""
         from sparklog.log.state.range_slices import select_ranges
 
         name, partition = self.range.topic, self.range.partition
@@ -116,18 +117,18 @@ class NativeReadPart:
         if log_start > start:
             if self.fail_on_data_loss:
                 raise NotFound(
-                    f"expected offset {start} of {name}-{partition}, found a log that starts at {log_start}: the "
-                    "records were deleted before they were read"
+                    f"offset {start} of {name}-{partition} was deleted before it was read: the log starts at "
+                    f"{log_start}"
                 )
             start = min(log_start, self.range.end)
         remaining = select_ranges({name: snapshot}, [replace(self.range, start=start)])
         return start, _planned(remaining, self.isolation)[0]
 
     def _newer(self, opened: dict[tuple[str, str], ReadLatest]) -> Snapshot:
-        """Return a snapshot in which all offsets of the range are readable, as in the plan's snapshot.
+        """Return a snapshot in which all offsets of the range are readable, as in the snapshot of the plan.
 
-        A mount's cache of names may hide commits and decisions from this process that the planning process has seen. A
-        plan of that older state would skip their records.
+        A mount's name cache may hide commits and decisions from this process that the planning process has read. A plan
+        based on the older state would skip their records.
         """
         from sparklog.log.decisions.decision_log import reader_of
 
@@ -144,11 +145,11 @@ class NativeReadPart:
                 return snapshot
             if not backoff.wait():
                 planned = f"the plan of {name}-{partition} ends at offset {self.range.end}"
-                raise Unavailable(f"{planned}, but this process does not see the records up to it yet: retry later")
+                raise Unavailable(f"{planned}, but this process cannot read up to this offset yet: try again later")
 
 
 class TaskParts(tuple[Any, ...]):
-    """The parts of one task. Parts of native topics are pickled with one array per column for all of them."""
+    """The parts of one task. If all parts are of native topics, they are pickled with one array per column."""
 
     __slots__ = ()
 
@@ -180,10 +181,12 @@ def _unpickled(store: Store, columns: Columns, flat: Sequence[tuple[Any, ...]]) 
 def read_parts(
     parts: Sequence[ReadPart], columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES, threads: int = 1
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of several parts, each part in offset order. Native parts interleave as in their files.
+    """Yield the records of several parts.
 
-    `threads`: the number of threads that decode native parts, which does not change the order. Without columns, batches
-    only have a number of rows.
+    The records of a part are in offset order; native parts are interleaved as in their files.
+
+    `threads` is the number of threads that decode native parts, which does not affect the order. If `columns` is empty,
+    the batches only have a number of rows.
     """
     if not columns:
         for batch in read_parts(parts, COUNTED, batch_bytes=batch_bytes, threads=threads):
@@ -207,14 +210,17 @@ def read_parts(
 
 
 def _policy(part: ReadPart) -> tuple[OnSkipped | None] | None:
-    """Return the corruption policy of a native part, which groups parts; None for other parts."""
+    """Return the corruption policy of a native part; None for other parts.
+
+    Parts with the same policy are read together.
+    """
     return (part.on_skipped,) if isinstance(part, NativeReadPart) else None
 
 
 def plan_parts(selected: RangeSlices, isolation: str, on_skipped: OnSkipped | None = None) -> list[NativeReadPart]:
-    """Return one part per non-empty range, in the order given.
+    """Return one part per non-empty range, in the given order.
 
-    Raises `NotFound` if a partition does not exist, or an offset is outside the bounds of this isolation level.
+    Raises `NotFound` if a partition does not exist, or if an offset is outside the bounds of this isolation level.
     """
     check_isolation(isolation)
     filled = [requested for requested in selected.ranges if requested.start < requested.end]
@@ -239,7 +245,7 @@ def plan_parts(selected: RangeSlices, isolation: str, on_skipped: OnSkipped | No
 
 
 def _planned(selected: RangeSlices, isolation: str) -> list[PlannedSlices]:
-    """Return the slices of each range, with the offsets that Kafka's aborted transactions hide."""
+    """Return the slices of each range, with the aborted Kafka transactions in the range."""
     hidden = _hidden(selected) if isolation == READ_COMMITTED else {}
     rows, cuts = selected.rows, selected.cuts
     if isolation == READ_COMMITTED:
@@ -257,7 +263,7 @@ def _planned(selected: RangeSlices, isolation: str) -> list[PlannedSlices]:
 
 
 def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions | None]:
-    """Return Kafka's aborted transactions in the ranges, by topic and partition."""
+    """Return the aborted Kafka transactions in the ranges, by topic and partition."""
     from sparklog.log.state.slices import SliceFlag
 
     marked = {
@@ -267,11 +273,11 @@ def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions 
     }
     if not marked:
         return {}
-    # Imported here, because other plans do not need modules that read files.
+    # Import lazily, because other plans do not need modules that read files.
     from sparklog.log.read.aborted import aborted_ranges
     from sparklog.log.state.range_slices import spans_of
 
-    # Search once per partition, because a long range may be divided into many.
+    # Search once per partition, because a long range may be divided into many ranges.
     filled = (offsets for offsets in selected.ranges if offsets.topic in marked and offsets.start < offsets.end)
     hidden = {}
     for (topic, partition), span in spans_of(filled).items():
@@ -283,7 +289,7 @@ def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
     bound = bounds.get(partition)
     if bound is None:
-        raise NotFound(f"expected partitions 0 to {len(bounds) - 1} of topic {topic}, found {partition!r}")
+        raise NotFound(f"topic {topic} has partitions 0 to {len(bounds) - 1}, found {partition!r}")
     return bound
 
 
@@ -297,7 +303,7 @@ def _visible(slices: Slices) -> npt.NDArray[np.bool_]:
 
 
 def stored_in(selected: RangeSlices) -> list[Stored]:
-    """Return the contents of ranges, from metadata. A slice counts as one range with the maximum number of batches."""
+    """Return the sizes of ranges from metadata. A slice counts as one range with the maximum number of batches."""
     rows = selected.rows
     batches = np.minimum(rows.records, rows.size // HEADER_BYTES)
     runs = BatchRanges(rows.base, rows.end, rows.records, rows.size, batches).counted()
@@ -310,7 +316,7 @@ def stored_in(selected: RangeSlices) -> list[Stored]:
 
 
 def _cut(selected: RangeSlices) -> list[bool]:
-    """Return for each range whether it starts or ends inside a slice."""
+    """Return whether each range starts or ends inside a slice."""
     start, end = np.array([(offsets.start, offsets.end) for offsets in selected.ranges], np.int64).reshape(-1, 2).T
     low, high = selected.cuts[:-1], selected.cuts[1:]
     is_cut = low < high

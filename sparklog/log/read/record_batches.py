@@ -1,4 +1,4 @@
-"""Records as Arrow record batches: their schema, even batch sizes, and the protocols for reading them."""
+"""Arrow record batches of records: their schema, uniform batch sizes, and the protocols to read them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.storage.parallel_reads import UntilError
 
 MAX_JOINED_BATCHES = 4096
-"""Maximum number of batches to join, because batches without columns have no bytes."""
+"""Maximum number of batches to join.
+
+Batches without columns have no bytes, so the limit in bytes does not apply to them.
+"""
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
@@ -25,7 +28,10 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def joined(batches: Iterable[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches of about `batch_bytes`, joined or sliced. Rows before an error are yielded first."""
+    """Yield the rows in batches of about `batch_bytes`. Small batches are joined, and large ones are sliced.
+
+    If `batches` raises an error, the rows before the error are yielded first.
+    """
     small: list[pa.RecordBatch] = []
     filled = 0
     batches = UntilError(batches)
@@ -57,10 +63,10 @@ _fail.argtypes, _fail.restype = [ctypes.py_object, ctypes.py_object], None
 
 
 def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return a reader for other libraries, whose errors have only a text: the error's code and message.
+    """Return a reader for other libraries. The text of its errors is only the error code and the message.
 
-    pyarrow would append the traceback of each Python function that the error passes. To avoid this, C functions call
-    each step and raise the error.
+    pyarrow would append the traceback of each Python function that the error passes through. To avoid this, C functions
+    call each step and raise the error.
     """
 
     def steps() -> Iterator[Callable[[], object]]:
@@ -74,7 +80,7 @@ def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.Re
 
 
 class RecordBatches(ABC):
-    """Records that each iteration reads: `Scan` and `TopicTable`."""
+    """An iterable of record batches, which each iteration reads again: `Scan` and `TopicTable`."""
 
     noun: ClassVar[str]
 
@@ -87,7 +93,7 @@ class RecordBatches(ABC):
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the records, batch by batch."""
+        """Return an iterator of the record batches."""
         return iter(self)
 
     def to_reader(self) -> pa.RecordBatchReader:
@@ -99,11 +105,12 @@ class RecordBatches(ABC):
         return pa.Table.from_batches(list(self), self.schema)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Return an Arrow C stream, for Polars, DuckDB, pandas (`DataFrame.from_arrow`) and others."""
+        """Return an Arrow C stream, for example for Polars, DuckDB and pandas (`DataFrame.from_arrow`)."""
         return stream_reader(self.schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
-        """Raise `BadRequest`: numpy, which pandas uses, would make each batch a single cell."""
+        """Raise `BadRequest`, because numpy (which pandas uses) would convert each batch to a single cell."""
         raise BadRequest(
-            f"a {self.noun} is not an array: use {self.noun}.to_table(), and its to_pandas() for a DataFrame"
+            f"a {self.noun} is not an array: use {self.noun}.to_table(), or {self.noun}.to_table().to_pandas() for a "
+            "DataFrame"
         )

@@ -1,13 +1,14 @@
-"""Find the position in a sealed segment where a read starts, using the segment's index files.
+"""Find the position in a sealed segment at which a read starts, using the segment's index files.
 
-Sealed segments have no footer. As in Kafka, reads start at a position from their `.index` and `.timeindex`. These have
-no checksum, and a stale index would hide records (docs/reference/kafka-format.md), so an entry is verified in the log:
+Sealed segments have no footer. As in Kafka, their `.index` and `.timeindex` provide the start position of a read. Index
+files have no checksum, and a stale index could hide records (docs/reference/kafka-format.md). Therefore the index entry
+is verified against the log:
 
-1. The batch at its position has a valid CRC, and its last offset is that of the entry.
-2. The batch that a time entry refers to has the timestamp of the entry.
+1. The batch at the position of the entry must have a valid CRC and the last offset of the entry.
+2. The batch that a time index entry refers to must have the timestamp of the entry.
 
-If an entry is wrong, or an index is missing, unreadable or out of order, the segment is read from its start. The end
-position is only an estimate of how much to read; a wrong estimate costs a request.
+If the entry is wrong, or the index is missing, unreadable or unsorted, the segment is read from its start. The end
+position is only an estimate of how much to read. If it is wrong, the read needs one more request.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _Index = TypeVar("_Index", OffsetIndex, TimeIndex)
 
 @dataclass(frozen=True, slots=True)
 class SeekPosition:
-    """A start position in a segment. A batch that ends at `last_offset` must start there."""
+    """A start position in a segment. The batch at this position must end at `last_offset`."""
 
     position: int
     last_offset: int
     until: int  # estimated end position
-    indexed_offset: int = -1  # a batch that ends at this offset must have
-    indexed_timestamp: int = -1  # this maximum timestamp (ms); (-1, -1): not checked
+    indexed_offset: int = -1  # the batch that ends at this offset must have `indexed_timestamp`
+    indexed_timestamp: int = -1  # maximum timestamp in ms; not checked if both are -1
 
 
 def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:
@@ -47,12 +48,12 @@ def read_time_index(store: Store, planned: PlannedSlice) -> TimeIndex | None:
 def _read_index(
     store: Store, planned: PlannedSlice, suffix: str, parse: Callable[[bytes, int], _Index]
 ) -> _Index | None:
-    """Return an index of a sealed segment, in one request; None if it is missing or cannot be valid."""
+    """Return an index of a sealed segment, with one request; None if the index is missing or invalid."""
     whole = planned.position == 0 and planned.size == planned.file_size and planned.shift == 0
     if planned.footer_length or not whole or not planned.file.endswith(".log"):
         return None
     try:
-        # An index larger than its log is invalid, because entries are smaller than batches.
+        # An index that is larger than its log is invalid, because entries are smaller than batches.
         data = read_auxiliary_file(store, planned.file.removesuffix(".log") + suffix, planned.size)
         return None if data is None else parse(data, planned.base)
     except (Unreadable, Corrupt):
@@ -60,7 +61,9 @@ def _read_index(
 
 
 def seek_position_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, end: int) -> SeekPosition:
-    """Return where to read offsets `[start, end)`: after the last indexed batch that ends at or before `start`."""
+    """Return where to start reading offsets `[start, end)`: after the last indexed batch that ends at or before
+    `start`.
+    """
     last_offset, position = index.lookup(start)
     return SeekPosition(position, last_offset, _until(index, planned, end - 1))
 
@@ -68,7 +71,7 @@ def seek_position_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: 
 def seek_position_for_timestamp(
     index: OffsetIndex | None, times: TimeIndex | None, planned: PlannedSlice, target: int, start: int
 ) -> SeekPosition:
-    """Return where to search for the first record at or above `start` with a timestamp >= `target` (ms)."""
+    """Return the position to search from for the first record at or above `start` with a timestamp >= `target` (ms)."""
     if index is None:
         return SeekPosition(0, -1, planned.size)
     indexed_timestamp, indexed_offset = (-1, -1) if times is None else times.lookup(target)
@@ -83,6 +86,6 @@ def seek_position_for_timestamp(
 
 
 def _until(index: OffsetIndex, planned: PlannedSlice, offset: int) -> int:
-    """Return a position after the batch of `offset`: the end of the first indexed batch that ends at or after it."""
+    """Return a position after the batch of `offset`: the end of the first indexed batch at or after `offset`."""
     beyond = int(index.offsets.searchsorted(offset, side="left")) + 1
     return min(int(index.positions[beyond]), planned.size) if beyond < len(index) else planned.size

@@ -14,8 +14,9 @@ _LOG = logging.getLogger("sparklog.log")
 class Skipped:
     """A corrupt range of a log that a reader skipped.
 
-    * `file`, `position`, `nbytes`: the skipped bytes; `position` is None if records were skipped without skipping bytes
-    * `start`, `end`: no record with an offset in `[start, end)` was read; `end` is None if it is unknown
+    * `file`, `position`, `nbytes`: the skipped bytes. `position` is None if records were skipped without skipping
+      bytes.
+    * `start`, `end`: no record with an offset in `[start, end)` was read. `end` is None if it is unknown.
     """
 
     topic: str
@@ -28,10 +29,10 @@ class Skipped:
     reason: str
 
     def __str__(self) -> str:
-        last = "on" if self.end is None else f"to {max(self.end - 1, self.start)}"
+        last = "and later" if self.end is None else f"to {max(self.end - 1, self.start)}"
         location = "" if self.position is None else f", {self.nbytes} bytes from position {self.position}"
         return (
-            f"left out offsets {self.start} {last} of {self.topic}-{self.partition} as damaged: {self.reason}"
+            f"skipped corrupt offsets {self.start} {last} of {self.topic}-{self.partition}: {self.reason}"
             f" (file {self.file}{location})"
         )
 
@@ -44,7 +45,7 @@ def log_skipped(skipped: Skipped) -> None:
 
 
 class SkippedLog:
-    """Logs each corrupt range once, however often it is read, and counts the ranges."""
+    """Logs each corrupt range once, even if it is read several times, and counts the ranges."""
 
     def __init__(self) -> None:
         self._logged: set[tuple[str, int | None]] = set()

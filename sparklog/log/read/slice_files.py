@@ -1,7 +1,7 @@
-"""Slices as files of batches for `sparklog.format.batch_walk`. Positions are those of the slice's file.
+"""Slices as files of batches for `sparklog.format.batch_walk`. Positions are positions in the file of the slice.
 
 A `SliceFile` is a slice in memory. A `StoredSlice` is read from its store in windows of `span_bytes`, so that a task
-never has more than a few of them in memory. If each request costs a round trip, the windows come from read-ahead
+never has more than a few windows in memory. If each request costs a round trip, the windows come from read-ahead
 (`sparklog.log.read.read_ahead`), so that each byte is read once.
 """
 
@@ -29,7 +29,7 @@ from sparklog.storage.store import Store
 
 
 class MissingFile(Exception):  # noqa: N818
-    """A planned file does not exist: a signal to plan again, which never leaves `sparklog.log`."""
+    """A planned file does not exist, so the caller must plan again. Never raised to callers of `sparklog.log`."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -38,10 +38,11 @@ class MissingFile(Exception):  # noqa: N818
 
 @dataclass(slots=True)
 class MissingFiles:
-    """Decides whether to plan again after a file was missing, or to raise an error.
+    """Decides whether to plan again or to raise an error if a file is missing.
 
-    The vacuum may have deleted a file of an old plan, so the caller first plans again. If the new plan has the file,
-    too, the file is lost, unless a mount's cache of names hides it because its directory was read before it existed.
+    The vacuum may have deleted a file of an old plan, so the caller first plans again. If the new plan also contains
+    the file, the file is lost. The exception is a mount with a name cache, which may hide a file if its directory was
+    read before the file existed.
     """
 
     env: Env = SYSTEM
@@ -49,13 +50,13 @@ class MissingFiles:
     _hidden: Backoff | None = None
 
     def note(self, store: Store, reader: int, file: str) -> None:
-        """Return if the caller should plan again; `Corrupt` if the file is lost. `reader`: which range reads it."""
+        """Return if the caller should plan again; raise `Corrupt` if the file is lost. `reader`: index of the range."""
         if self._last != (reader, file):
             self._last, self._hidden = (reader, file), None
             return
         self._hidden = self._hidden or Backoff(self.env, SETTLE_MS if store.hides_names else 0)
         if not self._hidden.wait():
-            raise Corrupt("the log names a file that does not exist: restore it", file=file)
+            raise Corrupt("the log references a file that does not exist: restore it", file=file)
 
 
 class SliceFile(BatchFile):
@@ -67,7 +68,7 @@ class SliceFile(BatchFile):
         self.size = planned.position + planned.size
         self._data = data
         self._start = planned.position
-        """Position of `_data[0]`."""
+        """Position of `_data[0]` in the file."""
 
     def read(self, position: int, length: int) -> memoryview:
         return self._data[position - self._start :][: min(length, self.size - position)]
@@ -77,10 +78,10 @@ class SliceFile(BatchFile):
 
 
 class StoredSlice(SliceFile):
-    """A slice in a store, up to position `end`; None: its end.
+    """A slice in a store, up to position `end` (None: the end of the slice).
 
-    `window_ends`: ascending positions at which windows end, in addition to windows of `span_bytes`.
-    `fetched`: the position after the last bytes read.
+    `window_ends`: ascending positions at which windows end, in addition to the limit of `span_bytes`. `fetched`: the
+    position after the last bytes that were read.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class StoredSlice(SliceFile):
         return self._start + len(self._data)
 
     def read_from(self, ahead: ReadAhead, requests: Iterable[Request]) -> None:
-        """Take the windows from read-ahead requests, which are consecutive."""
+        """Read the windows from consecutive read-ahead requests."""
         self._ahead, self._requests = ahead, deque(requests)
 
     def window(self, position: int) -> memoryview:
@@ -142,7 +143,7 @@ class StoredSlice(SliceFile):
             self._data, self._start = memoryview(body), request.start
 
     def _window_bytes(self, position: int) -> int:
-        """Return the size of the window at a position, including the header of the batch after it."""
+        """Return the size of the window at a position, including the header of the next batch."""
         following = bisect_right(self._window_ends, position)
         end = self._window_ends[following] + HEADER_BYTES if following < len(self._window_ends) else self.size
         return min(self._store.limits.span_bytes, min(end, self.size) - position)
@@ -154,8 +155,8 @@ class StoredSlice(SliceFile):
 def whole_batches(file: SliceFile, start: int) -> Iterator[Window]:
     """Yield the batches of a slice from position `start`, in windows. Batches are not checked.
 
-    Raises `Corrupt` at a position without a batch. If an entire slice is read, its CRC-32C is checked before the last
-    window is returned.
+    Raises `Corrupt` if there is no batch at a position. If the entire slice is read, its CRC-32C is checked before the
+    last window is yielded.
     """
     planned = file.planned
     whole = start == planned.position and file.size == start + planned.size
@@ -166,10 +167,14 @@ def whole_batches(file: SliceFile, start: int) -> Iterator[Window]:
         if whole:
             crc = crc32c(window.data, crc)
             if window.end == file.size and crc != planned.crc:
-                raise Corrupt("the slice's CRC-32C is wrong: restore it", file=file.path, position=planned.position)
+                raise Corrupt(
+                    "the slice's CRC-32C does not match its bytes: restore the file",
+                    file=file.path,
+                    position=planned.position,
+                )
         yield window
     if walk.stop != "end":
-        raise Corrupt(f"expected whole record batches: {walk.reason}", file=file.path, position=walk.end)
+        raise Corrupt(f"expected complete record batches: {walk.reason}", file=file.path, position=walk.end)
 
 
 @contextmanager
@@ -188,7 +193,7 @@ def opened_slice(store: Store, planned: PlannedSlice) -> Iterator[StoredSlice]:
 
 
 def read_windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
-    """Yield all batches of a large slice, in windows. Raises like `whole_batches`, or `MissingFile`."""
+    """Yield all batches of a large slice, in windows. Raises `MissingFile`, or the errors of `whole_batches`."""
     with opened_slice(store, planned) as file:
         yield from whole_batches(file, planned.position)
 
@@ -205,12 +210,13 @@ def read_request(request: Request) -> bytes | memoryview:
 
 
 def seek_in_segment(file: StoredSlice, seek: SeekPosition) -> int:
-    """Return the position in a sealed segment to start at, which is its first batch if the index is wrong."""
+    """Return the position in a sealed segment to start at. If the index is wrong, this is the start of the segment."""
     begin = file.planned.position
     position = begin + seek.position
     window = next(iter(BatchWalk(file, position)), None) if begin < position < file.size else None
     if window is None:
-        # No batch starts there. Reading from the start shows whether the index or the log is corrupt.
+        # No batch starts at this position. Read from the start of the segment to find out whether the index or the log
+        # is corrupt.
         return begin
     headers = window.headers
     is_valid = int(headers.last_offset[0]) == seek.last_offset and not len(crc_failures(window.data, headers[:1]))
@@ -229,7 +235,7 @@ def read_footer(store: Store, planned: PlannedSlice) -> Footer:
 
 
 def valid_footer(store: Store, planned: PlannedSlice) -> Footer | None:
-    """Return the footer of a file; None if it is corrupt, so that its slices must be read from their starts."""
+    """Return the footer of a file; None if it is corrupt, so that slices must be read from their start."""
     try:
         return read_footer(store, planned)
     except Corrupt:
@@ -237,22 +243,22 @@ def valid_footer(store: Store, planned: PlannedSlice) -> Footer | None:
 
 
 def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:
-    """Return the index of a slice; None for a part of a slice that a rewrite left."""
+    """Return the index of a slice; None if a rewrite has kept only a part of the slice."""
     entry = entry_of(footer, planned)
     return None if entry is None else entry.index
 
 
 def entry_of(footer: Footer, planned: PlannedSlice) -> WrittenSlice | None:
-    """Return the footer's entry of a slice; None if the entry is of another slice."""
+    """Return the footer's entry of a slice; None if the entry belongs to another slice."""
     entry = footer.at(planned.position)
     return entry if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
 
 
 def read_range(store: Store, file: str, start: int, length: int) -> memoryview:
-    """Return these bytes of a file. `MissingFile` if it does not exist, `Corrupt` if it is too short.
+    """Return these bytes of a file. Raises `MissingFile` if it does not exist, and `Corrupt` if it is too short.
 
-    A second request must confirm either. A cache of names may briefly hide an existing file, and a reader with a lease
-    would then plan again and miss records that compaction has removed. A connection may also break off.
+    Both errors must be confirmed by a second request. A name cache may briefly hide an existing file. A reader with a
+    lease would then plan again, and miss records that compaction has removed. A connection may also be interrupted.
     """
     for attempt in (1, 2):
         try:
@@ -263,7 +269,7 @@ def read_range(store: Store, file: str, start: int, length: int) -> memoryview:
             continue
         if len(data) == length:
             return data
-    raise Corrupt(f"expected {length} bytes, found {len(data)}: the file was cut off", file=file, position=start)
+    raise Corrupt(f"expected {length} bytes, found {len(data)}: the file is truncated", file=file, position=start)
 
 
 def check_slice(data: memoryview, planned: PlannedSlice) -> None:

@@ -1,11 +1,12 @@
-"""Plan a topic as a table of the latest record of each key: as of now, a time, or offsets.
+"""Plan a read of a topic as a table: the latest record of each key as of now, a time, or offsets.
 
-Like compaction, a table works partition by partition: a key has a row in each partition with records of it. These are
-several partitions if partitions were added, or records were written to an explicit partition.
+Like compaction, a table works partition by partition. A key has a row in each partition that contains records of the
+key. A key can be in several partitions if partitions were added, or if records were written to an explicit partition.
 
-A table as of an offset, or of the first record at or after a time, consists of earlier records. Below the first dirty
-offset, compaction has only left the latest record of each key as of that offset. A table as of an earlier offset would
-lack keys, so it is rejected, as is a table as of an offset below the log start.
+A table as of an offset contains only records below the offset. A table as of a time contains only records before the
+first record at or after the time. Below the first dirty offset, compaction has kept only the latest record of each key.
+A table as of an earlier offset would therefore lack keys, so it is rejected. A table as of an offset below the log
+start offset is rejected as well.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
 
 AsOf: TypeAlias = int | str | Mapping[int, int] | None
-"""A time, in ms since 1970 or ISO 8601 (UTC by default); or end offsets (exclusive) by partition, with the other
-partitions as of now; or None, for now."""
+"""The time or the end offsets of a table; None: now.
+
+A time is in ms since 1970 or in ISO 8601 (UTC by default). End offsets (exclusive) are given by partition; other
+partitions are read as of now.
+"""
 
 CHUNK_BYTES = 8 << 20
 CHUNK_RECORDS = 250_000
-"""Maximum stored bytes and records of a chunk, which is decoded at once."""
+"""Maximum stored bytes and records of a chunk, which is decoded in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionTable:
-    """The records of one partition of a table. `cuts`: the offsets that divide it into chunks. It can be pickled."""
+    """The records of one partition of a table. `cuts` are the offsets that divide them into chunks. Picklable."""
 
     part: ReadPart
     cuts: tuple[int, ...]
@@ -48,7 +52,7 @@ class PartitionTable:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The table of a topic as of a snapshot: what to read, and the offset ranges of the snapshot (`ranges`)."""
+    """The table of a topic as of a snapshot: the parts to read, and the offset ranges of the snapshot (`ranges`)."""
 
     topic: str
     topic_id: str
@@ -61,7 +65,7 @@ class TablePlan:
 def plan_table(
     view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
 ) -> list[PartitionTable]:
-    """Plan the table of a topic's partitions (None: all), without empty ones. Raises like `table_ranges`."""
+    """Plan the table of a topic's non-empty partitions (None: all partitions). Raises like `table_ranges`."""
     ranges = [offsets for offsets in table_ranges(view, topic, as_of, partitions) if offsets.start < offsets.end]
     cleaned = view.first_dirty_offsets(topic)
     tables = []
@@ -78,8 +82,8 @@ def table_ranges(
     """Return the offset range of each partition of a table.
 
     Raises:
-        BadRequest: If `as_of` is not a time
-        NotFound: If an offset is out of range, in an open transaction, or compacted
+        BadRequest: If `as_of` is not a valid time.
+        NotFound: If an offset is out of range, in an open transaction, or compacted.
     """
     bounds = view.bounds(topic)
     numbers = sorted(bounds) if partitions is None else sorted(partitions)
@@ -96,7 +100,7 @@ def table_ranges(
         if bounds[partition].log_start < end < cleaned.get(partition, 0):
             raise NotFound(
                 f"a table as of offset {end} of {topic}-{partition} lacks keys, because compaction has cleaned the log "
-                f"up to {cleaned[partition]}: use that offset or a later time; min.compaction.lag.ms keeps more"
+                f"up to {cleaned[partition]}: use this offset or a later one; min.compaction.lag.ms delays compaction"
             )
     return [OffsetRange(topic, partition, bounds[partition].log_start, ends[partition]) for partition in sorted(ends)]
 
@@ -108,10 +112,10 @@ def _checked_offset(topic: str, partition: int, value: object, bounds: Bounds) -
         return offset
     if offset is not None and end < offset <= bounds.log_end:
         raise NotFound(
-            f"as of offset {offset} of {topic}-{partition}: a transaction that starts at {end} is open; "
+            f"offset {offset} of {topic}-{partition} is not stable: a transaction that starts at {end} is open; "
             f"use {start} to {end}"
         )
-    raise NotFound(f"as of offset {value!r} of {topic}-{partition} is out of range: it has {start} to {end}")
+    raise NotFound(f"offset {value!r} of {topic}-{partition} is out of range: expected {start} to {end}")
 
 
 def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bounds]) -> dict[int, int]:
@@ -121,8 +125,8 @@ def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bound
         result = results[partition]
         if result is not None and 0 < limits.log_start >= result.offset:
             raise NotFound(
-                f"as of {iso_time(time_ms)} is before the log start of {topic}-{partition}: its first record is offset "
-                f"{result.offset} of {iso_time(result.timestamp)}, earlier records were deleted; use a later time"
+                f"{iso_time(time_ms)} is before the first record of {topic}-{partition} (offset {result.offset}, "
+                f"{iso_time(result.timestamp)}), because earlier records were deleted; use a later time"
             )
         ends[partition] = limits.end(READ_COMMITTED) if result is None else result.offset
     return ends
@@ -135,12 +139,12 @@ def _milliseconds(time: int | str) -> int:
     if (time_ms := as_integer(time)) is not None and 0 <= time_ms <= INT64_MAX:
         return time_ms
     raise BadRequest(
-        f"as_of is milliseconds, a time such as '2026-01-31T12:00:00' (UTC), or offsets by partition, found {time!r}"
+        f"as_of must be milliseconds, a time such as '2026-01-31T12:00' (UTC) or offsets by partition, found {time!r}"
     )
 
 
 def cuts_of(stored: Stored) -> tuple[int, ...]:
-    """Return the offsets that divide a range into chunks, between slices if these are small."""
+    """Return the offsets that divide a range into chunks. If slices are small, chunks start at slices."""
     by_bytes, by_records = -(-stored.nbytes // CHUNK_BYTES), -(-stored.records // CHUNK_RECORDS)
     count = max(by_bytes, by_records)
     cuts: Sequence[int] = ()

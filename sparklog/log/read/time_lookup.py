@@ -1,13 +1,14 @@
-"""Lookups by timestamp: the first record at or after a time, the first at or above an offset, the maximum timestamp.
+"""Look up records by timestamp: the first record at or after a time or an offset, and the maximum timestamp.
 
-As in Kafka, the result is the first record in offset order, between the log start and the bound, whose timestamp is at
-or after the target. Records of aborted transactions and markers count. Timestamps may decrease. The slice table has the
-slice and the slice's footer the window, so a lookup takes two reads; with `.timeindex` and `.index` of a sealed segment
-instead of the footer it takes three.
+As in Kafka, the result is the first record, in offset order, whose timestamp is at or after the target, between the log
+start offset and the end of the isolation level. Records of aborted transactions and markers are included. Timestamps
+may decrease. The slice table contains the maximum timestamp of each slice, and the footer contains the index of the
+slice, so a lookup takes two reads. A sealed segment has a `.timeindex` and an `.index` instead of a footer, so a lookup
+takes three reads.
 
-The maximum timestamp (Kafka's ListOffsets with MAX_TIMESTAMP) is the latest target with a result. It is found by
-searching all partitions of a topic together. A day of milliseconds takes about thirty steps up and as many down, most
-of which need only metadata.
+The maximum timestamp (Kafka's ListOffsets with MAX_TIMESTAMP) is the latest target with a result. All partitions of a
+topic are searched together. A range of a day in milliseconds takes about thirty steps up and thirty steps down, most of
+which only need metadata.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange, Time
 from sparklog.storage.store import Store
 
 SMALL_BYTES = 16 << 10
-"""Maximum size of a slice that is decoded entirely for one record."""
+"""Maximum size of a slice that is decoded entirely to find one record."""
 MAX_SINGLE_LOOKUPS = 16
-"""Maximum number of records to look up one by one, which does not load pyarrow: a group's lag needs few."""
+"""Maximum number of records to look up separately, without loading pyarrow. The lag of a group needs few lookups."""
 ANY_TIME = -1
-"""Kafka's "no timestamp", the minimum timestamp of a record."""
+"""Kafka's "no timestamp" value, which is the minimum timestamp of a record."""
 
 
 def offsets_for_timestamps(
@@ -55,11 +56,7 @@ def offsets_for_timestamps(
     newer: ReadLatest,
     on_skipped: OnSkipped | None = None,
 ) -> dict[int, TimestampOffset | None]:
-    """Return the record for each partition of `targets` (timestamps in ms), or None.
-
-    `newer` returns the snapshot to use if a file has been replaced. `on_skipped` is called with corrupt ranges that the
-    lookup skips; None: raise `Corrupt`.
-    """
+    """Return the first record at or after the target (a timestamp in ms) of each partition, or None."""
     targets_by_partition = {partition: (target, 0) for partition, target in targets.items()}
     return _lookup(snapshot, targets_by_partition, isolation, newer, on_skipped)
 
@@ -67,7 +64,7 @@ def offsets_for_timestamps(
 def first_records(
     snapshot: Snapshot, offsets: Mapping[int, int], *, newer: ReadLatest
 ) -> dict[int, TimestampOffset | None]:
-    """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None."""
+    """Return the first record at or above each offset: its offset and timestamp (ms), or None, by partition."""
     many = offsets if len(offsets) > MAX_SINGLE_LOOKUPS else {}
     results: dict[int, TimestampOffset | None] = {**_first_in_small_slices(snapshot, many)}
     rest = {partition: (ANY_TIME, low) for partition, low in offsets.items() if partition not in results}
@@ -75,13 +72,14 @@ def first_records(
 
 
 def _first_in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int, TimestampOffset]:
-    """Return the first records in small slices, which are read and decoded together.
+    """Return the first records that are in small slices, which are read and decoded together.
 
-    Records after a gap are skipped: the gap may be a transaction marker, which counts but which reads do not return.
+    A record is skipped if there is a gap before it. The gap may be a transaction marker, which counts as a record, but
+    is not returned by reads.
     """
     if not offsets:
         return {}
-    # Arrow's own functions for this would load its compute module and pandas.
+    # Arrow's functions for this would load its compute module and pandas.
     from sparklog.format.arrow_numpy import fixed_values
 
     state = snapshot.state
@@ -118,7 +116,7 @@ def _lookup(
     newer: ReadLatest,
     on_skipped: OnSkipped | None = None,
 ) -> dict[int, TimestampOffset | None]:
-    """Look up records; `targets`: the minimum timestamp and the minimum offset of each partition."""
+    """Look up records. `targets` contains the minimum timestamp and the minimum offset of each partition."""
     check_isolation(isolation)
     results: dict[int, TimestampOffset | None] = {}
     bounds = bounds_of(snapshot) if targets else {}
@@ -143,7 +141,7 @@ def _first(
     if start >= end:
         return None
     slices = snapshot.slices.select(partition, start, end)
-    # The matching records of the first slice may be below the start, so continue with the next candidate.
+    # The matching records of the first slice may be below the start offset. In this case, continue with the next slice.
     for row in np.flatnonzero(slices.max_ts >= target).tolist():
         one = planned_slices(snapshot.topic, partition, slices[row : row + 1]).row(0)
         result = _in_slice(snapshot.store, one, target, start, on_skipped)
@@ -157,7 +155,8 @@ def _in_slice(
 ) -> TimestampOffset | None:
     """Return the first record of the slice at or above offset `start` with a timestamp of at least `target`.
 
-    A corrupt batch before the record could contain an earlier match, so it raises `Corrupt` unless it is skipped.
+    A corrupt batch before the record may contain an earlier match. It raises `Corrupt` unless corrupt batches are
+    skipped.
     """
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
@@ -223,19 +222,20 @@ def _in_batches(
 
 
 MAX_TIMESTAMP = 2**63 - 1
-"""The maximum timestamp. A record that has it is found by the first lookup."""
+"""The maximum timestamp. A record with this timestamp is found by the first lookup."""
 
 
 def offsets_of_max_timestamp(
     view: LogView, topic: str, isolation: str = READ_UNCOMMITTED
 ) -> dict[int, TimestampOffset | None]:
-    """Return per partition the first readable record with the maximum timestamp, or None."""
+    """Return the first readable record with the maximum timestamp of each partition; None if there is no record."""
     partitions = list(view.bounds(topic))
     first = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, 0), isolation)
     last = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, MAX_TIMESTAMP), isolation)
     best = {partition: last[partition] or result for partition, result in first.items() if result is not None}
     above, step = dict.fromkeys(best, MAX_TIMESTAMP), dict.fromkeys(best, 1)
-    # No record is at `above` or later. Go up from the best result in growing steps, then bisect.
+    # No record has the timestamp `above` or a later one. Increase the timestamp from the best result in growing steps,
+    # then bisect.
     while targets := {
         partition: min(low + step[partition], (low + above[partition]) // 2)
         for partition, result in best.items()

@@ -1,4 +1,4 @@
-"""The methods of a topic that read, for users: `View.topic(name)`, and the base class of `Topic`."""
+"""The public read methods of a topic: `View.topic(name)`, and the base class of `Topic`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TopicReader:
-    """A topic of a root or of a Kafka directory, to read. Each call reads its latest state.
+    """Reads a topic of a root or of a Kafka log directory. Each call reads the latest state of the topic.
 
     Example:
         reader = sparklog.open_view("/data/log").topic("orders")
@@ -46,10 +46,11 @@ class TopicReader:
         return view
 
     def bounds(self) -> Mapping[int, Bounds]:
-        """Return the first and last offsets of each partition.
+        """Return the bounds of each partition.
 
         Returns:
-            Per partition `log_start`, `last_stable` (the end for read_committed), `high_watermark` and `log_end`.
+            The offsets `log_start`, `last_stable` (the end for read_committed), `high_watermark` and `log_end` of each
+            partition.
 
         Raises:
             NotFound: If the topic does not exist.
@@ -176,7 +177,9 @@ class TopicReader:
         """
         from sparklog.log.read.key_lookup import record_at
 
-        missing = f"no record at offset {offset} of {self.name}-{partition}: compacted away or aborted"
+        missing = (
+            f"offset {offset} of {self.name}-{partition} has no record: it was compacted or aborted, or is a marker"
+        )
         return record_at(self._latest_view(), self.name, partition, offset, isolation_level, missing)
 
     @checked(key=KEY, partition=NUMBER.or_none())

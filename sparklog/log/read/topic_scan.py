@@ -1,6 +1,6 @@
-"""Scans and tails: the records of a topic as Arrow, read from a view.
+"""Scans and tails, which read the records of a topic from a view as Arrow record batches.
 
-A tail follows a topic of any `LogView`, including Kafka directories:
+A tail follows a topic of any `LogView`, including Kafka log directories:
 
     tail = Tail(view, "orders", READ_COMMITTED)
     tail.open()
@@ -31,18 +31,15 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 OffsetSpec = int | Literal["earliest", "latest"]
 Position = OffsetSpec | Mapping[int, OffsetSpec]
-"""A start or end of a scan: `earliest`, `latest`, an offset (exclusive as an end), or one of these per partition.
-
-An offset must be between the log start and the log end; at the log end, there are no records yet.
-"""
+"""The start or end of a scan: `earliest`, `latest`, an offset, or one of these per partition. Ends are exclusive."""
 
 
 @dataclass(frozen=True)
 class Scan(RecordBatches):
-    """Records of a topic, from one snapshot. Each iteration reads them as record batches.
+    """The records of a topic in one snapshot. Each iteration reads them as record batches.
 
-    A scan can be passed wherever an Arrow stream is accepted: `pyarrow.table(scan)`, `polars.DataFrame(scan)`, a DuckDB
-    query. The records of a partition are in offset order.
+    A scan can be passed to any function that accepts an Arrow stream: `pyarrow.table(scan)`, `polars.DataFrame(scan)`,
+    a DuckDB query. The records of a partition are in offset order.
     """
 
     parts: tuple[ReadPart, ...]
@@ -54,7 +51,7 @@ class Scan(RecordBatches):
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of every batch."""
+        """The schema of each record batch."""
         return schema_of(self.columns)
 
     @property
@@ -77,11 +74,11 @@ def check_threads(threads: int) -> int:
 def scan_ranges(
     view: LogView, topic: str, partitions: Sequence[int] | None, start: Position, end: Position, isolation: str
 ) -> list[OffsetRange]:
-    """Return the offset ranges of a scan of these partitions (None: all).
+    """Return the offset ranges of a scan of these partitions (None: all partitions).
 
     Raises:
-        NotFound: If a partition or an offset does not exist
-        BadRequest: If a start is after its end
+        NotFound: If a partition or an offset does not exist.
+        BadRequest: If the start of a range is after its end.
     """
     bounds = view.bounds(topic)
     for position in (start, end):
@@ -97,8 +94,8 @@ def scan_ranges(
         for name, offset in (("start", low), ("end", high)):
             if not limits.log_start <= offset <= limits.log_end:
                 raise NotFound(
-                    f"{name}={offset} of {topic}-{partition} is out of range: it has {limits.log_start} to "
-                    f"{limits.log_end}; use one of these offsets, {EARLIEST} or {LATEST}"
+                    f"{name}={offset} of {topic}-{partition} is out of range: expected {limits.log_start} to "
+                    f"{limits.log_end}, {EARLIEST} or {LATEST}"
                 )
         ranges.append(OffsetRange(topic, partition, low, high))
     return ranges
@@ -113,16 +110,17 @@ def _offset(name: str, position: Position, partition: int, bounds: Bounds, isola
         return bounds.end(isolation)
     offset = as_integer(position)
     if offset is None or offset < 0:
-        raise BadRequest(f"{name} must be {EARLIEST}, {LATEST} or an offset from 0, found {shortened(position)}")
+        raise BadRequest(f"{name} must be {EARLIEST}, {LATEST} or an offset of at least 0, found {shortened(position)}")
     return offset
 
 
 @dataclass
 class Tail:
-    """The position of a reader of one topic: the next offset of each partition.
+    """A reader that follows one topic from a position: the next offset of each partition.
 
-    `poll` reads from there to the log end, or to `ends` if given. If the topic is deleted and created again, `refresh`
-    raises an error. If retention has removed offsets before they were read, `poll` calls `warn` and skips them.
+    `poll` reads from the position to the log end offset, or to `ends` if given. If the topic is deleted and created
+    again, `refresh` raises an error. If retention has deleted offsets before they were read, `poll` calls `warn` and
+    skips them.
     """
 
     view: LogView
@@ -134,14 +132,16 @@ class Tail:
     ends: dict[int, int] = field(default_factory=dict)
     topic_id: str = ""
     keys: KeySet | None = None
-    """Keys whose records are read; None: all records."""
+    """The keys whose records are read; None: all records."""
 
     def open(self) -> None:
         self.topic_id = self.view.topic_id(self.topic)
         self.view.refresh([self.topic])
         bounds = self.view.bounds(self.topic)
         if self.partition is not None and self.partition not in bounds:
-            raise NotFound(f"{self.topic} has no partition {self.partition}, the last is {max(bounds, default=-1)}")
+            raise NotFound(
+                f"topic {self.topic} has no partition {self.partition}; the last is {max(bounds, default=-1)}"
+            )
 
     def start_at_log_start(self) -> None:
         self.positions = {partition: bounds.log_start for partition, bounds in self._bounds().items()}
@@ -153,18 +153,20 @@ class Tail:
         for partition, bounds in self._bounds().items():
             start, end = bounds.log_start, bounds.end(self.isolation)
             if not start <= offset <= end:
-                raise NotFound(f"offset {offset} of {self.topic}-{partition} is out of range: it has {start} to {end}")
+                raise NotFound(
+                    f"offset {offset} of {self.topic}-{partition} is out of range: expected {start} to {end}"
+                )
             self.positions[partition] = offset
 
     def start_at_time(self, timestamp_ms: int) -> None:
-        """Start at the first record of each partition at or after a time, or at the end if there is none."""
+        """Start at the first record at or after a time in each partition, or at the end if there is no such record."""
         self.start_at_end()
         targets = dict.fromkeys(self.positions, timestamp_ms)
         records = self.view.offsets_for_timestamps(self.topic, targets, self.isolation)
         self.positions.update({partition: result.offset for partition, result in records.items() if result is not None})
 
     def poll(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        """Yield the records from the positions to the end. A position advances after its partition's last batch."""
+        """Yield the records from the position to the end. The position of a partition advances after its last batch."""
         for partition, bounds in self._bounds().items():
             start, log_start = self.positions.get(partition, bounds.log_start), bounds.log_start
             if start < log_start:
@@ -185,7 +187,7 @@ class Tail:
                 yield batch.select(columns)
 
     def refresh(self) -> None:
-        """Refresh the view; `Conflict` if the topic was deleted and created again."""
+        """Refresh the view. Raises `Conflict` if the topic was deleted and created again."""
         self.view.refresh([self.topic])
         if self.view.topic_id(self.topic) != self.topic_id:
             raise Conflict(f"topic {self.topic} was deleted and created again while it was read: start again")

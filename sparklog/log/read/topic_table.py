@@ -1,4 +1,4 @@
-"""A topic as a table, for users: `TopicTable` has the latest record of each key as Arrow.
+"""`TopicTable`, the public class of a topic as a table: the latest record of each key as Arrow.
 
 table = topic.table()
 print(table.to_table().num_rows)
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TopicTable(RecordBatches):
-    """The latest record of each key, without deleted keys. Each iteration reads it as record batches.
+    """The latest record of each key, without deleted keys. Each iteration reads the rows as record batches.
 
-    A table can be passed wherever an Arrow stream is accepted: `pyarrow.table(table)`, `polars.DataFrame(table)`, a
-    DuckDB query. Rows are ordered by partition, latest first.
+    A table can be passed to any function that accepts an Arrow stream: `pyarrow.table(table)`,
+    `polars.DataFrame(table)`, a DuckDB query. Rows are ordered by partition, with the latest record first.
     """
 
     plan: TablePlan
@@ -42,7 +42,7 @@ class TopicTable(RecordBatches):
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of every batch."""
+        """The schema of each record batch."""
         return schema_of(self.plan.columns)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -82,7 +82,7 @@ def open_table(
     columns: Sequence[str] = COLUMNS,
     threads: int = 1,
 ) -> TopicTable:
-    """Plan the table of a topic from a new snapshot of the view; `open_view` opens a view to follow it."""
+    """Plan the table of a topic from a new snapshot of the view. `open_view` opens a view to follow the table."""
     checked = check_columns(columns)
     check_threads(threads)
     view.refresh([topic])

@@ -323,7 +323,7 @@ def test_skipping_travels_to_tasks_and_is_logged(tmp_path: Path, caplog: pytest.
     found = [offset for piece in read_parts(tasks, ["offset"]) for offset in piece.column("offset").to_pylist()]
     assert found == [0, 2]
     (line,) = caplog.messages
-    assert line.startswith("sparklog: left out offsets 1 to 1 of t-0 as damaged: the batch's CRC-32C does not match")
+    assert line.startswith("sparklog: skipped corrupt offsets 1 to 1 of t-0: the batch's CRC-32C does not match")
     with pytest.raises(Corrupt):
         list(read_parts(open_view(resolve(str(tmp_path / "root")), tailing=False).plan(
             [OffsetRange("t", 0, 0, 3)], READ_UNCOMMITTED), ["value"]))  # fmt: skip

@@ -177,7 +177,7 @@ def test_a_file_that_is_gone_for_good_is_named(place: CountedRoot) -> None:
     topic = filled(place)
     gone = place.append_files()[12]
     place.inner.delete(gone)
-    with pytest.raises(Corrupt, match="the log names a file that does not exist") as caught:
+    with pytest.raises(Corrupt, match="the log references a file that does not exist") as caught:
         topic.scan().to_table()
     assert caught.value.file == gone
 

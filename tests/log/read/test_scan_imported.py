@@ -52,7 +52,7 @@ def test_gaps_within_and_between_batches(memory: CountedRoot) -> None:
         assert [row["value"] for row in read] == [b"v%d" % (offset - 5) for offset in kept if offset >= start]
         assert topic.scan(start=start, end=start + 1).to_table().num_rows == (start in kept)
         if start not in kept:
-            with pytest.raises(NotFound, match=f"no record at offset {start} "):
+            with pytest.raises(NotFound, match=f"offset {start} of .* has no record"):
                 topic.record_at(0, start)
     for target in range(1000, 1032):
         expected = next((TimestampOffset(o, 1000 + o - 5) for o in kept if 1000 + o - 5 >= target), None)
@@ -131,6 +131,6 @@ def test_sealed_segments_are_read_where_they_lie(memory: CountedRoot) -> None:
 def test_offsets_that_run_backwards_are_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended_by_hand(memory, topic, [batch_of(3, [0], 2), batch_of(0, [0], 2), batch_of(6, [0], 3)])
-    with pytest.raises(Corrupt, match="not its own") as caught:
+    with pytest.raises(Corrupt, match="do not match the slice") as caught:
         topic.scan().to_table()
     assert caught.value.offset == 0

@@ -62,7 +62,7 @@ def test_from_an_offset_or_a_time(root: Root) -> None:
     assert values(tail) == [b"c"]
     tail.start_at_time(31)
     assert values(tail) == []
-    with pytest.raises(NotFound, match="offset 4 of t-0 is out of range: it has 0 to 3"):
+    with pytest.raises(NotFound, match="offset 4 of t-0 is out of range: expected 0 to 3"):
         tail.start_at_offset(4)
 
 
@@ -73,7 +73,7 @@ def test_one_partition_only(root: Root) -> None:
     tail = tailed(root, partition=1)
     tail.start_at_log_start()
     assert values(tail) == [b"b"]
-    with pytest.raises(NotFound, match="t has no partition 2, the last is 1"):
+    with pytest.raises(NotFound, match="topic t has no partition 2; the last is 1"):
         tailed(root, partition=2)
 
 

@@ -116,7 +116,7 @@ def test_the_first_record_at_an_offset_and_its_time(place: CountedRoot) -> None:
     assert first_records(topic.log.read_snapshot(), {0: 5, 1: 7}, newer=topic.log.read_snapshot) == {0: None, 1: None}
     topic.delete_records({0: 2})
     assert first_records(topic.log.read_snapshot(), {0: 0}, newer=topic.log.read_snapshot) == {0: TimestampOffset(2, 3)}
-    with pytest.raises(NotFound, match="expected partitions 0 to 1"):
+    with pytest.raises(NotFound, match="has partitions 0 to 1"):
         first_records(topic.log.read_snapshot(), {2: 0}, newer=topic.log.read_snapshot)
 
 

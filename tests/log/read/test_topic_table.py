@@ -113,13 +113,13 @@ def with_deleted_records(world: TopicsWorld) -> Topic:
 
 
 REFUSED: list[tuple[Callable[[TopicsWorld], Topic], AsOf, type[SparklogError], str]] = [
-    (compacted, "noon", BadRequest, "as_of is milliseconds, a time such as .* found 'noon'"),
+    (compacted, "noon", BadRequest, "as_of must be milliseconds, a time such as .* found 'noon'"),
     (compacted, -1, BadRequest, "found -1"),
     (compacted, True, BadRequest, "found True"),
-    (compacted, {0: 7}, NotFound, "as of offset 7 of a-0 is out of range: it has 0 to 6"),
+    (compacted, {0: 7}, NotFound, "offset 7 of a-0 is out of range: expected 0 to 6"),
     (compacted, {0: -1}, NotFound, "offset -1 of a-0 is out of range"),
     (compacted, {0: True}, NotFound, "offset True of a-0 is out of range"),
-    (compacted, {9: 1}, NotFound, "expected partitions 0 to 1 of topic a, found 9"),
+    (compacted, {9: 1}, NotFound, "topic a has partitions 0 to 1, found 9"),
     (
         compacted,
         {0: 3},
@@ -127,8 +127,8 @@ REFUSED: list[tuple[Callable[[TopicsWorld], Topic], AsOf, type[SparklogError], s
         "lacks keys, because compaction has cleaned the log up to 4: .*min.compaction.lag.ms",
     ),
     (with_open_transaction, {0: 3}, NotFound, "a transaction that starts at 2 is open; use 0 to 2"),
-    (with_deleted_records, {0: 1}, NotFound, "offset 1 of a-0 is out of range: it has 2 to 4"),
-    (with_deleted_records, START_MS, NotFound, "before the log start of a-0: its first record is offset 2 of 2023-11"),
+    (with_deleted_records, {0: 1}, NotFound, "offset 1 of a-0 is out of range: expected 2 to 4"),
+    (with_deleted_records, START_MS, NotFound, "is before the first record of a-0 .offset 2, 2023-11"),
 ]
 
 
