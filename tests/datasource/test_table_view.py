@@ -86,14 +86,14 @@ def test_the_latest_of_each_key(root: Root) -> None:
 def test_a_topic_deleted_since_it_was_listed_is_left_out(
     root: Root, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = RootEngine.folders
+    listed = RootEngine.all_topics
 
     def deleted_at_once(self: RootEngine) -> Iterator[str]:
         names = list(listed(self))
         root.delete_topic("u")
         return iter(names)
 
-    monkeypatch.setattr(RootEngine, "folders", deleted_at_once)
+    monkeypatch.setattr(RootEngine, "all_topics", deleted_at_once)
     source = SparklogDataSource({"path": root.location, "subscribePattern": "[tu]", "view": view})
     reader = source.reader(schema("topic"))
     batches = [batch for task in reader.partitions() for batch in reader.read(task)]
@@ -111,7 +111,7 @@ def test_a_topic_deleted_since_it_was_listed_is_left_out(
         ({"asOfOffsets": '{"t":{"0":-2}}'}, BadRequest, "Option 'asOfOffsets' must be JSON such as"),
         ({"asOfOffsets": '{"t":{"0":1}}'}, BadRequest, "asOfOffsets must name each partition that is read; missing"),
         ({"asOfOffsets": '{"t":{"0":1,"1":1,"7":1}}'}, BadRequest, "asOfOffsets names partitions that are not read"),
-        ({"asOfOffsets": '{"t":{"0":9,"1":1}}'}, NotFound, "as of offset 9 of t-0 is out of range: it has 0 to 4"),
+        ({"asOfOffsets": '{"t":{"0":9,"1":1}}'}, NotFound, "offset 9 of t-0 is out of range: expected 0 to 4"),
         ({"startingOffsets": "earliest"}, BadRequest, "Option 'startingOffsets' is for view=log"),
         ({"endingTimestamp": "1700000000000"}, BadRequest, "Option 'endingTimestamp' is for view=log"),
         ({"maxRecordsPerPartition": "5"}, BadRequest, "a table reads each partition in one task"),
