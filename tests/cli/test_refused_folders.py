@@ -68,7 +68,7 @@ def content(folder: Path) -> list[str]:
 @pytest.mark.parametrize("entry_point", PYTHON)
 def test_no_call_makes_a_root_of_it(folder: Path, kafka: Path, entry_point: str) -> None:
     before = content(folder)
-    with pytest.raises(Exception, match=r"not empty, found cron.d: use an empty or new folder"):
+    with pytest.raises(Exception, match=r"nor empty, found cron.d: use an empty or new directory"):
         PYTHON[entry_point](folder, kafka)
     assert content(folder) == before
 
@@ -84,7 +84,7 @@ def test_no_command_writes_into_it(
     places = {"folder": folder, "kafka": kafka, "other": tmp_path / "other", "backups": tmp_path / "backups"}
     said = sparklog(*(word.format(**places) for word in words), code=1)
     (line,) = said.err.splitlines()
-    assert ("not empty, found cron.d" in line) == (words in COMMANDS), line
+    assert ("nor empty, found cron.d" in line) == (words in COMMANDS), line
     assert words in COMMANDS or "is not a sparklog root" in line
     assert content(folder) == before
 

@@ -83,7 +83,7 @@ def test_a_newer_format(spark: SparkSession, tmp_path: Path) -> None:
     assert message.startswith("[SPARKLOG_BAD_REQUEST]: root _root.json needs the sparklog features teleport to be read")
     path.write_bytes(encode({**document, "format": 2}))
     message = line(lambda: load(spark, str(tmp_path / "log"), subscribe="t").count())
-    assert "has format 2, this sparklog reads format 1; upgrade sparklog" in message
+    assert "has format 2, but this release reads format 1; upgrade sparklog" in message
 
 
 @pytest.mark.usefixtures("records_in_files")

@@ -213,7 +213,7 @@ def test_a_folder_of_other_files_is_no_place_for_a_root(tmp_path: Path) -> None:
     (tmp_path / "report.csv").write_text("")
     (foreign,) = examine_root(str(tmp_path))
     assert (foreign.check, foreign.status) == ("root", FAIL)
-    assert "not empty, found report.csv" in foreign.found
+    assert "nor empty, found report.csv" in foreign.found
     assert [path.name for path in tmp_path.iterdir()] == ["report.csv"]
 
 

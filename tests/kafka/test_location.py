@@ -110,6 +110,6 @@ def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path) -> None:
     (tmp_path / "part-0.parquet").touch()
     location = resolve(str(tmp_path))
     for attempt in (lambda: open_log(location, create=True), lambda: root_at(location, create=True)):
-        with pytest.raises(BadRequest, match=r"not empty, found part-0.parquet: use an empty or new folder"):
+        with pytest.raises(BadRequest, match=r"nor empty, found part-0.parquet: use an empty or new directory"):
             attempt()
     assert os.listdir(tmp_path) == ["part-0.parquet"]

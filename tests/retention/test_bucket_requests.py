@@ -141,5 +141,5 @@ def test_a_root_is_made_without_a_listing_of_all_keys() -> None:
     other = Bucket(world.clock)
     other.create("_checkpoints/query/metadata", b"x")
     other.create("zoo/1.parquet", b"x")
-    with pytest.raises(BadRequest, match=r"not empty, found zoo/1\.parquet"):
+    with pytest.raises(BadRequest, match=r"nor empty, found zoo/1\.parquet"):
         open_root(other, create=True, env=world.env())

@@ -130,6 +130,6 @@ def test_a_backup_is_readable_as_a_root(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadRequest, match="backup repository"):
             write()
-    with pytest.raises(BadRequest, match="restore them into another folder"):
+    with pytest.raises(BadRequest, match="restore them to another directory"):
         sparklog.open(place, create=True)
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before

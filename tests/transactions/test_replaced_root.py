@@ -123,7 +123,7 @@ def test_a_log_that_has_grown_to_the_same_number_since(log: str) -> None:
     while len(old.numbers()) < len(newest):
         write()
     assert old.numbers() == newest
-    with pytest.raises(Fenced, match="differs from the object that this process saw"):
+    with pytest.raises(Fenced, match="differs from the object that this process has read"):
         old.writer()
     assert old.numbers() == newest
     old.go_on()
@@ -137,7 +137,7 @@ def test_a_root_that_is_replaced_between_the_look_and_the_create(log: str, repla
     write = old.through(hooked)
     write()
     hooked.before_next("create:commit", lambda: replace(old))
-    with pytest.raises(Fenced, match=r"was taken back; stop this process, and open the root again"):
+    with pytest.raises(Fenced, match=r"was withdrawn; stop this process, and open the root again"):
         write()
     old.go_on()
 
@@ -210,7 +210,7 @@ def test_a_number_before_that_cannot_be_read_leaves_the_outcome_unknown() -> Non
     write()
     before = old.numbers()
     store.decide = lambda call: Fault(FaultKind.ERROR_BEFORE) if (call.verb, call.key) == ("get", before[-1]) else None
-    with pytest.raises(Unavailable, match="has an unknown outcome"):
+    with pytest.raises(Unavailable, match=r"the outcome of creating .* is unknown"):
         write()
     assert len(old.numbers()) == len(before) + 1
 

@@ -1,1 +1,1 @@
-"""The journal: a durable numbered log of JSON objects, each created once. It knows nothing of topics."""
+"""The journal: a durable log of numbered JSON objects, each of which is created once. It is independent of topics."""

@@ -1,6 +1,6 @@
-"""Read a journal whose entries each contain the complete state, without a root and without a cache.
+"""Read a journal whose entries each contain the complete state, without opening the root and without a cache.
 
-A checkpoint is a copy of an entry, so either can be read. `EntryLog` is for programs that also write.
+A checkpoint is a copy of an entry, so it can be read instead of the entry. Programs that also write use `EntryLog`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers of a journal's existing entries, and of its checkpoints, which are copies of entries; in order."""
+    """The sorted numbers of a journal's existing entries and of its checkpoints, which are copies of entries."""
 
     entries: tuple[int, ...]
     copies: tuple[int, ...]
 
 
 def list_numbers(store: Store, prefix: str) -> Numbers:
-    """List a journal, copies first: if an entry is deleted in between, its copy is listed."""
+    """List a journal.
+
+    Checkpoints are listed first, so that each number is listed even if its entry is deleted concurrently.
+    """
     copies = tuple(numbers_below(store, checkpoint_prefix(prefix)))
     return Numbers(tuple(entry_numbers(store, prefix)), copies)
 
@@ -51,7 +54,7 @@ def list_numbers(store: Store, prefix: str) -> Numbers:
 class EntryChain(Generic[E]):
     """The entries of one id in a store.
 
-    With an `env`, reads wait up to 90 s for entries that a mount's cache of names may hide.
+    If `env` is given, reads wait up to 90 s for entries that a mount's name cache may hide.
     """
 
     store: Store
@@ -64,7 +67,7 @@ class EntryChain(Generic[E]):
         return self.kind.prefix(self.id)
 
     def read(self, number: int) -> tuple[bytes, E] | None:
-        """Return an entry or its copy, with its bytes; None if neither exists. Raises `Corrupt` if it is damaged."""
+        """Return an entry or its checkpoint, with its bytes; None if neither exists. Raises `Corrupt` if damaged."""
         store = patient(self.store, self.env)
         stored: StoredObject[E] | None = None
         for key in (commit_key(self.prefix, number), checkpoint_key(self.prefix, number)):
@@ -75,18 +78,21 @@ class EntryChain(Generic[E]):
         return None if stored is None else (stored.data, stored.expect())
 
     def state_at(self, number: int) -> E | None:
-        """Return the state after an entry; None if the entry is missing. -1: the state of an id without entries."""
+        """Return the state after an entry; None if the entry does not exist. The state after entry -1 is empty."""
         if number < 0:
             return self.kind.empty(self.id)
         stored = self.read(number)
         return None if stored is None else stored[1]
 
     def existing(self, number: int) -> E:
-        """Return the state after an entry. Raises `NotFound` if the entry is missing."""
+        """Return the state after an entry. Raises `NotFound` if the entry does not exist."""
         return self._expect(self.state_at(number), number)
 
     def after(self, state: E) -> E | None:
-        """Return the state after the next entry; None if there is none. Raises `Corrupt` if it does not follow."""
+        """Return the state after the next entry; None if there is no next entry.
+
+        Raises `Corrupt` if it does not follow `state`.
+        """
         entry = self.state_at(state.number + 1)
         if entry is not None and entry.prev_crc != state.crc:
             raise Corrupt(
@@ -97,16 +103,17 @@ class EntryChain(Generic[E]):
         return entry
 
     def walk(self, first: E, last: int) -> Iterator[E]:
-        """Yield the states after `first` up to entry `last`. Raises `NotFound` if an entry is missing."""
+        """Yield the states after `first` up to entry `last`. Raises `NotFound` if an entry does not exist."""
         state = first
         while state.number < last:
             state = self._expect(self.after(state), state.number + 1)
             yield state
 
     def span(self) -> EntrySpan[E]:
-        """Return the latest contiguous entries. Raises `Corrupt` if an entry that must exist is missing.
+        """Return the latest contiguous entries. Raises `Corrupt` if an entry is missing that must exist.
 
-        If entries are written during a listing, it may show an entry without an earlier one, so it is repeated first.
+        If entries are written during a listing, the listing may contain an entry but not an earlier one. Therefore the
+        listing is repeated before an error is raised.
         """
         backoff = None if self.env is None else Backoff(self.env)
         while True:
@@ -122,7 +129,8 @@ class EntryChain(Generic[E]):
         last = first = max(numbers, default=-1)
         while first - 1 in numbers:
             first -= 1
-        # Entries up to the latest copy may be deleted, and a stalled process may have created one of them again.
+        # Entries up to the latest checkpoint may have been deleted, and a stalled process may have created one of them
+        # again.
         latest_copy = listed.copies[-1] if listed.copies else -1
         if first > latest_copy + 1 and not self._resumes_at(first):
             missing = next(number for number in range(latest_copy + 1, first) if number not in numbers)
@@ -130,20 +138,22 @@ class EntryChain(Generic[E]):
         return EntrySpan(self, max(first, 0), last)
 
     def _resumes_at(self, number: int) -> bool:
-        """Return True for an expired id that is used again, whose entries before `number` are deleted."""
+        """Return True if an expired id is used again, so that its entries before `number` are deleted."""
         stored = self.read(number)
         return stored is None or EXPIRED_IDS in stored[1].read_features
 
     def latest(self) -> E:
         state = self.state_at(self.span().last)
         if state is None:
-            raise NotFound(f"the entries of {self.kind.title(self.id)} were deleted while they were read; try again")
+            raise NotFound(
+                f"the entries of {self.kind.title(self.id)} were deleted while they were read; try again later"
+            )
         while (entry := self.after(state)) is not None:
             state = entry
         return state
 
     def latest_number_before(self, time_ms: int) -> int | None:
-        """Return the latest entry that existed at a time, by the store's clock; None if there was none."""
+        """Return the latest entry that existed at a time, by the store's clock; None if there was no entry."""
         number = None
         for info in list_entries(self.store, self.prefix):
             if info.modified_ms > time_ms:
@@ -153,20 +163,23 @@ class EntryChain(Generic[E]):
 
     def _expect(self, entry: E | None, number: int) -> E:
         if entry is None:
-            raise NotFound(f"entry {number} of {self.kind.title(self.id)} is no longer kept")
+            raise NotFound(f"entry {number} of {self.kind.title(self.id)} has been deleted")
         return entry
 
 
 @dataclass(frozen=True, slots=True)
 class EntrySpan(Generic[E]):
-    """The existing entries `first` to `last` of an id; `last` is -1 if there are none."""
+    """The existing entries `first` to `last` of an id. `last` is -1 if there are no entries."""
 
     chain: EntryChain[E]
     first: int
     last: int
 
     def number_by(self, time_ms: int) -> int:
-        """Return the latest entry created by a time; the first if earlier ones are deleted; -1 if there was none."""
+        """Return the latest entry created at or before a time; -1 if there is none.
+
+        If earlier entries are deleted, return at least `first`.
+        """
         number = latest_at(self.chain.existing, self.first, self.last, time_ms)
         return max(number, self.first) if self.first > 0 else number
 
@@ -174,30 +187,33 @@ class EntrySpan(Generic[E]):
         return self.chain.state_at(self.number_by(time_ms))
 
     def states_by(self, time_ms: int) -> list[E]:
-        """Return the states from the first entry to the latest created by a time."""
+        """Return the states from the first entry to the latest entry created at or before a time."""
         number = self.number_by(time_ms)
         state = self.chain.state_at(self.first) if number >= self.first else None
         return [] if state is None else [state, *self.chain.walk(state, number)]
 
     def first_after(self, time_ms: int) -> E | None:
-        """Return the first entry if earlier ones are deleted and it was created after a time; else None."""
+        """Return the first entry if earlier entries are deleted and it was created after a time; otherwise None."""
         if self.first == 0 or latest_at(self.chain.existing, self.first, self.last, time_ms) >= self.first:
             return None
         return self.chain.state_at(self.first)
 
 
 def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> list[str]:
-    """Return the ids that have entries, read from one entry per folder. Errors are added to `failures`, or raised."""
+    """Return the ids that have entries, which are read from one entry per directory.
+
+    Errors are added to `failures`; None: raise the first error.
+    """
     folders = list(store.list_folders(f"{kind.folder}/"))
     ids = read_each(store, lambda folder: id_in(store, kind, folder), folders, failures)
     return [id_ for id_ in ids.values() if id_ is not None]
 
 
 def id_in(store: Store, kind: EntryKind[E], folder: str) -> str | None:
-    """Return the id whose entries are in a folder; None if there are none, or if they belong to another folder.
+    """Return the id whose entries are in a directory; None if it contains no entries or entries of another directory.
 
-    The id is read from the first entry, else from a checkpoint, else from another entry. Raises `Corrupt` if all are
-    damaged.
+    The id is read from the first entry; if it does not exist, from a checkpoint; otherwise from another entry. Raises
+    `Corrupt` if all of them are damaged.
     """
     prefix = f"{kind.folder}/{folder}"
     damage: Corrupt | None = None
@@ -222,6 +238,6 @@ def id_in(store: Store, kind: EntryKind[E], folder: str) -> str | None:
 
 def _first_keys(store: Store, prefix: str) -> Iterator[str]:
     yield commit_key(prefix, 0)
-    # These are listed only if the first entry is missing.
+    # These are listed only if the first entry does not exist or is damaged.
     yield from (info.key for info in store.list(checkpoint_prefix(prefix)))
     yield from (info.key for info in list_entries(store, prefix))

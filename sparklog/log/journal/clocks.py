@@ -1,16 +1,17 @@
-"""The environment of a log: clocks, sleep and randomness in one value (`Env`), and the rules about clocks.
+"""The environment of a log (`Env`): clocks, sleep and randomness. This module also defines the rules for clocks.
 
-No module below `sparklog.log` reads the system's time or random numbers, so that a simulation can skew and replay an
-`Env`.
+No module below `sparklog.log` reads the system's clocks or random numbers directly, so that a simulation can control
+and replay them.
 
-A writer whose clock is far ahead of the store's does not commit. On a local disk, both are the same clock. If it jumps
-ahead and back again, commits from the future remain, and later commits must not get their time forever. Each commit has
+If the clock of a writer is far ahead of the store's clock, the writer does not commit. On a local disk, both are the
+same clock. If this clock jumps ahead and back again, commits with times in the future remain, and later commits must
+not have these times forever. Therefore each commit has three fields:
 
-* `timeMs`, which never decreases, and so stays at the time of the jump until the clock reaches it again;
-* `clockMs`, when it was created, if that is a different time. It decreases only after a commit that is more than five
-  minutes ahead of the store's clock, and so was created while a clock was wrong;
-* `clockSince`, the latest version at which `clockMs` decreased. From there on, times are in order, so commits can be
-  looked up by time.
+* `timeMs` never decreases. After a jump, it stays at the time of the jump until the clock reaches this time again.
+* `clockMs` is the time at which the commit was created, if it differs from `timeMs`. It decreases only after a commit
+  that is more than five minutes ahead of the store's clock, because such a commit was created while a clock was wrong.
+* `clockSince` is the latest version at which `clockMs` decreased. From this version on, the times are in order, so
+  commits can be looked up by time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAX_DRIFT_MS = 1_000
 
 
 class Dated(Protocol):
-    """A commit, or the state after one."""
+    """A commit, or the state after a commit."""
 
     @property
     def time_ms(self) -> int: ...
@@ -45,7 +46,7 @@ class Dated(Protocol):
 
 
 class Times(TypedDict):
-    """The times that a commit records."""
+    """The times in a commit."""
 
     time_ms: int
     clock_ms: int | None
@@ -53,7 +54,10 @@ class Times(TypedDict):
 
 
 def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
-    """Return the times of commit `number`, which follows `base`, by the writer's clock and the store's."""
+    """Return the times of commit `number`, which follows `base`.
+
+    `now_ms` is the writer's clock, `store_ms` the store's.
+    """
     is_ahead = base.made_ms > store_ms + MAX_AHEAD_MS
     made_ms = min(now_ms, store_ms) if is_ahead else max(now_ms, base.made_ms)
     time_ms = max(made_ms, base.time_ms)
@@ -62,7 +66,7 @@ def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
 
 
 def latest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: int) -> int:
-    """Return the latest version from `first` to `last` that was created by a time; `first` - 1 if there is none."""
+    """Return the latest version from `first` to `last` created at or before a time; `first` - 1 if there is none."""
     while first <= last:
         since = max(first, commit(last).clock_since or 0)
         count = bisect_right(range(since, last + 1), time_ms, key=lambda version: commit(version).made_ms)
@@ -73,7 +77,7 @@ def latest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
 
 
 def reading_clock_ms(store: Store, env: Env) -> int:
-    """Return the store's clock, or this machine's if the store's cannot be read, as on a read-only mount."""
+    """Return the time of the store's clock, or of this host's clock if the store's cannot be read (read-only mount)."""
     if not store.writable:
         return env.wall_ms()
     try:
@@ -83,7 +87,7 @@ def reading_clock_ms(store: Store, env: Env) -> int:
 
 
 class ClockGuard:
-    """Compares the wall clock with the store's, which may take a request: every ten minutes, and if the clock jumps."""
+    """Compares the wall clock with the store's clock every ten minutes and after jumps. This may take a request."""
 
     def __init__(self, store: Store, env: Env) -> None:
         self._store = store
@@ -102,22 +106,25 @@ class ClockGuard:
         ahead = now.wall_ms - store_ms
         if ahead > MAX_AHEAD_MS:
             raise Unavailable(
-                f"this machine's clock is {ahead // 1000} s ahead of {self._store.location}; at most "
-                f"{MAX_AHEAD_MS // 1000} s are allowed to commit: set the clock"
+                f"this host's clock is {ahead // 1000} s ahead of {self._store.location}; commits require at most "
+                f"{MAX_AHEAD_MS // 1000} s: set the clock"
             )
         step_ms = self._store.clock_step_ms
-        # A clock with a step of a second cannot show a smaller difference; its jitter must not change times.
+        # A clock with a resolution of a second cannot show a smaller difference, and its jitter must not change times.
         is_equal = step_ms > 1 and abs(ahead) < 2 * step_ms
         self._last_check, self._ahead_ms = now, 0 if is_equal else ahead
 
     def store_ms(self, wall_ms: int) -> int:
-        """Convert a time of this machine's clock to the store's clock."""
+        """Convert a time of this host's clock to the store's clock."""
         return wall_ms - self._ahead_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """Clocks in ms, sleep in seconds, randomness. `wall_ms` may jump; `boot_ms` never does, and counts while asleep."""
+    """Clocks in ms, sleep in seconds, and randomness.
+
+    `wall_ms` may jump. `boot_ms` never jumps, and includes the time during which the host sleeps.
+    """
 
     wall_ms: Callable[[], int]
     boot_ms: Callable[[], int]
@@ -125,9 +132,12 @@ class Env:
     random: random.Random = field(repr=False)
 
     def new_id(self) -> str:
-        """Return a random UUID in Kafka's format: 22 characters, starting with a letter, unlike options and numbers."""
+        """Return a random UUID in Kafka's format: 22 characters.
+
+        It starts with a letter, so that it cannot be mistaken for an option or a number.
+        """
         while True:
-            # Version 4, variant 2. The module uuid takes ten calls for this.
+            # Version 4, variant 2. The uuid module would need ten calls for this.
             number = self.random.getrandbits(128) & ~(0xF << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62
             text = base64.urlsafe_b64encode(number.to_bytes(16, "big")).decode("ascii")
             if text[0].isalpha():
@@ -148,7 +158,7 @@ class Env:
         return self.random.random()
 
     def pause(self, tries: int) -> None:
-        """Wait a random time before attempt `tries` + 1, up to a bound that doubles from 20 ms to 2 s."""
+        """Wait a random time before attempt `tries` + 1. The maximum time doubles from 20 ms to 2 s."""
         self.sleep(SHORT_PAUSES.length(tries, self.uniform()))
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -162,7 +172,7 @@ RECENT_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """A reading of both clocks. The larger difference of the two counts, so setting a clock back hides no stall."""
+    """A reading of both clocks. The larger difference counts, so that setting a clock back does not hide a stall."""
 
     wall_ms: int
     boot_ms: int
@@ -173,7 +183,7 @@ class ClockReading:
     def is_soon_after(self, earlier: ClockReading) -> bool:
         """Return True if less than a second has passed by both clocks.
 
-        That is False if a clock was set, or if `earlier` was read on another machine.
+        The result is False if a clock was set, or if `earlier` was read on another host.
         """
         passed = self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms
         return all(0 <= milliseconds < RECENT_MS for milliseconds in passed)
@@ -183,7 +193,7 @@ _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def _boot_ms() -> int:
-    # Python's monotonic clock stops while a Linux machine sleeps; CLOCK_BOOTTIME does not. On other systems,
+    # On Linux, Python's monotonic clock stops while the host sleeps, and CLOCK_BOOTTIME does not. On other systems,
     # time.monotonic includes sleep (CLOCK_MONOTONIC on macOS, the tick count on Windows).
     nanoseconds = time.monotonic_ns() if _BOOT_CLOCK is None else time.clock_gettime_ns(_BOOT_CLOCK)
     return nanoseconds // 1_000_000

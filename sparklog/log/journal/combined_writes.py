@@ -1,6 +1,6 @@
-"""One journal entry for the steps of several threads, such as members of a group that live in one process.
+"""Combine the steps of several threads into one journal entry, such as the steps of group members in one process.
 
-Each step gets the state that the previous step returned, and each thread gets the error of its own step.
+Each step gets the state that the previous step returned. Each thread gets the error of its own step.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ E = TypeVar("E", bound=StateEntry)
 
 
 class CombinedWrites(Generic[E]):
-    """Writes entries of a log, each with the pending steps of all threads. Steps must be pure: see `EntryLog.write`."""
+    """Writes entries of a log.
+
+    An entry contains the pending steps of all threads. Steps must be pure: see `EntryLog.write`.
+    """
 
     def __init__(self, log: EntryLog[E]) -> None:
         self._log = log
         self._group: GroupCommit[Step[E], E] = GroupCommit(log.title, self._write_all)
 
     def write(self, step: Step[E]) -> E:
-        """Write as `EntryLog.write`. Raises `Unavailable` if the outcome of all steps of the entry is unknown."""
+        """Write an entry, like `EntryLog.write`.
+
+        Raises `Unavailable` if the outcome of the entry, and of all its steps, is unknown.
+        """
         return self._group.submit(step)
 
     def _write_all(self, steps: Sequence[Step[E]]) -> list[E | SparklogError]:
@@ -38,7 +44,7 @@ class CombinedWrites(Generic[E]):
                 except SparklogError as error:
                     errors[index] = error
             if latest is None and errors:
-                # The state may not have been the latest: the log reads on and calls this again.
+                # The state may not be the latest one. In this case, the log refreshes and calls this function again.
                 raise next(iter(errors.values()))
             return latest
 

@@ -1,4 +1,4 @@
-"""Create an object that is not a journal entry, even if responses are lost, and read an object that may be missing."""
+"""Create an object that is not a journal entry, even if responses are lost; read an object that may not exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparklog.storage.store import Store
 
 
 def read_if_there(store: Store, key: str) -> bytes | None:
-    """Return an object; None if it is missing."""
+    """Return an object; None if it does not exist."""
     try:
         return store.get(key)
     except NotFound:
@@ -19,9 +19,9 @@ def read_if_there(store: Store, key: str) -> bytes | None:
 def create_or_read(store: Store, key: str, data: bytes, env: Env) -> bytes | None:
     """Create an object and return None, or return the bytes of the existing object.
 
-    A store may report that the object exists for two other reasons. If an earlier request of this process succeeded and
-    its response was lost, the bytes are `data`. If a conditional write conflicted on an object store, the object may
-    be missing, and is created again. Raises `Unavailable` if the object cannot be read for 90 s.
+    A store may also report that the object exists in two other cases. If an earlier request of this process succeeded
+    and its response was lost, the bytes are `data`. If a conditional write conflicted on an object store, the object
+    may not exist, and is created again. Raises `Unavailable` if the object cannot be read for 90 s.
     """
     backoff = Backoff(env)
     while not store.create(key, data):
@@ -29,5 +29,5 @@ def create_or_read(store: Store, key: str, data: bytes, env: Env) -> bytes | Non
             return store.get(key)
         except NotFound:
             if not backoff.wait():
-                raise Unavailable(f"{key} in {store.location} exists and cannot be read; try again later") from None
+                raise Unavailable(f"{key} in {store.location} exists, but cannot be read; try again later") from None
     return None

@@ -1,10 +1,11 @@
-"""JSON objects of the log. Each kind has a table of its fields, canonical bytes and a CRC-32C, and is read strictly.
+r"""JSON objects of the log. Each kind has a table of its fields, canonical bytes and a CRC-32C. Objects are validated
+strictly.
 
     {"format":1,...,"crc":305419896}\\n
 
-`crc` is the CRC-32C of the bytes before `,"crc":`. It shows corruption even in the latest commit, which no later
-commit's `prevCrc` covers yet. The bytes are canonical (fixed order of fields, no spaces, ASCII), so equal values have
-equal bytes.
+`crc` is the CRC-32C of the bytes before `,"crc":`. It detects corruption even in the latest commit, which is not yet
+covered by the `prevCrc` of a later commit. The bytes are canonical (fixed order of fields, no spaces, ASCII), so equal
+values have equal bytes.
 """
 
 from __future__ import annotations
@@ -21,21 +22,25 @@ from sparklog.format import crc32c
 from sparklog.storage.store import MAX_DOCUMENT
 
 FORMAT = 1
-# Features that a log can require of its readers or writers, and that this release supports.
+# Features that a log can require from its readers or writers, and that this release supports.
 INLINE_RECORDS = "inlineRecords"
-"""Commits may contain inline records, the bytes of an append file, so a path of a data file may be that of a commit."""
+"""Commits may contain inline records: the bytes of an append file.
+
+The path of a data file may therefore be the path of a commit.
+"""
 CARRIED_COMMITS = "carriedCommits"
-"""Commits may embed copies of earlier commits' documents, between their own document and their records."""
+"""Commits may contain copies of the documents of earlier commits, between their own document and their inline records.
+"""
 KAFKA_WRITERS = "kafkaWriters"
-"""Commits may have several Kafka producers as writers. Releases that ignore them would write batches twice."""
+"""Commits may have several Kafka producers as writers. Releases that ignore this feature would write batches twice."""
 GROUP_MEMBERS = "groupMembers"
 """Entries of a group may have members that share its partitions."""
 LISTED_OWNERS = "listedOwners"
-"""An exclusive owner of a group may be in its list of members, with other assignors and together with other members."""
+"""The list of group members may contain an exclusive owner that has other assignors, and other members in addition."""
 EXPIRED_IDS = "expiredIds"
 """Only the latest entry of an expired transactional id is kept, in an archive."""
 ESCAPED_TOPICS = "escapedTopics"
-"""A transactional id has committed to a topic with an escaped folder name, which older releases do not find."""
+"""A transactional id has committed to a topic with an escaped directory name, which older releases do not find."""
 KNOWN_READ_FEATURES: frozenset[str] = frozenset(
     {INLINE_RECORDS, CARRIED_COMMITS, KAFKA_WRITERS, GROUP_MEMBERS, LISTED_OWNERS, EXPIRED_IDS, ESCAPED_TOPICS}
 )
@@ -44,21 +49,21 @@ INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
 FOLLOWING_PARTS = ("carried", "inline")
-"""Fields of a commit's document that describe the parts after it, in this order, by `bytes` and `crc`."""
+"""Fields of a commit's document that describe the parts after the document, in this order, with `bytes` and `crc`."""
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 T = TypeVar("T")
 _OMITTED: tuple[object, ...] = (None, (), {}, [], frozenset())
-"""Values of optional fields that are not written."""
+"""Values of optional fields that are omitted."""
 _parse = json.JSONDecoder().raw_decode
 _text_of = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
-"""These are `json.loads` and `json.dumps` without their checks of options and encodings."""
+"""The core of `json.loads` and `json.dumps`, without the checks of options and encodings."""
 _TRAILER = b',"crc":'
 _TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")
 
 
 def encode(document: Mapping[str, object]) -> bytes:
-    """Return the canonical bytes of an object, which end in its CRC-32C."""
+    """Return the canonical bytes of an object, which end with its CRC-32C."""
     body = _text_of(document).encode("ascii")[:-1]
     if len(body) > MAX_DOCUMENT - _TRAILER_BYTES:
         size = len(body)
@@ -69,7 +74,7 @@ def encode(document: Mapping[str, object]) -> bytes:
 def decode(data: bytes, key: str, what: str) -> Fields:
     """Return the object in `data`.
 
-    Raises `BadRequest` if it requires a newer release, and `Corrupt`, naming `key`, if it is damaged.
+    Raises `BadRequest` if it requires a newer release, and `Corrupt` (with `key`) if it is damaged.
     """
     try:
         text = data.decode()
@@ -82,11 +87,12 @@ def decode(data: bytes, key: str, what: str) -> Fields:
         raise Corrupt(f"{what} should be a JSON object, found {type(document).__name__}; restore it", file=key)
     fields = Fields(document, key, what)
     version, is_intact = fields.integer("format", 0), checksum_holds(data)
-    # A newer format may end differently. Otherwise the CRC-32C is checked first, because `format` may be corrupt.
+    # A newer format may end differently. For this format, the CRC-32C is checked first, because `format` may be
+    # corrupt.
     if version != FORMAT and (is_intact or _TRAILER not in data):
-        raise BadRequest(f"{what} {key} has format {version}, this sparklog reads format {FORMAT}; upgrade sparklog")
+        raise BadRequest(f"{what} {key} has format {version}, but this release reads format {FORMAT}; upgrade sparklog")
     if not is_intact:
-        raise Corrupt(f"{what} does not match its own CRC-32C; restore it", file=key)
+        raise Corrupt(f"{what} does not match its CRC-32C; restore it", file=key)
     features = fields.texts("readFeatures")
     if not KNOWN_READ_FEATURES.issuperset(features):
         unknown = ", ".join(sorted(set(features) - KNOWN_READ_FEATURES))
@@ -95,29 +101,29 @@ def decode(data: bytes, key: str, what: str) -> Fields:
 
 
 def checksum_holds(data: bytes) -> bool:
-    """Return True if an object's bytes, with the final newline, end in their CRC-32C."""
+    """Return True if the bytes of an object, including the final newline, end with their CRC-32C."""
     cut = data.rfind(_TRAILER)
     return cut >= 0 and data[cut:] == b"%s%d}\n" % (_TRAILER, crc32c.crc32c(data[:cut]))
 
 
 @dataclass(slots=True)
 class Fields:
-    """Strict access to the fields of a JSON object. A missing field, or one of a wrong type, raises `Corrupt`."""
+    """Strict access to the fields of a JSON object. A missing field, or a field of the wrong type, raises `Corrupt`."""
 
     document: dict[str, Any]
     key: str
     what: str
 
     def bad(self, name: str, expected: str) -> Corrupt:
-        """Return the error for a field."""
+        """Return the error for an invalid field."""
         value = repr(self.document.get(name))[:60]
         return Corrupt(f"{self.what}: {name} should be {expected}, found {value}; restore it", file=self.key)
 
     def only(self, names: frozenset[str]) -> None:
-        """Raise `Corrupt` for unknown fields, because ignoring them could lose information."""
+        """Raise `Corrupt` if the object has unknown fields, because ignoring them could lose information."""
         if not self.document.keys() <= names:
             listed = ", ".join(sorted(self.document.keys() - names))[:200]
-            raise Corrupt(f"{self.what}: unknown members {listed}; upgrade sparklog", file=self.key)
+            raise Corrupt(f"{self.what}: unknown fields {listed}; upgrade sparklog", file=self.key)
 
     def integer(self, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
         value = self.document.get(name)
@@ -134,13 +140,13 @@ class Fields:
     def text(self, name: str) -> str:
         value = self.document.get(name)
         if not isinstance(value, str) or len(value) > MAX_TEXT:
-            raise self.bad(name, f"text of at most {MAX_TEXT} characters")
+            raise self.bad(name, f"a string of at most {MAX_TEXT} characters")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         values = self.document.get(name)
         if not isinstance(values, list) or not set(map(type, values)) <= {str}:
-            raise self.bad(name, "a list of texts")
+            raise self.bad(name, "a list of strings")
         return tuple(values)
 
     def integers(self, name: str, length: int | None, low: int, high: int = INT64_MAX) -> tuple[int, ...]:
@@ -165,14 +171,14 @@ class Fields:
         return Fields(value, self.key, f"{self.what}: {name}")
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """Return an object whose keys are data; empty if the field is absent."""
+        """Return an object with arbitrary keys; empty if the field is absent."""
         value = self.document.get(name, {})
         if not isinstance(value, dict):
             raise self.bad(name, "an object")
         return value
 
     def numbers_by_text(self, name: str, low: int = 0) -> dict[str, int]:
-        """Return `{"text": number}`; empty if the field is absent."""
+        """Return an object of strings to integers; empty if the field is absent."""
         values = self.mapping(name)
         if any(type(value) is not int or not low <= value <= INT64_MAX for value in values.values()):
             raise self.bad(name, f"an object of integers of at least {low}")
@@ -181,10 +187,12 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class MemberKind:
-    """The type of a field. `read(item, name)` checks and returns it; `write` converts it to JSON (None: unchanged).
+    """The type of a field.
 
-    Most fields are valid, and `_read` reads them without a call: integers from `low` to `high` if `plain` is
-    `int`, strings with such a length (`str`), and lists with one such number (`list`). Others are passed to `read`.
+    `read(item, name)` checks and returns the value. `write` converts it to JSON (None: unchanged).
+
+    `_read` reads most valid fields without calling `read`: integers from `low` to `high` if `plain` is `int`, strings
+    whose length is in this range (`str`), and lists of one such integer (`list`). Other values are passed to `read`.
     """
 
     read: Callable[[Fields, str], Any]
@@ -204,7 +212,10 @@ def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> MemberKind:
 
 
 def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None = None) -> MemberKind:
-    """Return the type of a list of integers, as long as the list `like`. `check` replaces a `high` of None."""
+    """Return the type of a list of integers with the length of the list `like`.
+
+    If `high` is None, `check` limits the values.
+    """
     max_value = INT64_MAX if high is None else high
 
     def read(item: Fields, name: str) -> tuple[int, ...]:
@@ -214,7 +225,7 @@ def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None 
 
 
 def one_of(*values: str, nullable: bool = False) -> MemberKind:
-    """Return the type of a string that is one of `values`; `nullable` if the field may be null."""
+    """Return the type of a string that is one of `values`; `nullable`: the field may be null."""
 
     def read(item: Fields, name: str) -> str:
         value = item.document.get(name)
@@ -231,12 +242,12 @@ def _sorted(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers_by_text(low: int = 0) -> MemberKind:
-    """Return the type of `{"text": number}`; an absent field is empty."""
+    """Return the type of an object of strings to integers, which is empty if the field is absent."""
     return MemberKind(lambda item, name: item.numbers_by_text(name, low), _sorted)
 
 
 def numbers_by_partition(high: int) -> MemberKind:
-    """Return the type of `{"3": number}`, whose keys are partitions below `high`; an absent field is empty."""
+    """Return the type of an object of partitions below `high` to integers, which is empty if the field is absent."""
 
     def read(item: Fields, name: str) -> dict[int, int]:
         values = item.numbers_by_text(name)
@@ -248,12 +259,12 @@ def numbers_by_partition(high: int) -> MemberKind:
 
 
 def texts_by_text(nullable: bool = False) -> MemberKind:
-    """Return the type of `{"text": "text"}`; values may be null if `nullable`."""
+    """Return the type of an object of strings to strings; `nullable`: values may be null."""
 
     def read(item: Fields, name: str) -> dict[str, str | None]:
         values = item.mapping(name)
         if not all(isinstance(value, str) or (nullable and value is None) for value in values.values()):
-            raise item.bad(name, "an object of texts" + (" or nulls" if nullable else ""))
+            raise item.bad(name, "an object of strings" + (" or nulls" if nullable else ""))
         return values
 
     return MemberKind(read, _sorted)
@@ -264,7 +275,7 @@ def object_of(table: Document[Any]) -> MemberKind:
 
 
 def objects_of(table: Document[Any]) -> MemberKind:
-    """Return the type of a list of JSON objects; an absent field is empty."""
+    """Return the type of a list of JSON objects, which is empty if the field is absent."""
     return MemberKind(
         lambda item, name: tuple(map(table.from_json, item.objects(name))),
         lambda values: list(map(table.to_json, values)),
@@ -272,7 +283,10 @@ def objects_of(table: Document[Any]) -> MemberKind:
 
 
 def objects_by_text(table: Document[Any], nullable: bool = False) -> MemberKind:
-    """Return the type of `{"text": object}`; values may be null if `nullable`, and an absent field is empty."""
+    """Return the type of an object of strings to objects, which is empty if the field is absent.
+
+    `nullable`: values may be null.
+    """
 
     def read(item: Fields, name: str) -> dict[str, Any]:
         members = Fields(item.mapping(name), item.key, f"{item.what}: {name}")
@@ -293,9 +307,9 @@ class Member:
 
     name: str
     kind: MemberKind
-    attribute: str = ""  # the attribute of the data class; default: the name in snake case
+    attribute: str = ""  # attribute of the data class; default: the name in snake case
     nullable: bool = False  # None is written as null
-    optional: bool = False  # omitted if None or empty; if absent, the attribute has its default
+    optional: bool = False  # omitted if None or empty; if the field is absent, the attribute has its default
 
 
 def members(kind: MemberKind, *names: str, nullable: bool = False, optional: bool = False) -> tuple[Member, ...]:
@@ -304,21 +318,21 @@ def members(kind: MemberKind, *names: str, nullable: bool = False, optional: boo
 
 
 _Readers = list[tuple[str, str, MemberKind]]
-"""The attribute, field name and type of each field to read."""
+"""The attribute, name and type of each field to read."""
 _Shape = tuple[_Readers, list[tuple[str, Callable[..., Any], _Readers]]]
-"""How to read an object with a certain set of known fields: its attributes, and those that are inline objects."""
+"""How to read objects with a certain set of fields: their attributes, and the attributes that are inline objects."""
 MAX_SHAPES = 256
-"""Valid objects have few sets of fields; corrupt ones may have any."""
+"""Maximum number of cached shapes. Valid objects have few sets of fields, but corrupt objects may have any."""
 
 
 class Document(Generic[T]):
-    """The table of a kind of JSON object: its fields, at least two, in the order in which they are written.
+    """The table of a kind of JSON object: its fields (at least two), in the order in which they are written.
 
     Args:
-        make: the data class, called with the attributes by name.
-        inline: attributes that are objects; their fields come last, and are absent if the attribute is None.
-        parts: returns a value's attributes in the order of `members`; default: by name.
-        check: checks fields whose range depends on other fields.
+        make: The data class, which is called with the attributes by name.
+        inline: Attributes that are objects. Their fields come last, and are absent if the attribute is None.
+        parts: Returns the attributes of a value in the order of `members`; default: by name.
+        check: Checks fields whose valid range depends on other fields.
     """
 
     def __init__(
@@ -335,12 +349,12 @@ class Document(Generic[T]):
         self._parts = parts or attrgetter(*attributes)
         self._check = check
         self._inline = tuple((inline or {}).items())
-        # These are plain tuples for speed: each append and each poll of a reader uses them.
+        # Plain tuples are used for speed, because each append and each poll of a reader uses them.
         self._writers = [(member.name, member.kind.write, member.optional) for member in members]
         kinds = [_or_null(member.kind) if member.nullable else member.kind for member in members]
         self._members = list(zip(attributes, members, kinds, strict=True))
         self._shapes: dict[tuple[str, ...], _Shape] = {}
-        """Cached by the fields of an object, because most optional fields are absent."""
+        """Cached by the names of an object's fields, because most optional fields are absent."""
         self.names = tuple(member.name for member in members)
         self.names += tuple(name for _, table in self._inline for name in table.names)
         self._known = frozenset(self.names)
@@ -357,14 +371,17 @@ class Document(Generic[T]):
         return document
 
     def from_json(self, item: Fields, **others: Any) -> T:
-        """Return the value of a JSON object, with `others` as further attributes. Raises `Corrupt` if it is damaged."""
+        """Return the value of a JSON object, with `others` as additional attributes.
+
+        Raises `Corrupt` if the object is damaged.
+        """
         value = self._make(**others, **self.attributes(item))
         if self._check is not None:
             self._check(item, value)
         return value
 
     def attributes(self, item: Fields) -> dict[str, Any]:
-        """Return the attributes in a JSON object by name, for a caller that creates the value itself."""
+        """Return the attributes of a JSON object by name, for a caller that creates the value itself."""
         shape = self._shapes.get(tuple(item.document))
         if shape is None:
             item.only(self._known)
@@ -394,7 +411,8 @@ def _read(item: Fields, readers: _Readers) -> dict[str, Any]:
         if name not in document or type(value := document[name]) is not kind.plain:
             value = kind.read(item, name)
         elif kind.plain is list:
-            # Most lists have one item, because most commits have one slice. All lists are as long as the first.
+            # Most lists have one item, because most commits have one slice. All lists have the length of the first
+            # list.
             single = single and len(value) == 1 and type(value[0]) is int and kind.low <= value[0] <= kind.high
             value = (value[0],) if single else kind.read(item, name)
         elif not kind.low <= (value if kind.plain is int else len(value)) <= kind.high:
@@ -408,7 +426,10 @@ def _or_null(kind: MemberKind) -> MemberKind:
 
 
 class StoredDocument(Document[T]):
-    """The table of an object that is stored by itself. If it has no field `readFeatures`, an empty list is written."""
+    """The table of an object that is stored as a separate object.
+
+    Without a field `readFeatures`, an empty list is written.
+    """
 
     def __init__(self, what: str, make: Callable[..., T], *members: Member, **options: Any) -> None:
         super().__init__(make, *members, **options)
@@ -426,7 +447,7 @@ class StoredDocument(Document[T]):
         return decode(data, key, self.what)
 
     def decode(self, data: bytes, key: str) -> T:
-        """Return the value in `data`. Raises what the function `decode` raises."""
+        """Return the value in `data`. Raises the errors of the function `decode`."""
         return self.from_json(self.fields(data, key))
 
 
@@ -435,20 +456,23 @@ def _snake_case(name: str) -> str:
 
 
 def document_of(data: bytes) -> bytes:
-    """Return the document of a commit, which is its first line. Embedded commits and records may follow."""
+    """Return the document of a commit, which is its first line.
+
+    Copies of earlier commits and inline records may follow.
+    """
     end = data.find(b"\n") + 1
     return data[:end] if 0 < end < len(data) else data
 
 
 def following(document: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the length and CRC-32C of each part that follows a document, as far as it describes them."""
+    """Return the length and CRC-32C of each part that follows a document, as far as the document describes them."""
     parts = [part for name in FOLLOWING_PARTS if isinstance(part := document.get(name), dict)]
     numbers = ((part.get("bytes"), part.get("crc")) for part in parts)
     return [(nbytes, crc) for nbytes, crc in numbers if type(nbytes) is int and nbytes > 0 and type(crc) is int]
 
 
 def check_stored(data: bytes, key: str) -> None:
-    """Raise `Corrupt` unless an object of a log is intact: its document and the parts that it describes."""
+    """Raise `Corrupt` if an object of a log is damaged: its document, or the parts that the document describes."""
     text = document_of(data)
     start = len(text)
     for nbytes, crc in following(decode(text, key, "entry").document):
@@ -458,11 +482,11 @@ def check_stored(data: bytes, key: str) -> None:
     else:
         if start == len(data):
             return
-    raise Corrupt("what follows the document of a commit does not match its CRC-32C; restore it", file=key)
+    raise Corrupt("the data after the document of a commit does not match its CRC-32C; restore it", file=key)
 
 
 def peek_commit_id(data: bytes) -> str | None:
-    """Read a commit id from bytes without checking the rest; None also if the commit is truncated."""
+    """Return the commit id in `data` without other checks; None if there is no id or the commit is truncated."""
     text = document_of(data)
     try:
         document = json.loads(text)

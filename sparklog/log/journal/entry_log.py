@@ -1,8 +1,8 @@
-"""Journals whose entries each contain the complete state after them, such as consumer groups and decisions.
+"""Journals whose entries each contain the complete state, such as the journals of consumer groups and decisions.
 
-Since the latest entry contains everything, a checkpoint is a copy of an entry under `_log/checkpoints/`. Maintenance
-deletes entries and checkpoints below the second latest valid checkpoint. docs/reference/format-transactions.md
-describes the fields.
+Since the latest entry contains the complete state, a checkpoint is a copy of an entry under `_log/checkpoints/`.
+Maintenance deletes entries and checkpoints below the second latest valid checkpoint.
+docs/reference/format-transactions.md describes the fields.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ ENTRY_MEMBERS = (
     Member("timeMs", whole(0)),
     *members(whole(0), "clockMs", "clockSince", optional=True),
 )
-"""The fields that every entry begins with."""
+"""The first fields of every entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateEntry:
-    """The latest entry of an id, which is its state; `number` is -1 if the id has no entries."""
+    """The latest entry of an id, which is its state. `number` is -1 if the id has no entries."""
 
     id: str
     number: int = -1
@@ -72,21 +72,24 @@ class StateEntry:
 
 E = TypeVar("E", bound=StateEntry)
 Step = Callable[[E], E | None]
-"""Returns the state after one more entry, or None if there is nothing to write; raises if the state forbids it."""
+"""Returns the state after one more entry, or None if there is nothing to write.
+
+Raises an error if the state forbids the entry.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryKind(Generic[E]):
-    """A kind of journals, such as those of consumer groups. `sparklog.maintenance.journals` lists all kinds."""
+    """A kind of journals, such as the journals of consumer groups. `sparklog.maintenance.journals` lists all kinds."""
 
-    folder: str  # contains the journals of all ids
-    owner: str  # for messages: "transactional id"
-    what: str  # for messages: "decisions"
-    noun: str  # for findings of verify: "decision"
+    folder: str  # directory that contains the journals of all ids
+    owner: str  # for messages, such as "transactional id"
+    what: str  # for messages, such as "decisions"
+    noun: str  # for findings of verify, such as "decision"
     empty: Callable[[str], E]
     table: StoredDocument[E]
-    per_checkpoint: int | None = None  # entries between two checkpoints; None: as `Limits` says
-    old_entry: str | None = None  # name of an old entry in retain's report; None: old entries are not deleted
+    per_checkpoint: int | None = None  # number of entries between two checkpoints; None: the value in `Limits`
+    old_entry: str | None = None  # name of old entries in the report of retain; None: old entries are not deleted
 
     def prefix(self, id_: str) -> str:
         return f"{self.folder}/{id_folder(id_)}"
@@ -101,26 +104,29 @@ class EntryKind(Generic[E]):
         """
         item = self.table.fields(data, key)
         if (stored := item.integer("number", 0)) != number:
-            raise Corrupt(f"entry {number} should be here, found entry {stored}; restore it", file=key)
+            raise Corrupt(f"expected entry {number}, found entry {stored}; restore it", file=key)
         return self.table.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
 
     def decode_of(self, id_: str, data: bytes, key: str, number: int) -> E:
-        """Return the entry of an id. Raises `Corrupt` also if it belongs to another id."""
+        """Return the entry of an id. Also raises `Corrupt` if the entry belongs to another id."""
         entry = self.decode(data, key, number)
         if entry.id != id_:
-            raise Corrupt(f"{self.what} of '{id_}' should be here, found those of '{entry.id}'", file=key)
+            raise Corrupt(f"expected {self.what} of '{id_}', found {self.what} of '{entry.id}'; restore it", file=key)
         return entry
 
     def decode_in(self, prefix: str, data: bytes, key: str, number: int) -> E:
-        """Return the entry of the journal under a prefix. Raises `Corrupt` also if its id has another prefix."""
+        """Return the entry of the journal under a prefix.
+
+        Also raises `Corrupt` if the id of the entry has another prefix.
+        """
         entry = self.decode(data, key, number)
         if self.prefix(entry.id) != prefix:
-            raise Corrupt(f"{self.what} of '{entry.id}' do not belong here", file=key)
+            raise Corrupt(f"{self.what} of '{entry.id}' do not belong to this directory", file=key)
         return entry
 
 
 class EntryLog(Journal[E, E, E]):
-    """The journal of one id. Each entry is the complete state after it, and a checkpoint is a copy of an entry."""
+    """The journal of one id. Each entry contains the complete state, and a checkpoint is a copy of an entry."""
 
     def __init__(self, root: RootAccess, kind: EntryKind[E], id_: str) -> None:
         super().__init__(root, kind.prefix(id_), kind.title(id_))
@@ -128,11 +134,14 @@ class EntryLog(Journal[E, E, E]):
         self.id = id_
 
     def write(self, step: Step[E]) -> E:
-        """Create the entry that the step returns for the latest state, and return the state after it: see `_write`."""
+        """Create the entry that `step` returns for the latest state, and return the state after it: see `_write`."""
         return self._write(step)[1].state
 
     def latest_entries(self, limit: int) -> list[E]:
-        """Read up to `limit` entries, latest first; older ones may be deleted. Raises `Corrupt`."""
+        """Read up to `limit` entries, latest first.
+
+        Older entries may be deleted. Raises `Corrupt` if an entry is damaged.
+        """
         latest, entries = self.refresh().number, list[E]()
         for number in range(latest, max(latest - limit, -1), -1):
             data = self._numbered.read(number)
@@ -150,7 +159,7 @@ class EntryLog(Journal[E, E, E]):
     def _encode(self, draft: E, state: E, commit_id: str) -> bytes:
         if not KNOWN_WRITE_FEATURES.issuperset(state.write_features):
             unknown = ", ".join(sorted(set(state.write_features) - KNOWN_WRITE_FEATURES))
-            raise BadRequest(f"{self.title} needs the sparklog features {unknown}; upgrade sparklog")
+            raise BadRequest(f"{self.title} requires the sparklog features {unknown}; upgrade sparklog")
         number, now_ms = state.number + 1, self.env.wall_ms()
         times = next_times(state, number, now_ms, self._guard.store_ms(now_ms))
         chained = replace(draft, number=number, commit_id=commit_id, prev_crc=state.crc, **times)
@@ -161,8 +170,8 @@ class EntryLog(Journal[E, E, E]):
             if entry.prev_crc != state.crc:
                 raise Corrupt(
                     f"the chain of {self.kind.what} is broken: entry {entry.number} follows an entry with CRC-32C "
-                    f"{entry.prev_crc}, but entry {state.number} has {state.crc}; one of the two is corrupt, or the "
-                    "store does not create objects exclusively (sparklog doctor tests it)",
+                    f"{entry.prev_crc}, but entry {state.number} has CRC-32C {state.crc}; one of them is corrupt, or "
+                    "the store does not create objects exclusively (sparklog doctor tests this)",
                     file=self.key(entry.number),
                 )
             state = entry
@@ -183,14 +192,15 @@ class EntryLog(Journal[E, E, E]):
 
 
 KEEP_MS = 7 * 86_400_000
-"""By default, an entry is kept as long as a commit."""
+"""Default retention time of entries, which is the retention time of commits."""
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete an entire journal once its latest entry is listed and a week old; return the objects and bytes deleted.
+    """Delete a journal if a listing contains its latest entry and all of its objects are a week old.
 
-    The remaining entries never have a gap: entries below the latest copy are deleted first, then the others from the
-    latest one backwards, and the latest copy last.
+    The remaining entries never have a gap: entries below the latest checkpoint are deleted first, then the other
+    entries from the latest one backwards, and the latest checkpoint last. Returns the number and total size in bytes of
+    the deleted objects.
     """
     objects = list(log.store.list(f"{log.prefix}/_log/"))
     latest = log.current().number
@@ -217,7 +227,7 @@ def _without_gaps(objects: Sequence[ObjectInfo]) -> Iterator[ObjectInfo]:
 
 @dataclass
 class Collected:
-    """Objects and bytes that a collection of journals deleted (or would delete), and the errors of unreadable ones."""
+    """The objects and bytes that a collection deleted (or would delete), and the errors of unreadable journals."""
 
     objects: int = 0
     nbytes: int = 0
@@ -237,10 +247,11 @@ class Collected:
 def collect_entries(
     log: EntryLog[E], now_ms: int, *, keep_ms: int = KEEP_MS, needed: int | None = None, dry_run: bool
 ) -> tuple[int, int]:
-    """Delete entries and checkpoints below the second latest valid checkpoint; return the objects and bytes deleted.
+    """Delete entries and checkpoints below the second latest valid checkpoint.
 
-    Each is deleted `keep_ms` after the next one was written, by the store's clock (`now_ms`), so the entry that was the
-    latest at any time since then is kept. Entries from `needed` on are kept as well.
+    An object is deleted `keep_ms` after the next object was written, by the store's clock (`now_ms`). Therefore the
+    entry that was the latest one at any time since then is kept. Entries from number `needed` on are also kept. Returns
+    the number and total size in bytes of the deleted objects.
     """
     valid = (number for number in reversed(log.checkpoints()) if log.read_checkpoint(number) is not None)
     lowest = next(islice(valid, 1, None), None)

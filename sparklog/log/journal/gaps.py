@@ -1,4 +1,4 @@
-"""Checks and the error message for gaps in a journal, where a number is missing although a later one exists."""
+"""Checks and the error message for gaps in a journal: a missing number although a later number exists."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from sparklog.storage.store import Store
 
 
 def missing_numbers(store: Store, missing: int, listed: Sequence[int]) -> str:
-    """Return the error message for a gap that begins at `missing`; `listed`: the numbers in a listing."""
+    """Return the error message for a gap that begins at `missing`. `listed` contains the numbers in a listing."""
     later = [number for number in listed if number > missing]
     numbers = f"number {missing} of the log is missing"
     if later and later[0] > missing + 1:
         numbers = f"numbers {missing} to {later[0] - 1} of the log are missing"
     if later:
-        numbers += f", and {later[0]} is there" if len(later) == 1 else f", and {later[0]} to {later[-1]} are there"
+        numbers += f", although {later[0]} exists" if len(later) == 1 else f", although {later[0]} to {later[-1]} exist"
     return (
-        f"{numbers}: nothing after the gap is read, and nothing is written. If the root is still being copied, wait "
-        f"until the copy is complete. Otherwise run sparklog repair {shlex.quote(store.location)}, which reports "
+        f"{numbers}: the log cannot be read after the gap, and cannot be written. If the root is still being copied, "
+        f"wait until the copy is complete. Otherwise run sparklog repair {shlex.quote(store.location)}, which reports "
         "whether the lost objects can be rebuilt, or restore them from a backup"
     )
 
 
 def follows(data: bytes, crc: int) -> bool:
-    """Return True if an object of a journal follows the entry whose CRC-32C is `crc`."""
+    """Return True if an object of a journal follows the entry with CRC-32C `crc`."""
     return _previous(data) == crc
 
 
 def follows_other(data: bytes, crc: int) -> bool:
-    """Return True if an object of a journal follows an entry whose CRC-32C is not `crc`."""
+    """Return True if an object of a journal follows an entry with another CRC-32C than `crc`."""
     return _previous(data) not in (None, crc)
 
 

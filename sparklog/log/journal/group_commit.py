@@ -1,14 +1,14 @@
-"""Group commit: the requests of several threads of a process, committed together by one of them.
+"""Group commit: one thread commits the requests of several threads of a process together.
 
-A commit costs durable writes, and threads that commit to one journal concurrently lose races against one another. So
-one commit is in flight at a time, and requests that arrive during it share the next one:
+A commit costs durable writes, and threads that commit to one journal concurrently lose races against each other.
+Therefore only one commit is in flight at a time, and requests that arrive during a commit share the next commit:
 
 1. Thread A submits a request and commits it.
-2. B and C submit theirs and wait for A.
-3. A returns. B commits its request and C's together.
-4. C finds the outcome of its request and returns.
+2. Threads B and C submit their requests and wait for A.
+3. The commit of A returns. B commits its own request and the request of C together.
+4. C reads the outcome of its request and returns.
 
-A lone request is committed immediately by its own thread, without a wait and without a new thread.
+If there is a single request, its own thread commits it immediately, without waiting and without a new thread.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _Request(Generic[T, R]):
 
 
 class GroupCommit(Generic[T, R]):
-    """Commits items that threads submit; `title` names their journal in errors.
+    """Commits the items that threads submit. `title` is the name of the journal in errors.
 
-    One thread at a time calls `commit`. It returns an outcome or an error for each item, in order, or raises the error
-    of all of them.
+    Only one thread at a time calls `commit`, which returns an outcome or an error for each item, in order. If `commit`
+    raises an error, the error applies to all items.
     """
 
     def __init__(self, title: str, commit: Callable[[Sequence[T]], Sequence[R | SparklogError]]) -> None:
@@ -51,7 +51,7 @@ class GroupCommit(Generic[T, R]):
         self._in_flight = ForkLock()
 
     def submit(self, item: T) -> R:
-        """Commit an item together with those of waiting threads, and return its outcome or raise its error."""
+        """Commit an item together with the items of waiting threads, and return its outcome or raise its error."""
         request: _Request[T, R] = _Request(item, os.getpid())
         self._pending.append(request)
         try:
@@ -60,19 +60,19 @@ class GroupCommit(Generic[T, R]):
                 if is_own:
                     self._commit_pending(request.process)
         except BaseException:
-            # If the thread was interrupted while it waited, no other thread must commit its item later.
+            # If the thread was interrupted while waiting, no other thread must commit its item later.
             with suppress(ValueError):
                 self._pending.remove(request)
             raise
         outcome = request.outcome
         assert outcome is not None
         if isinstance(outcome, BaseException):
-            # Raising an error changes it, so each thread has its own.
+            # Raising an error modifies it, so each thread gets a copy.
             raise outcome if is_own else copy.copy(outcome)
         return outcome
 
     def _commit_pending(self, process: int) -> None:
-        """Commit all pending requests, except those that a forked process has copied from its parent."""
+        """Commit all pending requests, except requests that a forked process has copied from its parent."""
         requests, items = list[_Request[T, R]](), list[T]()
         for _ in range(len(self._pending)):
             request = self._pending.popleft()

@@ -1,20 +1,21 @@
-"""The journal under topics, consumer groups and transactional ids: open it, follow it, and append to it.
+"""The journal of topics, consumer groups and transactional ids: open it, follow it, and append to it.
 
-A journal is a chain of numbered entries (`numbered_objects`) and the state that they add up to. Each entry carries the
-CRC-32C of the one before. Appending an entry (`_write`), by Writer A:
+A journal is a chain of numbered entries (`numbered_objects`) and the resulting state. Each entry contains the CRC-32C
+of the previous entry. Writer A appends an entry (`_write`) as follows:
 
-1. A drafts the entry from the latest state it knows, which ends at n, and creates entry n + 1 if it is absent.
-2. If n + 1 exists or no response arrives, A reads it. If its commit id is A's, the response was lost, and A's entry is
-   written. If there is none, A creates it again. If Writer B created it, A reads forward to the first missing number,
-   drafts the entry again from that state, and creates it there. After the third lost race, A waits a random time.
-3. If more than an hour passed between A's last read of the end of the journal and the response, numbers may have been
-   deleted and reused. A opens the journal again and searches for its commit id; if it cannot tell, the outcome is
-   unknown.
-4. A writes a checkpoint if one is due. If that fails, the entry is written all the same.
+1. A drafts the entry from its latest known state, which ends at number n, and creates entry n + 1 if it is absent.
+2. If n + 1 exists or no response arrives, A reads n + 1. If n + 1 has A's commit id, A's entry is written, and only the
+   response was lost. If n + 1 does not exist, A creates it again. If Writer B created n + 1, A reads forward to the
+   first missing number, drafts the entry again from that state, and creates this number. After the third lost race, A
+   waits a random time.
+3. If more than an hour has passed between A's last read of the end of the journal and the response, numbers may have
+   been deleted and reused. A opens the journal again and searches for its commit id. If the search is inconclusive, the
+   outcome is unknown.
+4. A writes a checkpoint if one is due. If this fails, the entry is still written.
 
-On a remote store, requests are made in parallel. Before step 1, A reads n + 1 and the root's id together. After a lost
-race, A reads the lost number, its neighbours and the root's id together. Entries that were read this way count only
-after A, having created its own, has read the entry before them again (`Expected.earlier`).
+On a remote store, requests are made in parallel. Before step 1, A reads n + 1 and the id of the root in parallel. After
+a lost race, A reads the lost number, its neighbors and the id of the root in parallel. If A has used entries that were
+read in parallel, it reads the entry before them again after it has created its own entry (`Expected.earlier`).
 """
 
 from __future__ import annotations
@@ -47,13 +48,19 @@ from sparklog.storage.retries import Backoff
 
 WAIT_AFTER_LOSSES = 3
 REMOTE_WAIT = 2
-"""On a remote store, waits stop growing here, at 80 ms. An attempt takes as long, and a longer wait would starve."""
+"""On a remote store, waits stop growing after this many losses, at 80 ms.
+
+An attempt takes as long, and a writer with longer waits would starve.
+"""
 MAX_OPEN_ATTEMPTS = 3
 READS_OF_MISSING = 10
-"""How often a missing number is read before the journal is opened again."""
+"""Number of reads of a missing number before the journal is opened again."""
 LIST_AFTER_MS, LIST_AFTER_REMOTE_MS = 60_000, 300_000
-"""A follower that finds no next entry lists later ones if its last poll is older than this, on a disk and on a remote
-store: other processes may have created some since, and the next one may be lost. Frequent polls list nothing."""
+"""Time since the last poll after which a follower lists later entries, on a disk and on a remote store.
+
+If a follower finds no next entry, other processes may have created entries since the last poll, and the next entry may
+have been lost. Frequent polls do not list.
+"""
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -61,25 +68,25 @@ D = TypeVar("D")
 
 
 class Journal(ABC, Generic[S, E, D]):
-    """A journal with the latest state that this process knows. Threads may share it.
+    """A journal with its latest known state. Threads may share it.
 
-    `S` is the state, `E` an entry, and `D` the draft of an entry, which gets its number and chain here. `title` and
-    `noun` are for messages: "topic 'orders'", "commit".
+    `S` is the state, `E` an entry, and `D` the draft of an entry, to which this class adds its number and the CRC-32C
+    of the previous entry. `title` and `noun` are used in messages, for example "topic 'orders'" and "commit".
 
-    Ways to the latest state, and the requests that each makes:
+    Methods that return the latest state, and their requests:
 
-    | method                                           | requests                                                 |
-    |--------------------------------------------------|----------------------------------------------------------|
-    | `known`, `known_since`                           | none                                                     |
-    | `current`, `_open_if_stale`                      | none, if the state known is younger than an hour         |
-    | `read_next`                                      | one: for the next entry                                  |
-    | `refresh`, `_refresh_from`                            | one per new entry, and one for the first missing number  |
-    | `refresh_checking_root`, `_refresh_from_checking_root`| the same, and on a remote store one in parallel for the  |
-    |                                                  | root                                                     |
-    | `_apply`                                         | those of `_refresh_from` that were not made before            |
-    | `_reopen`                                        | two listings, a checkpoint, and the entries after it     |
+    | method                                                 | requests                                                |
+    |--------------------------------------------------------|---------------------------------------------------------|
+    | `known`, `known_since`                                 | none                                                    |
+    | `current`, `_open_if_stale`                            | none if the known state is younger than an hour         |
+    | `read_next`                                            | one for the next entry                                  |
+    | `refresh`, `_refresh_from`                             | one per new entry, and one for the first missing number |
+    | `refresh_checking_root`, `_refresh_from_checking_root` | the same; on a remote store, one more in parallel for   |
+    |                                                        | the root                                                |
+    | `_apply`                                               | the requests of `_refresh_from` that are still needed   |
+    | `_reopen`                                              | two listings, a checkpoint, and the entries after it    |
 
-    All but the first open the journal again if the state known is older than an hour.
+    If the known state is older than an hour, all methods except the first open the journal again.
     """
 
     noun = "entry"
@@ -93,30 +100,33 @@ class Journal(ABC, Generic[S, E, D]):
         self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
         self._latest: SeenState[S] | None = None
         self._gap: tuple[int, Backoff] | None = None
-        """A missing number below others and its backoff, so that reopening the journal does not wait again in full."""
+        """A missing number below existing numbers, and its backoff.
+
+        If the journal is opened again, the wait continues instead of starting again.
+        """
         self._writes = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.prefix!r}, {self.store.location!r})"
 
-    # -- what a kind of journal defines
+    # -- methods that each kind of journal defines
 
     @abstractmethod
     def _empty(self) -> S: ...
 
     @abstractmethod
     def _decode(self, data: bytes, key: str, number: int) -> E:
-        """Decode the entry `number`. Raises `Corrupt`, naming `key`, if it is damaged or has another number."""
+        """Decode entry `number`. Raises `Corrupt` (with `key`) if it is damaged or has another number."""
 
     @abstractmethod
     def _encode(self, draft: D, state: S, commit_id: str) -> bytes: ...
 
     @abstractmethod
     def _applied(self, state: S, entries: Sequence[E]) -> S:
-        """Return the state after the next entries. Raises `Corrupt` if they do not follow it."""
+        """Return the state after the next entries. Raises `Corrupt` if they do not follow the state."""
 
     def _check(self, state: S, entry: E) -> None:
-        """Raise if an entry that is about to be written after `state` breaks an invariant."""
+        """Raise an error if an entry to be written after `state` violates an invariant."""
 
     @property
     @abstractmethod
@@ -124,11 +134,11 @@ class Journal(ABC, Generic[S, E, D]):
 
     @abstractmethod
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> S:
-        """Decode the state in a checkpoint. Raises `Corrupt`, naming `key`, if it is damaged or of another number."""
+        """Decode the state in a checkpoint. Raises `Corrupt` (with `key`) if it is damaged or has another number."""
 
     @abstractmethod
     def _write_checkpoint(self, base: SeenState[S]) -> SeenState[S]:
-        """Write a checkpoint of a known state, and return the state with it."""
+        """Write a checkpoint of `base`, and return `base` with a reference to the checkpoint."""
 
     # -- reading
 
@@ -136,11 +146,11 @@ class Journal(ABC, Generic[S, E, D]):
         return self._numbered.key(number)
 
     def known(self) -> S | None:
-        """Return the latest state that this process has read, however old, without a request; None before the first."""
+        """Return the latest state that this process has read, without a request; None if it has not read any."""
         return None if self._latest is None else self._latest.state
 
     def known_since(self) -> ClockReading | None:
-        """Return when the latest known state was read; None before the first."""
+        """Return when the latest known state was read; None if no state has been read."""
         return None if self._latest is None else self._latest.seen
 
     def current(self) -> S:
@@ -148,20 +158,20 @@ class Journal(ABC, Generic[S, E, D]):
         return self._open_if_stale().state
 
     def refresh(self) -> S:
-        """Return the latest state: one request, which finds no entry if nothing changed."""
+        """Return the latest state. This takes one request if there are no new entries."""
         return self._refresh_from(self._latest).latest.state
 
     def read_next(self) -> S:
-        """Read the next entry, if there is one, with one request. More entries may follow, so the caller reads on."""
+        """Read the next entry, if it exists, with one request. More entries may follow, so the caller must read on."""
         base, seen = self._open_if_stale(), self.env.now()
         data = self._numbered.read(base.state.number + 1)
         if data is None:
             return self._publish(self._polled(base, seen)).state
-        # The end of the journal was read no later than before.
+        # The end of the journal was not read again, so its time does not change.
         return self._apply(base, ReadResult((data,), True), base.seen).latest.state
 
     def refresh_checking_root(self) -> ClockReading | None:
-        """Read on to the latest state. Return when the root's id was checked, if that cost no time of its own."""
+        """Read the latest state. Return when the id of the root was checked; None if it was not checked in parallel."""
         base, seen = self._latest, self.env.now()
         if base is None:
             self._reopen()
@@ -169,7 +179,7 @@ class Journal(ABC, Generic[S, E, D]):
         return seen if self._refresh_from_checking_root(base).root_seen else None
 
     def make_durable(self) -> None:
-        """Make the entries read so far durable, before another object is written that depends on them."""
+        """Make the entries that have been read durable, before another object is written that depends on them."""
         self._numbered.make_durable()
 
     def _open_if_stale(self) -> SeenState[S]:
@@ -201,12 +211,13 @@ class Journal(ABC, Generic[S, E, D]):
         seen: ClockReading | None = None,
         is_confirmed: bool = False,
     ) -> Advance[S, E]:
-        """Read on from a state, or open the journal again if that is too old by now.
+        """Read forward from a state, or open the journal again if the state has become too old.
 
-        `found` has the next entries, as far as they were read after `seen`. `is_confirmed`: the entry of the state was
-        read again after that.
+        Args:
+            found: The next entries that have already been read, after `seen`.
+            is_confirmed: The entry of the state was read again after that.
         """
-        # If these do not end at a missing number, the state is the latest as of the requests below.
+        # If the objects in `found` do not end at a missing number, the state is the latest as of the requests below.
         seen = seen if seen is not None and found.is_all else self.env.now()
         first = base.state.number + 1
         data = list(found.objects)
@@ -214,7 +225,7 @@ class Journal(ABC, Generic[S, E, D]):
             try:
                 data += self._numbered.read_forward(first + len(data))
             except Corrupt:
-                # If the base is stale, the missing number may have been deleted since.
+                # If the base is stale, the missing number may have been deleted since it was read.
                 if not self._is_stale(base.seen):
                     raise
         if self._is_stale(base.seen):
@@ -232,16 +243,17 @@ class Journal(ABC, Generic[S, E, D]):
         return Advance(self._publish(newer), entries, found.root_seen)
 
     def _earlier(self, base: SeenState[S], count: int, is_confirmed: bool) -> EntryRef | None:
-        """Return the entry that must still exist when this process creates one after `count` entries read from `base`.
+        """Return the entry that must exist when this process creates an entry after `count` entries read from `base`.
 
-        It is the state from before those entries were read. On a disk, the state before earlier polls counts as well,
-        and a base that was read again after the first of these entries was created (`is_confirmed`) does not.
+        This is the last entry before the `count` entries. On a disk, an entry from before earlier polls is kept. If the
+        entry of the base was read again after the first of the `count` entries was created (`is_confirmed`), no further
+        check is needed.
         """
         number, crc = base.state.number, base.state.crc
         if not self._numbered.is_remote:
             if base.earlier is not None and number + count - base.earlier[0] <= READ_AHEAD:
                 return base.earlier
-            # Maintenance may have deleted an entry that is followed by many others.
+            # Maintenance may have deleted an entry that many other entries follow.
             if is_confirmed or count > READ_AHEAD:
                 return None
         return None if number < 0 or crc is None else (number, crc)
@@ -250,18 +262,18 @@ class Journal(ABC, Generic[S, E, D]):
         """Return True if the entry after a state is missing and a later one exists. Lists only after a long pause."""
         if now.elapsed_ms(base.seen) <= (LIST_AFTER_REMOTE_MS if self._numbered.is_remote else LIST_AFTER_MS):
             return False
-        # A next entry that is listed is no gap: it was created a moment ago, or a directory cache hides it.
+        # If the next entry is listed, there is no gap: it was just created, or a directory cache hides it.
         return min(self._numbered.listed(base.state.number), default=0) > base.state.number + 1
 
     def _check_exclusive(self, base: SeenState[S], entries: Sequence[E]) -> None:
-        """Raise `Fenced` if new entries contradict this process's own, or show an error of the store."""
+        """Raise `Fenced` if new entries contradict the entries of this process, or show an error of the store."""
         first = base.state.number + 1
         self._numbered.check_created(first, [entry.crc for entry in entries])
         if self._writes and entries and entries[0].prev_crc != base.state.crc:
             self._numbered.check_followed(base.state.number)
 
     def _polled(self, base: SeenState[S], seen: ClockReading) -> SeenState[S]:
-        """Return the state as of a poll at `seen`. Before a poll that comes late, a later number may have been lost."""
+        """Return the state as of a poll at `seen`. If the poll is late, a later number may have been lost before it."""
         checked = seen if seen.is_soon_after(base.checked) else base.checked
         return replace(base, seen=seen, checked=checked)
 
@@ -283,14 +295,14 @@ class Journal(ABC, Generic[S, E, D]):
             try:
                 entries.append(self._decode(data, key, number))
             except Corrupt:
-                # The bytes may have been damaged on their way from the store, so read them a second time.
+                # The bytes may have been damaged in transit, so read them again.
                 entries.append(self._decode(self.store.get(key), key, number))
         return entries
 
     # -- opening
 
     def _reopen(self, below: int | None = None) -> Advance[S, E]:
-        """Open again: list checkpoints, read one (below `below`) and the entries after it, and list later numbers."""
+        """Open the journal: read a checkpoint (below `below`) and the entries after it, and list later numbers."""
         tries = 0
         while True:
             seen = self.env.now()
@@ -299,7 +311,7 @@ class Journal(ABC, Generic[S, E, D]):
             opened = self._read_to_listed(opened)
             number = opened.latest.state.number
             problem = self._problem_of(opened.latest, checkpoints)
-            # A directory cache may hide an existing object for a while: retry before reporting it as lost.
+            # A directory cache may hide an existing object for a while, so retry before reporting the object as lost.
             if problem is not None:
                 reached("journal: an opened state is older than the cached one")
                 tries += 1
@@ -330,7 +342,7 @@ class Journal(ABC, Generic[S, E, D]):
         return Advance(self._extend(SeenState(state, seen, seen, state.number), entries), entries, False, last_listed)
 
     def _read_to_listed(self, opened: Advance[S, E]) -> Advance[S, E]:
-        """Read up to the last listed number: entries may have been written since the journal was read."""
+        """Read up to the last listed number, because entries may have been written since the journal was read."""
         base = opened.latest
         last = self._numbered.last_listed(base.state.number) if opened.last_listed is None else opened.last_listed
         if last <= base.state.number:
@@ -341,10 +353,10 @@ class Journal(ABC, Generic[S, E, D]):
         return Advance(latest, (*opened.entries, *entries), opened.root_seen, last)
 
     def _await_number(self, missing: int) -> None:
-        """Wait for a number that is missing below another one; raise once caches cannot be hiding it.
+        """Wait for a missing number below an existing one. Raises an error if no cache can be hiding it anymore.
 
-        Only the number itself is read. The caller opens the journal again if it appears, and also after a few reads:
-        the entries may have been deleted, or the later one withdrawn.
+        Only the number itself is read. The caller opens the journal again when the number appears, and also after a few
+        reads, because the entries may have been deleted, or the later entry may have been withdrawn.
         """
         if self._gap is None or self._gap[0] != missing:
             self._gap = missing, Backoff(self.env)
@@ -355,7 +367,7 @@ class Journal(ABC, Generic[S, E, D]):
                 return
 
     def _problem_of(self, opened: SeenState[S], checkpoints: Sequence[int]) -> SparklogError | None:
-        """Return the error if a state, just opened, cannot be the latest one."""
+        """Return an error if a state that was just opened cannot be the latest one."""
         number = opened.state.number
         if checkpoints and number < checkpoints[-1]:
             return Corrupt(
@@ -363,25 +375,25 @@ class Journal(ABC, Generic[S, E, D]):
                 f"{checkpoints[-1]} can be read; restore it",
                 file=self.key(number + 1),
             )
-        # An entry that was read once is never withdrawn, whatever a cache shows.
+        # An entry that has been read is never withdrawn, even if a cache hides it.
         if self._latest is not None and number < self._latest.state.number:
             return Unavailable(
-                f"{self.title} ends at {self.noun} {number}, but later ones were read before; try again later (after a "
-                "restore: open the root again)"
+                f"{self.title} ends at {self.noun} {number}, but this process has read later ones; try again "
+                "later, or open the root again if it was restored"
             )
         if self._is_stale(opened.seen):
             return Unavailable(f"opening {self.title} takes longer than an hour; try again later")
         return None
 
     def checkpoints(self) -> list[int]:
-        """Return the numbers of the checkpoints, in order: one listing."""
+        """Return the sorted numbers of the checkpoints, with one listing."""
         return numbers_below(self.store, checkpoint_prefix(self.prefix))
 
     def _first_readable(self, numbers: Iterable[int]) -> S | None:
         return next((state for state in map(self.read_checkpoint, numbers) if state is not None), None)
 
     def read_checkpoint(self, number: int) -> S | None:
-        """Return the state in a checkpoint; None if it is damaged or missing, and an older one must be used."""
+        """Return the state in a checkpoint; None if it is damaged or missing, so that an older one must be used."""
         key = checkpoint_key(self.prefix, number)
         try:
             return self._decode_checkpoint(self.store.get(key), key, number)
@@ -403,17 +415,18 @@ class Journal(ABC, Generic[S, E, D]):
         """Create the entry that `step` drafts from the latest state.
 
         Args:
-            step: returns None if there is nothing to write; called again with the latest state after every lost race.
-            load: loads the parts of a state that `step` needs.
-            repeatable: once its entry is written, the step returns None.
-            root_checked: when `refresh_checking_root` checked the root for this write; a second ago is recent enough.
+            step: Returns None if there is nothing to write. It is called again with the latest state after each lost
+                race.
+            load: Loads the parts of a state that `step` needs.
+            repeatable: Once the entry of the step is written, the step returns None.
+            root_checked: When `refresh_checking_root` checked the root for this write. The check is valid for a second.
 
         Returns:
-            The entry as it was written, and the state after it.
+            The written entry, and the state after it.
 
         Raises:
-            SparklogError: what `step` raises for the latest state.
-            Unavailable: the outcome is unknown.
+            SparklogError: The error that `step` raises for the latest state.
+            Unavailable: If the outcome is unknown.
         """
         self._guard.check()
         self._writes = True
@@ -431,7 +444,7 @@ class Journal(ABC, Generic[S, E, D]):
             written = advance.with_id(commit_id)
             if written is None and tries >= WAIT_AFTER_LOSSES:
                 reached("journal: a writer waits after losing several races")
-                # A request that this writer made before a stall may succeed as late as this.
+                # A request that this writer made before a stall may succeed this late.
                 longest = REMOTE_WAIT if self._numbered.is_remote else tries
                 self.env.pause(min(tries - WAIT_AFTER_LOSSES, longest))
                 advance = self._refresh_from_checking_root(advance.latest)
@@ -440,14 +453,14 @@ class Journal(ABC, Generic[S, E, D]):
                 return written, self._write_checkpoint_if_due(advance.latest)
 
     def _base_for_write(self, root_checked: ClockReading | None) -> Advance[S, E]:
-        """Return the latest known state; on a remote store check the root, unless the caller has just done so."""
+        """Return the latest known state. On a remote store, also check the root, unless the caller just checked it."""
         base = self._open_if_stale()
         if not self._numbered.is_remote:
             return Advance(base)
         if root_checked is not None and self.env.now().is_soon_after(root_checked):
             return Advance(base, root_seen=True)
         with suppress(Unavailable):
-            # The root must be checked anyway, so it takes no longer to read the next number in parallel.
+            # The root must be checked anyway, so reading the next number in parallel takes no additional time.
             return self._refresh_from_checking_root(base)
         return Advance(base)
 
@@ -458,7 +471,10 @@ class Journal(ABC, Generic[S, E, D]):
         load: Callable[[SeenState[S]], SeenState[S]] | None,
         is_latest: bool,
     ) -> tuple[SeenState[S], D | None]:
-        """Draft an entry from a state. If the step raises and a later state may exist, draft it from that."""
+        """Draft an entry from a state.
+
+        If the step raises an error and there may be a later state, draft it from the latest state.
+        """
         base = base if load is None else load(base)
         try:
             return base, step(base.state)
@@ -469,7 +485,7 @@ class Journal(ABC, Generic[S, E, D]):
         return self._draft(self._refresh_from(base).latest, step, load, is_latest=True)
 
     def _encode_checked(self, state: S, draft: D, commit_id: str) -> tuple[E, bytes]:
-        """Return the entry of a draft and its bytes. It is decoded first: an unreadable entry must not be written."""
+        """Return the entry of a draft and its bytes. The bytes are decoded, so that no unreadable entry is written."""
         data = self._encode(draft, state, commit_id)
         number = state.number + 1
         entry = self._decode(data, self.key(number), number)
@@ -479,10 +495,10 @@ class Journal(ABC, Generic[S, E, D]):
     def _attempt(
         self, base: SeenState[S], encoded: tuple[E, bytes], repeatable: bool, root_seen: bool
     ) -> Advance[S, E]:
-        """Try to create the next number, and read on. The entry is among those of the result if it was created."""
+        """Try to create the next number, and read forward. If the entry was created, the result contains it."""
         (entry, data), seen = encoded, self.env.now()
         if seen.elapsed_ms(base.seen) > STALE_MS:
-            # Without this, an entry created under a deleted number would also have a recent time.
+            # Without this check, an entry that is created under a deleted number would also have a recent time.
             reached("journal: a writer stalled before its create")
             return self._reopen()
         number, title = base.state.number + 1, f"commit {entry.commit_id} to {self.title}"
@@ -496,12 +512,13 @@ class Journal(ABC, Generic[S, E, D]):
             try:
                 return self._search_own(entry, number, repeatable)
             except (Corrupt, Unavailable) as error:
-                message = f"{title} stalled for over an hour and its outcome is unknown: {error}"
+                message = f"{title} stalled for more than an hour and its outcome is unknown: {error}"
                 raise Unavailable(f"{message}; check the log before you write again", is_unknown=True) from error
         if result is CreateResult.CONFLICT:
-            # On a disk, the loser of a race has just read the entry before again.
+            # On a disk, the loser of a race has just read the previous entry again.
             return self._apply(base, found, seen, is_confirmed=True)
-        # An earlier attempt at this number, drafted before a stall, may have succeeded late. The stored bytes count.
+        # An earlier attempt to create this number, which was drafted before a stall, may have succeeded late. Use the
+        # stored bytes.
         stored = found.objects[0]
         if stored != data:
             reached("journal: an earlier attempt of the writer succeeded late")
@@ -511,7 +528,7 @@ class Journal(ABC, Generic[S, E, D]):
         return Advance(self._publish(latest), (entry,))
 
     def _search_own(self, entry: E, number: int, repeatable: bool) -> Advance[S, E]:
-        """Open the journal again and search for this writer's entry, which may have been deleted since."""
+        """Open the journal again and search for the entry of this writer, which may have been deleted since then."""
         opened = self._reopen()
         if opened.with_id(entry.commit_id) is not None or number > opened.latest.checkpoint:
             return opened
@@ -519,16 +536,16 @@ class Journal(ABC, Generic[S, E, D]):
             written = self._own_in_chain(entry, number)
         except NotFound as error:
             if repeatable:
-                # If the entry was written, the state shows it, and the step returns None.
+                # If the entry was written, the step returns None for the state.
                 return opened
-            raise Unavailable(f"{error} is no longer kept") from None
+            raise Unavailable(f"{error} has been deleted") from None
         return opened if written is None else Advance(opened.latest, (written,))
 
     def _own_in_chain(self, entry: E, number: int) -> E | None:
-        """Return this writer's entry if the chain of CRCs, walked back from the first checkpoint after it, has it.
+        """Return this writer's entry if it is in the chain of CRCs, walking back from the first checkpoint after it.
 
-        The object under its number proves little: the entry may have been deleted, and a stalled writer may have
-        created the number since. Raises `NotFound` if the chain is incomplete.
+        The object with the number of the entry is not sufficient. The entry may have been deleted, and a stalled writer
+        may have created the number since then. Raises `NotFound` if the chain is incomplete.
         """
         state = self._first_readable(version for version in self.checkpoints() if version >= number)
         if state is None:
@@ -543,7 +560,7 @@ class Journal(ABC, Generic[S, E, D]):
             reached("journal: an entry with unknown outcome is found in the chain")
             return entry
         data = self._numbered.read(number)
-        # The entry may have been written with other bytes if it was drafted before an earlier stall.
+        # If the entry was drafted before an earlier stall, it may have been written with different bytes.
         if data is not None and crc32c.crc32c(data) == link and peek_commit_id(data) == entry.commit_id:
             return self._decode_all([data], number)[0]
         return None
@@ -561,5 +578,7 @@ class Journal(ABC, Generic[S, E, D]):
             return self._write_checkpoint(base) if self._is_checkpoint_due(base) else base
         except (SparklogError, OSError) as error:
             reached("journal: a checkpoint cannot be written after an entry")
-            _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, base.state.number, error)
+            _LOG.warning(
+                "cannot write a checkpoint of %s at %s %s: %s", self.title, self.noun, base.state.number, error
+            )
             return base

@@ -2,34 +2,37 @@
 
     <topic>/_log/00000000000000000042.json                       commit 42; also a data file if it has inline records
     <topic>/_log/checkpoints/00000000000000000128.json           header of a checkpoint
-    <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     its slice table
-    <topic>/append/00000000000000000042-<id>.slices              written by one task, which had read version 42
-    <topic>/sealed/<partition>/00000000000000000042-<id>/        sealed segments of one partition, as Kafka's files
-    %5F<rest of the name>/...                                    the same for a topic whose name begins with one `_`
+    <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     slice table of the checkpoint
+    <topic>/append/00000000000000000042-<id>.slices              append file of a task that had read version 42
+    <topic>/sealed/<partition>/00000000000000000042-<id>/        sealed segments of one partition, in Kafka's format
+    %5F<rest of the name>/...                                    the same for a topic whose name starts with one `_`
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
     _jobs/outcomes/_log/00000000000000000042.json                entry 42 of the job history
     _root/defaults/_log/00000000000000000042.json                entry 42 of the root defaults
-    _defaults/00000000000000000042.json                          its copy, which shows whether defaults were lost
-    _repair/<run>/<key>                                          an object that a repair replaced or set aside
+    _defaults/00000000000000000042.json                          copy of this entry, which shows if defaults were lost
+    _repair/<run>/<key>                                          object that a repair replaced or set aside
 
-The names of sparklog's own folders begin with one `_`. The folder of a topic with such a name (`_schemas`) is therefore
-escaped, `%5Fschemas`: see `topic_folder` and `folder_topic`. Releases up to 0.12 do not recognize it as a topic.
+The names of sparklog's own directories start with one `_`. If the name of a topic also starts with one `_`
+(`_schemas`), the name of its directory is escaped (`%5Fschemas`): see `topic_folder` and `folder_topic`. Releases up to
+0.12 do not recognize such a directory as a topic.
 
-Paths in commits are relative to the topic's folder. A path that begins with `/` is relative to the root, because a
-clone references files of the topic it was cloned from. Versions have 20 digits, so that names sort like numbers.
+Paths in commits are relative to the directory of the topic. A path that starts with `/` is relative to the root,
+because a clone references files of the topic that it was cloned from. Versions have 20 digits, so that names sort like
+numbers.
 
-`_root.json` contains the random id of the root and is created once. With it, a task checks that it writes to the
-driver's root.
+`_root.json` contains the random id of the root and is created once. Tasks use it to check that they write to the same
+root as the driver.
 
-Only an empty or new folder becomes a root. A folder with other content belongs to another program, or its path was
-mistyped, and a root in it would mix topics with other files. These files are ignored, because file systems, probes and
-streaming queries create them:
+Only an empty or new directory can become a root. If a directory contains other files, it belongs to another program, or
+its path was mistyped, and a root in it would mix topics with other files. The following files are ignored, because file
+systems, probes and streaming queries create them:
 
 * `lost+found`, `.snapshot`, `.DS_Store`, `.nfs...`: files of file systems and operating systems
-* `_probe` and files that begin with `~`: files of a probe
-* `_checkpoint...`, or a folder with Spark's `metadata` and `offsets`: the checkpoint of a query that writes here
+* `_probe` and files that start with `~`: files of a probe
+* `_checkpoint...`, or a directory with Spark's `metadata` and `offsets`: the checkpoint of a query that writes to the
+  root
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store
 
 ROOT_KEY = "_root.json"
 REPOSITORY_KEY = "_backup.json"  # exists in a backup repository, which must not become a root
-RESTORE_KEY = "_restore.json"  # exists until a restore into the root is finished
+RESTORE_KEY = "_restore.json"  # exists until a restore into the root is complete
 LOG_FOLDER = "_log"
 CHECKPOINT_FOLDER = "_log/checkpoints"
 APPEND_FOLDER = "append"
@@ -63,15 +66,15 @@ MAINTENANCE_FOLDER = "_maintenance"
 JOBS_FOLDER = "_jobs"
 ROOT_FOLDER = "_root"
 DEFAULTS_FOLDER = "_defaults"
-"""Holds the copy of the latest entry of the root defaults, separately, so that both are not lost together."""
+"""Contains the copy of the latest entry of the root defaults. It is separate, so that both are not lost together."""
 REPAIR_FOLDER = "_repair"
-"""Contains objects that repairs have set aside; nothing reads them."""
+"""Contains objects that repairs have set aside. No program reads them."""
 VERSION_DIGITS = 20
 MAX_ID = 1024
 MAX_ID_FOLDER = 200
 MAX_TOPIC_NAME = 249
 ESCAPE = "%5F"
-"""Replaces a single leading `_` of a topic's name in the name of its folder."""
+"""Replaces a single leading `_` of a topic name in its directory name."""
 MAX_VERSION = 2**63 - 1
 MAX_PARTITIONS = 100_000
 
@@ -86,19 +89,19 @@ _HARMLESS = re.compile(
     rf"lost\+found|\.snapshot|\.DS_Store|\.nfs[0-9a-f]+|{PROBE_FOLDER}|~[0-9a-f]{{24}}|_checkpoint[A-Za-z0-9._-]*"
 )
 _MAX_HINT_FOLDERS = 16
-"""How many folders of a bucket are searched for a root, to mention it in an error message."""
+"""Maximum number of directories of a bucket in which to search for a root, to report it in an error message."""
 
 
 def check_topic_name(name: str) -> str:
-    """Return `name` if it is a valid topic name by Kafka's rules; raise `BadRequest` if not."""
+    """Return `name` if it is a valid topic name in Kafka. Raises `BadRequest` if it is invalid."""
     if not isinstance(name, str) or not name:
-        raise BadRequest("a topic needs a name of 1 to 249 letters, digits, '.', '_' or '-'; found an empty one")
+        raise BadRequest("a topic name must have 1 to 249 letters, digits, '.', '_' or '-', found an empty name")
     if name in (".", ".."):
-        raise BadRequest(f"a topic cannot be called '{name}'; choose another name")
+        raise BadRequest(f"a topic name must not be '{name}'; choose another name")
     if len(name) > MAX_TOPIC_NAME:
-        raise BadRequest(f"a topic name has at most {MAX_TOPIC_NAME} characters, {shortened(name)} has {len(name)}")
+        raise BadRequest(f"topic name {shortened(name)} has {len(name)} characters; the maximum is {MAX_TOPIC_NAME}")
     if not _TOPIC.fullmatch(name):
-        raise BadRequest(f"topic name {name!r} may contain only letters, digits, '.', '_' and '-'; rename it")
+        raise BadRequest(f"topic name {name!r} may contain only letters, digits, '.', '_' and '-'; choose another name")
     return name
 
 
@@ -111,12 +114,15 @@ def is_topic_name(name: str) -> bool:
 
 
 def topic_folder(topic: str) -> str:
-    """Return the folder name of a topic: its name with a single leading `_` escaped. Folder names are unchanged."""
+    """Return the directory name of a topic: its name, with a single leading `_` escaped.
+
+    Directory names are returned unchanged.
+    """
     return f"{ESCAPE}{topic[1:]}" if topic[:1] == "_" and topic[:2] != "__" else topic
 
 
 def folder_topic(folder: str) -> str | None:
-    """Return the name of the topic with this folder; None if it is not the folder of a topic."""
+    """Return the name of the topic with this directory; None if it is not the directory of a topic."""
     name = f"_{folder.removeprefix(ESCAPE)}" if folder.startswith(ESCAPE) else folder
     return name if is_topic_name(name) and topic_folder(name) == folder else None
 
@@ -128,17 +134,20 @@ def key_topic(key: str) -> str | None:
 
 
 def topic_names(store: Store) -> Iterator[str]:
-    """Yield the names of all topics that have a folder in a root, including deleted topics."""
+    """Yield the names of all topics that have a directory in a root, including deleted topics."""
     return (name for folder in store.list_folders("") if (name := folder_topic(folder)) is not None)
 
 
 def _journal_folder(prefix: str) -> str:
-    """Return the folder that contains a journal; `prefix` is a topic or a path in one of sparklog's own folders."""
+    """Return the directory that contains a journal.
+
+    `prefix` is a topic, or a path in one of sparklog's own directories.
+    """
     return prefix if "/" in prefix else topic_folder(prefix)
 
 
 def log_folder(prefix: str) -> str:
-    """Return the folder of the entries of the journal under `prefix`, ending in `/`: see `commit_key`."""
+    """Return the directory of the entries of the journal under `prefix`, ending in `/`: see `commit_key`."""
     return f"{_journal_folder(prefix)}/{LOG_FOLDER}/"
 
 
@@ -150,19 +159,19 @@ def commit_key(prefix: str, version: int) -> str:
 
 
 def check_id(text: str, what: str) -> str:
-    """Return `text` if it is a valid group or transactional id; raise `BadRequest` if not."""
+    """Return `text` if it is a valid group or transactional id. Raises `BadRequest` if it is invalid."""
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_ID:
-        raise BadRequest(f"a {what} has 1 to {MAX_ID} characters, found {shortened(text)}")
+        raise BadRequest(f"a {what} must have 1 to {MAX_ID} characters, found {shortened(text)}")
     if not is_utf8(text):
-        raise BadRequest(f"a {what} must be text that UTF-8 can encode, found {shortened(text)}")
+        raise BadRequest(f"a {what} must be a string that UTF-8 can encode, found {shortened(text)}")
     return text
 
 
 def id_folder(text: str) -> str:
-    """Return the folder of a group or transactional id: percent-encoded, or a hash if that exceeds 200 bytes.
+    """Return the directory name of a group or transactional id: percent-encoded, or a hash if it exceeds 200 bytes.
 
-    Letters, digits, `_`, `-` and `.` (except as the first character) are not encoded. A hash begins with `=`, with
-    which no encoded id begins.
+    Letters, digits, `_`, `-` and `.` (except as the first character) are not encoded. A hash starts with `=`, which no
+    encoded id starts with.
     """
     name = "".join(
         chr(byte) if _PLAIN_ID.match(chr(byte)) and not (byte == ord(".") and index == 0) else f"%{byte:02X}"
@@ -172,7 +181,7 @@ def id_folder(text: str) -> str:
 
 
 def _sha256(text: str) -> str:
-    # Imported late because it loads OpenSSL, which few commands need.
+    # Import lazily, because hashlib loads OpenSSL, which few commands need.
     from hashlib import sha256
 
     return sha256(text.encode()).hexdigest()
@@ -214,29 +223,29 @@ def entry_number(key: str) -> int | None:
 
 
 def numbers_below(store: Store, prefix: str, after: str = "") -> list[int]:
-    """List the numbers of numbered objects whose keys begin with `prefix` and are greater than `after`, in order."""
+    """Return the sorted numbers of the numbered objects whose keys start with `prefix` and are greater than `after`."""
     return [number for info in store.list(prefix, after) if (number := entry_number(info.key)) is not None]
 
 
 def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
     """List the entries of the journal under `prefix` whose keys are greater than `after`, without its checkpoints."""
-    # All numbers of 20 digits begin with a zero, so this excludes checkpoints.
+    # All numbers with 20 digits start with a zero, so this prefix excludes checkpoints.
     return store.list(f"{log_folder(prefix)}0", after)
 
 
 def entry_numbers(store: Store, prefix: str, after: int = -1) -> list[int]:
-    """List the numbers of the entries of the journal under `prefix` that are greater than `after`, in order."""
+    """Return the sorted numbers of the entries of the journal under `prefix` that are greater than `after`."""
     infos = list_entries(store, prefix, commit_key(prefix, after) if after >= 0 else "")
     return [number for info in infos if (number := entry_number(info.key)) is not None]
 
 
 def append_path(read_version: int, unique: str) -> str:
-    """Return the path, below the topic's folder, of an append file whose writer had read `read_version`."""
+    """Return the path, below the topic's directory, of an append file whose writer had read `read_version`."""
     return f"{APPEND_FOLDER}/{read_version:020d}-{unique}.slices"
 
 
 def commit_path(version: int) -> str:
-    """Return the path, below the topic's folder, of a commit, which is the data file of its inline records."""
+    """Return the path, below the topic's directory, of a commit, which is the data file of its inline records."""
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
@@ -247,14 +256,15 @@ def commit_path_version(path: str) -> int | None:
 
 
 def is_commit(path: str) -> bool:
-    """Return True for the path of a data file that is a commit."""
+    """Return True if the path of a data file is the path of a commit."""
     return commit_path_version(path) is not None
 
 
 def copied_path(path: str, highest: int) -> str:
-    """Return the path of an append file that is a copy of a commit, for a log in which its number is already used.
+    """Return the path of an append file that is a copy of a commit, for a log that already uses the commit's number.
 
-    The copy's read version is at most `highest`. Names of commits of other topics contain a hash of their topic.
+    The read version of the copy is at most `highest`. If the commit belongs to another topic, the name contains a hash
+    of this topic.
     """
     version = commit_path_version(path)
     assert version is not None, path
@@ -264,34 +274,35 @@ def copied_path(path: str, highest: int) -> str:
 
 
 def sealed_path(partition: int, read_version: int, unique: str, base: int) -> str:
-    """Return the path, below the topic's folder, of one sealed segment; its folder is a Kafka partition directory."""
+    """Return the path, below the topic's directory, of a sealed segment in a Kafka partition directory."""
     return f"{SEALED_FOLDER}/{partition}/{read_version:020d}-{unique}/{base:020d}.log"
 
 
 def filter_path(path: str) -> str:
-    """Return the path, or key, of the key filters next to a data file (`sparklog.format.key_filter`)."""
+    """Return the path or key of the key filters next to a data file (`sparklog.format.key_filter`)."""
     return f"{path.rpartition('.')[0]}.bloom"
 
 
 def is_sealed(path: str) -> bool:
-    """Return True if the file is a sealed segment, which has Kafka's bytes with absolute offsets and no footer."""
+    """Return True if the file is a sealed segment, which has Kafka's format with absolute offsets and no footer."""
     return local_path(path).startswith(SEALED_FOLDER + "/")
 
 
 def local_path(path: str) -> str:
-    """Return the path below the folder of the topic that wrote the file: `append/x` for `/other/append/x`."""
+    """Return the path below the directory of the topic that wrote the file: `append/x` for `/other/append/x`."""
     return path.split("/", 2)[2] if path.startswith("/") and path.count("/") >= 2 else path
 
 
 def path_read_version(path: str) -> int | None:
-    """Return the read version in a data file's path; None if a commit must not reference such a path."""
+    """Return the read version in the path of a data file; None if a commit must not reference such a path."""
     if path.startswith("/"):
         if key_topic(path[1:]) is None:
             return None
         path = local_path(path)
     match = _APPEND_PATH.fullmatch(path) or _SEALED_PATH.fullmatch(path)
     if match is None:
-        # A commit with inline records: its writer had read the previous version. The first commit appends nothing.
+        # The path is a commit with inline records, whose writer had read the previous version. The first commit has no
+        # records.
         version = commit_path_version(path)
         return version - 1 if version else None
     return int(match.group(1)) if int(match.group(1)) <= MAX_VERSION else None
@@ -304,11 +315,11 @@ def file_key(topic: str, path: str) -> str:
 
 
 def foreign_name(store: Store) -> str | None:
-    """Return the name of a file or folder that keeps a store from becoming a root; None if there is none."""
+    """Return the name of a file or directory because of which a store cannot become a root; None if there is none."""
     if isinstance(store, LocalStore):
         return next((name for name in store.names() if not _is_harmless(store.location, name)), None)
     after = ""
-    # This takes one listing per name, however many objects a folder has.
+    # This takes one listing per name, regardless of the number of objects in a directory.
     while (info := next(store.list("", after), None)) is not None:
         name, slash, _ = info.key.partition("/")
         if _HARMLESS.fullmatch(name) is None and not (slash and _is_checkpoint(store, name)):
@@ -318,15 +329,15 @@ def foreign_name(store: Store) -> str | None:
 
 
 def reject_foreign_files(store: Store) -> None:
-    """Raise `BadRequest`, with the remedy, if the content of a store keeps it from becoming a root."""
+    """Raise `BadRequest`, with a remedy, if the store contains files because of which it cannot become a root."""
     name = foreign_name(store)
     if name is None:
         return
-    # Another process may have made it a root since then, or a cache may have hidden the root.
+    # Another process may have created the root since then, or a cache may have hidden `_root.json`.
     if store.stat(ROOT_KEY) is not None or any(info.key == ROOT_KEY for info in store.list(ROOT_KEY)):
         return
     folder = store.location
-    raise BadRequest(f"{folder} is not a sparklog root and not empty, found {name}: {_remedy(store, folder)}")
+    raise BadRequest(f"{folder} is neither a sparklog root nor empty, found {name}: {_remedy(store, folder)}")
 
 
 def _is_harmless(folder: str, name: str) -> bool:
@@ -346,13 +357,13 @@ def _remedy(store: Store, folder: str) -> str:
     below = [join(folder, name) for name in names]
     root = next((path for path in below if _exists_in(path, ROOT_KEY)), None)
     if root is not None:
-        return f"did you mean the root {root}? Otherwise use an empty or new folder"
+        return f"did you mean the root {root}? Otherwise, use an empty or new directory"
     if any(_exists_in(path, LOG_FOLDER) for path in below):
-        return f"it contains topics but no {ROOT_KEY}: restore that file, or use an empty or new folder"
+        return f"it contains topics but no {ROOT_KEY}: restore this file, or use an empty or new directory"
     above, name = split(folder)
     if name and _exists_in(above, ROOT_KEY):
-        return f"it is inside the root {above}: use that root, or an empty or new folder"
-    return f"use an empty or new folder, such as {join(folder, 'sparklog')}"
+        return f"it is inside the root {above}: use this root, or an empty or new directory"
+    return f"use an empty or new directory, such as {join(folder, 'sparklog')}"
 
 
 def _exists_in(folder: str, name: str) -> bool:
@@ -374,7 +385,7 @@ ROOT_JSON = StoredDocument("root", RootId, *ROOT_MEMBERS)
 
 
 def read_root_id(store: Store) -> str:
-    """Return the id of the root in this store, with one request. Raises `NotFound` if there is none."""
+    """Return the id of the root in this store, with one request. Raises `NotFound` if the store is not a root."""
     try:
         data = store.get(ROOT_KEY)
     except NotFound:
@@ -387,7 +398,7 @@ def read_root_id(store: Store) -> str:
 
 
 def root_created_ms(store: Store) -> int:
-    """Return when this root was created, by its creator's clock, with one request."""
+    """Return when this root was created, by the clock of its creator, with one request."""
     return ROOT_JSON.decode(store.get(ROOT_KEY), ROOT_KEY).created_ms
 
 
@@ -398,16 +409,16 @@ def _root_id_in(data: bytes) -> str:
 
 
 def create_root_id(store: Store, env: Env) -> str:
-    """Make this store a root after a probe, and return the id; that of another process if it was first.
+    """Probe this store and make it a root. Return its id, or the id of another process if that process was first.
 
-    Raises `BadRequest` if the store contains backups, an unfinished restore or other files.
+    Raises `BadRequest` if the store contains backups, an incomplete restore or other files.
     """
     from sparklog.log.journal.probe_results import ensure_probed
 
     if store.stat(REPOSITORY_KEY) is not None:
-        raise BadRequest(f"{store.location} contains backups and cannot be a root; restore them into another folder")
+        raise BadRequest(f"{store.location} contains backups and cannot be a root; restore them to another directory")
     if store.stat(RESTORE_KEY) is not None:
-        raise BadRequest(f"a restore into {store.location} is unfinished: run it again, or choose another folder")
+        raise BadRequest(f"a restore to {store.location} is incomplete: run it again, or use another directory")
     reject_foreign_files(store)
     ensure_probed(store, env.wall_ms)
     created = RootId(env.new_id(), env.wall_ms())

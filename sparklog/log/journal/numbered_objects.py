@@ -1,44 +1,46 @@
 """Numbered objects: create the next number if it is absent, and read forward to the first missing number.
 
-This is the mechanism under every journal. An object's number is its position in one total order. The process that
-creates a number has won it, and no process changes the object afterwards. This module reads only the commit id and the
-CRC-32C of an object.
+Every journal is based on this module. The number of an object is its position in one total order. The process that
+creates a number has won the race for it, and no process changes the object afterwards. This module reads only the
+commit id and the CRC-32C of an object.
 
-Creating number n (`create`), by Writer A:
+Writer A creates number n (`create`) as follows:
 
-1. A reads the root's id. If it is no longer the root that A opened, A fails and has written nothing.
-2. A creates n if it is absent. If n exists, or if no response arrives, A reads n. The commit id in it says who created
-   it: A itself with a request whose response was lost (`CREATED`), or Writer B (`CONFLICT`). If there is no intact
-   object, A returns to step 1; after 90 s the outcome is unknown.
-3. If A last read the end of the journal more than an hour ago, maintenance may have deleted n and a stalled writer may
-   have created it again, so the object says nothing (`UNKNOWN`).
-4. A reads n - 1. If it is not the object that A's object follows, A deletes n and fails.
-5. If A last knew the end of the journal more than a second ago, A also reads n + 1. If that follows a different n,
-   object n was lost and A has filled the gap: A deletes n and fails.
+1. A reads the id of the root. If this is no longer the root that A opened, A fails and has written nothing.
+2. A creates n if it is absent. If n exists, or if no response arrives, A reads n. The commit id in n shows who created
+   it: A, with a request whose response was lost (`CREATED`), or Writer B (`CONFLICT`). If n does not exist or is
+   damaged, A returns to step 1. After 90 s, the outcome is unknown.
+3. If A last read the end of the journal more than an hour ago, maintenance may have deleted n, and a stalled writer may
+   have created n again. Then the object does not show the outcome (`UNKNOWN`).
+4. A reads n - 1. If n - 1 is not the object that A's object follows, A deletes n and fails.
+5. If A last verified the end of the journal more than a second ago, A also reads n + 1. If n + 1 follows a different n,
+   object n was lost and A has filled the gap. A deletes n and fails.
 
-Steps 1 and 4 are for processes that outlive their root. The unsafe sequence is: A opens the root and reads 7; an
-operator moves the root away and restores an older copy, which ends at 5, at the same path; A creates 8. Readers of the
-restored root would find a gap, and later a commit that follows none of theirs. Step 1 shows that the id is another one,
-or, if the copy has the same id, step 4 shows that 7 is missing. A missing number is read again for as long as caches
-may hide it. An object that another one follows is never deleted: then its creator reports an unknown outcome.
+Steps 1 and 4 are for processes that outlive their root. Without these steps, the following sequence would be unsafe. A
+opens the root and reads 7. An operator moves the root away, and restores an older copy, which ends at 5, at the same
+path. A creates 8. Readers of the restored root would find a gap, and later a commit that does not follow any of its
+commits. Step 1 shows that the id of the root is different. If the copy has the same id, step 4 shows that 7 is missing.
+A missing number is read again for as long as caches may hide it. An object is never deleted if another object follows
+it; its creator then reports an unknown outcome.
 
-A store that lets two processes create one number looks like a replaced root (`probe_results`). So a process remembers
-the latest object that it created, and compares it with the objects that it reads next, which costs no request.
+If a store lets two processes create the same number, the symptoms are the same as for a replaced root
+(`probe_results`). Therefore a process remembers the latest object that it created, and compares it with the objects
+that it reads next. This does not cost a request.
 
-A missing number is the end of a journal only if no later number exists. Otherwise an object was lost, and a process
-that created the missing number would fork the journal. All readers follow this rule. They differ in how they look for a
-later number, depending on the requests that they make anyway:
+A missing number is the end of a journal only if no later number exists. If a later number exists, an object was lost,
+and a process that created the missing number would fork the journal. All readers follow this rule. They check for a
+later number in different ways, depending on the requests that they make anyway:
 
-| reader                                                | looks for a later number by          | more requests        |
+| reader                                                | check for a later number             | more requests        |
 |-------------------------------------------------------|--------------------------------------|----------------------|
 | `read_forward` of a remote store                      | the numbers that it reads in parallel| none                 |
 | `read_forward` on a disk, after it has read several   | a request for the number after it    | one                  |
 | `Journal._reopen`                                     | a listing (with `read_and_list`)     | one                  |
 | `Journal.refresh` of a reader that paused for minutes | a listing (`Journal._is_next_lost`)  | one after each pause |
-| `create`, if it took long                             | reading it (`_check_next`)           | one                  |
+| `create`, if it took long                             | a read (`_check_next`)               | one                  |
 
-If a later number exists, the missing number is read again for as long as caches may hide it. After that, the gap is an
-error for readers and writers.
+If a later number exists, the missing number is read again for as long as caches may hide it. If it is still missing
+then, readers and writers fail with an error.
 """
 
 from __future__ import annotations
@@ -62,24 +64,28 @@ from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
-"""Maximum number of objects that are read in parallel on a remote store."""
+"""Maximum number of objects to read in parallel on a remote store."""
 LOSER_READS = 2
-"""On a remote store, a writer that lost a race reads this many later numbers together with the lost one."""
+"""Number of later objects that a writer reads in parallel with the lost number, after it lost a race on a remote store.
+"""
 STALE_MS = 3_600_000
-"""After this time without reading the end of the journal, numbers may have been deleted and reused: open it again."""
+"""Time since the last read of the end of the journal after which the journal is opened again.
+
+By then, numbers may have been deleted and reused.
+"""
 CONFIRMING_READS = 3
-"""How often in a row an object must be read as corrupt, or as a different one, before that is believed."""
+"""Number of consecutive reads that must show that an object is corrupt or different before the result is trusted."""
 REOPEN = "stop this process, and open the root again"
 REPLACED = (
-    "the root was moved away and restored, or removed and created again; if not, the store does not create objects "
-    "exclusively, and sparklog doctor may show it"
+    "the root was moved away and restored, or removed and created again; otherwise, the store does not create "
+    "objects exclusively, which sparklog doctor can test"
 )
 
 
 class CreateResult(Enum):
     """The result of a create.
 
-    `UNKNOWN` means that it took so long that the number may have been deleted and reused.
+    `UNKNOWN` means that the create took so long that the number may have been deleted and reused.
     """
 
     CREATED = "created"
@@ -91,33 +97,33 @@ class CreateResult(Enum):
 class ReadResult:
     """The responses to several requests, which are made in parallel on a remote store."""
 
-    objects: tuple[bytes, ...] = ()  # the objects from a number on, up to the first one that was not read
+    objects: tuple[bytes, ...] = ()  # objects from a number on, up to the first one that was not read
     is_all: bool = False  # the object after them is missing
-    before: bytes | None = None  # the object before that number; None if it was not read or is missing
-    root_seen: bool = False  # the root is still the one that was opened
+    before: bytes | None = None  # object before this number; None if it was not read or is missing
+    root_seen: bool = False  # the root is still the opened root
 
 
 NOTHING_READ = ReadResult()
 EntryRef = tuple[int, int]
-"""The number of an object, and the CRC-32C with which this process knows it."""
+"""The number of an object, and its CRC-32C when this process read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The state that a new object follows, as its writer has read it."""
+    """The state that a new object follows, as read by its writer."""
 
     seen: ClockReading  # when the writer last read the end of the journal
-    crc: int | None  # the CRC-32C of the previous object; None if there is none
-    root_seen: bool = False  # the writer has just read the root's id
-    earlier: EntryRef | None = None  # an older object that must exist, because later ones were read in parallel with it
-    checked: ClockReading | None = None  # when the writer last knew that no later number existed; None: at `seen`
+    crc: int | None  # CRC-32C of the previous object; None if there is none
+    root_seen: bool = False  # the writer has just read the id of the root
+    earlier: EntryRef | None = None  # older object that must exist, because later objects were read in parallel with it
+    checked: ClockReading | None = None  # when the writer last verified that no later number existed; None: at `seen`
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedObjects:
-    """The numbered objects under `prefix`; of the root `root_id`, if the caller knows it.
+    """The numbered objects under `prefix`, in the root `root_id` if it is given.
 
-    `archived` returns the latest object that is stored elsewhere as well: it and older ones may be deleted.
+    `archived` returns the latest object that is also stored elsewhere. This object and older objects may be deleted.
     """
 
     store: Store
@@ -126,13 +132,13 @@ class NumberedObjects:
     root_id: str | None = None
     archived: Callable[[], EntryRef | None] = field(default=lambda: None, compare=False, repr=False)
     _unsynced: set[int] = field(default_factory=set, compare=False, repr=False)
-    """The latest number read by this process, whose name might not survive a power loss yet."""
+    """The latest number that this process has read and whose name may not survive a power loss yet."""
     _created: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False, repr=False)
-    """The latest number created by this process, with its CRC-32C and commit id."""
+    """The latest number that this process has created, with its CRC-32C and commit id."""
 
     @property
     def is_remote(self) -> bool:
-        """True if requests cost a round trip, so that several in parallel take little longer than one."""
+        """True if requests cost a round trip, so that parallel requests take hardly longer than a single one."""
         return self.store.parallel_reads > 1
 
     def key(self, number: int) -> str:
@@ -141,16 +147,16 @@ class NumberedObjects:
     # -- reading
 
     def read(self, number: int) -> bytes | None:
-        """Return the object with this number; None if it is missing."""
+        """Return the object with this number; None if it does not exist."""
         return read_if_there(self.store, self.key(number))
 
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
-        """Read all objects from `number` on, up to the first missing one. Raises `Corrupt` if a later one exists.
+        """Read all objects from `number` on, up to the first missing one. Raises `Corrupt` if a later object exists.
 
-        This takes one request per object and one for the missing number. A remote store is asked for twice as many
-        numbers each time, up to 16 (`ahead`: 16 from the start), which also shows later numbers. On a disk, if several
-        objects were found, the number after the missing one is checked as well. With `ahead` a later number is not an
-        error, because opening a log lists later numbers.
+        This takes one request per object, and one for the missing number. On a remote store, the number of parallel
+        requests doubles up to 16 (`ahead`: 16 from the start), and the responses also show later numbers. On a disk, if
+        several objects were found, the number after the missing one is checked as well. With `ahead`, a later number is
+        not an error, because opening a log lists later numbers anyway.
         """
         objects: list[bytes] = []
         backoff: Backoff | None = None
@@ -163,16 +169,17 @@ class NumberedObjects:
             if not backoff.wait():
                 raise self.gap(number + len(objects))
         if objects:
-            # All names are in one directory, so syncing the latest is enough. A follower may never need to sync any.
+            # All names are in one directory, so it is sufficient to sync the latest one. A follower may never need to
+            # sync any.
             self._unsynced.add(latest := number + len(objects) - 1)
             for older in [other for other in tuple(self._unsynced) if other < latest]:
                 self._unsynced.discard(older)
         return objects
 
     def _read_until_missing(self, number: int, ahead: bool, must_check: bool) -> tuple[list[bytes], bool]:
-        """Read objects up to the first missing one; also return True if a later one is known to exist.
+        """Read objects up to the first missing one. Also return True if a later object is known to exist.
 
-        `must_check`: a later one existed before, so check for it again.
+        `must_check`: a later object existed before, so check for it again.
         """
         objects: list[bytes] = []
         if not self.is_remote:
@@ -181,7 +188,7 @@ class NumberedObjects:
             missing = number + len(objects)
             must_check = must_check or (len(objects) > 1 and not ahead)
             is_passed = must_check and self.store.stat(self.key(missing + 1)) is not None
-            # Other processes may have created both since the missing number was read.
+            # Other processes may have created both objects since the missing number was read.
             return objects, is_passed and self.read(missing) is None
         batch = READ_AHEAD if ahead else 2 if must_check else 1
         while True:
@@ -194,9 +201,11 @@ class NumberedObjects:
             batch = min(2 * batch, READ_AHEAD)
 
     def read_and_list(self, number: int) -> tuple[list[bytes], int]:
-        """Read all objects from `number` on and list them in parallel; return them and the last existing number.
+        """Read all objects from `number` on, and list them in parallel.
 
-        A listing may be stale, so a later number that was read counts as well.
+        Return the objects and the last existing number.
+
+        The listing may be stale, so later numbers that were read are also taken into account.
         """
 
         def request(number_to_read: int | None) -> bytes | int | None:
@@ -210,12 +219,12 @@ class NumberedObjects:
         return objects, max([*existing, last if isinstance(last, int) else number - 1])
 
     def read_some(self, numbers: Sequence[int]) -> dict[int, bytes]:
-        """Return the objects with these numbers, without missing ones: in parallel on a remote store."""
+        """Return the objects with these numbers that exist. On a remote store, they are read in parallel."""
         objects = zip(numbers, map_requests(self.store, self.read, numbers), strict=True)
         return {number: data for number, data in objects if data is not None}
 
     def read_checking_root(self, number: int) -> ReadResult:
-        """Read all objects from `number` on and, in parallel, check that the root is the one that was opened."""
+        """Read all objects from `number` on, and check in parallel that the root is the opened root."""
 
         def request(first: int | None) -> list[bytes] | bool:
             return self._is_root() if first is None else self.read_forward(first)
@@ -227,7 +236,7 @@ class NumberedObjects:
         return ReadResult(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
 
     def listed(self, after: int) -> list[int]:
-        """List the numbers of objects after one; a listing may be stale."""
+        """List the numbers that are greater than `after`. The listing may be stale."""
         return entry_numbers(self.store, self.prefix, after)
 
     def last_listed(self, after: int) -> int:
@@ -235,18 +244,19 @@ class NumberedObjects:
         return max(self.listed(after), default=after)
 
     def gap(self, missing: int) -> Corrupt | Unavailable:
-        """Return the error for a number that is still missing after a wait although a later one exists."""
+        """Return the error for a number that is still missing after a wait although a later number exists."""
         later = self.listed(missing - 1)
         if missing in later:
             problem = f"{self.key(missing)} in {self.store.location} is listed but cannot be read"
-            return Unavailable(f"{problem}: a cache of names may hide it; try again later")
+            return Unavailable(f"{problem}: a name cache may hide it; try again later")
         return Corrupt(missing_numbers(self.store, missing, later), file=self.key(missing))
 
     def make_durable(self) -> None:
-        """Make the objects read so far durable, before an object that depends on them is written elsewhere.
+        """Make the objects that have been read durable, before an object that depends on them is written elsewhere.
 
-        A process may read a name before its writer has synced it, and file systems need not keep the order of two
-        fsyncs: a later object in another directory may survive a power loss that this one does not.
+        A process may read a name before its writer has synced it, and file systems do not have to preserve the order of
+        two fsyncs. Therefore a later object in another directory may survive a power loss although this object does
+        not.
         """
         for number in tuple(self._unsynced):
             self.store.settle(self.key(number))
@@ -255,15 +265,16 @@ class NumberedObjects:
     # -- creating
 
     def create(self, number: int, data: bytes, commit_id: str, expected: Expected) -> tuple[CreateResult, ReadResult]:
-        """Create a number (see the module); also return what was read of the object there and of those around it.
+        """Create a number, as described in the module documentation. Also return the objects that were read.
 
         Args:
-            commit_id: the commit id in `data`, which tells this process's object from others.
+            commit_id: The commit id in `data`, which identifies the object of this process.
 
         Raises:
-            Fenced: the root was replaced, or `number - 1` is not the expected object. Nothing is written then.
-            Unavailable: the outcome is unknown after 90 s; or immediately if permission is denied, and then nothing is
-                written.
+            Fenced: If the root was replaced, or if `number - 1` is not the expected object. Nothing has been written
+                then.
+            Unavailable: If the outcome is unknown after 90 s. If permission is denied, the error is raised immediately,
+                and nothing has been written.
         """
         backoff: Backoff | None = None
         root_seen = expected.root_seen
@@ -271,14 +282,16 @@ class NumberedObjects:
             found, failure = self._attempt(number, data, root_seen, is_first=backoff is None)
             root_seen = False
             if self.env.elapsed_ms(expected.seen) > STALE_MS:
-                # This writer's object may have been created first and deleted, and a stalled writer's created after.
+                # The object of this writer may have been created and deleted before a stalled writer created the number
+                # again.
                 self._check_root(number, may_be_written=True)
                 return CreateResult.UNKNOWN, found
             result = _conclusion(found, data, commit_id)
             if result is None and backoff is not None and backoff.is_over():
                 if not found.objects:
                     raise self._unknown(number, failure)
-                # The object has no readable commit id. This writer's own would have one by now.
+                # The object has no readable commit id. The object of this writer would have a readable commit id by
+                # now.
                 result = CreateResult.CONFLICT
             if result is not None:
                 return self._verified(result, found, number, commit_id, expected), found
@@ -286,13 +299,13 @@ class NumberedObjects:
             backoff.sleep()
 
     def _attempt(self, number: int, data: bytes, root_seen: bool, *, is_first: bool) -> tuple[ReadResult, str]:
-        """Create a number and read the object that is there; also return the reason if none could be read."""
+        """Create a number, and read the existing object. Also return the reason if no object could be read."""
         try:
             if not root_seen:
                 self._check_root(number, may_be_written=not is_first)
             if self.store.create(self.key(number), data):
                 return ReadResult((data,)), ""
-            return self._read_after_conflict(number), "it exists and cannot be read"
+            return self._read_after_conflict(number), "it exists, but cannot be read"
         except Unavailable as error:
             try:
                 stored = self.read(number)
@@ -303,7 +316,10 @@ class NumberedObjects:
             return NOTHING_READ if stored is None else ReadResult((stored,)), str(error)
 
     def _read_after_conflict(self, number: int) -> ReadResult:
-        """Read the number; on a remote store, in parallel, what a loser needs for its next attempt."""
+        """Read the number.
+
+        On a remote store, also read what the loser of a race needs for its next attempt, in parallel.
+        """
         if not self.is_remote:
             stored = self.read(number)
             return NOTHING_READ if stored is None else ReadResult((stored,))
@@ -320,7 +336,10 @@ class NumberedObjects:
         )
 
     def _read_or_false(self, number: int | None) -> bytes | bool | None:
-        """Return an object or, for None, whether the root is the opened one; False if the request fails."""
+        """Return an object or, if `number` is None, whether the root is the opened root.
+
+        Return False if the request fails.
+        """
         with suppress(Unavailable):
             return self._is_root() if number is None else self.read(number)
         return False
@@ -328,7 +347,7 @@ class NumberedObjects:
     def _verified(
         self, result: CreateResult, found: ReadResult, number: int, commit_id: str, expected: Expected
     ) -> CreateResult:
-        """Return the result once the objects around `number` agree with it (steps 4 and 5)."""
+        """Verify the objects around `number` (steps 4 and 5), and return the result."""
         is_conflict = result is CreateResult.CONFLICT
         if is_conflict and found.before is not None and crc32c.crc32c(found.before) == expected.crc:
             return result
@@ -341,9 +360,12 @@ class NumberedObjects:
     def _confirm(
         self, result: CreateResult, number: int, stored: bytes, commit_id: str, expected: Expected
     ) -> CreateResult:
-        """Check that the expected objects before `number` exist; if this writer's may fill a gap, also the one after.
+        """Check that the expected objects before `number` exist.
 
-        A loser checks as well: the winner may be a process that outlived the root, and will delete its object.
+        If the object of this writer may fill a gap, check the next one, too.
+
+        The loser of a race checks as well, because the winner may be a process that outlived the root and will delete
+        its object.
         """
         is_created = result is CreateResult.CREATED
         previous: list[EntryRef] = [] if expected.crc is None else [(number - 1, expected.crc)]
@@ -351,7 +373,7 @@ class NumberedObjects:
             previous.append(expected.earlier)
         must_check_next = is_created and self.env.elapsed_ms(expected.checked or expected.seen) > RECENT_MS
         if self.is_remote and len(previous) + must_check_next > 1:
-            # One round trip is enough if all of them are as expected.
+            # One round trip is sufficient if all of these objects are as expected.
             numbers = [*(earlier for earlier, _ in previous), *([number + 1] if must_check_next else [])]
             objects = dict(zip(numbers, map_requests(self.store, self._read_or_false, numbers), strict=True))
             must_check_next = must_check_next and objects[number + 1] is not None
@@ -368,9 +390,10 @@ class NumberedObjects:
         return result
 
     def _is_confirmed(self, number: int, ref: EntryRef, commit_id: str, seen: ClockReading) -> bool:
-        """Return True if an expected object before `number` exists; False if that took so long that it may be deleted.
+        """Return True if an expected object before `number` exists; False if it may be deleted, because the check took
+        long.
 
-        Raises `Fenced` if it is missing or a different one, and `Unavailable` if that stays unclear.
+        Raises `Fenced` if the object is missing or different, and `Unavailable` if its state remains unclear.
         """
         (earlier, crc), differing = ref, 0
         backoff: Backoff | None = None
@@ -385,16 +408,17 @@ class NumberedObjects:
                 archived = self.archived()
                 if archived is not None and number > archived[0] and (earlier < archived[0] or ref == archived):
                     return True
-                # A client adds objects that it creates to its cached listing, which need not show the one before.
+                # A client adds objects that it creates to its cached listing, so the listing may not contain the
+                # previous object.
                 if data is None and (is_last or self.is_remote):
                     listed = self.listed(-1)
                     is_gap = number in listed and earlier not in listed
-                # Only what is read after the wait shows that the object is missing or a different one. It may have
-                # been created between the read and the listing, so this is repeated, as are requests that fail.
+                # Only reads after the wait prove that the object is missing or different. It may have been created
+                # between the read and the listing, so the read is repeated. Failed requests are repeated as well.
                 unclear = (unclear or Backoff(self.env)) if is_last else None
             except Unavailable as error:
                 failure, unclear = str(error), unclear or Backoff(self.env)
-            # Created here because the first read is enough for nearly every commit.
+            # Created here, because the first read is sufficient for nearly every commit.
             backoff = backoff or Backoff(self.env)
             if self.env.elapsed_ms(seen) > STALE_MS:
                 self._check_root(number, may_be_written=True)
@@ -406,19 +430,22 @@ class NumberedObjects:
                     if data is not None:
                         check_stored(data, self.key(earlier))
                 except Corrupt:
-                    # It exists; reporting its corruption is up to its readers.
+                    # The object exists. Its readers report the corruption.
                     return True
                 self._reject(number, earlier, commit_id)
             if unclear is not None:
                 if is_last and unclear.is_over():
-                    raise self._unknown(number, failure or f"{self.key(earlier)}, which is before it, cannot be read")
+                    raise self._unknown(number, failure or f"the previous object {self.key(earlier)} cannot be read")
                 unclear.tries += 1
             self.env.pause(differing or backoff.tries)
 
     def _check_next(self, number: int, data: bytes) -> None:
-        """Check the object after a new one; if it follows another, lost object, delete the new one and raise.
+        """Check the object after a new object.
 
-        A process that outlived the root may have created that object and delete it soon, so wait for that first.
+        If it follows another object, which was lost, delete the new object and raise an error.
+
+        A process that outlived the root may have created the next object and delete it soon, so wait for the deletion
+        first.
         """
         crc, failure = crc32c.crc32c(data), ""
         backoff: Backoff | None = None
@@ -441,10 +468,11 @@ class NumberedObjects:
             backoff.sleep()
 
     def _reject(self, number: int, earlier: int, commit_id: str) -> NoReturn:
-        """Raise `Fenced` because `number` does not follow the expected object. Delete it if this process created it.
+        """Raise `Fenced` because `number` does not follow the expected object. If this process created it, delete it.
 
-        Raises `Unavailable` if another process has built on it: that process reads an object that this one cannot, or
-        will delete its own. It may have built on it at the end of this process's wait, and it waits as long.
+        Raises `Unavailable` if another process has created the next number. That process either reads an object that
+        this process cannot read, or will delete its own object. It may have created its object at the end of this
+        process's wait, and it waits for the same time.
         """
         key = self.key(number)
         backoff = Backoff(self.env, 2 * SETTLE_MS)
@@ -454,22 +482,25 @@ class NumberedObjects:
                 data = self.read(number)
                 is_own = data is not None and peek_commit_id(data) == commit_id
                 if data is not None and is_own and self._withdraw(number, data):
-                    raise self._replaced(earlier, f"; {key} was taken back")
-                # An object that a cache hides may be another process's: it is deleted only once it was read.
+                    raise self._replaced(earlier, f"; {key} was withdrawn")
+                # An object that a cache hides may belong to another process, so it is deleted only after it was read.
                 if not is_own and (data is not None or not any(info.key == key for info in self.store.list(key))):
                     raise self._replaced(earlier)
                 if backoff.is_over() and not is_own:
                     raise Unavailable("it is listed but cannot be read")
             except Unavailable as error:
                 if backoff.is_over():
-                    problem = f"{key}, which does not follow it, cannot be taken back: {error}; delete it"
+                    problem = f"{key}, which does not follow it, cannot be withdrawn: {error}; delete it"
                     raise Unavailable(f"{self._replaced(earlier)}; {problem}") from error
             if is_own and backoff.is_over():
                 raise self._unknown(number, f"{self.key(number + 1)} follows it, and {self.key(earlier)} is missing")
             backoff.sleep()
 
     def _withdraw(self, number: int, data: bytes) -> bool:
-        """Delete the object that was just created with `data`; keep it and return False if the next one follows it."""
+        """Delete the object that was just created with `data`.
+
+        If the next object follows it, the object is kept, and the result is False.
+        """
         crc, is_tried = crc32c.crc32c(data), False
         backoff = Backoff(self.env)
         while True:
@@ -479,7 +510,8 @@ class NumberedObjects:
                     if is_tried and not self.store.create(self.key(number), data) and self.read(number) != data:
                         raise self._unknown(number, f"{self.key(number + 1)} follows it, and it was replaced")
                     return False
-                # Look for a follower before and after the deletion. A later follower finds its predecessor missing.
+                # Check for a following object before and after the deletion. A later following object finds its
+                # predecessor missing.
                 if is_tried and self.read(number) != data:
                     return True
                 if is_tried and not backoff.wait():
@@ -492,7 +524,7 @@ class NumberedObjects:
 
     def _unknown(self, number: int, failure: object) -> Unavailable:
         key = self.key(number)
-        return Unavailable(f"creating {key} has an unknown outcome: {failure}; check the log before you write again")
+        return Unavailable(f"the outcome of creating {key} is unknown: {failure}; check the log before you write again")
 
     # -- the root
 
@@ -507,13 +539,13 @@ class NumberedObjects:
         raise Fenced(f"{message}: {self.key(number)} was not written; {REOPEN}")
 
     def _is_root(self) -> bool:
-        """Return True if the root is the one that was opened; False also if that cannot be read."""
+        """Return True if the root is the opened root; False if not, or if this cannot be read."""
         with suppress(Unavailable, Corrupt):
             return self.root_id is None or self._root_id() == self.root_id
         return False
 
     def _root_id(self) -> str | None:
-        """Return the id of the root; None if there is none, which a listing must confirm."""
+        """Return the id of the root; None if there is no root, which a listing must confirm."""
         for tries in range(CONFIRMING_READS):
             try:
                 return read_root_id(self.store)
@@ -530,10 +562,10 @@ class NumberedObjects:
     # -- copies
 
     def create_copy(self, key: str, data: bytes, number: int, crc: int | None) -> bool:
-        """Create a copy of `number`, whose CRC-32C is `crc`, under `key`; return False if a copy exists.
+        """Create a copy of `number`, whose CRC-32C is `crc`, under `key`. Return False if a copy exists.
 
-        Raises `Fenced` if the journal does not have that object. A copy only saves time, so it is deleted in case of
-        doubt: a copy from another journal would be read as the latest state.
+        Raises `Fenced` if the journal does not contain this object. A copy is only an optimization, so it is deleted in
+        case of doubt, because a copy from another journal would be read as the latest state.
         """
         try:
             created = self.store.create(key, data)
@@ -545,7 +577,7 @@ class NumberedObjects:
         return created
 
     def _delete_unless_current(self, key: str, number: int, crc: int | None) -> None:
-        """Delete the new copy of `number` under `key` and raise `Fenced`, unless `number` has this CRC-32C."""
+        """If `number` does not have this CRC-32C, delete its new copy under `key` and raise `Fenced`."""
         for tries in range(CONFIRMING_READS):
             try:
                 data = self.read(number)
@@ -566,10 +598,10 @@ class NumberedObjects:
                     raise
         raise Fenced(f"{self._differs(number)}; {REOPEN}")
 
-    # -- objects that this process created
+    # -- objects created by this process
 
     def _remember(self, number: int, crc: int, commit_id: str) -> None:
-        """Remember the latest number created here. Raises `Fenced` if another thread was told that it created it."""
+        """Remember the latest number created here. Raises `Fenced` if another thread has created the same number."""
         if self._created.setdefault(number, (crc, commit_id)) != (crc, commit_id):
             raise self._replaced(number)
         for older in tuple(self._created):
@@ -577,34 +609,34 @@ class NumberedObjects:
                 self._created.pop(older, None)
 
     def check_created(self, first: int, crcs: Sequence[int | None]) -> None:
-        """Raise `Fenced` if a number created here is among objects just read, from `first` on, with another CRC."""
+        """Raise `Fenced` if a number created here is among the objects just read (from `first` on) with another CRC."""
         for number, (crc, _) in tuple(self._created.items()):
             if 0 <= number - first < len(crcs) and crcs[number - first] != crc:
                 raise self._replaced(number)
 
     def check_followed(self, number: int) -> None:
-        """Raise `Fenced` if a chain is broken after `number` because that was replaced, or because of the store."""
+        """Raise `Fenced` if the chain is broken after `number` because it was replaced, or because of the store."""
         data = None
         with suppress(Unavailable):
             data = self.read(number)
         created = self._created.get(number)
         if created is not None and data is not None and crc32c.crc32c(data) != created[0]:
             raise self._replaced(number)
-        what = f"the object after {self.key(number)} in {self.store.location} follows another one"
+        what = f"the object after {self.key(number)} in {self.store.location} follows another object"
         if (error := self._contradiction(what)) is not None:
             raise error
 
     def invalidate(self) -> None:
-        """Discard the cached probe result of the store, because a chain is broken in it."""
+        """Discard the cached probe result of the store, because a chain in it is broken."""
         from sparklog.log.journal.probe_results import invalidate
 
         invalidate(self.store, self.env.wall_ms)
 
     def _differs(self, number: int) -> str:
-        return f"{self.key(number)} in {self.store.location} differs from the object that this process saw"
+        return f"{self.key(number)} in {self.store.location} differs from the object that this process has read"
 
     def _replaced(self, number: int, done: str = "", commit_id: str | None = None) -> Fenced:
-        """Return the error for a replaced number. `commit_id`: of the object that this process created there."""
+        """Return the error for a replaced number. `commit_id` is the id of the object that this process created."""
         what, lost = self._differs(number), None
         if commit_id is None and number in self._created:
             commit_id = self._created[number][1]
@@ -613,19 +645,19 @@ class NumberedObjects:
         return self._contradiction(what, lost) or Fenced(f"{what}: {REPLACED}{done}; {REOPEN}")
 
     def _contradiction(self, what: str, lost: tuple[str, str] | None = None) -> Fenced | None:
-        # Imported late because readers never need it.
+        # Import lazily, because readers never need this module.
         from sparklog.log.journal.probe_results import contradiction
 
         return contradiction(self.store, self.env, what, lost)
 
 
 def _leading_objects(responses: Sequence[object]) -> list[bytes]:
-    """Return the objects before the first response that has none."""
+    """Return the objects before the first response without an object."""
     return [data for data in takewhile(lambda data: isinstance(data, bytes), responses) if isinstance(data, bytes)]
 
 
 def _conclusion(found: ReadResult, data: bytes, commit_id: str) -> CreateResult | None:
-    """Return who created the object; None if there is none yet, or if its commit id cannot be read."""
+    """Return who created the object; None if there is no object yet, or if its commit id cannot be read."""
     if not found.objects:
         return None
     stored = found.objects[0]

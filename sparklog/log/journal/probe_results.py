@@ -1,21 +1,22 @@
 """Cached results of probes, so that not every process has to probe a store.
 
-A result is cached in the process, for every store, and also in the root, as `_probe/verdict-<hash>.json`, if a probe
-costs many requests (`Store.probe_rounds` above 1). It is valid for one location and server. The hash is computed from
-both, so the result of a root that was copied to another bucket or endpoint is not even read there.
+Results are cached in the process for every store. If a probe costs many requests (`Store.probe_rounds` above 1), the
+result is also cached in the root, as `_probe/verdict-<hash>.json`. A result is valid for one location and server. The
+hash is computed from both, so if a root is copied to another bucket or endpoint, its result is not read there.
 
-Each process that commits probes a local path, which takes milliseconds: on each host, the same path may be another
-mount, or another client of a network file system.
+Each process that commits to a local path probes it, which takes milliseconds. On another host, the same path may be
+another mount, or another client of a network file system.
 
-A server may be replaced or upgraded behind its endpoint. So a result expires after a day, and as soon as an observation
-contradicts it: `reverify` discards it and probes again.
+A server may be replaced or upgraded without a change of its endpoint. Therefore a result expires after a day, or as
+soon as an observation contradicts it: `reverify` discards the result and probes again.
 
-A commit rests on one guarantee: if several writers create the same number, exactly one succeeds. A store that violates
-it after the probe acknowledges two, one of which then continues from a commit that does not exist. Each process
-remembers what it has created, and its next read contradicts that. A root that was moved away and restored looks the
-same, so the process probes the store again. If that fails too, the process notes the lost commit in the root, as
-`_probe/lost-<hash>.json`, because nothing else shows that it was lost: `sparklog verify` reports it. You can delete the
-note once its records have been written again.
+A commit relies on one guarantee: if several writers create the same number, exactly one succeeds. If a store violates
+this guarantee after the probe, it acknowledges two creates. One of the two writers then continues from a commit that
+does not exist. Each process remembers which objects it has created, so its next read contradicts the create. A root
+that was moved away and restored causes the same contradiction, so the process probes the store again. If the probe
+fails, the process writes a note about the lost commit into the root, as `_probe/lost-<hash>.json`, because nothing else
+shows that the commit was lost. `sparklog verify` reports the note. You can delete the note once the records of the
+commit have been written again.
 """
 
 from __future__ import annotations
@@ -36,21 +37,19 @@ from sparklog.storage.store import PROBE_FOLDER, Store
 from sparklog.version import __version__
 
 RESULT_MS = 86_400_000
-"""Lifetime of a result: as long as the vacuum keeps unreferenced files (`file.delete.delay.ms`).
+"""Lifetime of a result. The vacuum keeps unreferenced files for the same time (`file.delete.delay.ms`).
 
-So if the next probe shows that commits may have been lost, the files of their records still exist.
+Therefore, if the next probe shows that commits may have been lost, the files of their records still exist.
 """
 REVERIFY_MS = 60_000
-"""Time after a passed reverification before the next one: limits the load of a process that fails repeatedly in a
-restored root.
-"""
+"""Time between two reverifications. Limits the load of a process that fails repeatedly in a restored root."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """A passed probe of a store.
+    """A successful probe of a store.
 
-    `server` is empty for the cloud's own endpoint; `sparklog` is the version that probed.
+    `server` is empty if the endpoint is the cloud provider's. `sparklog` is the version that ran the probe.
     """
 
     location: str
@@ -72,14 +71,14 @@ PROBE_RESULT_JSON = StoredDocument(
 
 _RESULT_KEY = re.compile(rf"{PROBE_FOLDER}/verdict-[0-9a-f]{{16}}\.json")
 _probed: dict[tuple[str, str], int] = {}
-"""Location and server of the stores that this process trusts, and when they were probed."""
+"""The location and server of the stores that this process trusts, and the times of their probes."""
 _reverified: dict[tuple[str, str], int] = {}
-"""Location and server of the stores that passed a reverification, and when."""
+"""The location and server of the stores that passed a reverification, and the times."""
 _lock = ForkLock()
 
 
 def ensure_probed(store: Store, wall_ms: Clock = wall_clock_ms) -> None:
-    """Probe a store unless there is a cached result; raise `BadRequest` if a guarantee does not hold."""
+    """Probe a store unless its result is cached. Raises `BadRequest` if a guarantee does not hold."""
     if not store.needs_probe or _is_fresh(_probed, store, wall_ms()):
         return
     with _lock:
@@ -93,7 +92,7 @@ def ensure_probed(store: Store, wall_ms: Clock = wall_clock_ms) -> None:
 
 
 def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
-    """Probe a store regardless of a cached result; replace the result, or discard it if a guarantee does not hold."""
+    """Probe a store even if its result is cached. Replace the result, or discard it if a guarantee does not hold."""
     try:
         report = probe(store, wall_ms)
     except BadRequest:
@@ -105,7 +104,7 @@ def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
 
 
 def reverify(store: Store, wall_ms: Clock) -> BadRequest | None:
-    """Discard the result of a store that contradicts it, and probe again; return the error if that fails."""
+    """Discard the result of a store that has contradicted it, and probe again. Return the error if the probe fails."""
     if not (store.needs_probe and store.writable) or _is_fresh(_reverified, store, wall_ms(), REVERIFY_MS):
         return None
     with _lock:
@@ -121,9 +120,9 @@ def reverify(store: Store, wall_ms: Clock) -> BadRequest | None:
 
 
 def invalidate(store: Store, wall_ms: Clock) -> None:
-    """Discard the result of a store with a broken chain.
+    """Discard the result of a store that contains a broken chain.
 
-    The next process that commits probes it; a reader may lack the permission to write.
+    The next process that commits probes the store. A reader may not have permission to write.
     """
     if store.needs_probe and store.writable and not _is_fresh(_reverified, store, wall_ms(), REVERIFY_MS):
         discard_result(store)
@@ -146,7 +145,7 @@ def _store_id(store: Store) -> tuple[str, str]:
 
 
 def _is_fresh(times: dict[tuple[str, str], int], store: Store, now_ms: int, limit_ms: int = RESULT_MS) -> bool:
-    """Return True if the time of a store is recent, and not far in the future, since clocks may be adjusted."""
+    """Return True if the time of a store is recent and not far in the future, because clocks may be adjusted."""
     probed_ms = times.get(_store_id(store))
     return probed_ms is not None and abs(now_ms - probed_ms) < limit_ms
 
@@ -161,7 +160,7 @@ def _key(store: Store) -> str:
 
 
 def _stored_result(store: Store, now_ms: int) -> int | None:
-    """Return when this store last passed a probe as strict as the current one, or None if never or too long ago."""
+    """Return when this store last passed a probe as strict as the current one; None if never or too long ago."""
     key = _key(store)
     try:
         result = PROBE_RESULT_JSON.decode(store.get(key), key)
@@ -177,7 +176,7 @@ def _store_result(store: Store, report: ProbeReport) -> None:
         return
     result = ProbeResult(store.location, store.server, report.rounds, THREADS, report.probed_ms, __version__)
     data = PROBE_RESULT_JSON.encode(result)
-    with suppress(SparklogError):  # the next process then probes again
+    with suppress(SparklogError):  # the next process probes again
         if not store.create(_key(store), data):
             store.delete(_key(store))
             store.create(_key(store), data)
@@ -210,7 +209,7 @@ def is_note(key: str) -> bool:
 
 
 def lost_commits(store: Store) -> Iterator[tuple[str, LostCommit]]:
-    """Yield the notes of a root with their keys, without unreadable notes and notes of existing commits."""
+    """Yield the notes of a root with their keys. Unreadable notes and notes about existing commits are skipped."""
     for info in store.list(_PREFIX):
         if not is_note(info.key):
             continue
@@ -222,13 +221,13 @@ def lost_commits(store: Store) -> Iterator[tuple[str, LostCommit]]:
 
 
 def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str] | None) -> Fenced | None:
-    """Probe a store whose response contradicts what this process knows; return the error if that fails.
+    """Probe a store whose response contradicts the knowledge of this process. Return the error if the probe fails.
 
     Args:
-        store: the store.
-        env: clocks.
-        what: the contradiction, for the error.
-        lost: key and id of a commit that no longer exists.
+        store: The store.
+        env: The clocks.
+        what: The contradiction, for the error.
+        lost: The key and id of a commit that no longer exists.
     """
     broken = reverify(store, env.wall_ms)
     if broken is None:
@@ -236,6 +235,6 @@ def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str] | Non
     if lost is not None:
         note = LostCommit(*lost, env.wall_ms())
         name = hashlib.sha256(f"{note.key}\n{note.commit_id}".encode()).hexdigest()[:16]
-        with suppress(SparklogError):  # the error reports it, too
+        with suppress(SparklogError):  # the raised error also reports the lost commit
             store.create(f"{_PREFIX}{name}.json", LOST_JSON.encode(note))
     return Fenced(f"{store.location} does not create objects exclusively: {what}; {LOST_COMMITS_ADVICE} ({broken})")

@@ -1,4 +1,4 @@
-"""Values of a journal: its root, its latest known state, and the entries read to reach that state."""
+"""Values of a journal: its root, its latest known state, and the entries that were read to reach this state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparklog.storage.store import Store
 
 
 class State(Protocol):
-    """The state after entry `number`, whose bytes have the CRC-32C `crc`; -1 and None for an empty journal."""
+    """The state after entry `number`, whose bytes have the CRC-32C `crc`. -1 and None for an empty journal."""
 
     @property
     def number(self) -> int: ...
@@ -21,7 +21,7 @@ class State(Protocol):
 
 
 class Chained(Protocol):
-    """A decoded entry, with the CRC-32C and length of its bytes, and the CRC-32C of the entry before it."""
+    """A decoded entry, with the CRC-32C and length of its bytes, and the CRC-32C of the previous entry."""
 
     @property
     def commit_id(self) -> str: ...
@@ -39,7 +39,7 @@ E = TypeVar("E", bound=Chained)
 
 @dataclass
 class RootAccess:
-    """A root as its journals access it: store, clocks, and the id with which it was opened, if the caller knows it."""
+    """Access of journals to their root: the store, the clocks, and the id of the opened root, if it is known."""
 
     store: Store
     env: Env
@@ -54,21 +54,21 @@ class SeenState(Generic[S]):
     """A state that was the latest one when it was read."""
 
     state: S
-    seen: ClockReading  # before the request that read the end of the journal
-    checked: ClockReading  # when it was last known that no later number existed; a poll only reads the next one
-    checkpoint: int = -1  # the number of the latest known checkpoint
-    tail_bytes: int = 0  # the size of the entries since the checkpoint
-    earlier: EntryRef | None = None  # an entry before the last ones that was not read again after them
+    seen: ClockReading  # taken before the request that read the end of the journal
+    checked: ClockReading  # when it was last verified that no later number existed; a poll only reads the next number
+    checkpoint: int = -1  # number of the latest known checkpoint
+    tail_bytes: int = 0  # size of the entries since the checkpoint
+    earlier: EntryRef | None = None  # an entry before the last entries that was not read again after them
 
 
 @dataclass(frozen=True, slots=True)
 class Advance(Generic[S, E]):
-    """The latest state, and the entries read to reach it."""
+    """The latest state, and the entries that were read to reach it."""
 
     latest: SeenState[S]
     entries: Sequence[E] = ()
-    root_seen: bool = False  # the root's id was checked at the same time
-    last_listed: int | None = None  # the largest listed number; None if nothing was listed
+    root_seen: bool = False  # the id of the root was checked at the same time
+    last_listed: int | None = None  # largest listed number; None if nothing was listed
 
     def with_id(self, commit_id: str) -> E | None:
         for entry in self.entries:

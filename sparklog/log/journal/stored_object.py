@@ -1,7 +1,7 @@
 """Read an object of a log as a value or as its damage.
 
-Readers that need the object call `expect`, which raises the damage. Programs that read everything in a root, such as
-`verify`, continue with the next object.
+Readers that need the object call `expect`, which raises the damage as an error. Programs that read everything in a
+root, such as `verify`, continue with the next object.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoredObject(Generic[T]):
-    """An object's bytes, and their value or their damage.
+    """The bytes of an object, and the decoded value or the damage.
 
-    An object that requires a newer sparklog (`BadRequest`) counts as damaged, because this process cannot decode it.
+    An object that requires a newer sparklog (`BadRequest`) is treated as damaged, because this process cannot decode
+    it.
     """
 
     key: str
@@ -29,7 +30,7 @@ class StoredObject(Generic[T]):
     damage: Corrupt | BadRequest | None = None
 
     def expect(self) -> T:
-        """Return the value; raise the damage if there is none."""
+        """Return the value, or raise the damage."""
         if self.damage is not None:
             raise self.damage
         assert self.value is not None
@@ -37,7 +38,7 @@ class StoredObject(Generic[T]):
 
 
 def read_object(store: Store, key: str, decode: Callable[..., T], *number: int) -> StoredObject[T]:
-    """Read the object that `decode(data, key, *number)` understands. Raises `NotFound` if it does not exist."""
+    """Read an object and decode it with `decode(data, key, *number)`. Raises `NotFound` if it does not exist."""
     try:
         data = store.get(key)
     except Corrupt as damage:
@@ -46,9 +47,9 @@ def read_object(store: Store, key: str, decode: Callable[..., T], *number: int) 
 
 
 def decode_object(store: Store, key: str, data: bytes, decode: Callable[..., T], *number: int) -> StoredObject[T]:
-    """Decode the bytes of an object, as `read_object` does.
+    """Decode the bytes of an object, like `read_object`.
 
-    An object is read a second time before it counts as damaged, because a bit may flip on the way from the store.
+    If the bytes are damaged, the object is read again, because a bit may have flipped in transit.
     """
     try:
         return StoredObject(key, data, decode(data, key, *number))

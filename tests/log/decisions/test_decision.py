@@ -46,7 +46,7 @@ def test_an_entry_is_decoded_as_encoded() -> None:
     found = DECISIONS.decode(DECISION_JSON.encode(state), "k", 1)
     assert found == state
     assert found.crc is not None
-    with pytest.raises(Corrupt, match=r"entry 2 should be here, found entry 1.*\(file k\)"):
+    with pytest.raises(Corrupt, match=r"expected entry 2, found entry 1.*\(file k\)"):
         DECISIONS.decode(DECISION_JSON.encode(state), "k", 2)
 
 

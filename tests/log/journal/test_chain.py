@@ -46,7 +46,7 @@ def test_states_by_a_time() -> None:
 def test_where_older_entries_are_gone_the_first_is_what_is_known() -> None:
     chain = chain_of(4)
     chain.store.delete(commit_key(chain.prefix, 1))
-    with pytest.raises(Corrupt, match="number 1 of the log is missing, and 2 to 3 are there"):
+    with pytest.raises(Corrupt, match="number 1 of the log is missing, although 2 to 3 exist"):
         chain.span()
     # With a copy above it, it was deleted by right.
     chain.store.create(checkpoint_key(chain.prefix, 2), chain.store.get(commit_key(chain.prefix, 2)))
@@ -56,7 +56,7 @@ def test_where_older_entries_are_gone_the_first_is_what_is_known() -> None:
     first = span.first_after(-1)
     assert first is not None
     assert first.number == 2
-    with pytest.raises(NotFound, match="entry 1 of group 'g' is no longer kept"):
+    with pytest.raises(NotFound, match="entry 1 of group 'g' has been deleted"):
         chain.existing(1)
 
 
@@ -75,7 +75,7 @@ def test_an_entry_of_another_id_is_refused() -> None:
     key = commit_key(chain.prefix, 0)
     chain.store.delete(key)
     chain.store.create(key, other.store.get(commit_key(other.prefix, 0)))
-    with pytest.raises(Corrupt, match="should be here"):
+    with pytest.raises(Corrupt, match=r"expected .*, found"):
         chain.read(0)
     chain.store.delete(key)
     chain.store.create(key, b"{}")

@@ -39,7 +39,7 @@ def test_what_lies_there_is_returned(
 def test_a_store_that_goes_on_saying_so_is_unavailable() -> None:
     world = World()
     store = FaultyStore(world.store, Script({"create:other": NOTHING}))
-    with pytest.raises(Unavailable, match="k in memory:test exists and cannot be read; try again later"):
+    with pytest.raises(Unavailable, match="k in memory:test exists, but cannot be read; try again later"):
         create_or_read(store, "k", b"ours", world.env())
 
 

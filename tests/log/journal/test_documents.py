@@ -86,8 +86,8 @@ def test_names_are_those_of_all_members_in_their_order() -> None:
         ({"color": "green"}, "box: color should be null or one of red, blue, found 'green'"),
         ({"parts": [10]}, "box: parts should be a list of integers from 0 to 9"),
         ({"parts": None}, "box: parts should be a list of integers, found None"),
-        ({"bytes": 7}, "box: unit should be text of at most 4096 characters"),
-        ({"width": 1}, "box: unknown members width; upgrade sparklog"),
+        ({"bytes": 7}, "box: unit should be a string of at most 4096 characters"),
+        ({"width": 1}, "box: unknown fields width; upgrade sparklog"),
     ],
 )
 def test_a_wrong_member_is_named_with_the_file(change: dict[str, object], expected: str) -> None:
@@ -120,13 +120,13 @@ def test_a_stored_object_has_a_format_and_its_crc() -> None:
     data = stored.encode(Size(7, "B"))
     assert data == encode({"format": 1, "readFeatures": [], "bytes": 7, "unit": "B"})
     assert stored.decode(data, "k") == Size(7, "B")
-    with pytest.raises(Corrupt, match="size does not match its own CRC-32C"):
+    with pytest.raises(Corrupt, match="size does not match its CRC-32C"):
         stored.decode(data.replace(b"7", b"8"), "k")
     newer = encode({"format": 1, "readFeatures": ["tiers"], "bytes": 7, "unit": "B"})
     with pytest.raises(BadRequest, match="size k needs the sparklog features tiers"):
         stored.decode(newer, "k")
     for later in (encode({"format": 9}), b'{"format":9,"sum":"..."}\n'):
-        with pytest.raises(BadRequest, match="size k has format 9, this sparklog reads format 1; upgrade sparklog"):
+        with pytest.raises(BadRequest, match="size k has format 9, but this release reads format 1; upgrade sparklog"):
             stored.decode(later, "k")
-    with pytest.raises(Corrupt, match="size does not match its own CRC-32C"):
+    with pytest.raises(Corrupt, match="size does not match its CRC-32C"):
         stored.decode(data.replace(b'"format":1', b'"format":9'), "k")

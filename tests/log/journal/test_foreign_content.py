@@ -49,12 +49,12 @@ def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path, fill: obj
     with pytest.raises(BadRequest) as caught:
         sparklog.open(tmp_path, create=True)
     assert str(caught.value) == (
-        f"{tmp_path} is not a sparklog root and not empty, found {first}: use an empty or new folder, such as "
+        f"{tmp_path} is neither a sparklog root nor empty, found {first}: use an empty or new directory, such as "
         f"{tmp_path}/sparklog"
     )
     world = BackupWorld()
     world.root().create_topic("t")
-    with pytest.raises(BadRequest, match=f"is not empty, found {first}"):
+    with pytest.raises(BadRequest, match=f"is nor empty, found {first}"):
         restore(world.store, LocalStore(tmp_path), env=world.env())
     assert everything(tmp_path) == before
     assert sparklog.open(tmp_path / "sparklog", create=True).create_topic("t")
@@ -86,7 +86,7 @@ def test_a_store_of_keys_is_judged_by_its_keys() -> None:
     store = MemoryStore(lambda: 0)
     store.create("_probe/x", b"")
     store.create("a/b", b"")
-    with pytest.raises(BadRequest, match=r"found a/b: use an empty or new folder"):
+    with pytest.raises(BadRequest, match=r"found a/b: use an empty or new directory"):
         sparklog.open(store, create=True)
     store.delete("a/b")
     assert sparklog.open(store, create=True).topics() == []

@@ -110,9 +110,10 @@ def test_who_goes_on_after_a_lost_commit_is_stopped_and_verify_names_it(log: str
     assert case.promises() == []
     with pytest.raises(Fenced, match=LIES) as caught:
         case.loser()
-    assert case.numbers() == kept, "what it tried to add was taken back"
-    assert f"{case.key} in memory:test differs from the object that this process saw, which created commit " in str(
-        caught.value
+    assert case.numbers() == kept, "what it tried to add was withdrawn"
+    assert (
+        f"{case.key} in memory:test differs from the object that this process has read, which created commit "
+        in str(caught.value)
     )
     (finding,) = case.promises()
     assert finding.file == case.key
@@ -140,7 +141,9 @@ def test_a_store_that_keeps_its_promise_again_is_one_cause_of_two(log: str) -> N
             Fenced, match=r"which created commit \S+ there: the root was moved away .*; stop this proc"
         ) as e:
             case.loser()
-        assert "if not, the store does not create objects exclusively, and sparklog doctor may show it" in str(e.value)
+        assert "otherwise, the store does not create objects exclusively, which sparklog doctor can test" in str(
+            e.value
+        )
     assert case.promises() == []
     case.winner()
 
@@ -234,7 +237,7 @@ def test_what_was_read_after_an_entry_counts_only_while_that_entry_is_here(looks
     earlier = (0, crc32c.crc32c(before)) if looks else None
     basis = Expected(root.env.now(), crc32c.crc32c(outlived), earlier=earlier)
     if looks:
-        with pytest.raises(Fenced, match=r"00\.json in memory:test differs from .* was taken back"):
+        with pytest.raises(Fenced, match=r"00\.json in memory:test differs from .* was withdrawn"):
             numbered.create(2, ours, "ours", basis)
     else:
         assert numbered.create(2, ours, "ours", basis)[0] is CreateResult.CREATED

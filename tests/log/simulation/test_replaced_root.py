@@ -156,7 +156,7 @@ def writer(run: ReplacedRun, begin: Callable[[Root, Actor], Write], decide: Deci
                 actor.note(f"{error.code} {error}")
                 refused = isinstance(error, Fenced)
                 run.count("refused" if refused else "failed")
-                run.count("withdrawn", refused and "was taken back" in str(error))
+                run.count("withdrawn", refused and "was withdrawn" in str(error))
                 if actor.random.random() < (0.3 if refused else 0.6):
                     root = None
             actor.sleep(actor.random.random() * 2)

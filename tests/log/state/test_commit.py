@@ -150,7 +150,7 @@ def test_invalid_commits_are_corrupt(data: bytes) -> None:
 
 def test_a_newer_format_requires_an_upgrade() -> None:
     body = GOLDEN.replace('"format":1', '"format":2')
-    with pytest.raises(BadRequest, match=r"has format 2, this sparklog reads format 1; upgrade sparklog"):
+    with pytest.raises(BadRequest, match=r"has format 2, but this release reads format 1; upgrade sparklog"):
         decode_commit(sealed(body), KEY, 42)
 
 
@@ -170,7 +170,7 @@ def test_unknown_write_features_do_not_stop_readers() -> None:
     [
         ('"version":42', '"version":43', "expected commit 42, found version 43"),
         ('"op":"merge"', '"op":"mangle"', "op should be one of create, delete"),
-        ('"op":"merge"', '"op":"merge","extra":1', "unknown members extra"),
+        ('"op":"merge"', '"op":"merge","extra":1', "unknown fields extra"),
         ('"timeMs":1700000000000', '"timeMs":-1', "timeMs should be an integer"),
         ('"timeMs":1700000000000', '"timeMs":1.5', "timeMs should be an integer"),
         ('"topicId":"Nl9fAu5BSKWrKStsRj0OrA",', "", "topicId should be text"),
@@ -189,7 +189,7 @@ def test_unknown_write_features_do_not_stop_readers() -> None:
         ('"logStarts":{"2":1', '"logStarts":{"100000":1', "logStarts should be an object whose keys are partitions"),
         ('"logStarts":{"2":1', '"logStarts":{"\\u00b2":1', "logStarts should be an object whose keys are partitions"),
         ('"partitions":12', '"partitions":100001', "partitions should be an integer from 1 to 100000"),
-        ('"configs":{"cleanup.policy":null', '"configs":{"cleanup.policy":1', "configs should be an object of texts"),
+        ('"configs":{"cleanup.policy":null', '"configs":{"cleanup.policy":1', "configs should be an object of strings"),
         ('"clone":null', '"clone":3', "holds: clone should be an object, found 3"),
         ('"start":30,"end":40', '"start":30,"end":29', "end should be an integer from 30"),
     ],

@@ -152,7 +152,7 @@ def test_a_commit_that_exists_but_is_hidden_fails_after_90_seconds() -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {COMMIT: Fault(FaultKind.FALSE_EXISTS)})
     begun = world.now_ms
-    with pytest.raises(Unavailable, match="unknown outcome: it exists and cannot be read"):
+    with pytest.raises(Unavailable, match="is unknown: it exists, but cannot be read"):
         publish(topic)
     assert 90_000 < world.now_ms - begun < 95_000
     assert topic_records(world, store) == 0
@@ -255,7 +255,7 @@ def test_a_stalled_create_with_a_deleted_number_is_not_acknowledged(collected: i
         assert topic_records(world, store) == 14
     else:
         # No object is left that would show the result.
-        with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; check the log before"):
+        with pytest.raises(Unavailable, match=r"its outcome is unknown: .* has been deleted; check the log before"):
             publish(topic, 5)
         assert topic_records(world, store) == 9
 
@@ -319,7 +319,7 @@ def test_a_commit_deleted_during_a_stall() -> None:
         hooked.after_next("create:commit", stall)
         return publish(topic, 5, key)
 
-    with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; check the log before"):
+    with pytest.raises(Unavailable, match=r"its outcome is unknown: .* has been deleted; check the log before"):
         stalled(None)
     # With an idempotency key, the state itself shows the result.
     assert stalled(WriterKey("q", 1, "r")).skipped

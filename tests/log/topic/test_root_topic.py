@@ -62,7 +62,7 @@ def test_a_root_of_a_newer_release_is_rejected(world: World) -> None:
     world.root(store)
     store.replace(ROOT_KEY, encode({"format": 3, "readFeatures": [], "rootId": "A", "createdMs": 0}))
     with pytest.raises(
-        BadRequest, match=r"root _root.json has format 3, this sparklog reads format 1; upgrade sparklog"
+        BadRequest, match=r"root _root.json has format 3, but this release reads format 1; upgrade sparklog"
     ):
         world.root(store)
 

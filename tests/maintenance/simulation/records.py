@@ -126,7 +126,7 @@ class RecordModel(Model):
         self.losing = False
         """Commits are lost: a writer that finds a gap takes its commit back."""
         self.knows_newest = True
-        """False after the newest commit here was taken back."""
+        """False after the newest commit here was withdrawn."""
         self.least_ways = 2
         """Checkpoints that must be left to open a topic from: a damaged one costs the one before."""
         self.uploads: dict[str, dict[int, list[Written]]] = {}

@@ -405,7 +405,7 @@ class TestRefusals:
         dead = FaultyStore(target, Dying(lambda call: call.verb == "create" and call.key.startswith("a/_log/")))
         with pytest.raises(Crash):
             restore(world.place, dead, at_once=1, env=world.env())
-        with pytest.raises(BadRequest, match="is unfinished"):
+        with pytest.raises(BadRequest, match="is incomplete"):
             world.root(target)
         with pytest.raises(BadRequest, match="contains backups"):
             world.root(world.place)

@@ -61,7 +61,7 @@ class Ledger:
     created_entries: dict[str, int] = field(default_factory=dict)
     """Folder of a journal -> one more than the highest number that was ever created."""
     early: dict[tuple[str, int], bytes] = field(default_factory=dict)
-    """Folder and number of entries that do not count yet: the one before was taken back meanwhile."""
+    """Folder and number of entries that do not count yet: the one before was withdrawn meanwhile."""
     decided: dict[N, dict[str, set[int]] | None] = field(default_factory=dict)
     """(id, n) -> versions by topic of its COMMIT, None for ABORT."""
     groups: dict[N, set[tuple[str, int]]] = field(default_factory=dict)
