@@ -1,1 +1,1 @@
-"""Transactions over several topics: the rows of a transaction are visible in all its topics, or in none."""
+"""Transactions across several topics: the rows of a transaction become visible in all of its topics, or in none."""

@@ -1,15 +1,19 @@
-"""Maintenance of transactions: record outcomes in idle topics, time out, prune COMMITs, expire ids, delete old entries.
+"""Maintain transactions: record outcomes in idle topics, abort transactions after their timeout, prune COMMITs, expire
+ids, and delete old entries.
 
-Readers read the decision log of an open transaction, and every commit to a topic records the outcomes of transactions
-that are open there. Only in a topic without writers does the pass here record outcomes and time out transactions.
+Readers read the decision log of an open transaction, and each commit to a topic records the outcomes of transactions
+that are open in the topic. This module is therefore only needed for topics without writers, in which it records
+outcomes and aborts transactions after their timeout.
 
-An id that is idle for Kafka's `transactional.id.expiration.ms` expires in three steps, each in a later pass:
+If an id has been idle for longer than Kafka's `transactional.id.expiration.ms`, it expires in three steps, each in a
+later pass:
 
-1. The id gets an `expire` entry, which aborts the next transaction. This requires that no transaction of the id is open
+1. The id gets an `expire` entry, which aborts its next transaction. This requires that the id has no open transaction,
    and that all topics and groups have recorded its COMMITs.
-2. That entry is archived (`sparklog.log.decisions.expired_ids`).
-3. A week later, when no process can know the earlier state any more, the id's objects are deleted. Their numbers are
-   never reused, so an interrupted pass may delete them at any later time, and nothing reads what a killed pass left.
+2. The `expire` entry is archived (`sparklog.log.decisions.expired_ids`).
+3. A week later, when no process can have the earlier state in its cache, the objects of the id are deleted. Their
+   numbers are never reused, so an interrupted pass may delete them at any later time. Nothing reads the objects that a
+   killed pass has not deleted.
 
 If the id is used again, its journal continues with the next number.
 """
@@ -52,18 +56,18 @@ from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import ObjectInfo, Store
 
 FEW_COMMITS = 8
-"""How many COMMITs may be kept before their participants are read to find out whether they have recorded them."""
+"""Maximum number of COMMITs of an id before their participants are read to find out whether they have recorded them."""
 
 
 def check_not_one_write(transactional_id: str) -> str:
     if isinstance(transactional_id, str) and transactional_id.startswith(RESERVED):
         prefix = transactional_id.partition(":")[0]
-        raise BadRequest(f"transactional ids that begin with '{prefix}:' are reserved; choose another one")
+        raise BadRequest(f"transactional ids that begin with '{prefix}:' are reserved; choose another id")
     return transactional_id
 
 
 def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
-    """Record the outcomes of open transactions in a topic, and abort transactions past their timeout."""
+    """Record the outcomes of open transactions in a topic, and abort transactions after their timeout."""
     state = topic.log.state()
     if not state.open:
         return ()
@@ -72,18 +76,20 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
         try:
             topic.log.commit(MaintainIntent(state.topic_id, resolved=resolved), state)
         except Conflict:
-            # The topic was deleted and created again, so outcomes of the old topic's slices mean nothing here.
+            # The topic was deleted and created again, so the outcomes of slices of the old topic are irrelevant.
             reached("transactions: a topic is created again before outcomes are recorded in it")
             return ()
     return resolved
 
 
 def visible_snapshot(topic: Topic) -> Snapshot:
-    """Return a topic's latest snapshot, limited to the records that a reader sees. Raises `NotFound` if it is missing.
+    """Return the latest snapshot of a topic, limited to the records that readers see.
 
-    It ends before a transaction that is hidden here or in a topic that shares transactions with this one, directly or
-    through other topics. Rewritten slices no longer have their transaction, so if maintenance rewrote records beyond
-    that end, readers of both topics would see only a part of the transaction.
+    Raises `NotFound` if it does not exist.
+
+    The snapshot ends before a transaction that is not visible yet in this topic, or in a topic that shares transactions
+    with this one, directly or through other topics. Rewritten slices no longer refer to their transaction. Therefore,
+    if maintenance rewrote records above this end, readers of both topics would see only a part of the transaction.
     """
     engine = topic.log.engine
 
@@ -93,7 +99,8 @@ def visible_snapshot(topic: Topic) -> Snapshot:
     raw = {topic.name: topic.log.snapshot()}
     deleted: set[str] = set()
     while True:
-        # Outcomes count as recorded, so a committed transaction may be hidden even in a topic that has not recorded it.
+        # Outcomes count as recorded, so a committed transaction may not be visible even in a topic that has not
+        # recorded it.
         visible, missing = consistent_snapshots(engine.decisions, raw, read)
         deleted |= missing
         if topic.name not in raw:
@@ -109,9 +116,9 @@ def visible_snapshot(topic: Topic) -> Snapshot:
 
 
 def recorded_everywhere(root: Root, state: Decisions, *, refresh: bool | None = None) -> set[int]:
-    """Return the COMMITs that all their participants have recorded.
+    """Return the COMMITs that all of their participants have recorded.
 
-    `refresh` reads the latest states of the participants; None does so only if there are many COMMITs.
+    If `refresh` is True, the latest states of the participants are read; None: only if there are many COMMITs.
     """
     refresh = len(state.commits) > FEW_COMMITS if refresh is None else refresh
     return {item.n for item in state.commits if _all_recorded(root, state.id, item, refresh)}
@@ -144,7 +151,10 @@ def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared
 
 
 def _is_true_of(log: Journal[S, Any, Any], condition: Callable[[S], bool], refresh: bool) -> bool:
-    """Return True if the condition is true of the cached or, with `refresh`, the latest state, and make it durable."""
+    """Return True if the condition holds for the cached state or, with `refresh`, for the latest state.
+
+    Make the state durable.
+    """
     state = log.known()
     try:
         if (state is None or not condition(state)) and not (refresh and condition(log.refresh())):
@@ -165,7 +175,7 @@ def prune_recorded(root: Root, log: DecisionLog) -> int:
 
 @dataclass
 class CollectedDecisions(Collected):
-    """The result of a collection: numbers of ids, pruned COMMITs and expired ids."""
+    """The result of a collection: the numbers of ids, pruned COMMITs and expired ids."""
 
     ids: int = 0
     forgotten: int = 0
@@ -179,11 +189,11 @@ def transactional_ids(store: Store, failures: list[SparklogError] | None = None)
 def collect(
     root: Root, *, now_ms: int | None = None, expiration_ms: int | None = None, dry_run: bool = False
 ) -> CollectedDecisions:
-    """Prune COMMITs that all topics have recorded, then delete old entries. `now_ms`: the store's clock.
+    """Prune COMMITs that all topics have recorded, and delete old entries. `now_ms` is the time by the store's clock.
 
-    An entry or checkpoint is deleted if it is below the second latest readable checkpoint and seven days old. The
-    journal of a write without an id is deleted once its topics have recorded it and its latest entry is seven days old.
-    Ids that were idle for longer than `expiration_ms` expire; with None, no id expires.
+    An entry or checkpoint is deleted if it is below the second latest readable checkpoint and seven days old. If a
+    write has no transactional id, its journal is deleted once its topics have recorded its outcome and its latest entry
+    is seven days old. Ids that have been idle for longer than `expiration_ms` expire; None: ids do not expire.
     """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     done = CollectedDecisions()
@@ -212,14 +222,14 @@ def _is_over(root: Root, log: DecisionLog) -> bool:
 
 
 Recorded = Callable[[Decisions], Collection[int]]
-"""Returns the numbers of the COMMITs in a state that all their participants have recorded."""
+"""Returns the numbers of the COMMITs in a state that all of their participants have recorded."""
 
 
 @dataclass
 class ExpiryPass:
-    """A pass over the ids of a root, which expires idle ones. `now_ms`: the store's clock.
+    """A pass over the ids of a root, which expires idle ids. `now_ms` is the time by the store's clock.
 
-    With an `expiration_ms` of None, no id expires.
+    If `expiration_ms` is None, ids do not expire.
     """
 
     root: Root
@@ -232,7 +242,10 @@ class ExpiryPass:
         self._in_use: frozenset[str] | None = None
 
     def visit(self, log: DecisionLog) -> None:
-        """Expire an id if it has been idle for long enough; remember an expired one for `keep`."""
+        """Expire an id if it has been idle for long enough.
+
+        If the id is expired, add it to the ids that `keep` archives.
+        """
         if self.expiration_ms is None or log.id.startswith(RESERVED):
             return
         state = log.refresh()
@@ -240,7 +253,7 @@ class ExpiryPass:
             reached("transactions: an idle id expires")
             number, recorded = state.number, self.recorded(state)
             state = log.write(lambda base: expire(base, number, recorded))
-        # If the entry is deleted, it is archived.
+        # If the entry no longer exists, it has been archived.
         if state.op == EXPIRE and self.root.store.stat(log.key(state.number)) is not None:
             log.write_checkpoint()
             self.expired.append(state)
@@ -254,12 +267,14 @@ class ExpiryPass:
         return state.id not in self._in_use
 
     def keep(self, failures: list[SparklogError]) -> None:
-        """Archive the latest entries of expired ids, unless they are archived already."""
+        """Archive the latest entries of expired ids that have not been archived yet."""
         archives: dict[str, dict[str, Decisions]] = {}
         for state in self.expired:
             if crc32c.crc32c(DECISION_JSON.encode(state)) != state.crc:
                 key = self.root.engine.decisions.log(state.id).key(state.number)
-                failures.append(Corrupt(f"the latest entry of '{state.id}' is not as sparklog writes it", file=key))
+                failures.append(
+                    Corrupt(f"the latest entry of '{state.id}' does not have sparklog's canonical format", file=key)
+                )
                 continue
             archives.setdefault(archive_of(state.id), {})[state.id] = state
         for name, entries in sorted(archives.items()):
@@ -267,13 +282,13 @@ class ExpiryPass:
                 log = self.root.engine.decisions.log(name)
                 before = log.refresh().number
                 if log.write(partial(archive_newer, entries=entries)).number > before:
-                    # Older entries are deleted below the second latest checkpoint.
+                    # Maintenance deletes the entries below the second latest checkpoint.
                     log.write_checkpoint()
             except SparklogError as error:
                 failures.append(error)
 
     def delete(self, done: Collected, *, dry_run: bool) -> None:
-        """Delete the objects of ids that were archived a week ago."""
+        """Delete the objects of ids that were archived at least a week ago."""
         folders = set(self.root.store.list_folders(f"{DECISIONS.folder}/"))
         for name in (f"{ARCHIVE}{digit:x}" for digit in range(16)):
             if id_folder(name) not in folders:
@@ -296,7 +311,7 @@ def _in_use(root: Root) -> Iterator[str]:
 
 
 def _deletable(root: Root, archive: str, folders: Collection[str], now_ms: int) -> Iterator[ObjectInfo]:
-    """Yield the objects of ids up to the entries that were archived a week ago, the lowest numbers first."""
+    """Yield the objects of ids up to the entries that were archived at least a week ago, sorted by number."""
     chain = EntryChain(root.store, DECISIONS, archive, root.env)
     number = chain.latest_number_before(now_ms - KEEP_MS)
     state = None if number is None else chain.state_at(number)
@@ -309,5 +324,5 @@ def _deletable(root: Root, archive: str, folders: Collection[str], now_ms: int) 
             number = entry_number(info.key)
             if number is not None and number <= entry.number:
                 numbered.append((number, f"/{CHECKPOINT_FOLDER}/" in info.key, info))
-        # The copy of the last entry is deleted last, so that the journal is valid until then.
+        # The checkpoint of the last entry is deleted last, so that the journal is valid until then.
         yield from (info for _, _, info in sorted(numbered, key=lambda item: item[:2]))

@@ -1,8 +1,9 @@
-"""List and describe transactions: the decisions of each id and its open transactions; abort a transaction by hand.
+"""List and describe transactions: the decisions and the open transactions of each id. Abort a transaction manually.
 
-Kafka transactions that an import left open (`sparklog.log.state.commit`) are listed together with the root's own,
-because they hold back the same last stable offsets. They do not time out, since the next import may bring their
-markers. An operator can end them; then no import can continue with their topics.
+If an import left Kafka transactions open (`sparklog.log.state.commit`), they are listed together with the root's own
+transactions, because they also limit the last stable offsets. Kafka transactions do not time out, because the next
+import may add their markers. An administrator can end them. After that, an import can no longer continue with their
+topics.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def owner_of(transaction: KafkaOpen) -> str:
 
 
 def _end_kafka(root: Root, transactions: Sequence[KafkaTransaction]) -> tuple[KafkaTransaction, ...]:
-    """End Kafka transactions in their topics as Kafka had decided, else by ABORT; return the ended ones."""
+    """End Kafka transactions in their topics, and return the ended transactions.
+
+    A transaction is ended with Kafka's decision if it is known, otherwise with ABORT.
+    """
     ended: list[KafkaTransaction] = []
     for topic in sorted({transaction.topic for transaction in transactions}):
         producers = {transaction.open.producer for transaction in transactions if transaction.topic == topic}
@@ -57,7 +61,7 @@ def _end_kafka(root: Root, transactions: Sequence[KafkaTransaction]) -> tuple[Ka
 
 @dataclass(frozen=True, slots=True)
 class HeldPartition:
-    """The open slices of an undecided transaction in one partition; times in ms."""
+    """The open slices of an undecided transaction in one partition. Times are in ms."""
 
     topic: str
     partition: int
@@ -71,7 +75,7 @@ class HeldPartition:
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedOutcome:
-    """A decided transaction whose outcome a topic has not recorded yet. Readers already see it as decided."""
+    """A decided transaction whose outcome a topic has not recorded yet. Readers already see the outcome."""
 
     topic: str
     n: int
@@ -80,11 +84,12 @@ class UnrecordedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PendingOffsets:
-    """Offsets that transaction `n` has prepared in a group, and whose outcome the group has not recorded yet."""
+    """Offsets that transaction `n` has prepared in a group that has not recorded the outcome yet."""
 
     group: str
     n: int
-    committed: bool | None  # None: undecided; else readers see the outcome, and the group's next entry records it
+    # None: undecided; otherwise readers see the outcome, and the next entry of the group records it
+    committed: bool | None
     age_ms: int  # by the store's clock
     timeout_ms: int  # any process may abort the transaction after this time
     offsets: tuple[tuple[str, int, int], ...]  # (topic, partition, offset)
@@ -95,8 +100,8 @@ class TransactionDescription:
     """The state of a transactional id."""
 
     id: str
-    state: str  # Kafka's name for the state; that of `kafka` if only these transactions are open
-    newest: int  # the number of the latest decision; -1 if there is none
+    state: str  # Kafka's name for the state; the state of `kafka` if only these transactions are open
+    newest: int  # number of the latest decision; -1 if there is none
     outcome: str | None
     reason: str | None  # why the outcome is ABORT
     time_ms: int
@@ -106,14 +111,14 @@ class TransactionDescription:
     waiting: tuple[UnrecordedOutcome, ...] = ()
     pending: tuple[PendingOffsets, ...] = ()
     kafka: tuple[KafkaTransaction, ...] = ()  # transactions that an import left open
-    is_open: bool = False  # a transaction of the root's own is undecided
+    is_open: bool = False  # a transaction of the root itself is undecided
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The ended transactions: number `n` of the root (None: none) with its topics, and those of Kafka.
+    """The ended transactions: transaction `n` of the root (None: none) with its topics, and Kafka transactions.
 
-    A Kafka transaction is committed if Kafka had decided to commit it.
+    If Kafka had decided to commit a Kafka transaction, it is committed.
     """
 
     n: int | None
@@ -122,7 +127,7 @@ class Aborted:
 
 
 def list_transactions(root: Root, failures: list[SparklogError] | None = None) -> list[TransactionDescription]:
-    """List all ids that have decisions or an open transaction, in order."""
+    """List all ids that have decisions or an open transaction, sorted by id."""
     open_now = _Open.of(root, failures)
     ids = {name for name in transactional_ids(root.store, failures) if not name.startswith(ARCHIVE)}
     ids.update(item.txn.id for topic_state in open_now.topics.values() for item in topic_state.open)
@@ -137,9 +142,9 @@ def list_transactions(root: Root, failures: list[SparklogError] | None = None) -
 
 
 def describe_transaction(root: Root, transactional_id: str, failures: list[SparklogError]) -> TransactionDescription:
-    """Describe one id. Raises `NotFound`, with similar ids, if it was never used.
+    """Describe an id. If the id was never used, `NotFound` is raised with similar ids.
 
-    The errors of topics and groups that cannot be read are added to `failures`.
+    The errors of unreadable topics and groups are added to `failures`.
     """
     check_id(transactional_id, "transactional id")
     open_now = _Open.of(root, failures)
@@ -155,18 +160,19 @@ def describe_transaction(root: Root, transactional_id: str, failures: list[Spark
 def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -> Aborted:
     """Abort the undecided transaction of an id without waiting for its timeout.
 
-    The owner's commit will fail with `Conflict`. Kafka transactions of the id that an import left open are ended as
-    well, as Kafka had decided or by an ABORT marker; then no import can continue with their topics. With `n`, only the
-    root's own transaction is aborted, and only if it has this number. Raises `Conflict` if no transaction is open.
+    The commit of the owner will fail with `Conflict`. If an import left Kafka transactions of the id open, they are
+    also ended, with Kafka's decision or with an ABORT marker. After that, no import can continue with their topics. If
+    `n` is given, only the root's own transaction is aborted, and only if it has this number. Raises `Conflict` if no
+    transaction is open.
     """
     damaged: list[SparklogError] = []
     description = describe_transaction(root, transactional_id, damaged)
     for error in damaged:
-        _LOG.warning("cannot read its open transactions: %s", error)
+        _LOG.warning("cannot read all open transactions of the id: %s", error)
     number = description.newest + 1
     if n is not None and n != number:
         raise Conflict(
-            f"expected transaction {n} of '{transactional_id}' to be open, found decisions up to {description.newest}; "
+            f"transaction {n} of '{transactional_id}' is not open: the latest decision is {description.newest}; "
             "describe the id"
         )
     if not description.is_open and (n is not None or not description.kafka):
@@ -251,8 +257,8 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
 def _state_name(state: Decisions, is_open: bool, outcome: str | None, decided_by_kafka: AbstractSet[str | None]) -> str:
     """Return Kafka's name for the state of a transactional id.
 
-    `decided_by_kafka` has Kafka's decisions (None: unknown) about the transactions that an import left open. They count
-    as decided if Kafka's decision is known for all of them, and the same.
+    `decided_by_kafka` contains Kafka's decisions (None: unknown) about the transactions that an import left open. These
+    transactions count as decided if Kafka's decision is known and the same for all of them.
     """
     if is_open:
         return ONGOING
@@ -267,7 +273,9 @@ def _state_name(state: Decisions, is_open: bool, outcome: str | None, decided_by
 def _open_and_unrecorded(
     root: Root, open_now: _Open, state: Decisions
 ) -> tuple[tuple[HeldPartition, ...], tuple[UnrecordedOutcome, ...]]:
-    """Return the open slices of an id's undecided transactions, and the decided ones that topics have not recorded."""
+    """Return the open slices of an id's undecided transactions, and its decided transactions that topics have not
+    recorded.
+    """
     held: list[HeldPartition] = []
     waiting: list[UnrecordedOutcome] = []
     now_ms: int | None = None

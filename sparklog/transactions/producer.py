@@ -1,16 +1,19 @@
-"""A transactional producer: begin, append to topics, send offsets of a consumer group, commit or abort.
+"""A transactional producer: begin a transaction, append to topics, send offsets of a consumer group, commit or abort.
 
-A transaction takes these steps:
+A transaction consists of these steps:
 
 1. `append` uploads rows.
-2. `commit` prepares: it commits the rows to each topic as open, and the offsets to each group as pending.
-3. `commit` decides: it writes one entry to the decision log of the id, which commits all of them atomically.
+2. `commit` prepares the transaction: it commits the rows to each topic as open, and the offsets to each group as
+   pending.
+3. `commit` decides the transaction: it writes one entry to the decision log of the id, which commits all rows and
+   offsets atomically.
 
 If the process dies before step 3, no part of the transaction becomes visible. The next instance aborts an undecided
-transaction immediately; any other process aborts it once `timeout_ms` has passed since its first prepare.
+transaction immediately. Other processes abort it once `timeout_ms` has passed since its first prepare.
 
-Several jobs can share a transaction: one job begins it and passes its number on. The others `join` it, append, and
-`prepare`, which records their files before it returns. Then one of them commits.
+Several jobs can share a transaction. One job begins the transaction and passes its number to the other jobs. They
+`join` the transaction, append, and `prepare`, which records their files before it returns. Then one of the jobs
+commits.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("sparklog.transactions")
 RECHECK_MS = 1_000
-"""A transaction older than this checks for a newer instance before it prepares, with one request."""
+"""A transaction that is older than this checks for a newer instance before it prepares, with one request."""
 GROUP = instance("a consumer, another member, or the name of a group", str, GroupMetadata, Membership)
 OPEN, PREPARED, COMMITTED, ABORTED, UNKNOWN = "open", "prepared", "committed", "aborted", "unknown"
 
@@ -73,19 +76,20 @@ def transactional(
     timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS,
     instance: str | None = None,
 ) -> TransactionalProducer:
-    """Return a producer for transactions: all rows of a transaction become visible in all its topics, or none.
+    """Return a transactional producer: all rows of a transaction become visible in all of its topics, or none does.
 
     Args:
-        root: an open root, or its location.
-        transactional_id: an id that is the same in every run of a program; a newer instance fences older ones.
-        timeout_ms: Kafka's `transaction.timeout.ms`: other processes may abort an open transaction after this time.
-        instance: a name that several processes share to act as one instance; default: a new one.
+        root: An open root, or its location.
+        transactional_id: An id that is the same in every run of a program. A newer instance fences older instances.
+        timeout_ms: Kafka's `transaction.timeout.ms`: the time after which other processes may abort an open
+            transaction.
+        instance: An instance name, which several processes can share to act as one instance; None: a new instance.
 
     Returns:
-        A `TransactionalProducer`; `begin()` begins a transaction.
+        A `TransactionalProducer`. Its method `begin()` begins a transaction.
 
     Raises:
-        BadRequest: the id or the timeout is not valid.
+        BadRequest: If the id or the timeout is invalid.
 
     Example:
         with sparklog.transactional("/data/log", "orders-job").begin() as transaction:
@@ -99,7 +103,7 @@ def transactional(
 
 @dataclass(frozen=True, slots=True)
 class CommittedTransaction:
-    """A committed transaction: its number (None if it was empty) and the outcome in each topic."""
+    """A committed transaction: its number (None if it was empty), and the outcome in each topic."""
 
     n: int | None
     topics: Mapping[str, AppendOutcome] = field(default_factory=dict)
@@ -129,7 +133,7 @@ class TransactionalProducer:
         self.timeout_ms = whole_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
-        """The epoch of this instance once it has begun a transaction. Instances with lower epochs are fenced."""
+        """The epoch of this instance; None until it begins a transaction. Instances with lower epochs are fenced."""
         self.log: DecisionLog = root.engine.decisions.log(self.id)
         self._open: Transaction | None = None
 
@@ -146,28 +150,28 @@ class TransactionalProducer:
     def begin(self) -> Transaction:
         """Begin a transaction. Older instances are fenced, and their open transaction is aborted.
 
-        The transaction is listed as open, and its timeout starts, with its first prepare. (In Kafka, that is when the
-        first partition is added.)
+        The transaction is listed as open from its first prepare on, when its timeout starts. (In Kafka, the timeout
+        starts when the first partition is added.)
 
         Returns:
             A `Transaction`, to commit or abort, or to use as a context manager.
 
         Raises:
-            BadRequest: this producer has an open transaction.
-            Fenced: a newer instance has taken over.
+            BadRequest: If this producer has an open transaction.
+            Fenced: If a newer instance has taken over.
         """
         self.log.refresh()
         return self._begin()
 
     def _begin(self) -> Transaction:
-        """Begin from the cached state, which the caller has just refreshed."""
+        """Begin a transaction from the cached state, which the caller has just refreshed."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
                 f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before you begin the next one"
             )
         self.root.engine.ensure_probed()
         if self._open is not None and self._open.state == UNKNOWN:
-            # Its number must not be reused before its outcome is known.
+            # The number of the transaction must not be reused before its outcome is known.
             self.log.abort(self._open.n, BY_OWNER)
         state = self.log.write(lambda base: init(base, self.instance, self.epoch, self.root.env.wall_ms()))
         self.epoch = state.epoch
@@ -178,25 +182,26 @@ class TransactionalProducer:
     def join(self, n: int, part: str | None = None) -> Transaction:
         """Join a transaction that another job began.
 
-        Each job's prepares have that job's `timeout_ms`; the first one to run out aborts the whole transaction.
+        The prepares of each job have the `timeout_ms` of the job. The first timeout that expires aborts the entire
+        transaction.
 
         Args:
-            n: the transaction's number, which is the `n` of the transaction that `begin` returned.
-            part: a name for this job's part. If the job is restarted with the same name, its new prepares replace those
-                of its first attempt.
+            n: The number of the transaction, which is the `n` of the transaction that `begin` returned.
+            part: The name of this job's part. If the job is restarted with the same name, its new prepares replace the
+                prepares of its first attempt.
 
         Returns:
             A `Transaction`, to append to and to `prepare`.
 
         Raises:
-            Conflict: the transaction is already decided.
-            Fenced: a newer instance has taken over.
-            BadRequest: `n` is not a number.
+            Conflict: If the transaction is already decided.
+            Fenced: If a newer instance has taken over.
+            BadRequest: If `n` is not a number.
         """
         number = as_integer(n)
         if number is None:
             raise BadRequest(
-                f"expected the number of a transaction, the `n` of the one that `begin` returned; found {shortened(n)}"
+                f"expected `n` of the transaction that `begin` returned, which is an integer, found {shortened(n)}"
             )
         self.root.engine.ensure_probed()
         check_undecided(self.log.refresh(), number)
@@ -204,7 +209,7 @@ class TransactionalProducer:
 
 
 class Transaction:
-    """A transaction of a producer. As a context manager, it commits at the end and aborts on an exception."""
+    """A transaction of a producer. As a context manager, it commits at the end, and aborts after an exception."""
 
     def __init__(self, producer: TransactionalProducer, n: int, instance: str | None, part: str | None) -> None:
         self.n = n
@@ -239,16 +244,16 @@ class Transaction:
 
     @checked(topic=NAME, options=WRITE_OPTIONS)
     def append(self, topic: str, data: ArrowData, *, options: WriteOptions | None = None) -> None:
-        """Append rows to a topic, as `Topic.append` does. They become visible with `commit`.
+        """Append rows to a topic, like `Topic.append`. The rows become visible with `commit`.
 
         Args:
-            topic: the topic's name.
-            data: as for `Topic.append`.
-            options: codec and sizes; only those of the first append to a topic are used.
+            topic: The name of the topic.
+            data: The rows, as for `Topic.append`.
+            options: Codec and sizes. Only the options of the first append to a topic are used.
 
         Raises:
-            NotFound: the topic does not exist.
-            BadRequest: the topic rejects a row, here or at `commit`.
+            NotFound: If the topic does not exist.
+            BadRequest: If the topic rejects a row, either here or in `commit`.
         """
         self._check_open()
         if topic not in self._writers:
@@ -267,16 +272,16 @@ class Transaction:
     def send_offsets(
         self, group: str | GroupMetadata | Membership | GroupConsumer, offsets: Offsets | None = None
     ) -> None:
-        """Commit offsets of a consumer group with the transaction.
+        """Commit offsets of a consumer group as part of the transaction.
 
         Args:
-            group: a consumer or another member, so that `commit` fails with `Fenced` once a newer member has joined;
-                or the name of a group, which has no fencing.
-            offsets: the next offset to read, by topic and partition; None: the positions of the consumer.
+            group: A consumer or another member, so that `commit` fails with `Fenced` if a newer member has joined; or
+                the name of a group, without fencing.
+            offsets: The next offset to read, by topic and partition; None: the positions of the consumer.
 
         Raises:
-            NotFound: a topic does not exist.
-            BadRequest: a partition or an offset is not valid, or the consumer commits automatically.
+            NotFound: If a topic does not exist.
+            BadRequest: If a partition or an offset is invalid, or if the consumer commits automatically.
         """
         self._check_open()
         if isinstance(group, GroupConsumer):
@@ -288,7 +293,7 @@ class Transaction:
             offsets = group.positions() if offsets is None else offsets
             group = group.membership
         if offsets is None:
-            raise BadRequest("expected offsets by topic and partition; only a consumer has positions of its own")
+            raise BadRequest("expected offsets by topic and partition, which are optional only for a consumer")
         GROUP.check("group", group)
         ids = group.topic_ids if isinstance(group, Membership) else None
         member = group.metadata if isinstance(group, Membership) else None if isinstance(group, str) else group
@@ -297,7 +302,7 @@ class Transaction:
         if not rows:
             return
         self._offsets[name] = merged(self._offsets.get(name, ()), rows)
-        # Offsets sent with only a group's name keep the member of an earlier call.
+        # If offsets are sent with only the name of a group, the member of an earlier call is kept.
         self._members[name] = member or self._members.get(name)
 
     def _check_open(self) -> None:
@@ -307,17 +312,17 @@ class Transaction:
     # -- prepare, commit, abort
 
     def prepare(self) -> Mapping[str, AppendOutcome]:
-        """Write the appended rows to their topics as open, for a job that leaves the commit to another job.
+        """Write the appended rows to their topics as open, so that another job can commit them.
 
-        After this returns, a COMMIT of the transaction by any job includes these rows.
+        After this method returns, a COMMIT of the transaction by any job includes these rows.
 
         Returns:
             The outcome in each topic.
 
         Raises:
-            Fenced: a newer instance took over.
-            Conflict: the transaction was aborted by its timeout or an operator.
-            BadRequest: a topic rejects rows.
+            Fenced: If a newer instance has taken over.
+            Conflict: If the transaction was aborted after its timeout or by an administrator.
+            BadRequest: If a topic rejects rows.
         """
         self._check_open()
         try:
@@ -331,25 +336,27 @@ class Transaction:
         return dict(self._outcomes)
 
     def commit(self, *, key: WriterKey | None = None) -> CommittedTransaction:
-        """Commit the transaction. When this returns, all its rows are visible in all topics.
+        """Commit the transaction. When this method returns, all rows of the transaction are visible in all topics.
 
         Args:
-            key: the batch that the transaction is, so that a replay of it is skipped.
+            key: Identifies the batch that the transaction contains, so that a replay of the batch is skipped.
 
         Returns:
             The number of the transaction (None if it was empty), and the outcome in each topic.
 
         Raises:
-            Fenced: a newer instance of this producer took over, or of a consumer whose offsets it sends.
-            Conflict: the transaction was aborted by its timeout or an operator, or a topic was deleted.
-            BadRequest: a topic rejects rows. In these three cases, no part of the transaction ever becomes visible.
-            Unavailable: the store failed; the message says whether the outcome is known.
+            Fenced: If a newer instance of this producer, or a newer member of a consumer group whose offsets it sends,
+                has taken over.
+            Conflict: If the transaction was aborted after its timeout or by an administrator, or if a topic was
+                deleted.
+            BadRequest: If a topic rejects rows. In these three cases, no part of the transaction ever becomes visible.
+            Unavailable: If the store failed. The message says whether the outcome is known.
         """
         log = self._producer.log
         if self.state != PREPARED:
             self._check_open()
             if self._root.env.elapsed_ms(self._started_at) > RECHECK_MS:
-                # A fenced producer must write nothing, because read_uncommitted readers would see its rows.
+                # A fenced producer must not write, because read_uncommitted readers would see its rows.
                 try:
                     check_undecided(log.refresh(), self.n, self._instance)
                 except (Conflict, Fenced):
@@ -410,11 +417,11 @@ class Transaction:
         raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, and nothing was published: {unknown}")
 
     def abort(self) -> None:
-        """Abort the transaction. Readers with `read_committed` never see its rows.
+        """Abort the transaction. `read_committed` readers never see its rows.
 
         Raises:
-            Conflict: the transaction is already committed.
-            BadRequest: this object has committed or aborted it.
+            Conflict: If the transaction is already committed.
+            BadRequest: If this object has already committed or aborted the transaction.
         """
         if self.state in (COMMITTED, ABORTED):
             raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}")
@@ -428,7 +435,7 @@ class Transaction:
             raise Conflict(f"transaction {self.n} of '{self.id}' is committed and can no longer be aborted")
 
     def discard(self) -> None:
-        """Discard rows that were appended but not prepared; the transaction itself stays undecided."""
+        """Discard rows that were appended but not prepared. The transaction itself remains undecided."""
         for _, writer in self._writers.values():
             writer.discard()
         self._writers.clear()
@@ -439,10 +446,11 @@ class Transaction:
         try:
             self.abort()
         except SparklogError as error:
-            _LOG.warning("cannot abort transaction %s of '%s', it will time out: %s", self.n, self.id, error)
+            _LOG.warning("cannot abort transaction %s of '%s', so it will time out: %s", self.n, self.id, error)
 
     def _prepare(self, *, inline: bool = True) -> None:
-        # Groups come first, so that a superseded member fails before it holds back a topic.
+        # Prepare groups first, so that a superseded member fails before its rows limit the last stable offset of a
+        # topic.
         for name, offsets in self._offsets.items():
             group, timeout_ms = Group(self._root, name), self._producer.timeout_ms
             number = group.prepare(self._members[name], self.id, self.n, timeout_ms, offsets)

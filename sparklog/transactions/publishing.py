@@ -1,10 +1,10 @@
-"""Publish a batch over several topics as one transaction, for Spark writes with a `topic` column.
+"""Publish a batch with rows of several topics as one transaction, for Spark writes with a `topic` column.
 
-A streaming sink may have its topic in an option before a restart and in a column after it, or the reverse. A batch for
-the topic in an option is recorded in the idempotency registry of that topic. A batch with a topic column is recorded in
-the decisions of the query's id. A restarted query may write a committed batch again, the other way. So the first batch
-of each run is searched for in the other record as well. There the run also takes over, which fences an older run that
-may still write that way.
+A streaming sink may specify its topic in an option before a restart, and in a column after the restart, or the reverse.
+A batch with a topic option is recorded in the idempotency registry of the topic. A batch with a topic column is
+recorded in the decisions of the query's id. After such a restart, the query may write a committed batch again, the
+other way. Therefore the first batch of each run is also looked up in the other record. The run also takes over there,
+which fences an older run that may still write that way.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ class ReusableId:
 
 _reusable_ids: WeakKeyDictionary[Root, list[ReusableId]] = WeakKeyDictionary()
 if hasattr(os, "register_at_fork"):
-    # Otherwise parent and child would write with one id, as the same instance.
+    # Without this, parent and child would write with the same id, as the same instance.
     os.register_at_fork(after_in_child=_reusable_ids.clear)
 
 
 def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
-    """Return the producer of a write without an id. Ids are reused, because maintenance reads the folder of each."""
+    """Return the producer for a write without a transactional id.
+
+    Generated ids are reused, because maintenance reads the directory of each id.
+    """
     reusable = _reusable_ids.setdefault(root, [])
     while reusable:
         try:
@@ -74,7 +77,7 @@ def publish(
     """Commit files that tasks wrote for several topics, atomically. A batch with a `key` is committed at most once.
 
     The batch is checked (`sparklog.log.state.writer_runs`) before an earlier instance is fenced, so that a rejected
-    batch stops no other run. Raises the errors of that check and of `Transaction.commit`.
+    batch does not stop another run. Raises the errors of this check and of `Transaction.commit`.
     """
     if key is not None:
         key.check()
@@ -97,7 +100,7 @@ def publish(
             return CommittedTransaction(None, skipped=True, note=decision.note)
     if not any(len(file) for part in written for file in part.files):
         return CommittedTransaction(None)
-    # With a key, the decisions were just refreshed above.
+    # If there is a key, the decisions have just been refreshed above.
     transaction = producer.begin() if key is None else producer._begin()
     for part in written:
         transaction.add(part.target, part.files)
@@ -109,7 +112,7 @@ def publish(
 
 @dataclass(frozen=True, slots=True)
 class TakeOverIntent:
-    """Record the run of `key` in a topic that knows its writer. The batch of `count` records is only checked."""
+    """Record the run of `key` in a topic that has recorded its writer. The batch of `count` records is only checked."""
 
     topic_id: str
     key: WriterKey
@@ -122,16 +125,16 @@ class TakeOverIntent:
         check_topic(topic, state, self.topic_id)
         key, entry = self.key, state.registry.get(self.key.id)
         if entry is None or key.run is None:
-            return Nothing("the topic does not know the writer", state.version)
+            return Nothing("the topic has not recorded the writer", state.version)
         decide(entry, key, self.count, f"topic '{topic}'", self.now_ms)
         if entry.run == key.run:
-            return Nothing("the topic knows the run", state.version)
+            return Nothing("the topic has recorded the run", state.version)
         epoch = next_epoch(entry, key.run, key.epoch)
         return Draft(TAKEOVER, writer=Writer(key.mode, key.id, entry.batch, key.run, entry.count, epoch))
 
 
 def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
-    """Return True if this batch, for the topic in an option, was published as a transaction.
+    """Return True if this batch, which has a topic option, was published as a transaction.
 
     Raises the errors of the replay check.
     """
@@ -147,7 +150,7 @@ def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
 
 
 def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | None = None) -> bool:
-    """Return True if this batch, with a topic column, was published to the topic in an option."""
+    """Return True if this batch, which has a topic column, was published to the topic in an option."""
     if key.run is None or root.engine.decisions.log(key.id).current().run == key.run:
         return False
     unread: list[SparklogError] = []
@@ -158,7 +161,7 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
         state = root.engine.log(name).current().topic_state
         entry = state.registry.get(key.id)
         if entry is not None:
-            # All topics are checked before one is written, so that a rejected batch stops no other run.
+            # Check all topics before writing to one, so that a rejected batch does not stop another run.
             decide(entry, checked_key, count, f"topic '{name}'", now_ms)
             intents[name] = TakeOverIntent(state.topic_id, checked_key, count, now_ms)
     published = False
@@ -170,5 +173,5 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
 
 
 def _of_any_layout(key: WriterKey) -> WriterKey:
-    """Return the key with a content that is compared without its layout, which depends on the topics of the rows."""
+    """Return the key without the layout of its content, which depends on the topics of the rows."""
     return key if key.content is None else replace(key, content=replace(key.content, layout=""))

@@ -319,7 +319,7 @@ def test_consume_transform_produce_is_exactly_once(place: Place) -> None:
     with pytest.raises(BadRequest, match="enable_auto_commit=False"):
         producer.begin().send_offsets(place.consumer())
     assert producer._open is not None
-    with pytest.raises(BadRequest, match="only a consumer has positions of its own"):
+    with pytest.raises(BadRequest, match="which are optional only for a consumer"):
         producer._open.send_offsets("g")
 
 

@@ -171,7 +171,7 @@ def test_what_cannot_be_written(root: str, schema: StructType, options: dict[str
 
 def test_an_id_that_is_not_for_users(root: str) -> None:
     writer = source(root, txnAppId="one-write:x", txnVersion="1").writer(TOPIC_AND_VALUE, False)
-    expected = "ids that begin with 'one-write:' are reserved; choose another one"
+    expected = "ids that begin with 'one-write:' are reserved; choose another id"
     assert expected in line(lambda: writer.commit([]))
 
 

@@ -150,7 +150,7 @@ def test_ids_of_single_writes_go_when_they_are_done_with() -> None:
     publish(root, None, [TopicFiles(target, tuple(sink.finish()))])
     [name] = transactional_ids(world.store)
     assert name.startswith("one-write:")
-    with pytest.raises(BadRequest, match="are reserved; choose another one"):
+    with pytest.raises(BadRequest, match="are reserved; choose another id"):
         world.producer(name)
     world.now_ms += 7 * DAY
     assert collect(world.root()).objects == 0, "a has not recorded it"

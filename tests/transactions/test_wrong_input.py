@@ -84,7 +84,7 @@ def test_a_commit_after_it_was_ended_by_somebody_else() -> None:
 
 def test_a_whole_write_under_an_id_that_is_not_for_users() -> None:
     world = TopicsWorld()
-    refused(world, lambda: publish(world.root(), "one-write:x", []), BadRequest, "are reserved; choose another one")
+    refused(world, lambda: publish(world.root(), "one-write:x", []), BadRequest, "are reserved; choose another id")
     refused(world, lambda: world.producer("x" * 2000), BadRequest, "1 to 1024 characters")
 
 
