@@ -150,14 +150,14 @@ OTHERS: Mapping[str, EntryPoint] = {
 REFUSED = {
     "hdfs:/x": "expected two after hdfs:, as in hdfs://namenode:8020/log",
     "HDFS:/nn/x": "expected two after hdfs:",
-    "dbfs:/mnt/log": "give the underlying bucket as a URL, such as s3://bucket/log",
+    "dbfs:/mnt/log": "use the URL of the underlying bucket, such as s3://bucket/log",
     "s3:/b/x": "expected two after s3:, as in s3://bucket/log",
     "s3a:x": "expected two after s3a:, as in s3://bucket/log",
     "s4://b/x": "expected a path, or a URL such as s3://bucket/log",
-    "https://b.s3.amazonaws.com/x": "give the bucket as s3://bucket/log?endpoint=<server>",
-    "/dbfs/mnt/log": "/dbfs does not exist here: give the underlying bucket as a URL, such as s3://bucket/log",
-    "/Volumes/main/log": "/Volumes does not exist here: give the underlying bucket as a URL",
-    "file:/dbfs/mnt/log": "/dbfs does not exist here: give the underlying bucket as a URL",
+    "https://b.s3.amazonaws.com/x": "use s3://bucket/log?endpoint=<server>",
+    "/dbfs/mnt/log": "/dbfs does not exist here: use the URL of the underlying bucket, such as s3://bucket/log",
+    "/Volumes/main/log": "/Volumes does not exist here: use the URL of the underlying bucket",
+    "file:/dbfs/mnt/log": "/dbfs does not exist here: use the URL of the underlying bucket",
     f"s3://AKIA:{SECRET}@bucket/log": "must not contain a user or keys",
     f"s3://bucket/log?secret_access_key={SECRET}": "must not contain the secret secret_access_key",
 }
@@ -303,7 +303,7 @@ def test_a_mount_of_a_bucket_is_named_and_nothing_is_left(tmp_path: Path, monkey
     monkeypatch.setattr(system_errors, "mount_of", lambda path: f"{tmp_path} (fuse.s3fs)")
     for name in ("open, create", "topics create", "save"):
         text = answer(WRITERS[name], str(tmp_path / "a" / "b"), "")
-        assert "if it is a mounted bucket, give the underlying bucket as a URL, such as s3://bucket/log" in text
+        assert "if it is a mounted bucket, use the URL of the underlying bucket, such as s3://bucket/log" in text
         assert os.listdir(tmp_path) == []
     (tmp_path / "a").mkdir()
     with pytest.raises(sparklog.BadRequest, match="no hard links"):

@@ -1,4 +1,6 @@
-"""Object stores: the base class `Store`, the store of a directory, and the store of a location."""
+"""Object stores: the base class `Store`, the store of a local directory, and `open_store`, which opens the store of a
+location.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ _REQUESTS = logging.getLogger("sparklog.requests")
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:
-    """Return the store of a location (`sparklog.storage.locations`), which need not exist yet.
+    """Return the store of a location (`sparklog.storage.locations`), which does not have to exist.
 
-    The store logs its requests if the logger `sparklog.requests` is at DEBUG now. Raises `BadRequest` if the location
-    is a file, or no store supports it.
+    If the level of the logger `sparklog.requests` is DEBUG, the store logs its requests. Raises `BadRequest` if the
+    location is a file, or if no store supports it.
     """
     if is_url(location):
         store = _store_of_url(os.fspath(location))
@@ -47,5 +49,5 @@ def _store_of_url(location: str) -> Store:
         from sparklog.storage.object_store import ObjectStore
     except ImportError:
         library, extra = ("hdfs-native", "hdfs") if url.scheme == HDFS else ("obstore", "cloud")
-        raise BadRequest(f"{url.scheme}:// locations need {library}: {install_command(extra)}") from None
+        raise BadRequest(f"{url.scheme}:// locations require {library}: {install_command(extra)}") from None
     return ObjectStore(str(url))

@@ -1,7 +1,7 @@
-"""Errors of object stores in one line: which request failed, and which permission or setting is missing.
+"""Convert errors of object stores to one line: the failed request, and the missing permission or setting.
 
-The text of obstore's errors contains URLs with signatures, headers and the server's entire response. Messages contain
-only the HTTP status and the server's error code.
+The text of obstore's errors contains URLs with signatures, headers, and the entire response of the server. sparklog's
+messages contain only the HTTP status and the error code of the server.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from sparklog.storage.store import missing_object
 
 _STATUS = re.compile(r"status code: (\d{3})|inner: Status \{\s*status: (\d{3})")
 _HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
-# The second form occurs for a key in the response to a bulk delete, whose status is 200.
+# The second form is used for a key in the response to a bulk delete, whose status is 200.
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 TRUNCATED_RESPONSE = "Interrupted"
-"""Result of `network_failure` if the connection ended in the middle of a response body."""
+"""Result of `network_failure` if the connection was closed in the middle of a response body."""
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([A-Za-z]+)")
 _BUSY_CODES = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "ServerBusy", "OperationTimedOut")
-"""Codes of a busy server with another status: for a key of a bulk delete, and S3's 400 for a body sent too slowly."""
+"""Error codes of a busy server that are returned with other statuses.
+
+Examples are an error for one key of a bulk delete, and S3's status 400 for a body that is sent too slowly.
+"""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
 _TRANSIENT = (404, 409, 412, 425)
-"""4xx statuses that do not reject the request for good: a retry may have another result."""
+"""4xx statuses after which a retry may succeed."""
 _REQUIRES_CHECKSUM = re.compile(r"<Message>[^<]*(?:Content-MD5|x-amz-checksum)[^<]*Object Lock", re.IGNORECASE)
 _ACTIONS = ("read", "list", "create", "delete")
 _READER, _CONTRIBUTOR = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
@@ -44,8 +47,8 @@ _KEYS = {
     AZURE: "AZURE_STORAGE_ACCOUNT_KEY, AZURE_CLIENT_ID and its secret, or a managed identity",
 }
 _CERTIFICATES = {
-    "UnknownIssuer": "it is not signed by an authority that this host trusts; give the authority's file in "
-    "AWS_CA_BUNDLE (S3) or SSL_CERT_FILE",
+    "UnknownIssuer": "it is not signed by an authority that this host trusts; set AWS_CA_BUNDLE (S3) or "
+    "SSL_CERT_FILE to the file of the authority",
     "Expired": "it has expired, or this host's clock is wrong",
     "NotValidYet": "it is not valid yet, or this host's clock is wrong",
     "NotValidForName": "it is not valid for the endpoint's host name",
@@ -73,38 +76,38 @@ _RULES = (
           codes=_NO_BUCKET),
     _Rule(Unavailable, "cannot {action} {what}: this host's clock is wrong ({answer}); set it, for example with NTP",
           codes=("RequestTimeTooSkewed", "RequestExpired")),
-    _Rule(Unavailable, "cannot {action} {what}: there are no credentials; set {keys}",
+    _Rule(Unavailable, "cannot {action} {what}: no credentials were found; set {keys}",
           words=("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254",
                  "MissingCredentials")),
     _Rule(Unavailable, "cannot {action} {what}: the credentials are invalid ({answer}); check {keys}", (401,),
           ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")),
-    _Rule(Unavailable, "cannot {action} {what}: access is denied ({answer}); it needs {right}", (403,),
+    _Rule(Unavailable, "cannot {action} {what}: access is denied ({answer}); this requires {right}", (403,),
           ("AccessDenied",)),
     _Rule(BadRequest, "cannot {action} {what}: the bucket is in another region; set region or AWS_REGION",
           (301, 307, 308), ("AuthorizationHeaderMalformed", "PermanentRedirect")),
     _Rule(BadRequest, "{url} cannot hold a sparklog root: its server does not support conditional requests ({answer})",
           (501,)),
     _Rule(BadRequest, "cannot {action} {what}: AWS_CONDITIONAL_PUT disables conditional requests, which commits "
-          "need; unset it", words=("conditional put is disabled",)),
+          "require; unset AWS_CONDITIONAL_PUT", words=("conditional put is disabled",)),
     _Rule(Unavailable, "cannot {action} {what}: the store is busy ({answer}); try again later", (429, 503)),
 )  # fmt: skip
 """The first matching rule applies."""
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status in an obstore error, or None if there was no response."""
+    """Return the HTTP status in an obstore error; None if there was no response."""
     match = _STATUS.search(str(error))
     return int(match[1] or match[2]) if match else None
 
 
 def network_failure(error: BaseException) -> str:
-    """Return why there was no response (`Timeout`, `Connect`, `Request`, ...), or an empty text if there was one."""
+    """Return why there was no response (`Timeout`, `Connect`, `Request`, ...); an empty string if there was one."""
     match = _HTTP.search(str(error))
     return match[1] if match else ""
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return True if a retry may succeed: the server was busy or failed, or its response was cut off."""
+    """Return True if a retry may succeed, because the server was busy or failed, or its response was truncated."""
     if isinstance(error, SparklogError):
         return False
     if network_failure(error) == TRUNCATED_RESPONSE:
@@ -119,10 +122,10 @@ def _code_of(error: BaseException) -> str:
 
 
 def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> SparklogError:
-    """Return the error to raise when a request to `action` (read, list, create, delete, open) an object failed.
+    """Return the error to raise if a request to `action` (read, list, create, delete, open) an object failed.
 
-    It is `NotFound` if the object does not exist, `BadRequest` for a wrong setting or an unsuitable server, and
-    otherwise `Unavailable`, after which the effect of a create is unknown.
+    The error is `NotFound` if the object does not exist, and `BadRequest` for a wrong setting or an unsuitable server.
+    Other errors are `Unavailable`; the effect of a create is then unknown.
     """
     if isinstance(error, SparklogError):
         return error
@@ -147,7 +150,7 @@ def _rejection(text: str, status: int, code: str) -> str:
     response = f"the store returned {status}{f' ({code})' if code else ''}"
     if _REQUIRES_CHECKSUM.search(text):
         return f"{response}: its object lock requires checksums; set checksum_algorithm=CRC64NVME in the URL"
-    return f"{response}, and would again; check the settings of the URL and of the bucket"
+    return f"{response}, which a retry would not change; check the settings of the URL and the bucket"
 
 
 def _reason(error: BaseException, status: int | None, code: str) -> str:
@@ -155,19 +158,19 @@ def _reason(error: BaseException, status: int | None, code: str) -> str:
         return f"the store returned {status}{f' ({code})' if code else ''}; try again later"
     failure, text = network_failure(error), str(error)
     if failure == "Timeout":
-        return "it timed out; check the network and try again"
+        return "the request timed out; check the network and try again"
     if failure == TRUNCATED_RESPONSE:
         return "the connection ended in the middle of the response; check proxies between this host and the server"
     certificate = _CERTIFICATE.search(text)
     if certificate:
         kind = certificate[1].removesuffix("Context")
-        return f"the server's certificate is not valid ({kind}): {_CERTIFICATES.get(kind, 'check the server')}"
+        return f"the server's certificate is invalid ({kind}): {_CERTIFICATES.get(kind, 'check the server')}"
     if "InvalidContentType" in text:
-        return "the server does not use TLS there; check the endpoint's port, or give it as http://"
+        return "the server does not use TLS; check the endpoint's port, or use http:// in the endpoint"
     if "TunnelUnsuccessful" in text:
-        return "the proxy refuses to connect to it; check HTTPS_PROXY, or add its host to NO_PROXY"
+        return "the proxy refuses to connect to the server; check HTTPS_PROXY, or add the server's host to NO_PROXY"
     if failure:
         return "the server cannot be reached; check the endpoint, the region and the network"
     if _SETTINGS.search(text):
-        return "its settings are not valid; check the endpoint and the store's settings in the environment"
+        return "the settings are invalid; check the endpoint and the store's settings in the environment"
     return f"the client failed ({type(error).__name__}); try again later"

@@ -1,11 +1,12 @@
-"""Settings of object stores, except secrets: in a location's URL, in options and in the environment.
+"""Settings of object stores, except secrets, in the URL of a location, in options and in the environment.
 
     s3://bucket/log?endpoint=http://minio:9000&region=eu-central-1
 
-In a URL, settings reach Spark tasks and jobs. The names are those of obstore; options may also have Hadoop's names
-(`fs.s3a.*`). Each process reads other settings from its environment, as the cloud providers' own programs do.
+Settings in a URL are available in Spark tasks and jobs. The names are obstore's names. In options, Hadoop's names
+(`fs.s3a.*`) are accepted as well. Each process reads other settings from its environment, like the programs of the
+cloud providers.
 
-URLs and options must not contain secrets, because both are printed, logged and written into plans. Secrets come from
+URLs and options must not contain secrets, because both are printed, logged and stored in query plans. Secrets come from
 the environment, from files (`~/.aws/credentials`, `GOOGLE_APPLICATION_CREDENTIALS`) or from roles of the platform.
 """
 
@@ -48,14 +49,17 @@ def _checksum(value: str) -> str:
 
 
 def _endpoint(value: str) -> str:
-    """Return an endpoint as a URL; Hadoop's may lack the scheme. Raises `ValueError` for a user or query part."""
+    """Return an endpoint as a URL. Hadoop's endpoints may lack the scheme.
+
+    Raises `ValueError` if there is a user or a query.
+    """
     url = value if "://" in value else f"https://{value}"
     if not re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", url):
         raise ValueError(url)
     return url.rstrip("/")
 
 
-_WORD = ValueType("a word without blanks", parse=_word)
+_WORD = ValueType("a string without spaces", parse=_word)
 _FLAG = ValueType("true or false", parse=_flag, name="boolean")
 _CHECKSUM = ValueType("SHA256 or CRC64NVME", parse=_checksum)
 _URL = ValueType("a URL such as https://storage.example.com, without user, password and query", parse=_endpoint)
@@ -95,7 +99,7 @@ SETTINGS = (
     Setting("use_emulator", _FLAG, None,
             "Whether to use Azurite on this host.", used_by=(AZURE,)),
 )  # fmt: skip
-"""`used_by`: the schemes with the setting. `aliases`: Hadoop's names."""
+"""`used_by`: the schemes that support the setting. `aliases`: Hadoop's names."""
 NEGATED_SETTINGS = {
     "fs.s3a.path.style.access": "virtual_hosted_style_request",
     "fs.s3a.connection.ssl.enabled": "allow_http",
@@ -105,7 +109,7 @@ _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.name, *se
 
 
 def is_setting(name: str) -> bool:
-    """Return True for the name of a setting or of a secret, which `check_settings` rejects."""
+    """Return True if `name` is the name of a setting, or of a secret, which `check_settings` rejects."""
     lower = name.lower()
     return lower in _BY_NAME or lower.startswith(("fs.s3a.", "fs.azure.", "fs.gs.", "aws_", "azure_", "google_"))
 
@@ -113,7 +117,7 @@ def is_setting(name: str) -> bool:
 def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[str, str]:
     """Return settings with obstore's names, sorted by name.
 
-    Raises `BadRequest` for a secret (without showing it), an unknown name or an invalid value. `where`: the source of
+    Raises `BadRequest` for a secret (without its value), an unknown name or an invalid value. `where` is the source of
     the settings, for messages.
     """
     settings: dict[str, str] = {}
@@ -122,8 +126,8 @@ def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[s
         setting = _BY_NAME.get(NEGATED_SETTINGS.get(name, name))
         if setting is None and _SECRET.search(name):
             raise BadRequest(
-                f"{where} must not contain the secret {given_name}, which would be printed and logged: give it in the "
-                "environment or a credentials file, or use a role of the host"
+                f"{where} must not contain the secret {given_name}, because settings are printed and logged; set it "
+                "in the environment or a credentials file, or use a role of the host"
             )
         if setting is None or scheme not in setting.used_by:
             names = [setting.name for setting in SETTINGS if scheme in setting.used_by]
@@ -132,14 +136,14 @@ def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[s
         try:
             parsed = setting.type.parse(value)
         except ValueError:
-            # Does not show the value, which may contain a password.
+            # Do not report the value, which may contain a password.
             raise BadRequest(f"{where}: {given_name} must be {setting.type.valid}") from None
         settings[setting.name] = str(parsed != "true").lower() if name in NEGATED_SETTINGS else parsed
     return dict(sorted(settings.items()))
 
 
 def client_config(scheme: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration of an obstore client, which reads the environment itself, except profiles."""
+    """Return the configuration of an obstore client. The client reads the environment itself, except profiles."""
     config: dict[str, Any] = {name: value for name, value in settings.items() if name not in ("profile", "allow_http")}
     if scheme == GCS and "endpoint" in config:
         config["base_url"] = config.pop("endpoint")
@@ -147,9 +151,9 @@ def client_config(scheme: str, settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def profile_keys(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys of a profile in `~/.aws/credentials` as obstore's `S3Credential`, or nothing without a profile.
+    """Return the keys of a profile in `~/.aws/credentials` as obstore's `S3Credential`; empty if there is no profile.
 
-    A profile in the URL overrides keys in the environment, which override `AWS_PROFILE`.
+    A profile in the URL has priority over keys in the environment, which have priority over `AWS_PROFILE`.
     """
     profile = settings.get("profile")
     if scheme != S3 or settings.get("skip_signature") == "true" or (not profile and "AWS_ACCESS_KEY_ID" in environ):
@@ -158,9 +162,10 @@ def profile_keys(scheme: str, settings: Mapping[str, str], environ: Mapping[str,
 
 
 def checksum_headers(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the client option for a PUT with a checksum: the header with the checksum's name that AWS programs send.
+    """Return the client option for PUTs with a checksum: the header with the name of the checksum.
 
-    obstore sends only the checksum, which is all that S3 requires for object lock; other servers require the name.
+    AWS programs send this header. obstore sends only the checksum, which is sufficient for object lock in S3. Other
+    servers require the header.
     """
     name = settings.get("checksum_algorithm") or environ.get("AWS_CHECKSUM_ALGORITHM")
     return {"default_headers": {"x-amz-sdk-checksum-algorithm": name.upper()}} if scheme == S3 and name else {}
@@ -175,9 +180,9 @@ def root_certificates(scheme: str, environ: Mapping[str, str]) -> dict[str, byte
         with open(os.path.expanduser(path), "rb") as file:
             data = file.read()
     except OSError as error:
-        raise BadRequest(f"{path}, given by AWS_CA_BUNDLE, cannot be read: {error.strerror}") from None
+        raise BadRequest(f"the file {path} in AWS_CA_BUNDLE cannot be read: {error.strerror}") from None
     if b"-----BEGIN CERTIFICATE-----" not in data:
-        raise BadRequest(f"{path}, given by AWS_CA_BUNDLE, has no certificate: expected a file in PEM format")
+        raise BadRequest(f"the file {path} in AWS_CA_BUNDLE contains no certificate; expected PEM format")
     return {"root_certificate": data}
 
 
@@ -189,18 +194,18 @@ _ENDPOINTS = {
 
 
 def endpoint_of_environment(scheme: str, environ: Mapping[str, str]) -> str:
-    """Return the endpoint in the environment, or an empty text if there is none."""
+    """Return the endpoint in the environment; an empty string if there is none."""
     return next((environ[name] for name in _ENDPOINTS.get(scheme, ()) if environ.get(name)), "")
 
 
 def plain_http(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Return True if the client may use HTTP without TLS, because a setting or the endpoint says so."""
+    """Return True if the client may use HTTP without TLS, because of a setting or the scheme of the endpoint."""
     endpoint = settings.get("endpoint") or endpoint_of_environment(scheme, environ)
     return settings.get("allow_http") == "true" or endpoint.startswith("http://")
 
 
 def _keys_of(profile: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys of a profile, or nothing if `profile` is None and the file has no `default` with keys."""
+    """Return the keys of a profile; empty if `profile` is None and the file has no `default` profile with keys."""
     import configparser
 
     path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")

@@ -1,7 +1,7 @@
 """Durable files: fsync of files and directories, and early writeback.
 
-While a data object is written, `sync_file_range` of Linux asks the kernel to start writing its bytes to disk, which
-shortens the fsync at the end. This is a hint; only fsync provides durability.
+While a data object is written, Linux's `sync_file_range` asks the kernel to start writing its bytes to disk, which
+shortens the fsync at the end. This is only a hint; durability requires fsync.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def start_writeback(fd: int, start: int, length: int) -> None:
 
 
 def write_to(path: str, text: str) -> None:
-    """Write to a path, following links, as `>` in a shell does.
+    """Write to a path, following links, like `>` in a shell.
 
-    A regular file is replaced atomically. Devices and pipes are written to, because replacing them would break the
-    system or their readers, and so is a file that is this process's standard output or error.
+    A regular file is replaced atomically. Devices and pipes are opened and written to, because replacing them would
+    break the system or their readers. The same applies to a file that is the standard output or standard error of this
+    process.
     """
     try:
         status = os.stat(path)
@@ -58,9 +59,9 @@ def _output_stream(status: os.stat_result) -> int | None:
 
 
 def replace_file(path: str, text: str) -> None:
-    """Replace a file atomically with a new one, which is first written next to it with a random name."""
+    """Replace a file atomically. The new file is first written next to it with a random name."""
     unfinished = f"{path}.{os.urandom(12).hex()}.unfinished"
-    # O_EXCL does not follow a link with that name.
+    # O_EXCL does not follow a link with this name.
     fd = os.open(unfinished, NEW_FILE, 0o666)
     try:
         with open(fd, "w", encoding="utf-8") as file:
@@ -80,7 +81,7 @@ def sync_folder(path: str) -> None:
 
 
 def full_fsync(fd: int) -> None:
-    """Sync a file to the medium; fsync on macOS reaches only the drive's cache."""
+    """Sync a file to the medium. On macOS, fsync only reaches the cache of the drive."""
     if sys.platform == "darwin":
         import fcntl
 

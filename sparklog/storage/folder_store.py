@@ -1,6 +1,6 @@
 """Stores of files in directories, on a local disk or in HDFS: listings, temporary files, and empty directories.
 
-Names that start with `~` are temporary files. Keys cannot start with `~`, listings skip such names, and the vacuum
+Names that start with `~` are temporary files. Keys cannot start with `~`, listings skip these names, and the vacuum
 deletes old temporary files.
 """
 
@@ -23,7 +23,7 @@ def temporary_name() -> str:
 
 @dataclass(slots=True)
 class FolderItem:
-    """A name in a directory. `stat(key)` returns size and time of the file, or None if there is none."""
+    """A name in a directory. `stat(key)` returns the size and time of the file, or None if it does not exist."""
 
     name: str
     is_folder: bool
@@ -32,7 +32,7 @@ class FolderItem:
 
 
 class FolderStore(Store):
-    """A store whose objects are files. As on object stores, a directory exists only through its objects."""
+    """A store whose objects are files. As in object stores, a directory exists only if it contains objects."""
 
     @abstractmethod
     def _scan(self, folder: str, accepts: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
@@ -40,11 +40,11 @@ class FolderStore(Store):
 
     @abstractmethod
     def _remove(self, key: str) -> bool:
-        """Delete a file; return False if it does not exist."""
+        """Delete a file. Return False if it does not exist."""
 
     @abstractmethod
     def _remove_folder(self, folder: str) -> bool:
-        """Delete an empty directory; return False if that fails, usually because it is not empty."""
+        """Delete an empty directory. Return False if this fails, usually because the directory is not empty."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         folder, slash, start = check_prefix(prefix).rpartition("/")
@@ -83,21 +83,21 @@ class FolderStore(Store):
             folder = folder.rpartition("/")[0]
 
     def _sorted_items(self, folder: str, accepts: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
-        """List accepted names in key order, in which a directory sorts as `name/`."""
+        """List the accepted names in key order, in which a directory is sorted as `name/`."""
         items = self._scan(folder, accepts)
         return sorted(items, key=lambda item: item.name + "/" if item.is_folder else item.name)
 
     def _hidden(self, key: str) -> ObjectInfo:
         """Describe a file that its directory lists, but that a mount's name cache hides.
 
-        The name was looked up before the file was created, within the cache's lifetime. So the file is new, and its
-        size is unknown.
+        The name was looked up before the file was created, within the lifetime of the cache. Therefore the file is new,
+        and its size is unknown.
         """
         return ObjectInfo(key, 0, time.time_ns() // 1_000_000)
 
     def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
         def accepts(name: str) -> bool:
-            # Usually accepts few names: opening a log lists only names after its end.
+            # Usually accepts few names, because opening a log lists only names after its end.
             key = folder + name
             return (key > after or after.startswith(key)) and name.startswith(start) and is_part(name)
 
@@ -111,7 +111,8 @@ class FolderStore(Store):
             elif key > after and item.is_file and (existing is None or item.name in existing):
                 info = item.stat(key)
                 if info is None:
-                    # Either it was deleted after the listing, as others may have been, or a cache hides its name.
+                    # Either the file was deleted after the listing, like other files perhaps, or a cache hides its
+                    # name.
                     existing = {each.name for each in self._scan(folder, accepts)}
                     info = self._hidden(key) if item.name in existing else None
                 if info is not None:

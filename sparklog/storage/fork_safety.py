@@ -1,16 +1,17 @@
 """Locks, libraries and garbage collection in processes that fork.
 
-`os.fork` copies locks that other threads hold at that moment, and no thread in the child releases them. Python programs
-fork (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call is a `ForkLock`.
-The guarded state must be usable at any point of a critical section, for example a cache, whose entries may be missing.
+`os.fork` copies locks that other threads hold at the time of the fork, and no thread in the child releases them. Python
+programs fork (multiprocessing on Linux up to Python 3.13, Spark's worker daemon), so every lock that outlives a call is
+a `ForkLock`. The guarded state must be usable at any point of a critical section. An example is a cache, in which
+entries may be missing.
 
-Python holds a lock for each module during its import, pyarrow while it imports pandas for its first array, and numba
-while it compiles. These locks cannot be released in the child, where that work is incomplete. So a fork waits until no
-other thread imports or compiles.
+Python holds a lock per module during its import, pyarrow holds locks while it imports pandas for its first array, and
+numba holds a lock while it compiles. These locks cannot be released in the child, where this work is incomplete.
+Therefore a fork waits until no other thread imports or compiles.
 
-Spark's worker daemon calls `gc.collect()` after every task, which takes 28 ms for the objects of pyspark, numpy and
-pyarrow, and several times that once numba is loaded. The collector does not visit frozen objects: freezing after the
-first use in a worker reduces the Python CPU time of a small micro-batch from 250 to 48 ms.
+Spark's worker daemon calls `gc.collect()` after every task. This takes 28 ms for the objects of pyspark, numpy and
+pyarrow, and several times as long once numba is loaded. The collector skips frozen objects. Freezing all objects after
+the first use in a worker reduces the Python CPU time of a small micro-batch from 250 ms to 48 ms.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ V = TypeVar("V")
 CACHE_BYTES = 64 << 20
 VALUE_BYTES = 1024
 WAIT_S = 30.0
-"""Maximum wait of a fork: an import may itself wait for a lock of the forking thread."""
+"""Maximum time that a fork waits, because an import may itself wait for a lock of the forking thread."""
 _POLL_S = 0.002
 _LOG = logging.getLogger("sparklog")
 
 
 class ForkLock:
-    """A `threading.Lock` for `with` statements that is released in every new child process."""
+    """A `threading.Lock` for `with` statements, which is released in every new child process."""
 
     __slots__ = ("__weakref__", "_lock")
 
@@ -78,7 +79,7 @@ def _await_others() -> None:
 
 
 def _imports_elsewhere() -> bool:
-    """Return True if another thread holds an import lock, which only importlib's internals know."""
+    """Return True if another thread holds an import lock, according to importlib's internal data."""
     locks = [reference() for reference in list(getattr(_bootstrap, "_module_locks", {}).values())]
     return any(getattr(lock, "owner", None) not in (None, threading.get_ident()) for lock in locks)
 
@@ -96,15 +97,15 @@ def _compiles_elsewhere() -> bool:
 
 
 if hasattr(os, "register_at_fork"):
-    # Registered after logging's handler, so that it runs first: logging holds its lock during a fork, and other threads
-    # may need it to finish.
+    # This handler is registered after logging's handler, so that it runs first. Logging holds its lock during a fork,
+    # and other threads may need this lock to finish.
     os.register_at_fork(before=_await_others, after_in_child=_release_all)
 
 
 class RecentlyUsed(Generic[K, V]):
     """A cache of recently used values, which threads may share.
 
-    It holds up to `max_bytes`, counting `nbytes` and `VALUE_BYTES` for each value.
+    Its maximum size is `max_bytes`. Each value counts `nbytes` and `VALUE_BYTES`.
     """
 
     def __init__(self, nbytes: Callable[[V], int], max_bytes: int = CACHE_BYTES) -> None:
@@ -133,7 +134,7 @@ class RecentlyUsed(Generic[K, V]):
 
 
 class ForkGuard:
-    """Rejects the use of a library in a child of a process that used it, where its threads are missing."""
+    """Rejects the use of a library in a child of a process that has used it, because its threads are missing there."""
 
     def __init__(self, library: str) -> None:
         self._library = library
@@ -143,7 +144,7 @@ class ForkGuard:
             os.register_at_fork(after_in_child=self._forked)
 
     def use(self) -> None:
-        """Record that the library is used. Raises `Unavailable` in a process where it would hang."""
+        """Record the use of the library. Raises `Unavailable` in a process in which the library would hang."""
         if self._is_unusable:
             raise Unavailable(
                 f"this process was forked from one that had used {self._library}, which does not work after a fork: "
@@ -160,9 +161,10 @@ class ForkGuard:
 def freeze_gc(after: str, kernels: int = 0) -> None:
     """Exempt all existing objects from garbage collection, once per process for each kind of work.
 
-    `kernels` is the number of kernels loaded so far, because a small first task may be interpreted, and numba has more
-    objects than everything else. Loading numba leaves 25,000 objects in reference cycles, so they are collected first.
-    Other imports leave none, so the collection is skipped, which would add 25 ms to the start of a query.
+    `kernels` is the number of kernels that have been loaded, because a small first task may be interpreted, and numba
+    has more objects than all other libraries together. Loading numba leaves 25,000 objects in reference cycles, so
+    collect them before freezing. Other imports leave no cycles, so skip the collection, which would add 25 ms to the
+    start of a query.
     """
     if kernels:
         gc.collect()

@@ -1,8 +1,8 @@
-"""Errors of HDFS in one line: which request failed, and what to do about it.
+r"""Convert errors of HDFS to one line: the failed request, and a remedy.
 
-hdfs-native raises built-in errors where there is one. Other errors are a RuntimeError with Rust's text of the failure,
-such as `RPCError("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot create...\\n\\tat ...")`: the
-namenode's exception, its message and its stack trace.
+hdfs-native raises built-in errors if there is a matching one. Other errors are a RuntimeError with Rust's text of the
+failure, such as `RPCError("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot create...\\n\\tat ...")`:
+the exception of the namenode, its message and its stack trace.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from sparklog.storage.locations import StoreUrl
 from sparklog.storage.store import missing_object
 
 FAILURES = (OSError, RuntimeError)
-"""Everything that hdfs-native raises."""
+"""All types of errors that hdfs-native raises."""
 NOT_A_DIRECTORY = "(is not a directory)"
 _REMOTE = re.compile(r'RPCError\("(?:[\w]+\.)*([\w$]+)", "((?:[^"\\]|\\.)*)')
 _LOCAL = re.compile(r'([A-Z]\w+)(?:\((?:"([^"]*))?|\Z)')
 _MESSAGE_LENGTH = 200
 
-# A word in the exception's name or message -> the remedy. The first match applies.
+# (a word in the name or message of the exception, the remedy). The first match applies.
 _REMEDIES = (
     ("SafeMode", "the namenode is in safe mode: wait until it has started, or run `hdfs dfsadmin -safemode get`"),
-    ("SnapshotAccessControl", "it is a snapshot, which is read-only: give the directory itself"),
-    ("QuotaExceeded", "a quota is used up: free some space, or have it raised with `hdfs dfsadmin`"),
-    ("QuotaByStorageType", "a quota is used up: free some space, or have it raised with `hdfs dfsadmin`"),
-    ("StandbyException", "the namenode is not active: give hdfs://<nameservice>/... and set HADOOP_CONF_DIR"),
-    ("could only be written to", "no datanode takes its blocks: see `hdfs dfsadmin -report`"),
-    ("could only be replicated to", "no datanode takes its blocks: see `hdfs dfsadmin -report`"),
+    ("SnapshotAccessControl", "snapshots are read-only: use the directory itself"),
+    ("QuotaExceeded", "a quota is exceeded: free some space, or raise the quota with `hdfs dfsadmin`"),
+    ("QuotaByStorageType", "a quota is exceeded: free some space, or raise the quota with `hdfs dfsadmin`"),
+    ("StandbyException", "the namenode is not active: use hdfs://<nameservice>/... and set HADOOP_CONF_DIR"),
+    ("could only be written to", "no datanode accepts its blocks: see `hdfs dfsadmin -report`"),
+    ("could only be replicated to", "no datanode accepts its blocks: see `hdfs dfsadmin -report`"),
     ("complete file in time", "no datanode has reported its last block: see `hdfs dfsadmin -report`"),
-    ("BlocksNotFound", "no datanode gives its blocks: see `hdfs fsck`"),
-    ("BlockMissing", "no datanode gives its blocks: see `hdfs fsck`"),
+    ("BlocksNotFound", "no datanode returns its blocks: see `hdfs fsck`"),
+    ("BlockMissing", "no datanode returns its blocks: see `hdfs fsck`"),
     ("ChecksumError", "data of a datanode does not match its checksum: see `hdfs fsck`"),
     ("DataTransferError", "a datanode failed: see `hdfs dfsadmin -report`"),
     ("GSSAPI", "Kerberos authentication failed: log in with `kinit`, or set KRB5CCNAME to a ticket cache"),
@@ -42,7 +42,7 @@ _REMEDIES = (
 
 
 def remote_error(error: BaseException) -> tuple[str, str]:
-    """Return the name of the exception and the first line of its message, or two empty texts."""
+    """Return the name of the exception and the first line of its message, or two empty strings."""
     match = _REMOTE.search(str(error))
     if match is None:
         local = _LOCAL.match(str(error))
@@ -57,10 +57,10 @@ def is_busy(error: BaseException) -> bool:
 
 
 def hdfs_error(error: Exception, action: str, key: str, url: StoreUrl) -> SparklogError:
-    """Return the error to raise when a request to `action` (read, list, create, delete, open) an object failed.
+    """Return the error to raise if a request to `action` (read, list, create, delete, open) an object failed.
 
-    It is `NotFound` if the object does not exist, `BadRequest` for a wrong name or directory, and otherwise
-    `Unavailable`, after which the effect of a create is unknown.
+    The error is `NotFound` if the object does not exist, and `BadRequest` for a wrong name or directory. Other errors
+    are `Unavailable`; the effect of a create is then unknown.
     """
     if isinstance(error, SparklogError):
         return error

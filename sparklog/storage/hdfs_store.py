@@ -1,21 +1,22 @@
-"""Objects as files in HDFS, through hdfs-native, without a JVM.
+"""Objects as files in HDFS, accessed with hdfs-native, without a JVM.
 
 To create an object, the store creates a temporary file in the same directory, writes it, calls hsync, closes it, and
 renames it without overwriting:
 
-* Only a rename is both exclusive and atomic: a file created with its final name is visible before it is complete.
-* A closed file may be only in the memory of datanodes; hsync writes it to their disks. The namenode writes each name
+* Only a rename is both exclusive and atomic. A file that is created with its final name is visible before it is
+  complete.
+* A closed file may exist only in the memory of datanodes; hsync writes it to their disks. The namenode writes each name
   change to its journal before it responds.
-* The response to a rename may be lost, and hdfs-native retries it. So after any error of a rename, the store deletes
-  the temporary file, which the namenode does only once. If the file still existed, the rename did not happen, and never
-  will. Otherwise, the store compares the object with the written data.
+* If the response to a rename is lost, hdfs-native retries the rename. Therefore, after any error of a rename, the store
+  deletes the temporary file, which the namenode does only once. If the file still existed, the rename did not take
+  effect and never will. Otherwise, the store compares the object with the written data.
 
-Requests to a namenode in safe mode, as after its start, are retried within the budget of `sparklog.storage.retries`,
-except those of a commit, whose caller reads the log between its attempts.
+If a namenode is in safe mode, for example after its start, requests are retried within the budget of
+`sparklog.storage.retries`. The requests of a commit are not retried, because its caller reads the log between attempts.
 
-hdfs-native's threads do not survive a fork, so a child of a process that has used it would hang, and gets an error
-instead. A pickled store contains only its URL. The user comes from the environment of each process: a Kerberos ticket,
-or HADOOP_USER_NAME.
+hdfs-native's threads do not survive a fork. A child of a process that has used hdfs-native would hang, so it gets an
+error instead. A pickled store contains only its URL. The user comes from the environment of each process: a Kerberos
+ticket, or HADOOP_USER_NAME.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ T = TypeVar("T")
 
 PARALLEL_REQUESTS = 8
 DEFAULT_PORT = 8020
-"""Port of a namenode if the URL has none, as in Hadoop."""
+"""Default port of a namenode, as in Hadoop."""
 _WRITE_BUFFER = 1 << 20
 _ATTEMPTS = 5
 _ONE_NAMENODE = {"dfs.client.failover.max.attempts": "5", "dfs.client.failover.sleep.max.millis": "5000"}
-"""Give up on a host that does not respond after about 15 s; the client's default, for failovers, is 3 minutes."""
+"""Fail after about 15 s if a host does not respond. The client's default, which is for failovers, is 3 minutes."""
 _GUARD = ForkGuard("hdfs_native")
 
 
@@ -89,7 +90,7 @@ class HdfsStore(FolderStore):
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(key, start, length)
         file = self._request("read", key, lambda: self._client.read(self._file(key)))
-        # The client panics for a range beyond the end, and the caller's length may come from corrupt metadata.
+        # The client panics if a range exceeds the file, and the caller's length may come from corrupt metadata.
         available = max(0, len(file) - start)
         if length is None:
             check_document(key, available)
@@ -168,7 +169,7 @@ class HdfsStore(FolderStore):
             return self._opened
 
     def _request(self, action: str, key: str, send: Callable[[], T], policy: RetryPolicy | None = None) -> T:
-        """Send a request with the retries of a policy; return its response, or raise the corresponding error."""
+        """Send a request with the retries of a policy. Return its response, or raise the corresponding error."""
         try:
             return (policy or self.retry_policy).call(send, is_busy)
         except FAILURES as error:
@@ -197,7 +198,8 @@ class HdfsStore(FolderStore):
         folder = self._file(key).rpartition("/")[0]
         for _ in range(_ATTEMPTS):
             path = f"{folder}/{temporary_name()}"
-            # If the response to a create is lost, the client's retry fails because the file exists: try another name.
+            # If the response to a create is lost, the client's retry fails because the file already exists. Try another
+            # name.
             with suppress(FileExistsError):
                 return self._create_file(path, key, policy), path
         raise Unavailable(
@@ -213,7 +215,10 @@ class HdfsStore(FolderStore):
             self._fail(error, "create", key)
 
     def _fill(self, file: Any, temporary: str, key: str, parts: Sequence[bytes | bytearray]) -> None:
-        """Write the rest of a file, sync it to the datanodes' disks, and close it; delete it if that fails."""
+        """Write the rest of a file, sync it to the disks of the datanodes, and close it.
+
+        If this fails, delete the file.
+        """
         try:
             for part in parts:
                 if part:
@@ -225,9 +230,9 @@ class HdfsStore(FolderStore):
             self._fail(error, "create", key)
 
     def _publish(self, temporary: str, key: str, is_ours: Callable[[], bool], policy: RetryPolicy) -> bool:
-        """Rename a temporary file to its final name; return False if that exists.
+        """Rename a temporary file to its final name. Return False if the final name exists.
 
-        `is_ours` compares the existing object after an error.
+        `is_ours` compares the existing object with the written data after an error.
         """
         path = self._file(key)
         try:
@@ -247,7 +252,7 @@ class HdfsStore(FolderStore):
         )
 
     def _unlink(self, path: str, key: str, policy: RetryPolicy | None = None) -> bool:
-        """Delete a file; return True if this call deleted it, False for a directory that is not empty."""
+        """Delete a file. Return True if this call deleted it, and False for a directory that is not empty."""
         try:
             return bool((policy or self.retry_policy).call(lambda: self._client.delete(path, recursive=False), is_busy))
         except SparklogError:
@@ -261,7 +266,7 @@ class HdfsStore(FolderStore):
             self._fail(error, "delete", key)
 
     def _clean(self, path: str) -> None:
-        """Delete a temporary file that is no longer needed; if that fails, the vacuum deletes it later."""
+        """Delete a temporary file that is no longer needed. If this fails, the vacuum deletes it later."""
         with suppress(*FAILURES):
             self._client.delete(path, recursive=False)
 
@@ -282,12 +287,12 @@ class HdfsStore(FolderStore):
         return [
             FolderItem(name, status.isdir, not status.isdir, partial(_info, status=status))
             for name, status in named
-            if status.path.rstrip("/") != path and accepts(name)  # the listing of a file is the file itself
+            if status.path.rstrip("/") != path and accepts(name)  # the listing of a file contains the file itself
         ]
 
 
 class _HdfsWriter:
-    """Writer of a data object: a temporary file until `close` makes it durable and renames it."""
+    """Writer of a data object. It writes a temporary file, which `close` makes durable and renames."""
 
     def __init__(self, store: HdfsStore, key: str, file: Any, temporary: str) -> None:
         self._store = store
@@ -304,7 +309,7 @@ class _HdfsWriter:
         self._written += len(data)
         if len(self._buffer) >= _WRITE_BUFFER:
             full, self._buffer = self._buffer, bytearray()
-            # No retry, because part of the buffer may have been written.
+            # Not retried, because a part of the buffer may have been written.
             self._store._request("write", self._key, lambda: self._file.write(full), ONCE)
 
     def close(self) -> None:
@@ -330,7 +335,7 @@ class _HdfsWriter:
 
 
 def _new_client(url: StoreUrl) -> Any:
-    """Open a client. A host without a port is a nameservice in HADOOP_CONF_DIR, or the name of a namenode."""
+    """Open a client. A host without a port is a nameservice in HADOOP_CONF_DIR, or the host name of a namenode."""
     has_port = ":" in url.host
     try:
         return hdfs_native.Client(f"hdfs://{url.host}", _ONE_NAMENODE if has_port else {})

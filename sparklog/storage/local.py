@@ -3,17 +3,17 @@
 To create an object, the store creates a temporary file in the same directory, writes it, syncs it, links it to its
 final name with link(), syncs the directory, and unlinks the temporary name:
 
-* Only link() is both exclusive and atomic: O_EXCL leaves an incomplete object after a crash, and rename() overwrites. A
+* Only link() is both exclusive and atomic. O_EXCL leaves an incomplete object after a crash, and rename() overwrites. A
   file system without link() (FAT, many FUSE mounts of object stores, some SMB shares) is rejected.
-* A name is only as durable as its directory and the directory's own name, so all directories up to the root's parent
-  are synced (existing ones once per process).
-* On NFS, a response may be lost, and link() then reports that our own link exists: two links to the temporary file mean
-  success.
-* A caller relies on an object that is reported to exist, so its name is made durable first.
-* On macOS, only F_FULLFSYNC reaches the medium, not fsync.
+* A name is only as durable as its directory and the name of the directory. Therefore all directories up to the root's
+  parent are synced. Existing directories are synced once per process.
+* On NFS, if a response is lost, link() reports that our own link exists. Two links to the temporary file show that
+  link() succeeded.
+* Callers rely on objects that are reported to exist, so the name of an existing object is made durable first.
+* On macOS, fsync does not reach the medium, so F_FULLFSYNC is used.
 
-Objects are regular files; links, FIFOs and devices in the directory are skipped, and never opened or followed. The only
-exception is a link directly in the root to a directory outside it (a topic that was moved to another disk).
+Objects are regular files. Links, FIFOs and devices in the directory are skipped, and never opened or followed. The only
+exception is a link in the root itself to a directory outside the root, for a topic that was moved to another disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sparklog.storage.store import (
 from sparklog.storage.system_errors import mount_and_type, reject_location, store_error
 
 _WRITE_BUFFER = 64 << 10
-"""Larger writes go to the file without another copy."""
+"""Size of the write buffer. Larger writes are passed to the file without another copy."""
 _WRITEBACK_BYTES = 16 << 20
 """Number of written bytes after which writeback to disk is started, while the writer continues."""
 _READ_AT_ONCE = 1 << 30
@@ -52,20 +52,22 @@ _Bytes = TypeVar("_Bytes", bytes, memoryview)
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
 _NFS_PREFIX = ".nfs0"
-"""Prefix of names to which NFS clients rename open files on deletion; these are not objects."""
+"""Prefix of the names to which NFS clients rename open files that are deleted. Such files are not objects."""
 _ONE_MACHINE = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
-"""Types of file systems with only one host as user, so that lookups of names are never stale."""
+"""Types of file systems that only one host uses, so that name lookups are never stale."""
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class LocalStore(FolderStore):
-    """A directory of a file system with link() and fsync. Picklable, and safe to use from threads and after a fork.
+    """A directory of a file system that supports link() and fsync.
 
-    `durable=False` skips only fsync, for tests and scratch data that may be lost in a power failure.
+    Picklable, and safe to use from threads and after a fork.
+
+    `durable=False` skips fsync, for tests and for scratch data that may be lost in a power failure.
     """
 
     probe_rounds = 1
-    """One race is enough, because link() is exclusive or missing."""
+    """One race is sufficient, because link() is either exclusive or not supported."""
 
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         self._path = os.path.abspath(os.fspath(path))
@@ -106,7 +108,7 @@ class LocalStore(FolderStore):
         check_range(key, start, length)
         path = self._file(key)
         try:
-            # Without O_NONBLOCK, opening a FIFO would block until another process writes.
+            # Without O_NONBLOCK, opening a FIFO would block until another process opens it for writing.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             self._fail(error, "read", key)
@@ -114,7 +116,7 @@ class LocalStore(FolderStore):
             status = os.fstat(fd)
             if not stat_module.S_ISREG(status.st_mode):
                 raise NotFound(f"no object {key} in {self._path}: the path exists, but is not a regular file")
-            # Limit the caller's length to the size of the file, because it may come from corrupt metadata.
+            # Limit the caller's length to the size of the file, because the length may come from corrupt metadata.
             available = max(0, status.st_size - start)
             if length is None:
                 check_document(key, available)
@@ -169,7 +171,10 @@ class LocalStore(FolderStore):
         self._sync_name(path, key)
 
     def _copy_owner(self, fd: int, path: str, key: str) -> None:
-        """Give a new file the mode and owner of the file it replaces, or the owner of the directory, if permitted."""
+        """Copy mode and owner of the replaced file to a new file; if there is none, copy the directory's owner.
+
+        Missing permissions are ignored.
+        """
         status = self._lstat(path, key)
         owner = os.stat(os.path.dirname(path)) if status is None else status
         with suppress(PermissionError):
@@ -190,7 +195,7 @@ class LocalStore(FolderStore):
         self._make_folders(os.path.dirname(path), key)
         try:
             with open(file, "rb") as source:
-                self._sync(source.fileno())  # its writer may not have synced it
+                self._sync(source.fileno())  # the writer of the file may not have synced it
             os.link(os.path.realpath(file), path)
             if os.stat(path).st_ino != inode:
                 os.unlink(path)
@@ -215,7 +220,7 @@ class LocalStore(FolderStore):
         return mount_and_type(self._path)[1] not in _ONE_MACHINE
 
     def now_ms(self) -> int:
-        # The modification time of a new file, which on a network file system is the server's time.
+        # Use the modification time of a new file, which on a network file system is the server's time.
         folder = self._path
         while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
             folder = os.path.dirname(folder)
@@ -231,7 +236,7 @@ class LocalStore(FolderStore):
             self._fail(error, "read the clock of", "")
 
     def names(self) -> Sequence[str]:
-        """Return all names in the directory, including those that are not keys; none if it does not exist."""
+        """Return all names in the directory, including names that are not keys; empty if it does not exist."""
         try:
             return sorted(os.listdir(self._path))
         except FileNotFoundError:
@@ -245,7 +250,7 @@ class LocalStore(FolderStore):
         return (item.name for item in items if not (item.is_file or item.name.startswith(_NFS_PREFIX)))
 
     def self_check(self) -> None:
-        """Check link counts and the fsync of directories; raise `BadRequest` with the mount. Leaves nothing behind."""
+        """Check link counts and the fsync of directories. Raises `BadRequest` with the mount. Leaves no files."""
         missing = [self._path]
         while not os.path.isdir(missing[-1]):
             missing.append(os.path.dirname(missing[-1]))
@@ -263,14 +268,17 @@ class LocalStore(FolderStore):
         linked = os.path.join(self._path, temporary_name())
         try:
             os.link(temporary, linked)
-            # Check the new name, because mounts with attribute caches may still have the other name's old count.
+            # Check the new name, because mounts with attribute caches may still return the old link count for the other
+            # name.
             links = os.stat(linked).st_nlink
             if links != 2:
                 reject_location(self._path, f"a linked file reports {links} links instead of 2")
             self._sync_folder(self._path)
         except OSError as error:
             if error.errno in _NO_LINK:
-                reject_location(self._path, f"it has no hard links (link() says {os.strerror(error.errno or 0)})")
+                reject_location(
+                    self._path, f"it does not support hard links (link() fails: {os.strerror(error.errno or 0)})"
+                )
             self._fail(error, "probe", "")
         finally:
             self._unlink(temporary)
@@ -291,7 +299,10 @@ class LocalStore(FolderStore):
         raise store_error(error, action, key, self._path) from error
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
-        """Create a temporary file next to `path`, and its directory, repeatedly if concurrent deletes remove it."""
+        """Create a temporary file next to `path`, and its directory.
+
+        Repeat this if concurrent deletes remove the directory.
+        """
         folder = os.path.dirname(path)
         temporary = f"{folder}/{temporary_name()}"
         for attempt in range(_ATTEMPTS):
@@ -318,12 +329,15 @@ class LocalStore(FolderStore):
                 if os.path.isfile(path):
                     raise BadRequest(f"cannot create {key or 'a folder'} in {self._path}: {path} is a file") from None
             except FileNotFoundError:
-                return  # a parent was deleted in the meantime, so the caller retries
+                return  # a parent was deleted concurrently, so the caller retries
             except OSError as error:
                 self._fail(error, "create", key)
 
     def _publish(self, temporary: str, path: str, key: str) -> bool:
-        """Link a finished temporary file to its final name, exclusively and durably; return False if that exists."""
+        """Link a complete temporary file to its final name, exclusively and durably.
+
+        Return False if the final name exists.
+        """
         try:
             os.link(temporary, path)
         except OSError as error:
@@ -332,7 +346,9 @@ class LocalStore(FolderStore):
                     self._sync_name(path, key)
                     return False
                 if error.errno in _NO_LINK:
-                    reject_location(self._path, f"it has no hard links (link() says {os.strerror(error.errno)})")
+                    reject_location(
+                        self._path, f"it does not support hard links (link() fails: {os.strerror(error.errno)})"
+                    )
                 raise
         self._sync_name(path, key)
         return True
@@ -355,12 +371,15 @@ class LocalStore(FolderStore):
                     self._synced.clear()
                 self._synced[folder] = inode
         except FileNotFoundError:
-            return  # deleted in the meantime, with its directory
+            return  # deleted concurrently, with its directory
         except OSError as error:
             self._fail(error, "make durable", key)
 
     def _sync_folder(self, folder: str, *, must: bool = True) -> int:
-        """Sync a directory, and return its inode. `must=False`: the root's parent, which may be another user's."""
+        """Sync a directory, and return its inode.
+
+        `must=False` is for the root's parent, which may belong to another user.
+        """
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except PermissionError:
@@ -379,7 +398,7 @@ class LocalStore(FolderStore):
 
     @staticmethod
     def _unlink(path: str) -> None:
-        """Delete a temporary file that is no longer needed; if that fails, the vacuum deletes it later."""
+        """Delete a temporary file that is no longer needed. If this fails, the vacuum deletes it later."""
         with suppress(OSError):
             os.unlink(path)
 
@@ -427,7 +446,7 @@ class LocalStore(FolderStore):
 
 
 class LocalWriter:
-    """Writer of a data object: a temporary file until `close` makes it durable and links it to its name."""
+    """Writer of a data object. It writes a temporary file, which `close` makes durable and links to the final name."""
 
     def __init__(self, store: LocalStore, key: str, path: str, fd: int, temporary: str) -> None:
         self._store = store
@@ -478,7 +497,7 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 def read_at(fd: int, start: int, length: int) -> bytes:
-    """Return `length` bytes from `start`, or up to the end; a single read() returns at most 2 GiB."""
+    """Return `length` bytes from `start`, or up to the end of the file. A single read() returns at most 2 GiB."""
     parts = []
     while length and (data := os.pread(fd, min(length, _READ_AT_ONCE), start)):
         parts.append(data)
@@ -488,7 +507,7 @@ def read_at(fd: int, start: int, length: int) -> bytes:
 
 
 def _read_pooled(fd: int, start: int, length: int) -> memoryview:
-    """Read into memory of Arrow's pool, which reuses large blocks, because new blocks cost page faults each time."""
+    """Read into memory of Arrow's pool, which reuses large blocks, because each new block would cause page faults."""
     if length < _POOLED_BYTES:
         return memoryview(read_at(fd, start, length))
     import pyarrow as pa

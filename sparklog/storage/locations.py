@@ -1,16 +1,16 @@
-"""Locations: paths, `file:` URLs, and URLs of buckets. A location is a text with the same meaning everywhere.
+"""Locations: paths, `file:` URLs, and URLs of buckets. A location is a string that has the same meaning everywhere.
 
 | location                                      | store                                   | normal form                |
 |-----------------------------------------------|-----------------------------------------|----------------------------|
 | `/data/log`, `file:///data/log`               | a directory                             | `/data/log`                |
 | `s3://bucket/log`, `s3a://bucket/log`         | S3 and compatible servers               | `s3://bucket/log`          |
 | `gs://bucket/log`                             | Google Cloud Storage                    | `gs://bucket/log`          |
-| `az://container/log?account_name=name`        | Azure Blob Storage                      | as given                   |
-| `abfss://container@name.dfs.core.windows.net/log` | the same, in Hadoop's form          | `az://container/log?...`   |
-| `hdfs://namenode:8020/log`                    | HDFS                                    | as given                   |
+| `az://container/log?account_name=name`        | Azure Blob Storage                      | the same                   |
+| `abfss://container@name.dfs.core.windows.net/log` | Azure Blob Storage, in Hadoop's form | `az://container/log?...`  |
+| `hdfs://namenode:8020/log`                    | HDFS                                    | the same                   |
 
-A URL may end with settings that are not secret (`sparklog.storage.cloud_settings`). Its path is not unescaped, because
-keys of a store are not escaped.
+A URL may end with settings that are not secret (`sparklog.storage.cloud_settings`). The path of a URL is not unescaped,
+because the keys of a store are not escaped.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ _FORMS = {
     HDFS: "hdfs://namenode:8020/log",
 }
 BUCKET_REMEDY = (
-    f"give the underlying bucket as a URL, such as {', '.join(_FORMS[scheme] for scheme in (S3, GCS, AZURE))}"
+    f"use the URL of the underlying bucket, such as {', '.join(_FORMS[scheme] for scheme in (S3, GCS, AZURE))}"
 )
 _OTHER_SCHEMES = {
     "dbfs": BUCKET_REMEDY,
-    "http": "give the bucket as s3://bucket/log?endpoint=<server>",
+    "http": "use s3://bucket/log?endpoint=<server>",
     "memory": "it exists in one process only; for Spark and other processes, use a path (fixture sparklog_disk_root)",
-    "https": "give the bucket as s3://bucket/log?endpoint=<server>, or Azure's as az://container/log",
-    "wasb": "give abfss://container@account.dfs.core.windows.net/log",
-    "wasbs": "give abfss://container@account.dfs.core.windows.net/log",
+    "https": "use s3://bucket/log?endpoint=<server>, or az://container/log for Azure",
+    "wasb": "use abfss://container@account.dfs.core.windows.net/log",
+    "wasbs": "use abfss://container@account.dfs.core.windows.net/log",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """The URL of a location in an object store: bucket, container or namenode (`host`), and path without outer `/`."""
+    """The URL of a location in an object store.
+
+    `host` is the bucket, container or namenode. `path` has no leading and trailing `/`.
+    """
 
     scheme: str
     host: str
@@ -61,7 +64,7 @@ class StoreUrl:
 
 
 def is_url(location: str | os.PathLike[str]) -> bool:
-    """Return True for a URL that is not a local directory, even if sparklog does not support its scheme."""
+    """Return True if a location is a URL, but not of a local directory, even if its scheme is not supported."""
     scheme = _SCHEME.match(os.fspath(location))
     return (
         scheme is not None and scheme.group(1).lower() != "file" and os.fspath(location).startswith("//", scheme.end())
@@ -82,8 +85,8 @@ def parse_url(location: str) -> StoreUrl:
         host, settings = _azure(location, host, settings)
     if "@" in host:
         raise BadRequest(
-            f"a {scheme}:// URL must not contain a user or keys: give {_FORMS[scheme]}, with the keys in the "
-            "environment or a credentials file, or use a role of the host"
+            f"a {scheme}:// URL must not contain a user or keys: use {_FORMS[scheme]}, and set the keys in "
+            "the environment or a credentials file, or use a role of the host"
         )
     path = path.rstrip("/")
     parts = path.split("/") if path else []
@@ -93,7 +96,7 @@ def parse_url(location: str) -> StoreUrl:
 
 
 def normal_location(location: str | os.PathLike[str]) -> str:
-    """Return the normal form of a location: an absolute path or a URL. Raises `BadRequest` if it is not valid."""
+    """Return the normal form of a location: an absolute path or a URL. Raises `BadRequest` if it is invalid."""
     return str(parse_url(os.fspath(location))) if is_url(location) else local_path(location)
 
 
@@ -103,24 +106,24 @@ def without_settings(location: str) -> str:
 
 
 def with_settings(location: str, options: Mapping[str, str]) -> str:
-    """Add the settings in options to a URL. Raises `BadRequest` if they contradict its own, or are secret."""
+    """Add the settings in options to a URL. Raises `BadRequest` if they contradict the URL or contain a secret."""
     extra = {name: value for name, value in options.items() if is_setting(name)}
     if not extra:
         return location
     if not is_url(location):
         raise BadRequest(
-            f"{', '.join(sorted(extra))} are settings of object stores, but {location} is not a URL of one: remove them"
+            f"{', '.join(sorted(extra))} are settings of object stores, but {location} is a path: remove them"
         )
     url = parse_url(location)
     settings = dict(url.settings)
     for name, value in check_settings(url.scheme, extra, "the options").items():
         if settings.setdefault(name, value) != value:
-            raise BadRequest(f"the URL has {name}={settings[name]}, but the options have {value}: give it once")
+            raise BadRequest(f"the URL sets {name}={settings[name]}, but the options set {value}: use one of them")
     return str(replace(url, settings=tuple(sorted(settings.items()))))
 
 
 def join(location: str, name: str) -> str:
-    """Return the location of a directory `name`, which may contain `/`, below another."""
+    """Return the location of the directory `name`, which may contain `/`, below another location."""
     if not is_url(location):
         return os.path.join(location, name)
     url = parse_url(location)
@@ -128,7 +131,7 @@ def join(location: str, name: str) -> str:
 
 
 def split(location: str) -> tuple[str, str]:
-    """Return the parent of a location, and its name there, which is empty for a bucket or the root of a disk."""
+    """Return the parent of a location, and its name there. The name is empty for a bucket or the root of a disk."""
     if not is_url(location):
         return os.path.split(location)
     url = parse_url(location)
@@ -191,13 +194,13 @@ def _no_store(location: str, scheme: str) -> BadRequest:
     shown = _shown(location)
     if scheme in _SCHEMES:
         form = _FORMS[_SCHEMES[scheme]]
-        return BadRequest(f"{shown} lacks a slash: expected two after {scheme}:, as in {form}")
+        return BadRequest(f"{shown} is missing a slash: expected two after {scheme}:, as in {form}")
     remedy = _OTHER_SCHEMES.get(scheme, f"expected a path, or a URL such as {', '.join(_FORMS.values())}")
     start = len(scheme) + 1
-    plain = "" if location.startswith("/", start) else f"; for a directory with this name, give ./{location}"
+    plain = "" if location.startswith("/", start) else f"; for a directory with this name, use ./{location}"
     return BadRequest(f"{scheme}: locations are not supported ({shown}); {remedy}{plain}")
 
 
 def _shown(location: str) -> str:
-    """Return a location for messages, without user part and query, which may contain secrets."""
+    """Return a location for messages, without its user and query parts, which may contain secrets."""
     return re.sub(r":/{0,2}[^/@]*@", "://...@", location.partition("?")[0])

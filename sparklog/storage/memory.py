@@ -1,4 +1,4 @@
-"""Objects in memory, for tests and simulations: deterministic, with a given clock."""
+"""Objects in memory, for tests and simulations. The store is deterministic and has a given clock."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ Snapshot = dict[str, tuple[bytes, int]]
 
 
 class MemoryStore(Store):
-    """A store in a dictionary, whose objects get the time of `clock` (ms since the epoch).
+    """A store in a dictionary. The modification times of objects come from `clock` (ms since the epoch).
 
-    It is not picklable, because a copy would be another store. `snapshot` and `restore` go back in time, as a restored
-    backup or a crash does. `copy.deepcopy` of an object with stores replays it from that state, with copied clocks.
+    The store is not picklable, because a copy would be a different store. `snapshot` and `restore` go back in time,
+    like a restored backup or a crash. `copy.deepcopy` of an object with stores continues from its state, with copied
+    clocks.
     """
 
     needs_probe = False
@@ -47,7 +48,7 @@ class MemoryStore(Store):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryStore:
         memo[id(self)] = copied = type(self).__new__(type(self))
-        # Keys and bytes never change.
+        # Keys and bytes are immutable, so a shallow copy is sufficient.
         memo[id(self._objects)], memo[id(self._keys)] = dict(self._objects), list(self._keys)
         memo[id(self._lock)] = ForkLock()
         vars(copied).update(copy.deepcopy(vars(self), memo))

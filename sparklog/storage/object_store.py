@@ -1,19 +1,21 @@
-"""Objects in a bucket, through obstore: S3 and compatible servers, Google Cloud Storage, Azure.
+"""Objects in a bucket, accessed with obstore: S3 and compatible servers, Google Cloud Storage, Azure.
 
 Each kind of request handles slow, busy or unreachable servers differently:
 
-* `create`, for commits, sends a few conditional PUTs within a second. Its caller resolves an unknown effect, within its
-  own time limit. "Already exists" proves nothing on S3, so `_create` reads and compares the existing object.
-* Data objects have names that no other writer uses. Their PUTs may be repeated, and an existing object with the same
-  bytes is our own (`put_whole`, `sparklog.storage.uploads`).
+* `create`, which commits use, sends a few conditional PUTs within a second. Its caller resolves an unknown outcome,
+  within its own time limit. A response that an object exists is not conclusive in S3, so `_create` reads and compares
+  the existing object.
+* Data objects have names that no other writer uses. Therefore their PUTs may be repeated, and an existing object with
+  the same bytes is our own (`put_whole`, `sparklog.storage.uploads`).
 * Reads, lists and deletes are retried if the server is busy or its responses are truncated, within the budget of
   `sparklog.storage.retries`.
-* A server that cannot be reached is given up after `_RETRIES`, within a second or two: usually its address is wrong.
+* Requests to an unreachable server fail after `_RETRIES` retries, within a second or two, because its address is
+  usually wrong.
 
 The store filters listings and checks their order, because some servers ignore the start of a listing.
 
-obstore's threads do not survive a fork, so a child of a process that has used it would hang, and gets an error instead.
-A pickled store contains only its URL. Each process reads the credentials itself.
+obstore's threads do not survive a fork. A child of a process that has used obstore would hang, so it gets an error
+instead. A pickled store contains only its URL. Each process reads the credentials itself.
 """
 
 from __future__ import annotations
@@ -65,12 +67,13 @@ PARALLEL_REQUESTS = 16
 _PARALLEL_UPLOADS = 4
 _BULK_DELETE_KEYS = 1000
 _CREATE_ATTEMPTS = 4
-"""PUTs of a commit within a second; its caller reads the log between its attempts, and retries for 90 s."""
+"""Maximum number of PUTs of a commit, within a second. The caller reads the log between attempts, and retries for 90 s.
+"""
 _SMALL_BYTES = 512 << 10
 _DOCUMENT_TIMEOUT = timedelta(seconds=10)
-"""Timeout of requests with bodies of at most `_SMALL_BYTES`. Several fit into the 90 s of a commit."""
+"""Timeout of requests with bodies of at most `_SMALL_BYTES`. Several requests fit into the 90 s of a commit."""
 _DATA_TIMEOUT = timedelta(seconds=120)
-"""Timeout of other requests. Both timeouts require 70 kB/s, at which a part or object of 8 MiB takes 120 s."""
+"""Timeout of other requests. Both timeouts require 70 kB/s. At this rate, a part or object of 8 MiB takes 120 s."""
 _RETRY_TIMEOUT = timedelta(seconds=15)
 _RETRIES = 3
 _FAILURES = (exceptions.BaseError, OSError, ValueError, RuntimeError)
@@ -78,7 +81,10 @@ _GUARD = ForkGuard("obstore")
 
 
 class ObjectStore(Store):
-    """A bucket, or a prefix in it (`sparklog.storage.locations`). Picklable, and safe for threads, not after a fork."""
+    """A bucket, or a prefix in a bucket (`sparklog.storage.locations`).
+
+    Picklable and thread-safe, but not usable after a fork.
+    """
 
     retry_policy = RetryPolicy()
     parallel_reads = PARALLEL_REQUESTS
@@ -125,7 +131,7 @@ class ObjectStore(Store):
         return self._request("read", key, read)
 
     def _get_range(self, key: str, start: int, length: int | None) -> bytes:
-        # Servers reject ranges that are empty, start after the end, or exceed 63 bits.
+        # Servers reject ranges that are empty, start after the end of the object, or exceed 63 bits.
         if length == 0 or start >= 1 << 62:
             self._size(key)
             return b""
@@ -176,7 +182,7 @@ class ObjectStore(Store):
                 return
 
     def _pages(self, folder: str, start: str) -> Iterator[Any]:
-        """Yield the objects after `start`; the retry budget applies to each page."""
+        """Yield the objects after `start`. The retry budget applies to each page."""
         backoff, last = self.retry_policy.backoff(), ""
         while True:
             try:
@@ -214,10 +220,10 @@ class ObjectStore(Store):
         return self._create(check_key(key), data)
 
     def _create(self, key: str, data: bytes) -> bool:
-        """Create an object with conditional PUTs, which are repeated while the effect of the last one is known.
+        """Create an object with conditional PUTs, which are repeated as long as the effect of the last PUT is known.
 
-        Callers of `Store.create` read the object after False. This also reads it after an ambiguous response, so that
-        an object of our own is not reported as a conflict.
+        Callers of `Store.create` read the object if the result is False. This method also reads the object after an
+        ambiguous response, so that it does not report an object of our own as a conflict.
         """
         backoff, may_exist = self.retry_policy.backoff(), False
         for attempt in range(_CREATE_ATTEMPTS):
@@ -228,18 +234,18 @@ class ObjectStore(Store):
                 return True
             status = status_of(error)
             if _exists(error, status) or status == 429:
-                # 412 for the first PUT: another object exists. After a lost response, the object may be ours.
+                # If the first PUT returns 412, another object exists. After a lost response, the object may be ours.
                 if status == 412 and not may_exist:
                     return False
-                # 409 may mean two concurrent PUTs that both failed. 429 means that another writer writes this key,
-                # because Google Cloud Storage and R2 accept one write per second and key. If the object does not
-                # exist, send the PUT again.
+                # 409 may mean that two concurrent PUTs failed. 429 means that another writer writes this key, because
+                # Google Cloud Storage and R2 accept one write per second and key. If the object does not exist, send
+                # the PUT again.
                 existing = self._read_if_there(key)
                 if existing is not None:
                     return may_exist and existing == data
             elif status == 504 or network_failure(error) == "Timeout":
-                # The PUT may still succeed at any time, so it is not repeated. If the object does not exist, the
-                # effect is unknown.
+                # The PUT may still succeed later, so it is not repeated. If the object does not exist, the outcome is
+                # unknown.
                 existing = self._read_if_there(key)
                 if existing is not None:
                     return existing == data
@@ -247,17 +253,18 @@ class ObjectStore(Store):
             elif status in (500, 502, 503) or network_failure(error):
                 may_exist = True
             else:
-                # Rejected, so a retry would fail, too; 501 means that the server does not support conditional PUTs.
+                # The PUT was rejected, so a retry would also fail. 501 means that the server does not support
+                # conditional PUTs.
                 break
         assert error is not None
         raise cloud_error(error, "create", key, self._url)
 
     def _put(self, key: str, data: bytes) -> Exception | None:
-        """Send one conditional PUT, and return its error, if any."""
+        """Send one conditional PUT. Return its error; None if it succeeded."""
         kind = "create" if len(data) <= _SMALL_BYTES else "create large"
         try:
             obstore.put(self._client(kind), key, data, mode="create", use_multipart=False)
-        except SparklogError:  # some are also built-in errors
+        except SparklogError:  # some of them are also built-in errors
             raise
         except _FAILURES as error:
             return error
@@ -266,8 +273,8 @@ class ObjectStore(Store):
     def put_whole(self, key: str, data: bytes) -> None:
         """Store a data object with one PUT, which is retried within the budget.
 
-        Its key has no other writer. So the PUT may be repeated after any transient failure, and an existing object with
-        the same bytes is our own, from an earlier attempt or a gateway's retry.
+        No other writer uses the key. Therefore the PUT may be repeated after any transient failure, and an existing
+        object with the same bytes is our own, from an earlier attempt or from a gateway's retry.
         """
         backoff, attempt = self.retry_policy.backoff(), 0
         while (error := self._put(key, data)) is not None:
@@ -284,9 +291,9 @@ class ObjectStore(Store):
                 self._fail(error, "create", key)
 
     def _is_stored(self, key: str, data: bytes) -> bool:
-        """Return True if the object exists with these bytes, False if it does not exist.
+        """Return True if the object exists with these bytes, and False if it does not exist.
 
-        Raises `Unavailable` if it has other bytes.
+        Raises `Unavailable` if the object has other bytes.
         """
         info = self.stat(key)
         if info is None:
@@ -296,7 +303,7 @@ class ObjectStore(Store):
         raise existing_object(key, self.location)
 
     def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
-        """Store a data object with a multipart upload, whose requests the client retries within the budget."""
+        """Store a data object with a multipart upload. The client retries its requests within the budget."""
         client = self._client("upload")
         obstore.put(client, key, parts, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=_PARALLEL_UPLOADS)
 
@@ -332,21 +339,22 @@ class ObjectStore(Store):
             try:
                 self._request("delete", batch[0], partial(obstore.delete, self._client("document"), paths))
             except NotFound:
-                # Azure and Google report a missing object, and may have stopped there.
+                # Azure and Google Cloud Storage report a missing object, and may not have deleted the objects after it.
                 for key in batch if len(batch) > 1 else ():
                     self.delete(key)
 
     def now_ms(self) -> int:
         # The modification time of a new object is the server's time.
         key = f"_probe/clock-{os.urandom(12).hex()}"
-        # Not empty, because a client that retries reading an empty object requests a range that does not exist.
+        # The object is not empty, because a client that retries reading an empty object requests a range that does not
+        # exist.
         self.put_whole(key, b"\n")
         info = self.stat(key)
-        with suppress(Unavailable):  # writers may lack the permission to delete
+        with suppress(Unavailable):  # writers may not have permission to delete
             self.delete(key)
         if info is None:
             raise Unavailable(f"{key} was written to {self.location}, but does not exist: try again later")
-        # Times of objects may be up to 999 ms early, and this time must not make objects look older.
+        # The times of objects may be up to 999 ms early, and this time must not make objects look older.
         return info.modified_ms - (self.clock_step_ms - 1)
 
     @property
@@ -362,7 +370,7 @@ class ObjectStore(Store):
         return client
 
     def _request(self, action: str, key: str, send: Callable[[], T]) -> T:
-        """Send a request, with retries while the server is busy; return its response, or raise its error."""
+        """Send a request, with retries while the server is busy; return its response, or raise the mapped error."""
         try:
             return self.retry_policy.call(send, is_busy)
         except _FAILURES as error:
@@ -379,8 +387,8 @@ _CLIENT_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_", "HTTP_PROXY", "HTTPS_PROXY", "
 
 
 def _cached_client(url: StoreUrl, kind: str) -> Any:
-    """Return the process's client for a location, whose connections outlive its stores."""
-    # The key contains a hash of the environment, instead of credentials, which may change with it.
+    """Return the process-wide client for a location. Its connections outlive the stores."""
+    # The key contains a hash of the environment instead of credentials, which may change with the environment.
     environment = hash(frozenset(item for item in os.environ.items() if item[0].upper().startswith(_CLIENT_VARIABLES)))
     key = (str(url), kind, environment)
     with _lock:
@@ -403,7 +411,8 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
         client["allow_http"] = True
     config = client_config(url.scheme, settings)
     keys = profile_keys(url.scheme, settings, environ)
-    # Not in the configuration, to which the client would add the environment's session token, which is for other keys.
+    # Do not add the keys to the configuration. The client would combine them with the session token in the environment,
+    # which belongs to other keys.
     extra: Any = {"credential_provider": lambda: keys} if keys else {}
     if _is_express(url):
         config["s3_express"] = "true"  # changes the server and the signature
@@ -417,14 +426,14 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
 
 
 def _limits(kind: str) -> tuple[timedelta, Any]:
-    """Return the timeout of a request of a kind, and the client's own retries.
+    """Return the timeout of one kind of request, and the retries of the client itself.
 
     | kind           | requests                                                                          |
     |----------------|-----------------------------------------------------------------------------------|
-    | `document`     | without a large body: HEAD, lists, deletes                                        |
+    | `document`     | requests without a large body: HEAD, lists, deletes                               |
     | `data`         | reads                                                                             |
     | `create`       | a PUT of up to `_SMALL_BYTES`; not retried by the client, which cannot compare    |
-    | `create large` | a longer PUT                                                                      |
+    | `create large` | a larger PUT                                                                      |
     | `upload`       | requests of a multipart upload, which cannot be restarted                         |
     """
     timeout = _DOCUMENT_TIMEOUT if kind in ("document", "create") else _DATA_TIMEOUT
@@ -437,10 +446,11 @@ def _limits(kind: str) -> tuple[timedelta, Any]:
 
 
 def _start_after(prefix: str) -> str:
-    """Return a key after which a listing has all keys with a prefix, and few others before them.
+    """Return a key after which a listing contains all keys with a prefix, and few keys before them.
 
-    A server lists the keys that are greater than a given key. So the result is less than every key with the prefix: the
-    last character of the prefix is replaced by its predecessor and `~`, which is greater than any character of a key.
+    A server lists the keys that are greater than a given key. Therefore the result must be less than every key with the
+    prefix. The last character of the prefix is replaced by its predecessor and `~`, which is greater than any character
+    of a key.
 
     >>> _start_after("t/append/00b")
     't/append/00a~'

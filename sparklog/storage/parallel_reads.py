@@ -1,4 +1,4 @@
-"""Work in several threads with ordered results: requests to a store that serves several in parallel, and decoding."""
+"""Run work in several threads, with ordered results: parallel requests to a store, and decoding."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ R = TypeVar("R")
 
 
 def map_requests(store: Store, request: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Return the results of `request`, which makes requests to `store`, for each item, in order.
+    """Return the result of `request`, which makes requests to `store`, for each item, in order.
 
-    If the store has `parallel_reads` above 1, that many run in parallel. Otherwise, each runs when the caller takes its
-    result.
+    If the store's `parallel_reads` is above 1, this number of requests runs in parallel. Otherwise, each request is
+    made when the caller consumes its result.
     """
     threads = min(store.parallel_reads, len(items))
     return map(request, items) if threads <= 1 else _map_in_threads(threads, request, items)
@@ -30,7 +30,9 @@ def _map_in_threads(threads: int, request: Callable[[T], R], items: Sequence[T])
 
 
 class UntilError(Iterator[T]):
-    """Iterates over items until the first error, which it stores, so that earlier results are passed on before it.
+    """Iterates over items until the first error.
+
+    The error is stored, so that the results of the items before it are processed before it is raised.
 
     Example:
         items = UntilError(items)
@@ -51,15 +53,15 @@ class UntilError(Iterator[T]):
             raise StopIteration from None
 
     def raise_error(self) -> None:
-        """Raise the error that ended the items, if there was one."""
+        """Raise the stored error, if there is one."""
         if self.error is not None:
             raise self.error
 
 
 def work_ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """Yield the result of `work` for each item, in order, with up to `threads` items in progress ahead of the consumer.
+    """Yield the result of `work` for each item, in order. Up to `threads` items are processed ahead of the consumer.
 
-    If `items` raises an error, it is raised after the results of the items before it.
+    If `items` raises an error, the error is raised after the results of the previous items.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-work")
     in_progress: deque[Future[R]] = deque()
@@ -79,9 +81,9 @@ def work_ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iter
 def read_each(
     store: Store, read: Callable[[str], R], names: Sequence[str], failures: list[SparklogError] | None
 ) -> dict[str, R]:
-    """Return the result of `read` for each name, as `map_requests` does.
+    """Return the result of `read` for each name, like `map_requests`.
 
-    Errors are appended to `failures`, or raised if it is None.
+    Errors are added to `failures`; None: raise the first error.
     """
 
     def read_or_error(name: str) -> R | SparklogError:

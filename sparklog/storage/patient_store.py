@@ -1,4 +1,4 @@
-"""A store on a mount with a name cache: reads wait for objects that are listed, but hidden by the cache."""
+"""A store on a mount with a name cache: reads wait for objects that are listed but hidden by the cache."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 def patient(store: Store, clock: Timer | None) -> Store:
-    """Return the store, or a `PatientStore` if it may hide names and there is a clock for waiting."""
+    """Return a `PatientStore` if the store may hide names and a clock is given; otherwise return the store."""
     return store if clock is None or not store.hides_names else PatientStore(store, clock)
 
 
 class PatientStore(WrapperStore):
-    """Waits up to 90 s for a listed but hidden object, then raises `Unavailable`.
+    """Waits up to 90 s for an object that is listed but hidden, and then raises `Unavailable`.
 
-    A name cache hides an object if its name, or that of a parent directory, was looked up before it was created.
+    A name cache hides an object if its name, or the name of a parent directory, was looked up before it was created.
     """
 
     def __init__(self, inner: Store, clock: Timer) -> None:
@@ -36,7 +36,7 @@ class PatientStore(WrapperStore):
                 return None
 
         if (data := self._awaited(key, read)) is None:
-            # The error of another read describes the missing object.
+            # Read again, because the error of the store describes the missing object.
             return self.inner.get(key, start, length)
         return data
 

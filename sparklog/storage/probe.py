@@ -1,11 +1,12 @@
-"""Tests of a store's guarantees: when a root is created, by `doctor`, and by processes that commit.
+"""Test the guarantees of a store: when a root is created, in `doctor`, and in processes that commit.
 
-A gateway that ignores conditional headers, a mount without hard links or a store that ignores the case of names would
-lose data silently. A server that checks for the object and then writes it passes sequential creates, and often one race
-of 8 threads: 13 of 30 races, and 19 of 30 in its next version. So `Store.probe_rounds` races run, twelve if a server
-decides. Two of them carry 1 MiB, which makes such a server slow between check and write: 1 of 15 races passes.
+Some stores would lose data silently: a gateway that ignores conditional headers, a mount without hard links, a store
+with case-insensitive names. A server that first checks for the object and then writes it passes sequential creates, and
+often also a race of 8 threads: it passed 13 of 30 races, and 19 of 30 in its next version. Therefore a probe runs
+`Store.probe_rounds` races: twelve if a server decides. Two of the races use bodies of 1 MiB, which delay such a server
+between the check and the write: it passed 1 of 15 races.
 
-`sparklog.log.journal.probe_results` stores the result, so that not every process has to probe.
+`sparklog.log.journal.probe_results` caches the result, so that not every process has to probe.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sparklog.storage.store import PROBE_FOLDER, Store
 THREADS = 8
 LARGE_BYTES = 1 << 20
 LARGE_ROUNDS = 2
-"""Number of races with large bodies, the last of twelve."""
+"""Number of races with large bodies, which are the last ones."""
 
 Clock = Callable[[], int]
 
@@ -36,7 +37,10 @@ def wall_clock_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Result of a probe: `clock_ahead_ms` is this host's clock minus the store's, `probed_ms` the store's time."""
+    """The result of a probe.
+
+    `clock_ahead_ms` is this host's clock minus the store's clock, `probed_ms` the store's time.
+    """
 
     location: str
     rounds: int
@@ -46,9 +50,9 @@ class ProbeReport:
 
 
 class ProbeRun:
-    """One run of the probe: its objects, in a directory of its own, and its measurements.
+    """One run of the probe: its objects, in a separate directory, and its measurements.
 
-    As a context manager it removes the objects at the end.
+    As a context manager, it deletes the objects at the end.
     """
 
     def __init__(self, store: Store, wall_ms: Clock) -> None:
@@ -57,7 +61,7 @@ class ProbeRun:
         self.folder = f"{PROBE_FOLDER}/{os.urandom(12).hex()}/"
         self.keys: list[str] = []
         self.first = b""
-        """Content of the first object."""
+        """The content of the first object."""
         self.clock_ahead_ms = 0
         self.probed_ms = 0
         self._started = time.perf_counter()
@@ -66,7 +70,7 @@ class ProbeRun:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(SparklogError):  # leftovers do no harm
+        with suppress(SparklogError):  # remaining objects are harmless
             self.store.delete_many(self.keys)
 
     def report(self) -> ProbeReport:
@@ -84,7 +88,7 @@ class ProbeRun:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """A guarantee of stores: its description, the remedy if it does not hold, and its test, which raises then."""
+    """A guarantee of a store: its description, its test, and the remedy if it does not hold."""
 
     name: str
     description: str
@@ -94,14 +98,14 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeResult:
-    """A guarantee and the error of its test, or None if it holds."""
+    """A guarantee and the error of its test; None if the guarantee holds."""
 
     guarantee: Guarantee
     error: SparklogError | None
 
 
 def probe(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
-    """Test all guarantees except deleting; raise `BadRequest` if one does not hold."""
+    """Test all guarantees except deletion. Raises `BadRequest` if a guarantee does not hold."""
     with ProbeRun(store, wall_ms) as run:
         for guarantee in GUARANTEES:
             guarantee.test(run)
@@ -109,7 +113,10 @@ def probe(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
 
 
 def examine(store: Store, wall_ms: Clock = wall_clock_ms) -> tuple[ProbeReport, list[GuaranteeResult]]:
-    """Test all guarantees and return each result. If `create` fails, the others cannot be tested."""
+    """Test all guarantees, and return the result of each test.
+
+    If `create` fails, the other guarantees cannot be tested.
+    """
     results: list[GuaranteeResult] = []
     with ProbeRun(store, wall_ms) as run:
         for guarantee in (*GUARANTEES, DELETE):
@@ -135,7 +142,7 @@ def _exclusive(run: ProbeRun) -> None:
 
 
 def _race(run: ProbeRun, pool: ThreadPoolExecutor, number: int, size: int) -> bytes:
-    """Create one object from all threads of a pool concurrently; return its content."""
+    """Create one object from all threads of a pool concurrently, and return its content."""
     key = run.new_key(f"{number}-race")
     bodies = [f"probe {thread} {os.urandom(12).hex()} ".encode().ljust(size, b".") for thread in range(THREADS)]
     start = threading.Barrier(THREADS)
@@ -144,13 +151,13 @@ def _race(run: ProbeRun, pool: ThreadPoolExecutor, number: int, size: int) -> by
         start.wait()
         try:
             return run.store.create(key, body)
-        except Unavailable as error:  # it may have taken effect
+        except Unavailable as error:  # the create may have taken effect
             return error
 
     try:
         results = list(pool.map(create, bodies))
     except BaseException:
-        start.abort()  # otherwise, the others would wait for a thread that could not start
+        start.abort()  # otherwise, the other threads would wait for a thread that could not start
         raise
     winners = [body for body, result in zip(bodies, results, strict=True) if result is True]
     if len(winners) > 1:
@@ -164,7 +171,7 @@ def _race(run: ProbeRun, pool: ThreadPoolExecutor, number: int, size: int) -> by
         if winners:
             run.fail("an object does not exist although its creation succeeded")
         raise Unavailable(f"no object could be created in {run.store.location}: try again") from None
-    # There is no winner if its response was lost and the request was retried.
+    # If the response to the winner was lost and the request was retried, there is no winner.
     if stored not in (winners or bodies):
         run.fail("an object has other bytes than its only creator wrote")
     if run.store.create(key, b"again"):
@@ -189,7 +196,7 @@ def _case_sensitive(run: ProbeRun) -> None:
 
 
 def _listing(run: ProbeRun) -> None:
-    """Check listings, which may be stale, but not out of order, and not include keys that were not requested."""
+    """Check listings. They may be stale, but they must be sorted and must not contain keys that were not requested."""
     keys = sorted(run.keys)
     middle = keys[len(keys) // 2]
     for after in ("", middle):
@@ -201,7 +208,7 @@ def _listing(run: ProbeRun) -> None:
 def _clock(run: ProbeRun) -> None:
     before = run.wall_ms()
     run.probed_ms = run.store.now_ms()
-    # The store read its clock between the two readings of ours.
+    # The store read its clock between our two readings.
     ahead_ms = max(0, before - run.probed_ms) or min(0, run.wall_ms() - run.probed_ms)
     # Times in whole seconds cannot show a smaller difference.
     is_coarse = run.store.clock_step_ms > 1 and abs(ahead_ms) < 2 * run.store.clock_step_ms

@@ -1,9 +1,9 @@
-"""A log of store requests: verb, key, milliseconds, bytes and result. `open_store` turns it on.
+"""Log store requests: verb, key, milliseconds, bytes and result. `open_store` enables the log.
 
     get orders/_log/00000000000000000007.json 0.3 ms 512 bytes ok
 
-It replaces methods of the store, because a wrapper would hide capabilities of a directory, such as links. A pickled
-store, as in a task, does not log.
+The methods of the store are replaced, because a wrapper would hide capabilities of a directory, such as links. A
+pickled store, for example in a task, does not log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 def log_requests(store: Any) -> None:
     """Make a store log each request from now on."""
     for verb in (*VERBS, *LISTINGS):
-        # Methods that a store inherits from `Store` call other methods, which are logged.
+        # Skip methods that a store inherits from `Store`, because they call other methods, which are logged.
         if getattr(type(store), verb) is not getattr(Store, verb):
             setattr(store, verb, partial(_list if verb in LISTINGS else _send, verb, getattr(store, verb)))
     begin = store.writer
@@ -57,7 +57,7 @@ def _send(verb: str, method: Callable[..., Any], *args: Any, **options: Any) -> 
 
 
 def _list(verb: str, method: Callable[..., Iterator[T]], prefix: str, *args: Any, **options: Any) -> Iterator[T]:
-    """Yield the names, and measure the time without that of their consumer."""
+    """Yield the names. The measured time excludes the time of the consumer."""
     names, seconds, count = method(prefix, *args, **options), 0.0, 0
     try:
         while True:
@@ -73,7 +73,7 @@ def _list(verb: str, method: Callable[..., Iterator[T]], prefix: str, *args: Any
 
 
 class _LoggedWriter(WrapperWriter):
-    """The writer of a data object, which logs one line for `close`."""
+    """A writer of a data object, which logs one line for `close`."""
 
     nbytes = 0
 

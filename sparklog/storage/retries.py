@@ -1,8 +1,8 @@
-"""Retries with random pauses: of requests, and of reads of objects that a cache may hide.
+"""Retries with random pauses, for requests, and for reads of objects that a cache may hide.
 
-A store that asks clients to slow down needs seconds: S3 splits a prefix, a namenode leaves safe mode. The wait has a
-budget, because an endless wait would look like a hang. The store decides whether a request may be retried at all: a
-commit must not be, if its effect is unknown.
+If a store asks clients to slow down, it needs seconds: S3 splits a prefix, or a namenode leaves safe mode. The wait has
+a budget, because a longer wait would look like a hang. The store decides whether a request may be retried. A commit
+must not be retried if its effect is unknown.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.storage")
 
 BUSY_BUDGET_S = 30.0
-"""Time for which requests to a busy server are retried: Kafka's `request.timeout.ms`."""
+"""Maximum time for retries of requests to a busy server, as Kafka's `request.timeout.ms`."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 SETTLE_MS = 90_000
-"""Time for which failures and hidden objects are retried: caches of network file systems last a minute."""
-_MAX_ATTEMPTS = 200  # more than fit into these times; ends the retries if a test's clock stands still
+"""Maximum time for retries after failures and for hidden objects. Caches of network file systems last a minute."""
+_MAX_ATTEMPTS = 200  # more than fit into these times; ends the retries if the clock of a test stands still
 
 
 class Timer(Protocol):
@@ -32,7 +32,7 @@ class Timer(Protocol):
     @property
     def sleep(self) -> Callable[[float], None]: ...
     def stopwatch(self) -> Callable[[], float]:
-        """Return a function that returns the ms since now."""
+        """Return a function that returns the time since this call in ms."""
 
     def uniform(self) -> float:
         """Return a random number from 0 to 1."""
@@ -40,9 +40,11 @@ class Timer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Pauses in seconds: a random share, from `low` to `high`, of a time that doubles from `first` up to `longest`.
+    """Pauses in seconds.
 
-    Randomness spreads the retries of clients that were rejected together. With `ends_in_time`, a pause that would
+    The maximum doubles from `first` up to `longest`; a random share of it, from `low` to `high`, is used.
+
+    Randomness spreads the retries of clients that were rejected together. If `ends_in_time` is True, a pause that would
     exceed the time limit of a wait does not start.
     """
 
@@ -53,7 +55,7 @@ class Pauses:
     ends_in_time: bool = False
 
     def length(self, tries: int, random_share: float) -> float:
-        """Return the seconds before attempt `tries` + 1; `random_share`: a random number from 0 to 1."""
+        """Return the pause before attempt `tries` + 1 in seconds. `random_share` is a random number from 0 to 1."""
         return (self.low + (self.high - self.low) * random_share) * min(
             self.first * 2.0 ** min(tries, 10), self.longest
         )
@@ -76,11 +78,11 @@ class Backoff:
         self.restart()
 
     def restart(self) -> None:
-        """Restart the time limit, after progress."""
+        """Restart the time limit after progress."""
         self._elapsed_ms = self._clock.stopwatch()
 
     def is_over(self) -> bool:
-        """Return True once the time limit is over, or after `_MAX_ATTEMPTS`."""
+        """Return True if the time limit has passed, or after `_MAX_ATTEMPTS`."""
         return self.tries >= _MAX_ATTEMPTS or self._elapsed_ms() > self._limit_ms
 
     def sleep(self) -> None:
@@ -89,7 +91,7 @@ class Backoff:
     def wait(self) -> bool:
         """Wait for one pause and return True.
 
-        Returns False immediately if the time limit is over or, with `ends_in_time`, would be during the pause.
+        If the time limit has passed or, with `ends_in_time`, would pass during the pause, return False immediately.
         """
         if self.is_over():
             return False
@@ -103,7 +105,7 @@ class Backoff:
         return self._pauses.length(self.tries, self._clock.uniform())
 
     def _sleep(self, pause: float) -> None:
-        _LOG.info("attempt %d failed; the next one is in %.1f s", self.tries + 1, pause)
+        _LOG.info("attempt %d failed; retrying in %.1f s", self.tries + 1, pause)
         self._clock.sleep(pause)
         self.tries += 1
 
@@ -126,7 +128,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The budget of retries of a request to a busy server."""
+    """The budget for retries of a request to a busy server."""
 
     budget_s: float = BUSY_BUDGET_S
     clock: Clock = Clock()
@@ -135,7 +137,7 @@ class RetryPolicy:
         return Backoff(self.clock, 1000 * self.budget_s, pauses=BUSY_PAUSES)
 
     def call(self, send: Callable[[], T], is_busy: Callable[[Exception], bool]) -> T:
-        """Send a request, and retry it while `is_busy` returns True for its error; then raise the last error."""
+        """Send a request, and retry it while `is_busy` returns True for its error. Raises the last error."""
         backoff = self.backoff()
         while True:
             try:
@@ -146,4 +148,4 @@ class RetryPolicy:
 
 
 ONCE = RetryPolicy(budget_s=0)
-"""No retries."""
+"""A policy without retries."""

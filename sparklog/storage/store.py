@@ -1,8 +1,9 @@
 """`Store`, the base class of object stores, and the keys of objects.
 
-An object is bytes under a key. Objects are immutable: `create` and closed writers create them, `delete` deletes them. A
-key consists of parts joined by `/`, each of letters, digits and `._-%=+@,`, which file systems, object stores and URLs
-accept without escaping. Names of temporary files start with `~`, so they never collide with a key.
+An object consists of bytes under a key. Objects are immutable: `create` and closed writers create objects, and `delete`
+deletes them. A key consists of parts that are joined by `/`. Parts contain letters, digits and `._-%=+@,`, which file
+systems, object stores and URLs accept without escaping. The names of temporary files start with `~`, so they never
+collide with a key.
 
 | key                         | kind         |
 |-----------------------------|--------------|
@@ -11,9 +12,9 @@ accept without escaping. Names of temporary files start with `~`, so they never 
 | `.../_log/checkpoints/...`  | `checkpoint` |
 | `<topic>/append/...`        | `append`     |
 | `<topic>/sealed/...`        | `sealed`     |
-| anything else               | `other`      |
+| other keys                  | `other`      |
 
-For a custom store, derive from `Store`, and test it with `sparklog.testing.store_tests.StoreTests`.
+To implement a custom store, derive it from `Store`, and test it with `sparklog.testing.store_tests.StoreTests`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 from sparklog.limits import DEFAULTS, Limits
 
 MAX_PART = 255
-"""Maximum bytes of a part: the limit of all common file systems."""
+"""Maximum size of a part in bytes, which is the limit of all common file systems."""
 MAX_KEY = 1024
-"""Maximum bytes of a key: the limit of S3, GCS and Azure."""
+"""Maximum size of a key in bytes, which is the limit of S3, GCS and Azure."""
 MAX_DOCUMENT = 256 << 20
-"""Maximum bytes of a JSON object, which has a few million slices then. sparklog does not write longer ones."""
+"""Maximum size of a JSON object in bytes, which is enough for a few million slices.
+
+sparklog does not write larger objects.
+"""
 
 PROBE_FOLDER = "_probe"
 """Prefix of the objects of probes (`sparklog.storage.probe`)."""
@@ -50,15 +54,15 @@ def is_part(name: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Validate a key. Raises `BadRequest` if it is absolute, leaves the root, is too long or has odd characters."""
+    """Validate a key. Raises `BadRequest` if it is absolute, outside the root, too long, or has invalid characters."""
     has_dots = (key[:1] == "." or "/." in key) and any(part in (".", "..") for part in key.split("/"))
     if _KEY.match(key) is not None and len(key) <= MAX_KEY and not has_dots:
         return key
-    raise BadRequest(f"not a key: {_show(key)}; {_reason(key)}")
+    raise BadRequest(f"invalid key {_show(key)}: {_reason(key)}")
 
 
 def is_key(key: str) -> bool:
-    """Return True for a valid key: listings skip objects with other names."""
+    """Return True if a key is valid. Listings skip objects with other names."""
     try:
         return check_key(key) == key
     except BadRequest:
@@ -66,9 +70,9 @@ def is_key(key: str) -> bool:
 
 
 def check_prefix(prefix: str, *, folder: bool = False) -> str:
-    """Validate a prefix of keys. With `folder`, it must be empty or end in `/`."""
+    """Validate a prefix of keys. If `folder` is True, the prefix must be empty or end in `/`."""
     if folder and prefix and not prefix.endswith("/"):
-        raise BadRequest(f"not a folder prefix: {_show(prefix)}; it must be empty or end in '/'")
+        raise BadRequest(f"invalid directory prefix {_show(prefix)}: it must be empty or end in '/'")
     whole = prefix.removesuffix("/")
     # The last part may be "." or "..", because names may start with dots.
     folders, slash, start = whole.rpartition("/")
@@ -77,12 +81,15 @@ def check_prefix(prefix: str, *, folder: bool = False) -> str:
     elif slash:
         check_key(folders)
     if start and _PART.match(start) is None:
-        raise BadRequest(f"not a prefix of keys: {_show(prefix)}; {_reason(prefix)}")
+        raise BadRequest(f"invalid key prefix {_show(prefix)}: {_reason(prefix)}")
     return prefix
 
 
 def key_kind(key: str) -> str:
-    """Return the kind of a key, by the table above. Stores of `sparklog.testing` count requests and fail by kind."""
+    """Return the kind of a key, according to the table above.
+
+    Stores in `sparklog.testing` count requests and fail by kind.
+    """
     if key == "_root.json":
         return "root"
     match = _KINDS.match(key)
@@ -90,15 +97,15 @@ def key_kind(key: str) -> str:
 
 
 def check_range(key: str, start: int, length: int | None) -> None:
-    """Raise `BadRequest` for an invalid byte range."""
+    """Raise `BadRequest` if a byte range is invalid."""
     if start < 0 or (length is not None and length < 0):
-        raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: neither may be negative")
+        raise BadRequest(f"cannot read {key} from byte {start} for {length} bytes: both numbers must not be negative")
 
 
 def check_document(key: str, size: int) -> None:
-    """Raise `Corrupt` for JSON that is too large to be sparklog's, before it fills the memory."""
+    """Raise `Corrupt` if a JSON object is larger than sparklog's objects, before it fills the memory."""
     if size > MAX_DOCUMENT and key.endswith(".json"):
-        raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {size}; restore it", file=key)
+        raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {size} bytes; restore it", file=key)
 
 
 def missing_object(what: str) -> NotFound:
@@ -106,7 +113,7 @@ def missing_object(what: str) -> NotFound:
 
 
 def existing_object(key: str, location: str) -> Unavailable:
-    return Unavailable(f"{key} already exists in {location}: write it again with a new name")
+    return Unavailable(f"{key} already exists in {location}: write the data again with a new name")
 
 
 def _show(key: str) -> str:
@@ -138,7 +145,10 @@ class ObjectInfo:
 
 
 class ObjectWriter(Protocol):
-    """Writer of a new object, which exists completely and durably once `close` returns; `discard` leaves nothing."""
+    """A writer of a new object.
+
+    Once `close` returns, the object exists completely and durably. After `discard`, no object exists.
+    """
 
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
     def close(self) -> None: ...
@@ -146,21 +156,21 @@ class ObjectWriter(Protocol):
 
 
 class Store(ABC):
-    """A store of objects. It is safe to use from threads, and is picklable or raises an error when pickled.
+    """A store of objects. Stores are thread-safe. They are picklable, or raise an error when they are pickled.
 
-    The commit protocol relies on three guarantees. A store without them must not open:
+    The commit protocol relies on three guarantees. A store that does not have them must not be opened:
 
-    * `create` is exclusive: if several callers, in any processes, create the same key, exactly one succeeds.
-    * Objects that `create` or `ObjectWriter.close` has acknowledged survive power loss.
+    * `create` is exclusive. If several callers, in any processes, create the same key, exactly one succeeds.
+    * Objects that `create` or `ObjectWriter.close` has acknowledged survive a power loss.
     * Objects become visible atomically.
 
-    Errors are `NotFound` (reading a key that does not exist), `Corrupt` (reading a `.json` that is too long),
-    `Unavailable` (the store failed; **the effect of a create is then unknown**), and `BadRequest` (an invalid key, or a
-    key whose path is not an object).
+    Stores raise these errors: `NotFound` if a key to read does not exist, `Corrupt` if a `.json` object is too large,
+    `Unavailable` if the store failed (**the effect of a create is then unknown**), and `BadRequest` if a key is invalid
+    or its path is not an object.
     """
 
     limits: Limits = DEFAULTS
-    """Limits of the root in this store, which are pickled with the store."""
+    """Limits of the root in this store. They are pickled with the store."""
 
     @property
     @abstractmethod
@@ -169,81 +179,88 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return bytes `[start, start + length)` of an object; fewer only if the object ends earlier."""
+        """Return bytes `[start, start + length)` of an object, or fewer bytes if the object ends earlier."""
 
     def read(self, key: str, start: int, length: int) -> memoryview:
-        """Return the bytes as `get` does, as a view whose memory the store may reuse once it is released."""
+        """Return the same bytes as `get`, as a view. The store may reuse the memory of the view once it is released."""
         return memoryview(self.get(key, start, length))
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object durably if it does not exist; return True if this call created it, False if it exists.
+        """Create an object durably if it does not exist.
 
-        False proves nothing: after a lost response, the object may be the caller's own, and after a conflict, it may
-        not exist. The caller must read it (`sparklog.log.journal.create_object`).
+        Returns True if this call created the object, and False if it exists. False is not conclusive: after a lost
+        response, the object may be the caller's own, and after a conflict, it may not exist. The caller must read the
+        object (`sparklog.log.journal.create_object`).
         """
 
     @abstractmethod
     def writer(self, key: str) -> ObjectWriter:
-        """Start writing a data object with a key that nothing else uses."""
+        """Start to write a data object. Its key must not be used by anything else."""
 
     @abstractmethod
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects whose keys start with `prefix` and are greater than `after`, in key order.
 
-        An object that a mount lists, but its name cache hides, has size 0 and the current time.
+        If a mount lists an object, but its name cache hides it, the object has size 0 and the current time.
         """
 
     @abstractmethod
     def list_folders(self, prefix: str) -> Iterator[str]:
-        """Yield the names of the directories directly below `prefix` (`""` or ending in `/`), in order."""
+        """Yield the sorted names of the directories directly below `prefix` (`""` or ending in `/`)."""
 
     @abstractmethod
     def stat(self, key: str) -> ObjectInfo | None:
-        """Return the object's size and time, or None if it does not exist."""
+        """Return the size and time of an object; None if it does not exist."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Delete an object; no error if it does not exist."""
+        """Delete an object if it exists."""
 
     @abstractmethod
     def now_ms(self) -> int:
-        """Return the time of the store's clock in ms since the epoch; may cost a request.
+        """Return the time of the store's clock in ms since the epoch. This may take a request.
 
-        An object is at least as old as the difference of this time and its `modified_ms`: if times are coarse, the
-        clock is late rather than early, so nothing expires early.
+        The difference between this time and the `modified_ms` of an object must not exceed the age of the object.
+        Therefore, if times are coarse, the clock is slow rather than fast, so that nothing expires early.
         """
 
     def limits_to_pickle(self) -> dict[str, Any] | None:
-        """Return the state to pickle in addition to the location: limits that are not the defaults."""
+        """Return the state to pickle in addition to the location: the limits, if they are not the defaults."""
         return None if self.limits == DEFAULTS else {"limits": self.limits}
 
-    # Capabilities, with defaults that a store may improve.
+    # Capabilities, whose defaults stores may override.
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Delete objects, in order or in parallel, if they exist. After an error, any of them may be deleted."""
+        """Delete objects if they exist, in order or in parallel. After an error, any of them may have been deleted."""
         for key in keys:
             self.delete(key)
 
     def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
-        """Replace a damaged object, for a repair. Readers see the old or the new bytes or, by default, briefly none."""
+        """Replace a damaged object, for a repair.
+
+        Readers see the old or the new bytes. By default, the object is briefly missing.
+        """
         self.delete(key)
         if not self.create(key, b"".join(parts)):
             raise existing_object(key, self.location)
 
     @property
     def needs_probe(self) -> bool:
-        """Return True if the guarantees must be tested before the first commit; False if they hold by construction."""
+        """Return True if the guarantees must be tested before the first commit; False if they always hold."""
         return True
 
     @property
     def probe_rounds(self) -> int:
-        """Return the number of races of a probe: 1 if the system decides, and then each process probes."""
+        """Return the number of races of a probe: 1 if the operating system decides races. Then each process probes."""
         return 12
 
     @property
     def server(self) -> str:
-        """Return the endpoint of requests if `location` does not contain it. Probe results are valid for both."""
+        """Return the endpoint of requests if `location` does not contain it.
+
+        Probe results are valid for one pair of both.
+        """
         return ""
 
     @property
@@ -253,48 +270,48 @@ class Store(ABC):
 
     @property
     def writable(self) -> bool:
-        """Return False if this process cannot write: a snapshot, a read-only mount, another user's files."""
+        """Return False if this process cannot write (a snapshot, a read-only mount, another user's files)."""
         return True
 
     @property
     def parallel_reads(self) -> int:
-        """Return the number of requests to make in parallel: above 1 if each request costs a round trip."""
+        """Return the number of requests to make in parallel, which is above 1 if each request costs a round trip."""
         return 1
 
     @property
     def hides_names(self) -> bool:
-        """Return True if new objects of other hosts may be hidden for a while, on mounts with name caches."""
+        """Return True if a mount with a name cache may hide new objects of other hosts for a while."""
         return False
 
     @property
     def lists_after(self) -> bool:
-        """Return True if a listing after a key does not also cost the objects before it."""
+        """Return True if the cost of a listing after a key does not depend on the objects before the key."""
         return True
 
     def self_check(self) -> None:
-        """Check what a probe cannot test with keys. Raises `BadRequest` if the store cannot hold a root."""
+        """Check properties that a probe cannot test. Raises `BadRequest` if the store cannot contain a root."""
         return
 
     def settle(self, key: str) -> None:
-        """Make an object durable that is readable before its creator has made it durable."""
+        """Make an object durable that is readable, but that its creator may not have made durable yet."""
         return
 
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
-        """Yield temporary files below (`deep=False`: in) a directory, for `delete_temporary`, in any order."""
+        """Yield the temporary files below a directory (`deep=False`: in it), for `delete_temporary`, in any order."""
         return iter(())
 
     def obstacles(self, folder: str) -> Iterator[str]:
-        """Yield names in a directory that are not objects but prevent their creation: directories and FIFOs."""
+        """Yield the names in a directory that are not objects but prevent their creation: directories and FIFOs."""
         return iter(())
 
     def delete_temporary(self, key: str) -> None:
-        """Delete a file that `temporary_files` listed, if it exists. `close` of its writer then fails."""
+        """Delete a file that `temporary_files` listed, if it exists. The `close` of its writer will fail."""
         raise BadRequest(f"{key} is not the name of a temporary file")
 
     def link(self, file: str, inode: int, key: str) -> bool:
         """Link a local file outside the store to a key, durably and without a copy.
 
-        Returns False, without an object, if that is not possible: the file is on another file system, links are not
-        allowed, or the file no longer has this inode.
+        Returns False without creating an object if this is not possible: if the file is on another file system, links
+        are not allowed, or the file no longer has this inode.
         """
         return False

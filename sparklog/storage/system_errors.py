@@ -1,4 +1,4 @@
-"""File system errors as store errors with advice, and errors with the mount of an unsuitable location."""
+"""Convert file system errors to store errors with advice, and report the mount of an unsuitable location."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparklog.storage.store import missing_object
 
 _ADVICE = {
     errno.ENOSPC: "the file system is full: free some space and try again",
-    errno.EDQUOT: "the disk quota is used up: free some space and try again",
+    errno.EDQUOT: "the disk quota is exceeded: free some space and try again",
     errno.EACCES: "permission denied: the process needs read and write access",
     errno.EPERM: "operation not permitted: the process needs read and write access",
     errno.EROFS: "the file system is read-only: remount it writable or use another location",
@@ -26,9 +26,10 @@ _ADVICE = {
 
 
 def store_error(error: OSError, action: str, key: str, location: str) -> SparklogError:
-    """Return the error to raise when the system failed to `action` the object `key` below `location`.
+    """Return the error to raise if the system failed to `action` the object `key` below `location`.
 
-    It is `NotFound` if an object to read does not exist, and usually `Unavailable`: a write may have taken effect.
+    The error is `NotFound` if an object to read does not exist. Most other errors are `Unavailable`; a write may have
+    taken effect.
     """
     if isinstance(error, SparklogError):
         return error
@@ -60,7 +61,7 @@ def mount_of(path: str) -> str:
 
 
 def mount_and_type(path: str) -> tuple[str, str]:
-    """Return the mount point of a path, and its file system type, or an empty text if it is unknown."""
+    """Return the mount point of a path, and its file system type; an empty string if the type is unknown."""
     point = os.path.realpath(path)
     while not os.path.ismount(point) and os.path.dirname(point) != point:
         point = os.path.dirname(point)

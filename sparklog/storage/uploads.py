@@ -1,12 +1,12 @@
-"""Uploads of data objects to a bucket: one PUT if the object is small, otherwise parts that a thread uploads.
+"""Upload data objects to a bucket: one PUT if the object is small, otherwise parts that a thread uploads.
 
 A commit will reference the object, so `close` returns only once the object exists completely:
 
-* A successful PUT has stored every byte, because the request contains the length, and its signature the checksum. No
-  further request is needed.
-* A thread makes the requests of a multipart upload. If it ends before its last line, even by a panic of the library,
-  the upload has failed. After the upload, the object must exist with the size of the written data. This check also
-  resolves an upload whose last response was lost, and whose retry gets 404 although the object exists.
+* A successful PUT has stored all bytes, because the request contains their length, and its signature contains their
+  checksum. No additional request is needed.
+* A thread makes the requests of a multipart upload. If the thread ends before its last line, even because of a panic of
+  the library, the upload has failed. After the upload, the object must exist with the size of the written data. This
+  check also resolves an upload if its last response was lost, and the retry gets 404 although the object exists.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sparklog.errors import SparklogError, Unavailable
 from sparklog.storage.store import ObjectInfo, existing_object
 
 PART_BYTES = 8 << 20
-"""Size of a part of a multipart upload; a data object up to this size is one PUT."""
+"""Size of a part of a multipart upload. A data object of up to this size is uploaded with one PUT."""
 _WAITING_PARTS = 2
 
 
 class Bucket(Protocol):
-    """The requests that an upload makes."""
+    """The requests of an upload."""
 
     @property
     def location(self) -> str: ...
@@ -37,7 +37,7 @@ class Bucket(Protocol):
         """Store an object with one PUT. Raises `Unavailable` if another object has the key."""
 
     def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
-        """Store an object in parts. An error of `parts` aborts the upload, and is raised."""
+        """Store an object in parts. If `parts` raises an error, the upload is aborted, and the error is raised."""
 
     def upload_failure(self, error: BaseException, key: str) -> SparklogError:
         """Return the error to raise for an error of `put_parts`."""
@@ -51,7 +51,7 @@ class Upload:
         self._key = key
         self._part_bytes = part_bytes
         self._pending: list[bytes] | None = []
-        """Data that is not handed to the uploading thread yet; None: closed."""
+        """Data that has not been passed to the uploading thread; None: the writer is closed."""
         self._pending_bytes = 0
         self._written = 0
         self._sender: _Sender | None = None
@@ -82,7 +82,7 @@ class Upload:
             self._sender.end(_Discarded())
 
     def _hand_over(self, pending: list[bytes]) -> _Sender:
-        """Hand pending data to the uploading thread, which starts with the first part."""
+        """Pass pending data to the uploading thread, which starts with the first part."""
         sender = self._sender = self._sender or _Sender(self._bucket, self._key)
         if pending:
             if not sender.offer(b"".join(pending)):
@@ -92,7 +92,7 @@ class Upload:
         return sender
 
     def _finish(self, sender: _Sender) -> None:
-        # This check catches a caller that uses a key twice. It is not atomic with the end of the upload, which is safe
+        # This check detects a caller that uses a key twice. It is not atomic with the end of the upload. This is safe,
         # because the name of a data object is random and has no second writer.
         if self._bucket.stat(self._key) is not None:
             raise existing_object(self._key, self._bucket.location)
@@ -108,8 +108,8 @@ class Upload:
         if not sender.done:
             raise self._failure(sender)
         raise Unavailable(
-            f"{self._key} was uploaded to {self._bucket.location}, expected {self._written} bytes there, found "
-            f"{'no object' if info is None else info.size}: write it again with a new name"
+            f"the upload of {self._key} to {self._bucket.location} is incomplete: expected {self._written} bytes, "
+            f"found {'no object' if info is None else info.size}; write the data again with a new name"
         )
 
     def _failure(self, sender: _Sender) -> SparklogError:
@@ -121,7 +121,7 @@ class Upload:
 
 
 class _Discarded(Exception):  # noqa: N818
-    """Aborts an upload; never raised to callers."""
+    """Aborts an upload. Never raised to callers."""
 
 
 class _Sender:
@@ -137,7 +137,7 @@ class _Sender:
         self._thread.start()
 
     def offer(self, item: bytes | _Discarded | None) -> bool:
-        """Hand a part to the thread; return False if the thread has ended."""
+        """Pass a part to the thread. Return False if the thread has ended."""
         while self._thread.is_alive():
             with suppress(queue.Full):
                 self._waiting.put(item, timeout=1)
@@ -152,11 +152,11 @@ class _Sender:
     def _run(self) -> None:
         try:
             self._bucket.put_parts(self._key, self._parts())
-            self.done = True  # the last line: ending the thread before it is a failure
+            self.done = True  # the last line; if the thread ends before it, the upload has failed
         except BaseException as error:  # noqa: BLE001 - the writer's thread raises it
             self.error = error
         finally:
-            # Empty the queue, so that a waiting writer continues, and sees that the thread has ended.
+            # Empty the queue, so that a waiting writer continues and detects that the thread has ended.
             with suppress(queue.Empty):
                 while True:
                     self._waiting.get_nowait()

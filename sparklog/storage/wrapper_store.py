@@ -11,7 +11,7 @@ from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 
 T = TypeVar("T")
 BULK = 1000
-"""Maximum keys of a bulk delete, as in S3."""
+"""Maximum number of keys in a bulk delete, as in S3."""
 
 
 def _inner(name: str) -> Any:
@@ -20,9 +20,10 @@ def _inner(name: str) -> Any:
 
 
 class WrapperStore(Store):
-    """Forwards all calls to `inner`; derived classes override methods, or `request`, which all of them use.
+    """Forwards all calls to `inner`. Derived classes override methods, or `request`, which all methods use.
 
-    Limits and most capabilities are those of `inner`, except temporary files and links, which would bypass the wrapper.
+    Limits and most capabilities are those of `inner`. Exceptions are temporary files and links, which would bypass the
+    wrapper.
     """
 
     location = _inner("location")
@@ -39,7 +40,7 @@ class WrapperStore(Store):
         self.inner = inner
 
     def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
-        """Return the result of `send`; `verb` is the method's name, `key` its key or prefix."""
+        """Return the result of `send`. `verb` is the name of the method, and `key` its key or prefix."""
         return send()
 
     @property
@@ -75,7 +76,7 @@ class WrapperStore(Store):
         self.request("delete", key, lambda: self.inner.delete(key))
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Delete with one request per 1,000 keys if `inner` deletes in bulk, otherwise one per key."""
+        """Delete objects, with one request per 1,000 keys if `inner` supports bulk deletes, otherwise one per key."""
         if not _deletes_in_bulk(self.inner):
             super().delete_many(keys)
             return
@@ -89,7 +90,7 @@ class WrapperStore(Store):
 
 
 class WrapperWriter:
-    """Forwards the calls of a data object's writer; derived classes override them."""
+    """Forwards the calls of a data object's writer. Derived classes override them."""
 
     def __init__(self, store: Any, key: str, inner: ObjectWriter) -> None:
         self._store = store

@@ -63,10 +63,10 @@ def test_a_bucket_keeps_all_promises_and_stays_empty(bucket: str) -> None:
 @pytest.mark.parametrize(
     ("verb", "check", "status", "right"),
     [
-        ("PUT", "create", FAIL, "it needs s3:PutObject"),
-        ("GET", "create", FAIL, "it needs s3:GetObject"),
-        ("LIST", "list", FAIL, "it needs s3:ListBucket"),
-        ("DELETE", "delete", WARN, "it needs s3:DeleteObject"),
+        ("PUT", "create", FAIL, "this requires s3:PutObject"),
+        ("GET", "create", FAIL, "this requires s3:GetObject"),
+        ("LIST", "list", FAIL, "this requires s3:ListBucket"),
+        ("DELETE", "delete", WARN, "this requires s3:DeleteObject"),
     ],
 )
 def test_a_denied_verb_is_one_line_that_names_the_right(

@@ -84,7 +84,7 @@ def test_kinds_of_urls_and_their_requests(bucket: str, tmp_path: Path, monkeypat
 
 
 def test_a_path_with_one_slash_names_the_right_one() -> None:
-    with pytest.raises(BadRequest, match="lacks a slash: expected two after s3:"):
+    with pytest.raises(BadRequest, match="is missing a slash: expected two after s3:"):
         resolve("s3:/bucket/kafka")
 
 

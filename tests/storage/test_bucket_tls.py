@@ -85,9 +85,9 @@ def answer(stub: StubBucket, location: str | None = None) -> str:
             "here",
             36_500,
             False,
-            "the server's certificate is not valid (UnknownIssuer): it is not signed by an authority",
+            "the server's certificate is invalid (UnknownIssuer): it is not signed by an authority",
         ),
-        ("here", 9, True, "the server's certificate is not valid (Expired): it has expired, or this host's clock"),
+        ("here", 9, True, "the server's certificate is invalid (Expired): it has expired, or this host's clock"),
         ("other", 36_500, True, "is not valid (NotValidForName): it is not valid for the endpoint's host name"),
     ],
 )
@@ -128,7 +128,7 @@ def stub() -> Iterator[StubBucket]:
 
 
 def test_a_server_without_tls_is_named(stub: StubBucket) -> None:
-    assert "does not use TLS there; check the endpoint's port" in answer(stub, stub.url.replace("http:", "https:"))
+    assert "does not use TLS; check the endpoint's port" in answer(stub, stub.url.replace("http:", "https:"))
 
 
 def test_proxies_of_the_environment_count(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,10 @@ def test_proxies_of_the_environment_count(stub: StubBucket, monkeypatch: pytest.
     monkeypatch.setenv("HTTP_PROXY", proxy)
     assert answer(stub, plain) == "hello"
     monkeypatch.setenv("HTTPS_PROXY", proxy)
-    assert "the proxy refuses to connect to it; check HTTPS_PROXY, or add its host to NO_PROXY" in answer(stub, tls)
+    assert (
+        "the proxy refuses to connect to the server; check HTTPS_PROXY, or add the server's host to NO_PROXY"
+        in answer(stub, tls)
+    )
     monkeypatch.setenv("NO_PROXY", "s3.invalid")
     for location in (plain, tls):
         assert "cannot be reached" in answer(stub, location)

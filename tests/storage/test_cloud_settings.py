@@ -78,7 +78,7 @@ def test_a_bucket_in_the_name_of_the_host_is_not_in_the_path(stub: StubBucket) -
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("disabled", "AWS_CONDITIONAL_PUT disables conditional requests"), ("x", "settings are not valid")],
+    [("disabled", "AWS_CONDITIONAL_PUT disables conditional requests"), ("x", "settings are invalid")],
 )
 def test_conditional_requests_that_are_turned_off_are_one_line(
     stub: StubBucket, monkeypatch: pytest.MonkeyPatch, value: str, words: str

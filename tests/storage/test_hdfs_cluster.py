@@ -115,7 +115,7 @@ def test_rights_quotas_and_safe_mode_in_one_line(minicluster: MiniCluster, locat
         with pytest.raises(Unavailable, match="Permission denied: user=anna, access=EXECUTE"):
             open_store(location).get("a/x")
     minicluster.tool(admin, "-setQuota", "3", path)
-    refused("a quota is used up")
+    refused("a quota is exceeded")
     minicluster.tool(admin, "-clrQuota", path)
     minicluster.tool(admin, "-safemode", "enter")
     try:

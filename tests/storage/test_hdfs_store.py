@@ -258,7 +258,7 @@ DENIED = 'Permission denied: user=anna, access=WRITE, inode=\\"/data/log\\":root
         ("create", remote("hdfs.protocol.SnapshotAccessControlException", "Modification on a read-only snapshot"),
          Unavailable, "it is a snapshot, which is read-only"),
         ("create", remote("ipc.StandbyException", "Operation category WRITE is not supported in state standby"),
-         Unavailable, "give hdfs://<nameservice>/... and set HADOOP_CONF_DIR"),
+         Unavailable, "use hdfs://<nameservice>/... and set HADOOP_CONF_DIR"),
         ("create", remote("HadoopIllegalArgumentException", "Invalid path name"), BadRequest, "Invalid path name"),
         ("create", remote("fs.SomeException", "x" * 5000), Unavailable, "HDFS returned SomeException: xxx"),
         ("create", OSError("Connection refused (os error 111)"), Unavailable,
@@ -267,7 +267,7 @@ DENIED = 'Permission denied: user=anna, access=WRITE, inode=\\"/data/log\\":root
         ("create", RuntimeError('GSSAPIError(GSS_S_FAILURE, 1, "No")'), Unavailable, "Kerberos authentication"),
         ("create", RuntimeError('OperationFailed("odd")'), Unavailable, "HDFS returned OperationFailed: odd"),
         ("write", RuntimeError('RPCError("java.io.IOException", "File /x could only be written to 0 of the 1'
-                               ' minReplication nodes")'), Unavailable, "no datanode takes its blocks"),
+                               ' minReplication nodes")'), Unavailable, "no datanode accepts its blocks"),
         ("close", RuntimeError('OperationFailed("Failed to complete file in time")'), Unavailable, "has reported its"),
         ("hsync", RuntimeError('OperationFailed("hsync is not supported for erasure-coded files")'), BadRequest,
          "cannot hold a sparklog root: its files are erasure-coded, so hsync does not work; set the directory"),
@@ -374,7 +374,7 @@ def test_settings_that_cannot_be_read_are_one_line(monkeypatch: pytest.MonkeyPat
 def test_without_hdfs_native_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "sparklog.storage.hdfs_store")
     monkeypatch.setitem(sys.modules, "hdfs_native", None)
-    with pytest.raises(BadRequest, match=r'hdfs:// locations need hdfs-native: python -m pip install "hdfs-native'):
+    with pytest.raises(BadRequest, match=r'hdfs:// locations require hdfs-native: python -m pip install "hdfs-native'):
         open_store(URL)
 
 

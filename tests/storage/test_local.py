@@ -184,7 +184,7 @@ def test_no_hard_links_refuses_the_store_and_names_the_mount(
     mount = next(folder for folder in (tmp_path, *tmp_path.parents) if os.path.ismount(folder))
     monkeypatch.setattr(os, "link", no_link)
     store = LocalStore(tmp_path)
-    words = rf"on {re.escape(str(mount))} .*cannot hold a sparklog root: it has no hard links"
+    words = rf"on {re.escape(str(mount))} .*cannot hold a sparklog root: it does not support hard links"
     for action in (lambda: store.create("a", b"x"), store.self_check):
         with pytest.raises(BadRequest, match=words) as caught:
             action()

@@ -41,11 +41,11 @@ def test_normal_form(location: str, normal: str) -> None:
 @pytest.mark.parametrize(
     ("location", "words"),
     [
-        ("s3:/b/x", "s3:/b/x lacks a slash: expected two after s3:, as in s3://bucket/log"),
-        ("hdfs:/x", "lacks a slash: expected two after hdfs:, as in hdfs://namenode:8020/log"),
-        ("dbfs:/mnt/log", "dbfs: locations are not supported (dbfs:/mnt/log); give the underlying bucket as a URL"),
+        ("s3:/b/x", "s3:/b/x is missing a slash: expected two after s3:, as in s3://bucket/log"),
+        ("hdfs:/x", "is missing a slash: expected two after hdfs:, as in hdfs://namenode:8020/log"),
+        ("dbfs:/mnt/log", "dbfs: locations are not supported (dbfs:/mnt/log); use the URL of the underlying bucket"),
         ("wasbs://c@a.blob.core.windows.net/x", "give abfss://container@account.dfs.core.windows.net/log"),
-        ("https://bucket.s3.amazonaws.com/x", "give the bucket as s3://bucket/log?endpoint=<server>"),
+        ("https://bucket.s3.amazonaws.com/x", "use s3://bucket/log?endpoint=<server>"),
         (
             "s4://bucket/x",
             "s4: locations are not supported (s4://bucket/x); expected a path, or a URL such as s3://bucket",
@@ -104,9 +104,9 @@ def test_options_become_settings_of_the_url() -> None:
     options = {"subscribe": "orders", "fs.s3a.endpoint": "http://minio:9000", "region": "r"}
     assert with_settings("s3://b/log", options) == "s3://b/log?endpoint=http://minio:9000&region=r"
     assert with_settings("/data/log", {"subscribe": "orders"}) == "/data/log"
-    with pytest.raises(BadRequest, match="region are settings of object stores, but /data/log is not a URL of one"):
+    with pytest.raises(BadRequest, match="region are settings of object stores, but /data/log is a path"):
         with_settings("/data/log", {"region": "r"})
-    with pytest.raises(BadRequest, match="the URL has region=a, but the options have b: give it once"):
+    with pytest.raises(BadRequest, match="the URL sets region=a, but the options set b: use one of them"):
         with_settings("s3://b/log?region=a", {"region": "b"})
     with pytest.raises(BadRequest, match="the options must not contain the secret fs") as caught:
         with_settings("s3://b/log", {"fs.s3a.secret.key": SECRET})

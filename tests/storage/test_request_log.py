@@ -67,4 +67,4 @@ def test_nothing_is_replaced_where_it_is_off(tmp_path: Path) -> None:
 def test_tries_that_are_made_again_are_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sparklog.storage")
     Backoff(Pauses().policy().clock).sleep()
-    assert re.fullmatch(r"attempt 1 failed; the next one is in \d\.\d s", lines(caplog)[0])
+    assert re.fullmatch(r"attempt 1 failed; retrying in \d\.\d s", lines(caplog)[0])
