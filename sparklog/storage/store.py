@@ -58,7 +58,7 @@ def check_key(key: str) -> str:
     has_dots = (key[:1] == "." or "/." in key) and any(part in (".", "..") for part in key.split("/"))
     if _KEY.match(key) is not None and len(key) <= MAX_KEY and not has_dots:
         return key
-    raise BadRequest(f"invalid key {_show(key)}: {_reason(key)}")
+    raise BadRequest(f"{_show(key)} is not a key: {_reason(key)}")
 
 
 def is_key(key: str) -> bool:
@@ -72,7 +72,7 @@ def is_key(key: str) -> bool:
 def check_prefix(prefix: str, *, folder: bool = False) -> str:
     """Validate a prefix of keys. If `folder` is True, the prefix must be empty or end in `/`."""
     if folder and prefix and not prefix.endswith("/"):
-        raise BadRequest(f"invalid directory prefix {_show(prefix)}: it must be empty or end in '/'")
+        raise BadRequest(f"{_show(prefix)} is not a directory prefix: it must be empty or end in '/'")
     whole = prefix.removesuffix("/")
     # The last part may be "." or "..", because names may start with dots.
     folders, slash, start = whole.rpartition("/")
@@ -81,7 +81,7 @@ def check_prefix(prefix: str, *, folder: bool = False) -> str:
     elif slash:
         check_key(folders)
     if start and _PART.match(start) is None:
-        raise BadRequest(f"invalid key prefix {_show(prefix)}: {_reason(prefix)}")
+        raise BadRequest(f"{_show(prefix)} is not a key prefix: {_reason(prefix)}")
     return prefix
 
 
