@@ -84,7 +84,7 @@ def test_no_command_writes_into_it(
     places = {"folder": folder, "kafka": kafka, "other": tmp_path / "other", "backups": tmp_path / "backups"}
     said = sparklog(*(word.format(**places) for word in words), code=1)
     (line,) = said.err.splitlines()
-    assert ("nor empty, found cron.d" in line) == (words in COMMANDS), line
+    assert ("empty, found cron.d" in line) == (words in COMMANDS), line
     assert words in COMMANDS or "is not a sparklog root" in line
     assert content(folder) == before
 

@@ -112,23 +112,23 @@ def differing(lines: Iterable[str]) -> list[str]:
     return wrong
 
 
-def test_every_assignor_gives_what_kafkas_gives() -> None:
+def test_assignors_return_the_assignments_of_kafka() -> None:
     assert differing(stored().splitlines()) == []
 
 
 @pytest.mark.java
-def test_the_stored_assignments_are_kafkas() -> None:
+def test_the_stored_assignments_are_from_kafka() -> None:
     assert printed_by_kafka(*SEEDS) == stored()
 
 
 @pytest.mark.java
 @pytest.mark.slow
-def test_thousands_of_other_groups_are_divided_as_kafka_divides_them() -> None:
+def test_thousands_of_random_groups_are_assigned_as_in_kafka() -> None:
     assert differing(printed_by_kafka(SWEEP).splitlines()) == []
 
 
 @pytest.mark.parametrize("assignor", ASSIGNORS)
-def test_members_without_topics_get_nothing(assignor: str) -> None:
+def test_members_without_topics_get_no_partitions(assignor: str) -> None:
     # "a" comes first in a table of Java's: Kafka's sticky assignors give it partitions.
     members = [member("a", ""), member("b", "t"), member("c", "t")]
     shares = assign(assignor, members, {"t": 5})
@@ -137,7 +137,7 @@ def test_members_without_topics_get_nothing(assignor: str) -> None:
 
 
 @pytest.mark.parametrize("assignor", ASSIGNORS)
-def test_only_topics_that_exist_and_have_partitions_count(assignor: str) -> None:
+def test_only_existing_topics_with_partitions_are_assigned(assignor: str) -> None:
     members = [member("m", "te"), member("n", "g")]
     assert assign(assignor, members, {"t": 2, "e": 0, "x": 7}) == {"m": (("t", 0), ("t", 1)), "n": ()}
     assert assign(assignor, members, {}) == {"m": (), "n": ()}
@@ -145,13 +145,13 @@ def test_only_topics_that_exist_and_have_partitions_count(assignor: str) -> None
 
 
 @pytest.mark.parametrize("topics", [("t", "t"), ("t", "tu")])
-def test_partitions_that_are_no_more_are_forgotten(topics: tuple[str, str]) -> None:
+def test_removed_partitions_are_ignored(topics: tuple[str, str]) -> None:
     """Kafka counts them, and gives others twice."""
     members = [member("m", topics[0], "t2 t1 g0"), member("n", topics[1])]
     assert assign("sticky", members, {"t": 2}) == {"m": (("t", 1),), "n": (("t", 0),)}
 
 
-def test_a_partition_that_two_members_claim_is_owned_by_neither() -> None:
+def test_a_partition_that_two_members_claim_has_no_owner() -> None:
     members = [member("m", "t", "t1 t2"), member("n", "t", "t1")]
     assert assign("sticky", members, {"t": 4}) == {"m": (("t", 0), ("t", 2)), "n": (("t", 1), ("t", 3))}
 
@@ -166,7 +166,7 @@ def test_members_move_partitions_in_two_generations() -> None:
     assert first_generation(after, {"t": 5}) == target
 
 
-def test_moves_that_undo_each_other_for_ever_come_to_an_end() -> None:
+def test_moves_that_undo_each_other_terminate() -> None:
     """Kafka 4.1.0's sticky assignors do not come to an end with this group."""
     members = [
         member("c0-8cf4c1", "bc", "b0 b1 b2 b4 b5 c6"),
@@ -189,14 +189,14 @@ def test_moves_that_undo_each_other_for_ever_come_to_an_end() -> None:
         assert max(len(shares[members[index].member_id]) for index in indexes) <= min(sizes) + 1
 
 
-def test_strings_compare_as_javas_do() -> None:
+def test_strings_are_compared_as_in_java() -> None:
     """By UTF-16 code units: a character beyond 16 bits comes before U+FFFF."""
     members = [member("\uffff", "t"), member("\U0001f600", "t")]
     assert assign("range", members, {"t": 1}) == {"\uffff": (), "\U0001f600": (("t", 0),)}
     assert assign("sticky", members, {"t": 1}) == {"\uffff": (), "\U0001f600": (("t", 0),)}
 
 
-def test_unknown_assignors_and_repeated_members_are_refused() -> None:
+def test_unknown_assignors_and_duplicate_members_are_rejected() -> None:
     with pytest.raises(BadRequest, match="one of range, roundrobin, sticky, cooperative-sticky, found 'uniform'"):
         assign("uniform", [member("m", "t")], {"t": 1})
     with pytest.raises(BadRequest, match="same member id"):

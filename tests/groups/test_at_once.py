@@ -40,7 +40,7 @@ def world() -> TopicsWorld:
     return world
 
 
-def test_groups(world: TopicsWorld) -> None:
+def test_groups_are_read_in_parallel(world: TopicsWorld) -> None:
     groups = Groups(world.root(distant(world.store, "_groups/")))
     assert groups.names() == ["x", "y", "z"]
     groups = Groups(world.root(distant(world.store, "_groups/")))
@@ -49,16 +49,16 @@ def test_groups(world: TopicsWorld) -> None:
     assert [row.group for row in found] == ["z", "x", "y"]
 
 
-def test_transactional_ids(world: TopicsWorld) -> None:
+def test_transactional_ids_are_read_in_parallel(world: TopicsWorld) -> None:
     found = list_transactions(world.root(distant(world.store, "_transactions/")))
     assert [(item.id, item.state) for item in found] == [(name, "CompleteCommit") for name in ("x", "y", "z")]
 
 
-def test_topics(world: TopicsWorld) -> None:
+def test_topics_are_read_in_parallel(world: TopicsWorld) -> None:
     assert world.root(distant(world.store, "", "list")).topics() == ["a", "b", "c"]
 
 
-def test_a_store_that_is_near_is_asked_no_sooner_than_needed() -> None:
+def test_a_store_without_parallel_reads_is_read_only_on_demand() -> None:
     asked: list[int] = []
     answers = map_requests(MemoryStore(lambda: 0), lambda item: asked.append(item) or item, [1, 2, 3])
     assert next(answers) == 1

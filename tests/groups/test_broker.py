@@ -67,7 +67,7 @@ def produce(broker: Broker, root: Root, partition: int, count: int) -> None:
     root.topic("t").append(rows(*["x"] * count, partition=partition))
 
 
-def test_the_same_steps_in_both(tmp_path: Path) -> None:
+def test_the_same_steps_have_the_same_results_in_kafka_and_sparklog(tmp_path: Path) -> None:
     from kafka import TopicPartition
     from kafka.structs import OffsetAndMetadata
 

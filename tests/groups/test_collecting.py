@@ -61,7 +61,7 @@ def test_offsets_expire_a_week_after_the_group_became_empty() -> None:
         member.commit({"a": {0: 6}})
 
 
-def test_signs_of_life_keep_offsets_and_retention_can_be_set() -> None:
+def test_heartbeats_keep_offsets_and_retention_can_be_set() -> None:
     world = TopicsWorld()
     member = group(world).join("one", session_timeout_ms=1)
     member.commit({"a": {0: 5}})
@@ -75,7 +75,7 @@ def test_signs_of_life_keep_offsets_and_retention_can_be_set() -> None:
     assert collect_groups(world.root(), retention_ms=DAY_MS).expired == ("g",)
 
 
-def test_old_offsets_that_were_restored_stay_for_a_week() -> None:
+def test_restored_old_offsets_are_kept_for_a_week() -> None:
     world = TopicsWorld()
     topic_id = world.topic("a").log.state().topic_id
     group(world).restore([CommittedOffset("a", topic_id, 0, 5, None, "", START_MS - 90 * DAY_MS)])
@@ -84,7 +84,7 @@ def test_old_offsets_that_were_restored_stay_for_a_week() -> None:
     assert offsets(world) == {("a", 0): 5}
 
 
-def test_offsets_of_topics_that_are_gone_go_at_once_and_those_of_unknown_topics_stay() -> None:
+def test_offsets_of_deleted_topics_expire_immediately_and_of_unknown_topics_are_kept() -> None:
     world = TopicsWorld()
     member = group(world).join("one")
     member.commit({"a": {0: 5}, "b": {0: 6}, "c": {0: 7}})
@@ -100,7 +100,7 @@ def test_offsets_of_topics_that_are_gone_go_at_once_and_those_of_unknown_topics_
     assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
 
 
-def test_a_host_that_does_not_see_the_new_topic_yet_leaves_its_offsets() -> None:
+def test_offsets_of_a_topic_that_a_cache_hides_are_kept() -> None:
     """Its caches end before the topic was created again, and it sees what the group has committed since."""
     world = TopicsWorld()
     member = group(world).join("one")
@@ -121,7 +121,7 @@ def test_a_host_that_does_not_see_the_new_topic_yet_leaves_its_offsets() -> None
     assert len(group(world).log.refresh().offsets) == 2
 
 
-def test_outcomes_are_recorded_in_quiet_groups_and_decisions_forgotten_then() -> None:
+def test_outcomes_are_recorded_in_idle_groups_and_the_decisions_pruned() -> None:
     world = TopicsWorld()
     producer = world.producer()
     for n in range(3):
@@ -146,7 +146,7 @@ def test_outcomes_are_recorded_in_quiet_groups_and_decisions_forgotten_then() ->
     assert [offsets(world, f"g{n}") for n in range(3)] == [{("a", 0): n} for n in range(3)]
 
 
-def test_a_commit_stays_until_its_groups_have_recorded_it() -> None:
+def test_a_commit_is_kept_until_its_groups_have_recorded_it() -> None:
     world = TopicsWorld()
     producer = world.producer()
     with producer.begin() as transaction:
@@ -166,7 +166,7 @@ def entries(world: TopicsWorld, name: str = "g") -> list[int]:
     return [int(info.key[-25:-5]) for info in world.store.list(f"{groups_prefix(name)}/_log/0")]
 
 
-def test_entries_below_the_second_newest_checkpoint_go_after_a_day() -> None:
+def test_entries_below_the_second_latest_checkpoint_are_deleted_after_a_day() -> None:
     world = TopicsWorld(limits=Limits(checkpoint_entries=4))
     member = group(world).join("one")
     for offset in range(13):
@@ -186,7 +186,7 @@ def test_entries_below_the_second_newest_checkpoint_go_after_a_day() -> None:
     assert offsets(world) == {("a", 0): 100}
 
 
-def test_what_was_the_newest_entry_within_the_day_stays() -> None:
+def test_an_entry_that_was_the_latest_within_the_day_is_kept() -> None:
     world = TopicsWorld(limits=Limits(checkpoint_entries=4))
     member = group(world).join("one")
     for offset in range(10):
@@ -204,7 +204,7 @@ def test_what_was_the_newest_entry_within_the_day_stays() -> None:
     assert entries(world)[0] == 15
 
 
-def test_the_entry_that_offsets_expire_by_stays() -> None:
+def test_the_entry_that_determines_expiry_is_kept() -> None:
     """Maintenance alone has written since: by the age of the offsets they would go too early."""
     world = TopicsWorld(limits=Limits(checkpoint_entries=2))
     member = group(world).join("one", session_timeout_ms=1)
@@ -227,7 +227,7 @@ def test_the_entry_that_offsets_expire_by_stays() -> None:
     assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ("g",)
 
 
-def test_entries_stay_as_long_as_versions_of_topics() -> None:
+def test_entries_are_kept_as_long_as_versions_of_topics() -> None:
     world = TopicsWorld(limits=Limits(checkpoint_entries=4))
     member = group(world).join("one")
     for offset in range(13):
@@ -243,7 +243,7 @@ def test_entries_stay_as_long_as_versions_of_topics() -> None:
     assert "replaced more than 73 hours ago" in said
 
 
-def test_a_damaged_group_is_reported_and_the_others_are_done() -> None:
+def test_a_damaged_group_is_reported_and_other_groups_are_maintained() -> None:
     world = TopicsWorld()
     for name in ("bad", "good"):
         group(world, name).alter({"a": {0: 1}})
@@ -258,7 +258,7 @@ def test_a_damaged_group_is_reported_and_the_others_are_done() -> None:
         Groups(world.root()).names()
 
 
-def test_the_retention_job_does_all_this() -> None:
+def test_the_retain_job_maintains_groups() -> None:
     world = TopicsWorld()
     group(world).alter({"a": {0: 1}})
     begun = world.producer().begin()

@@ -36,7 +36,7 @@ def offsets(found: Group) -> dict[tuple[str, int], int]:
     return {place: item.offset for place, item in found.committed().items()}
 
 
-def test_a_member_commits_and_others_see_it() -> None:
+def test_committed_offsets_are_visible_to_other_processes() -> None:
     world = TopicsWorld(partitions=3)
     member = group(world).join("one")
     member.commit({"a": {0: 5, 2: OffsetAndMetadata(7, "note", 3)}, "b": {}})
@@ -68,7 +68,7 @@ def test_groups_are_listed_and_described() -> None:
     assert (group(world, "z").description().state, offsets(group(world, "z"))) == ("Dead", {})
 
 
-def test_a_newer_member_fences() -> None:
+def test_a_newer_member_fences_the_older_member() -> None:
     world = TopicsWorld()
     old = group(world).join("one")
     old.commit({"a": {0: 5}})
@@ -95,7 +95,7 @@ def test_an_owner_continues_its_generation_only_if_no_other_owner_has_joined_sin
     assert group(world).own("server").generation == 4
 
 
-def test_a_member_of_the_same_name_is_another_generation() -> None:
+def test_a_member_with_the_same_name_gets_a_new_generation() -> None:
     world = TopicsWorld()
     old, new = group(world).join("one"), group(world).join("one")
     new.commit({"a": {0: 5}})
@@ -103,7 +103,7 @@ def test_a_member_of_the_same_name_is_another_generation() -> None:
         old.commit({"a": {0: 1}})
 
 
-def test_operators_are_refused_while_the_group_is_active() -> None:
+def test_administrators_cannot_change_an_active_group() -> None:
     world = TopicsWorld(partitions=2)
     member = group(world).join("one", session_timeout_ms=10_000)
     member.commit({"a": {0: 5, 1: 5}})
@@ -152,7 +152,7 @@ def test_a_forced_reset_fences_the_active_member_and_empties_the_group() -> None
     group(world).delete()
 
 
-def test_leaving_empties_the_group_at_once() -> None:
+def test_leaving_empties_the_group_immediately() -> None:
     world = TopicsWorld()
     member = group(world).join("one")
     member.commit({"a": {0: 5}})
@@ -177,10 +177,10 @@ def test_wrong_input_changes_nothing() -> None:
         ({"a": {True: 1}}, "found 1 of partition True"),
         (
             {"a": {0: OffsetAndMetadata(1, leader_epoch=-5)}},
-            "leader epoch of a-0 is 0 to 2147483647, or None; found -5",
+            "leader epoch of a-0 must be 0 to 2147483647 or None, found -5",
         ),
         ({"a": {0: OffsetAndMetadata(1, "\ud800")}}, "metadata of a-0 must be a string that UTF-8 can encode"),
-        ({"a": {0: OffsetAndMetadata(1, 7)}}, "metadata of a-0 is a text"),  # type: ignore[arg-type]
+        ({"a": {0: OffsetAndMetadata(1, 7)}}, "metadata of a-0 must be a string"),  # type: ignore[arg-type]
         ({"a": [1]}, "offsets"),
         (["a"], "offsets"),
     ):
@@ -197,19 +197,19 @@ def test_wrong_input_changes_nothing() -> None:
     for timeout in (0, 86_400_001, True):
         with pytest.raises(BadRequest, match=r"session.timeout.ms must be 1 to 86400000"):
             group(world, "h").join(session_timeout_ms=timeout)
-    with pytest.raises(BadRequest, match="a group id has 1 to 1024 characters"):
+    with pytest.raises(BadRequest, match="a group id must have 1 to 1024 characters"):
         group(world, "")
     assert Groups(world.root()).names() == ["g"]
 
 
-def test_offsets_may_be_numpy_s() -> None:
+def test_offsets_may_be_numpy_integers() -> None:
     world = TopicsWorld(partitions=2)
     at = np.array([3, 4])
     group(world).join("one").commit({"a": {np.int32(1): at[0], 0: OffsetAndMetadata(at[1])}})  # type: ignore[dict-item]
     assert offsets(group(world)) == {("a", 0): 4, ("a", 1): 3}
 
 
-def test_offsets_of_a_topic_that_was_created_again_are_gone() -> None:
+def test_offsets_of_a_recreated_topic_are_ignored() -> None:
     world = TopicsWorld()
     member = group(world).join("one")
     member.topic_ids["a"] = world.topic("a").log.state().topic_id
@@ -263,7 +263,7 @@ def test_races_lost_answers_and_damage() -> None:
         group(world).committed()
 
 
-def test_what_it_costs() -> None:
+def test_requests_of_an_offset_commit() -> None:
     world = TopicsWorld()
     store = CountingStore(world.store)
     member = Groups(world.root(store)).group("g").join("one")
@@ -317,7 +317,7 @@ def begun(world: TopicsWorld, name: str = "job") -> TransactionalProducer:
     return world.producer(name)
 
 
-def test_offsets_count_exactly_when_the_transaction_is_committed() -> None:
+def test_offsets_are_committed_exactly_if_the_transaction_is_committed() -> None:
     world = TopicsWorld()
     member = group(world).join("one")
     producer = begun(world)
@@ -345,7 +345,7 @@ def test_offsets_count_exactly_when_the_transaction_is_committed() -> None:
         producer._open.abort()
 
 
-def test_sending_no_offsets_makes_no_group() -> None:
+def test_sending_no_offsets_creates_no_group() -> None:
     world = TopicsWorld()
     transaction = world.producer().begin()
     for nothing in ({}, {"a": {}}):
@@ -354,7 +354,7 @@ def test_sending_no_offsets_makes_no_group() -> None:
     assert Groups(world.root()).names() == []
 
 
-def test_every_later_entry_records_outcomes_and_the_commit_is_forgotten_then() -> None:
+def test_later_entries_record_outcomes_and_the_commit_is_pruned() -> None:
     world = TopicsWorld()
     root = world.root()
     member = Groups(root).group("g").join("one")
@@ -374,7 +374,7 @@ def test_every_later_entry_records_outcomes_and_the_commit_is_forgotten_then() -
     assert [item.n for item in producer.log.current().commits] == [3]
 
 
-def test_a_forgotten_commit_is_not_an_abort() -> None:
+def test_a_pruned_commit_is_not_an_abort() -> None:
     world = TopicsWorld()
     member = group(world).join("one")
     sleeper = group(world)
@@ -396,7 +396,7 @@ def test_a_forgotten_commit_is_not_an_abort() -> None:
     assert offsets(sleeper) == {("a", 0): 5}
 
 
-def test_offsets_whose_outcome_is_unclear_are_pending_until_no_cache_can_hide_it_any_more() -> None:
+def test_offsets_with_an_unclear_outcome_are_pending_while_a_cache_may_hide_it() -> None:
     """This machine does not see that the group has recorded the COMMIT, and no entry tells of it any more."""
     world = TopicsWorld()
     member = group(world).join("one")
@@ -423,7 +423,7 @@ def test_offsets_whose_outcome_is_unclear_are_pending_until_no_cache_can_hide_it
     assert (sleeper.state().pending, sleeper.state().offsets[0].offset) == ((), (5,))
 
 
-def test_a_newer_member_aborts_what_the_older_one_has_prepared() -> None:
+def test_a_newer_member_aborts_the_prepares_of_the_older_member() -> None:
     world = TopicsWorld()
     old = group(world).join("one")
     producer = begun(world)
@@ -449,7 +449,7 @@ def test_a_newer_member_aborts_what_the_older_one_has_prepared() -> None:
         mixed.commit()
 
 
-def test_offsets_that_no_member_sent_are_waited_for() -> None:
+def test_readers_wait_for_offsets_that_no_member_sent() -> None:
     world = TopicsWorld()
     transaction = begun(world).begin()
     transaction.send_offsets("g", {"a": {0: 5}})
@@ -470,7 +470,7 @@ def test_offsets_that_no_member_sent_are_waited_for() -> None:
         lost.commit()
 
 
-def test_a_reset_that_comes_after_the_prepare_stands() -> None:
+def test_a_reset_after_a_prepare_takes_precedence() -> None:
     world = TopicsWorld(partitions=2)
     transaction = begun(world).begin()
     transaction.send_offsets("g", {"a": {0: 5, 1: 5}})
@@ -480,7 +480,7 @@ def test_a_reset_that_comes_after_the_prepare_stands() -> None:
     assert offsets(group(world)) == {("a", 0): 1, ("a", 1): 5}
 
 
-def test_a_job_that_shares_a_transaction_sends_offsets_too() -> None:
+def test_jobs_that_share_a_transaction_can_send_offsets() -> None:
     world = TopicsWorld()
     owner = begun(world).begin()
     owner.append("b", rows("owner"))
@@ -517,7 +517,7 @@ def test_on_a_local_disk(tmp_path: Path) -> None:
     assert root.topics() == ["a"]
 
 
-def test_on_a_read_only_mount_groups_are_described_and_not_changed() -> None:
+def test_groups_can_be_described_but_not_changed_on_a_read_only_mount() -> None:
     world = TopicsWorld()
     member = group(world).join("one", session_timeout_ms=10_000)
     member.commit({"a": {0: 1}})

@@ -46,7 +46,7 @@ def rows(world: TopicsWorld, *names: str, **how: object) -> list[tuple[object, .
     return [astuple(row) for row in lag(world.root(), names or None, **how)]  # type: ignore[arg-type]
 
 
-def test_records_and_seconds_behind(world: TopicsWorld) -> None:
+def test_lag_in_records_and_seconds(world: TopicsWorld) -> None:
     member = Groups(world.root()).group("g").join("one")
     member.commit({"a": {0: 4, 1: 2}})
     expected = [
@@ -66,7 +66,7 @@ def test_records_and_seconds_behind(world: TopicsWorld) -> None:
     assert rows(world, now_ms=START_MS + 10_000)[0][7] == 1.0
 
 
-def test_offsets_out_of_range_and_of_topics_that_are_gone(world: TopicsWorld) -> None:
+def test_offsets_out_of_range_and_of_deleted_topics_are_handled(world: TopicsWorld) -> None:
     group = Groups(world.root()).group("g")
     group.alter({"a": {0: 0, 1: 9}, "b": {0: 0}, "c": {0: 3}})
     world.topic("a").delete_records({0: 2})
@@ -80,7 +80,7 @@ def test_offsets_out_of_range_and_of_topics_that_are_gone(world: TopicsWorld) ->
     assert [row[1] for row in rows(world)] == ["c"]
 
 
-def test_what_is_committed_while_groups_are_read_is_not_beyond_the_end(
+def test_offsets_committed_during_a_lag_read_are_not_beyond_the_end(
     world: TopicsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("g", "h"):
@@ -99,7 +99,7 @@ def test_what_is_committed_while_groups_are_read_is_not_beyond_the_end(
     assert [(row.group, row.log_end, row.lag) for row in lag(world.root())] == [("g", 8, 2), ("h", 8, 0)]
 
 
-def test_each_topic_is_looked_at_once_however_many_groups_read_it(world: TopicsWorld) -> None:
+def test_each_topic_is_read_once_for_all_groups(world: TopicsWorld) -> None:
     def requests(*names: str) -> int:
         store = CountingStore(world.store)
         assert len(lag(world.root(store), names, seconds=False)) == len(names)
@@ -110,7 +110,7 @@ def test_each_topic_is_looked_at_once_however_many_groups_read_it(world: TopicsW
     assert requests("g0") == requests(*(f"g{number}" for number in range(8))) > 0
 
 
-def test_a_record_of_the_oldest_format_has_no_time_since_which_it_waits(tmp_path: Path, fixtures: Path) -> None:
+def test_lag_in_seconds_is_none_for_records_without_a_timestamp(tmp_path: Path, fixtures: Path) -> None:
     root = sparklog.open(tmp_path / "log", create=True)
     import_log_dir(root, fixtures / "legacy/builder-v0/data")
     Groups(root).group("g").alter({"built": {0: 1}})
@@ -118,7 +118,7 @@ def test_a_record_of_the_oldest_format_has_no_time_since_which_it_waits(tmp_path
     assert (row.lag, row.seconds) == (row.log_end - 1, None)
 
 
-def test_groups_come_in_order_and_transactions_count_when_they_are_decided(world: TopicsWorld) -> None:
+def test_lag_is_sorted_by_group_and_counts_decided_transactions(world: TopicsWorld) -> None:
     for name in ("z", "y"):
         Groups(world.root()).group(name).alter({"a": {0: 1}})
     transaction = world.producer().begin()
@@ -151,7 +151,7 @@ def test_seconds_cost_two_requests_per_partition_that_lags(world: TopicsWorld) -
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_records_side_by_side_are_fetched_together_for_all_partitions_that_lag() -> None:
+def test_adjacent_records_of_lagging_partitions_are_fetched_in_one_request() -> None:
     world, count = TopicsWorld(partitions=40), 40
     world.topic("a").append(pa.concat_tables(timed(partition, partition, 50) for partition in range(count)))
     Groups(world.root()).group("g").alter({"a": dict.fromkeys(range(count), 1)})

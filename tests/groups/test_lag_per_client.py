@@ -54,7 +54,7 @@ def root(tmp_path: Path) -> Root:
 
 
 @pytest.mark.parametrize("isolation", ENDS)
-def test_a_consumer(root: Root, isolation: Any) -> None:
+def test_lag_of_a_consumer(root: Root, isolation: Any) -> None:
     """`end_offsets` minus `position` is the lag; the group's lag is to the log end for both isolation levels."""
     found = ""
     with consumer(root, "g", topics="t", auto_offset_reset="earliest", isolation_level=isolation) as reader:
@@ -85,7 +85,7 @@ def stream(root: Root, isolation: str, start: int) -> StreamPlanner:
 
 
 @pytest.mark.parametrize("isolation", ENDS)
-def test_a_stream(root: Root, isolation: str) -> None:
+def test_lag_of_a_stream(root: Root, isolation: str) -> None:
     """`latestOffset` minus `endOffset`; a micro-batch passes over offsets without visible records."""
     plan = stream(root, isolation, 1)
     start = plan.initial()
@@ -97,14 +97,14 @@ def test_a_stream(root: Root, isolation: str) -> None:
     assert (before.behind, after.behind) == (ENDS[isolation] - 1, 0)
 
 
-def test_a_stream_of_markers_alone_is_not_behind(root: Root) -> None:
+def test_a_stream_with_only_markers_is_not_behind(root: Root) -> None:
     plan = stream(root, READ_COMMITTED, 9)
     end = plan.latest(plan.initial(), limited=True)
     (item,) = source_lags("q", "r", 0, 0, SimpleNamespace(endOffset=end, latestOffset=plan.report()))
     assert item.behind == 0
 
 
-def test_a_kafka_client(root: Root) -> None:
+def test_lag_of_a_kafka_client(root: Root) -> None:
     """Kafka's clients subtract the position from the end that ListOffsets returns for their isolation level."""
     Groups(root).group("g").alter({"t": {0: 1}})
     with serving(root.location, ServeOptions(listen=Address("127.0.0.1", 0))) as address:

@@ -134,7 +134,7 @@ def run(folder: Path, assignor: str, *, processes: int, changes: int, pause_s: t
 
 
 @pytest.mark.sweep
-def test_members_that_are_killed_count_each_record_once(tmp_path: Path) -> None:
+def test_killed_members_count_each_record_once(tmp_path: Path) -> None:
     entries = run(tmp_path, "cooperative-sticky", processes=3, changes=2, pause_s=(2.0, 3.0))
     assert max(len(entry.members) for entry in entries) >= 2
 

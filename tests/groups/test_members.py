@@ -66,7 +66,7 @@ def test_a_partition_moves_in_two_generations() -> None:
     assert metadata(done, "one").generation == 3
 
 
-def test_a_partition_that_is_given_back_meanwhile_was_still_given_up() -> None:
+def test_a_partition_that_is_assigned_again_was_still_released() -> None:
     two = shared("one", "two")
     first = two.member("one")
     assert first is not None
@@ -102,7 +102,7 @@ def test_members_leave_and_the_last_one_leaves_an_empty_group() -> None:
     assert (empty.members, empty.active, empty.partitions, empty.exists) == ((), None, {}, True)
 
 
-def test_who_has_timed_out_is_taken_out_unless_it_wrote_since() -> None:
+def test_an_expired_member_is_removed_unless_it_has_written_since() -> None:
     two = shared("one", "two")
     seen = {item.id: item.seen for item in two.members}
     left = after(steps.heartbeat(two, metadata(two, "two"), (), {"one": seen["one"]}))
@@ -118,7 +118,7 @@ def test_who_has_timed_out_is_taken_out_unless_it_wrote_since() -> None:
     assert owned(joined_later) == {"three": [0, 1, 2, 3]}
 
 
-def test_what_a_member_has_pending_is_superseded_with_it_unless_it_left() -> None:
+def test_pending_offsets_are_superseded_with_their_member_unless_it_left() -> None:
     two = shared("one", "two")
     state = after(steps.prepare(two, metadata(two, "one"), "t", 0, 1, [at("a", {0: 5})]))
     assert not state.is_superseded(state.pending[0])
@@ -133,7 +133,7 @@ def test_what_a_member_has_pending_is_superseded_with_it_unless_it_left() -> Non
     assert not moved.is_superseded(moved.pending[0])
 
 
-def test_a_static_member_takes_the_place_of_the_one_before() -> None:
+def test_a_static_member_replaces_the_previous_member() -> None:
     state = after(steps.join(shared("x"), [member("one", instance_id="i")], FOUR, {}))
     first = state.member("x")
     assert first is not None
@@ -157,7 +157,7 @@ def test_more_partitions_and_other_topics_are_a_new_generation() -> None:
     assert len(item.revoked) == 6
 
 
-def test_members_need_an_assignor_in_common() -> None:
+def test_members_need_a_common_assignor() -> None:
     assert common_assignor([member("a", "range", "sticky"), member("b", "sticky", "range")]) == "range"
     assert common_assignor([member("a", "range", "sticky"), *[member(x, "sticky", "range") for x in "bc"]]) == "sticky"
     assert common_assignor([member("a", "sticky"), member("b", "range", "sticky")]) == "sticky"
@@ -171,7 +171,7 @@ OWNER = GroupMember("query", None, "", "", 9_000, (ALL,), ())
 SERVER = GroupMember("serve@a:1", None, "serve@a:1", "host", 9_000, (ALL, "range", "sticky"), ())
 
 
-def test_an_exclusive_owner_and_members_that_share_exclude_each_other() -> None:
+def test_an_exclusive_owner_and_sharing_members_exclude_each_other() -> None:
     two = shared("one", "two")
     seen = {item.id: item.seen for item in two.members}
     assert steps.is_excluded(two, OWNER, {})
@@ -189,7 +189,7 @@ def test_an_exclusive_owner_and_members_that_share_exclude_each_other() -> None:
         steps.heartbeat(again, GroupMetadata("g", 3, "query"))
 
 
-def test_a_new_exclusive_owner_replaces_the_one_before_it_and_what_that_one_prepared() -> None:
+def test_a_new_exclusive_owner_replaces_the_previous_owner_and_aborts_its_prepares() -> None:
     first = after(steps.join(GroupState("g"), [OWNER], {}, {}))
     prepared = after(steps.prepare(first, metadata(first, "query"), "t", 0, 1, [at("a", {0: 5})]))
     assert not prepared.is_superseded(prepared.pending[0])
@@ -202,7 +202,7 @@ def test_a_new_exclusive_owner_replaces_the_one_before_it_and_what_that_one_prep
     assert not left.is_superseded(left.pending[0])
 
 
-def test_an_owner_that_shares_is_replaced_by_the_members_it_stands_for() -> None:
+def test_a_sharing_owner_is_replaced_by_its_clients() -> None:
     alone = after(steps.join(GroupState("g"), [SERVER], {}, {}))
     assert alone.read_features == (GROUP_MEMBERS, LISTED_OWNERS)
     with pytest.raises(Conflict, match="a common assignor"):
@@ -226,7 +226,7 @@ def test_an_owner_that_shares_is_replaced_by_the_members_it_stands_for() -> None
     assert owned(gone) == {"m": [0, 1, 2, 3]}
 
 
-def test_what_operators_do_takes_all_members_out() -> None:
+def test_changes_by_administrators_remove_all_members() -> None:
     two = after(steps.commit(shared("one", "two"), GroupMetadata("g", 1, "one"), [at("a", {0: 1})]))
     for stepped in (
         steps.alter(two, [at("a", {0: 0})]),
@@ -262,7 +262,7 @@ def test_entries_with_members_need_the_feature_and_others_do_not() -> None:
         GROUPS.decode(documents.encode(document), "k", two.number)
 
 
-def test_an_older_sparklog_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_release_rejects_the_entry_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     data = GROUP_JSON.encode(shared("one"))
     monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", frozenset())
     with pytest.raises(BadRequest, match="needs the sparklog features groupMembers to be read; upgrade sparklog"):
@@ -274,7 +274,7 @@ def test_generations_of_members_start_over_after_the_highest() -> None:
     assert (state.generation, metadata(state, "two").generation) == (1, 1)
 
 
-def test_an_entry_has_300_bytes_a_member_of_ten_partitions_at_most() -> None:
+def test_an_entry_has_at_most_300_bytes_per_member_with_ten_partitions() -> None:
     """The figure of docs/reference/cost.md."""
     items = [replace(member(f"consumer-{n:04}-{n:022}"), host="a-name-of-a-host") for n in range(100)]
     state = GroupState("g")

@@ -73,7 +73,7 @@ def test_each_scenario_plans_its_offsets_and_changes_nothing(
     assert group.committed() == before
 
 
-def test_shifts_need_an_offset_and_stay_inside(group: Group) -> None:
+def test_shifts_require_an_offset_and_are_limited_to_the_log(group: Group) -> None:
     one = {"a": {0}}
     assert plan_reset(group, Scenario(To.SHIFT, -1), one, now_ms=0) == [NewOffset("a", 0, 4, 3)]
     (low,) = plan_reset(group, Scenario(To.SHIFT, -5), one, now_ms=0)
@@ -90,7 +90,7 @@ def test_shifts_need_an_offset_and_stay_inside(group: Group) -> None:
         planned(group, Scenario(To.SHIFT, 1))
 
 
-def test_what_is_reset(group: Group) -> None:
+def test_reset_scenarios_select_partitions(group: Group) -> None:
     assert planned(group, Scenario(To.EARLIEST), {"a": {1}}) == [0]
     assert planned(group, Scenario(To.EARLIEST), {"b": None}) == [0, 0]
     # Without names, as with Kafka's --all-topics: where it has committed, and nowhere else.
@@ -105,7 +105,7 @@ def test_what_is_reset(group: Group) -> None:
         planned(group, Scenario(To.LATEST), {"none": None})
 
 
-def test_a_plan_is_what_alter_takes(group: Group) -> None:
+def test_alter_accepts_the_offsets_of_a_plan(group: Group) -> None:
     plan = plan_reset(group, Scenario(To.EARLIEST), ALL, now_ms=0)
     group.alter(with_offsets(plan))
     assert {place: item.offset for place, item in group.committed().items()} == {("a", 0): 2, ("a", 1): 0}
@@ -115,12 +115,12 @@ def test_a_plan_is_what_alter_takes(group: Group) -> None:
     ("text", "ms"),
     [("PT10S", 10_000), ("P1DT2H30M", 95_400_000), ("pt0.5s", 500), ("-PT1M", -60_000), ("P7D", 604_800_000)],
 )
-def test_durations_are_java_s(text: str, ms: int) -> None:
+def test_durations_are_parsed_like_javas(text: str, ms: int) -> None:
     assert parse_duration(text) == ms
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "10s", "P1M", "P1Y", "1d", "PT1H1D"])
-def test_other_texts_are_no_durations(text: str) -> None:
+def test_invalid_durations_are_rejected(text: str) -> None:
     with pytest.raises(BadRequest, match="expected a duration such as P1DT2H30M or PT10S"):
         parse_duration(text)
 
@@ -142,6 +142,6 @@ def test_an_offsets_file_has_lines_with_or_without_a_group() -> None:
         ("", "f contains no offsets"),
     ],
 )
-def test_bad_offset_files(text: str, complaint: str) -> None:
+def test_invalid_offset_files_are_rejected(text: str, complaint: str) -> None:
     with pytest.raises(BadRequest, match=complaint):
         parse_offsets_file(text, "f")

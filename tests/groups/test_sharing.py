@@ -43,7 +43,7 @@ def partitions(member: Membership) -> list[int]:
     return sorted(partition for _, partition in member.assigned())
 
 
-def test_two_members_share_and_one_that_leaves_hands_over_at_once() -> None:
+def test_two_members_share_a_topic_and_a_leaving_member_releases_immediately() -> None:
     world = TopicsWorld(partitions=4)
     one = join(world, "one")
     assert partitions(one) == [0, 1, 2, 3]
@@ -72,7 +72,7 @@ def test_two_members_share_and_one_that_leaves_hands_over_at_once() -> None:
     assert Groups(world.root()).group("g").committed()["a", first].offset == 7
 
 
-def test_a_member_that_stops_is_replaced_after_its_session_and_not_before() -> None:
+def test_a_stopped_member_is_replaced_only_after_its_session_timeout() -> None:
     world = TopicsWorld(partitions=4)
     one, two = join(world, "one"), join(world, "two")
     settle(one, two)
@@ -93,7 +93,7 @@ def test_a_member_that_stops_is_replaced_after_its_session_and_not_before() -> N
     assert partitions(three) == [0, 1, 2, 3]
 
 
-def test_a_clock_that_steps_ahead_takes_nobody_out_alone() -> None:
+def test_a_clock_that_jumps_ahead_does_not_remove_members() -> None:
     world = TopicsWorld(partitions=4)
     one, two = join(world, "one"), join(world, "two")
     settle(one, two)
@@ -107,7 +107,7 @@ def test_a_clock_that_steps_ahead_takes_nobody_out_alone() -> None:
     assert not two.refresh() or len(two.state.members) == 2
 
 
-def test_a_quiet_member_costs_an_entry_each_third_of_its_session_and_a_look_one_request() -> None:
+def test_an_idle_member_writes_an_entry_per_third_of_its_session_and_polls_with_one_request() -> None:
     world = TopicsWorld(partitions=4)
     store = CountingStore(world.store)
     one = join(world, "one", root=world.root(store))
@@ -124,7 +124,7 @@ def test_a_quiet_member_costs_an_entry_each_third_of_its_session_and_a_look_one_
     assert store.counts["list"] == 0
 
 
-def test_what_a_member_costs_in_a_bucket() -> None:
+def test_requests_of_a_member_in_a_bucket() -> None:
     """The counts of docs/reference/cost.md."""
     world = TopicsWorld(partitions=4, store=Bucket(lambda: START_MS))
     store = CountingStore(world.store)
@@ -139,7 +139,7 @@ def test_what_a_member_costs_in_a_bucket() -> None:
         assert dict(store.counts) == requests
 
 
-def test_members_of_one_process_show_that_they_are_alive_by_one_entry() -> None:
+def test_one_heartbeat_covers_all_members_of_a_process() -> None:
     world = TopicsWorld(partitions=4)
     store = CountingStore(world.store)
     root = world.root(store)
@@ -161,7 +161,7 @@ def test_members_of_one_process_show_that_they_are_alive_by_one_entry() -> None:
         members[2].refresh()
 
 
-def test_transactions_of_a_member_that_stopped_are_aborted_and_of_one_that_left_are_not() -> None:
+def test_transactions_of_stopped_members_are_aborted_and_of_members_that_left_are_not() -> None:
     world = TopicsWorld(partitions=2)
     for leaves in (False, True):
         one = join(world, "one")
@@ -179,7 +179,7 @@ def test_transactions_of_a_member_that_stopped_are_aborted_and_of_one_that_left_
         two.leave()
 
 
-def test_a_query_that_owns_all_and_members_that_share_refuse_each_other_while_active() -> None:
+def test_a_query_and_sharing_members_exclude_each_other_while_active() -> None:
     world = TopicsWorld(partitions=4)
     query = Group(world.root(), "g").join("query", session_timeout_ms=SESSION_MS)
     with pytest.raises(Conflict, match=r"member query\): stop its consumer, or wait 9 s"):
@@ -200,7 +200,7 @@ def test_a_query_that_owns_all_and_members_that_share_refuse_each_other_while_ac
         taken.heartbeat()
 
 
-def test_operators_see_members_and_wait_for_them() -> None:
+def test_administrators_see_members_and_wait_for_them() -> None:
     world = TopicsWorld(partitions=4)
     one, two = join(world, "one"), join(world, "two")
     group = Group(world.root(), "g")
@@ -220,7 +220,7 @@ def test_operators_see_members_and_wait_for_them() -> None:
         one.refresh()
 
 
-def test_wrong_subscriptions_are_refused_in_one_line() -> None:
+def test_wrong_subscriptions_are_rejected_in_one_line() -> None:
     for wrong, text in (
         ({"assignors": ("odd", "range")}, "partition_assignment_strategy must be one or more of range.*found odd"),
         ({"assignors": ()}, "found none"),

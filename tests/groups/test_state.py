@@ -52,7 +52,7 @@ def offsets_of(state: GroupState) -> dict[tuple[str, int], int]:
     return {(each.topic, p): o for each in state.offsets for p, o in zip(each.partition, each.offset, strict=True)}
 
 
-def test_an_entry_survives_its_bytes() -> None:
+def test_an_entry_survives_encoding_and_decoding() -> None:
     mixed = topic_offsets("b", "id-b", {2: (9, 7, 4, "m"), 0: (3, 8, -1, "ö")})
     state = after(steps.commit(joined(), ONE, [at("a", {0: 1, 5: 2}, metadata="x"), mixed]))
     state = after(steps.prepare(state, ONE, "txn/1", 3, 60_000, [at("a", {5: 9})]))
@@ -85,7 +85,7 @@ def test_an_entry_survives_its_bytes() -> None:
         (b'"pending":[]', b'"pending":[],"odd":1', "unknown fields odd"),
     ],
 )
-def test_what_no_entry_can_say_is_corrupt(old: bytes, new: bytes, says: str) -> None:
+def test_invalid_entries_are_corrupt(old: bytes, new: bytes, says: str) -> None:
     data = GROUP_JSON.encode(after(steps.commit(joined(), ONE, [at("a", {0: 1, 5: 2})])))
     assert data.count(old) == 1
     changed = data.replace(old, new)
@@ -94,12 +94,12 @@ def test_what_no_entry_can_say_is_corrupt(old: bytes, new: bytes, says: str) -> 
         GROUPS.decode(documents.encode(json.loads(body)), "k", 1)
 
 
-def test_a_newer_format_is_refused() -> None:
+def test_a_newer_format_is_rejected() -> None:
     with pytest.raises(BadRequest, match="needs the sparklog features odd to be read"):
         GROUPS.decode(GROUP_JSON.encode(replace(joined(), read_features=("odd",))), "k", 0)
 
 
-def test_offsets_merge_by_topic_and_id() -> None:
+def test_offsets_are_merged_by_topic_and_id() -> None:
     base = (at("a", {0: 1, 1: 1}), at("b", {0: 1}))
     found = merged(base, [at("a", {1: 7, 3: 7}), at("a", {0: 9}, topic_id="new"), at("c", {0: 2})])
     assert [item.topic_and_id for item in found] == [("a", "id-a"), ("a", "new"), ("b", "id-b"), ("c", "id-c")]
@@ -133,7 +133,7 @@ def test_every_step_of_an_older_generation_is_fenced() -> None:
         steps.heartbeat(state, same_number)
 
 
-def test_what_operators_do_fences_and_what_maintenance_does_not() -> None:
+def test_administrators_fence_members_and_maintenance_does_not() -> None:
     state = after(steps.commit(joined(), ONE, [at("a", {0: 1, 1: 1}), at("b", {0: 5})]))
     for stepped in (
         steps.alter(state, [at("a", {0: 0})]),
@@ -159,7 +159,7 @@ def test_what_operators_do_fences_and_what_maintenance_does_not() -> None:
     assert without_b.touched == state.touched
 
 
-def test_expiry_takes_what_is_not_pending() -> None:
+def test_expiry_deletes_offsets_that_are_not_pending() -> None:
     state = after(steps.commit(joined(), ONE, [at("a", {0: 1})]))
     expired = after(steps.expire(state, everything=True, gone=()))
     assert (expired.exists, expired.offsets, expired.generation) == (False, (), 2)
@@ -171,7 +171,7 @@ def test_expiry_takes_what_is_not_pending() -> None:
     assert steps.expire(left, everything=True, gone=()) is None
 
 
-def test_pending_offsets_are_settled_by_number() -> None:
+def test_pending_offsets_are_resolved_by_number() -> None:
     state = after(steps.prepare(joined(), ONE, "t", 0, 1, [at("a", {0: 5, 1: 5})]))
     state = after(steps.prepare(state, ONE, "t", 0, 1, [at("a", {0: 6})]))
     state = after(steps.prepare(state, None, "u", 4, 1, [at("a", {1: 7})]))
@@ -192,7 +192,7 @@ def test_pending_offsets_are_settled_by_number() -> None:
     assert offsets_of(resolved(later, {1: True, 2: False})) == {("a", 0): 5, ("a", 1): 7}
 
 
-def test_what_comes_after_a_prepare_overtakes_it() -> None:
+def test_later_changes_override_a_prepare() -> None:
     state = after(steps.prepare(joined(), ONE, "t", 0, 1, [at("a", {0: 5, 1: 5})]))
     for stepped in (
         steps.commit(state, ONE, [at("a", {0: 9})]),
@@ -204,7 +204,7 @@ def test_what_comes_after_a_prepare_overtakes_it() -> None:
     assert after(steps.alter(state, [at("a", {0: 9, 1: 9})])).pending == ()
 
 
-def test_restoring_keeps_what_is_newer() -> None:
+def test_restoring_keeps_newer_offsets() -> None:
     state = after(steps.commit(joined(), ONE, [at("a", {0: 10, 1: 10}, time_ms=100)]))
     older = [at("a", {0: 1, 1: 1, 2: 1}, time_ms=50), at("b", {0: 1}, time_ms=50)]
     found = after(steps.restore(state, older, 0))

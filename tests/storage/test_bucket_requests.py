@@ -62,12 +62,12 @@ def server(bucket: str) -> Iterator[ServerLog]:
     log.propagate = propagates
 
 
-def test_the_calculator_knows_the_size_of_a_part() -> None:
+def test_the_cost_calculator_uses_the_part_size() -> None:
     assert costs.PUT_BYTES == object_store.PART_BYTES
 
 
 @pytest.mark.parametrize("nbytes", [10, costs.PUT_BYTES, costs.PUT_BYTES + 1, 20 << 20])
-def test_a_data_object(bucket: str, server: ServerLog, nbytes: int) -> None:
+def test_requests_of_a_data_object(bucket: str, server: ServerLog, nbytes: int) -> None:
     store: Store = object_store.ObjectStore(bucket)
     writer = store.writer("t/append/x")
     for start in range(0, nbytes, 1 << 20):
@@ -105,12 +105,12 @@ def test_a_micro_batch_a_poll_and_a_bulk_delete(bucket: str, server: ServerLog) 
     assert server.billed() == costs.Requests()
 
 
-def test_the_clock(bucket: str, server: ServerLog) -> None:
+def test_requests_of_the_clock(bucket: str, server: ServerLog) -> None:
     object_store.ObjectStore(bucket).now_ms()
     assert server.billed() == costs.CLOCK
 
 
-def test_a_transaction_over_three_topics_lists_nothing(bucket: str, server: ServerLog) -> None:
+def test_a_transaction_across_three_topics_makes_no_listings(bucket: str, server: ServerLog) -> None:
     root = sparklog.open(bucket, create=True)
     for name in "abc":
         root.create_topic(name)
@@ -125,7 +125,7 @@ def test_a_transaction_over_three_topics_lists_nothing(bucket: str, server: Serv
     assert server.counts()["PUT"] == 3 + 1
 
 
-def test_what_a_location_has_read_of_its_root_is_not_read_again(bucket: str, server: ServerLog) -> None:
+def test_an_opened_location_does_not_read_its_root_again(bucket: str, server: ServerLog) -> None:
     root = sparklog.open(bucket, create=True)
     spark_workers.root_at(resolve(bucket))
     server.lines.clear()
@@ -137,7 +137,7 @@ def test_what_a_location_has_read_of_its_root_is_not_read_again(bucket: str, ser
     assert server.counts() == {"GET": 2}
 
 
-def test_a_root_that_was_seen_long_ago_is_looked_at_again(
+def test_a_root_that_was_checked_long_ago_is_checked_again(
     bucket: str, server: ServerLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sparklog.open(bucket, create=True)
@@ -149,7 +149,7 @@ def test_a_root_that_was_seen_long_ago_is_looked_at_again(
     assert server.counts() == {"GET": 1}
 
 
-def test_connections_outlive_the_stores_of_a_place(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_outlive_the_stores_of_a_location(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = object_store.ObjectStore(bucket), object_store.ObjectStore(bucket)
     assert first._client("document") is second._client("document")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")

@@ -45,7 +45,9 @@ def folders(world: CalmBucket) -> list[str]:
 
 @pytest.mark.parametrize(("look", "suffix"), [(show, ""), (folders, "/x")], ids=["list", "list_folders"])
 @pytest.mark.parametrize("wait", ["requests", "time"])
-def test_listings_are_late_and_reads_are_not(look: Callable[[CalmBucket], list[str]], suffix: str, wait: str) -> None:
+def test_listings_may_be_stale_and_reads_are_not(
+    look: Callable[[CalmBucket], list[str]], suffix: str, wait: str
+) -> None:
     world = CalmBucket(late_requests=15 if wait == "requests" else 10_000, late_ms=60_000, quick_ms=0)
     made = [f"a/{number}" for number in range(20)]
     for key in made:
@@ -74,7 +76,7 @@ def end_of_lateness(world: CalmBucket, wait: str) -> None:
             world.keys()
 
 
-def test_what_a_writer_closes_is_listed_late_as_well() -> None:
+def test_closed_objects_may_also_be_listed_late() -> None:
     world = CalmBucket()
     for number in range(20):
         writer = world.bucket.writer(f"a/{number}")
@@ -83,7 +85,7 @@ def test_what_a_writer_closes_is_listed_late_as_well() -> None:
     assert 0 < len(world.keys()) < 20
 
 
-def test_times_are_whole_seconds_and_no_object_looks_older_than_it_is() -> None:
+def test_times_are_whole_seconds_and_objects_never_look_too_old() -> None:
     world = CalmBucket(late_ms=0)
     made_ms = world.now_ms = START_MS + 1_999
     world.bucket.create("a/b", b"x")
@@ -96,7 +98,7 @@ def test_times_are_whole_seconds_and_no_object_looks_older_than_it_is() -> None:
         assert age_ms - 2_000 < world.bucket.now_ms() - info.modified_ms <= age_ms
 
 
-def test_creates_of_a_key_within_a_second_are_refused_without_effect() -> None:
+def test_rate_limited_creates_of_a_key_have_no_effect() -> None:
     answers = set()
     world = CalmBucket()
     for number in range(40):
@@ -113,7 +115,7 @@ def test_creates_of_a_key_within_a_second_are_refused_without_effect() -> None:
     assert answers == {True, False, None}
 
 
-def test_a_bulk_delete_may_leave_some() -> None:
+def test_a_bulk_delete_may_leave_objects() -> None:
     world = CalmBucket(bulk_failures=0.2)
     for number in range(20):
         world.bucket.create(f"a/{number}", b"x")
@@ -128,7 +130,7 @@ def test_a_bulk_delete_may_leave_some() -> None:
     assert not list(world.store.list("a/"))
 
 
-def test_a_seed_is_one_bucket() -> None:
+def test_a_seed_determines_the_behavior_of_the_bucket() -> None:
     def story() -> list[list[str]]:
         world = CalmBucket()
         return [world.keys() for number in range(20) if world.bucket.create(f"a/{number}", b"x")]

@@ -88,10 +88,10 @@ def answer(stub: StubBucket, location: str | None = None) -> str:
             "the server's certificate is invalid (UnknownIssuer): it is not signed by an authority",
         ),
         ("here", 9, True, "the server's certificate is invalid (Expired): it has expired, or this host's clock"),
-        ("other", 36_500, True, "is not valid (NotValidForName): it is not valid for the endpoint's host name"),
+        ("other", 36_500, True, "is invalid (NotValidForName): it is not valid for the endpoint's host name"),
     ],
 )
-def test_a_certificate_is_trusted_by_aws_ca_bundle_or_named(
+def test_aws_ca_bundle_is_trusted_and_other_certificates_are_reported(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, host: str, days: int, trusted: bool, words: str
 ) -> None:
     if trusted:
@@ -107,9 +107,9 @@ def test_a_private_authority_is_trusted_by_ssl_cert_file(authority: Authority, m
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "cannot be read: No such file"), (b"x", "no certificate: expec")]
+    ("content", "words"), [(None, "cannot be read: No such file"), (b"x", "no certificate; expec")]
 )
-def test_a_bundle_that_is_none_is_one_line(
+def test_an_invalid_ca_bundle_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, words: str
 ) -> None:
     file = tmp_path / "bundle.pem"
@@ -127,11 +127,11 @@ def stub() -> Iterator[StubBucket]:
         yield bucket
 
 
-def test_a_server_without_tls_is_named(stub: StubBucket) -> None:
+def test_a_server_without_tls_is_reported(stub: StubBucket) -> None:
     assert "does not use TLS; check the endpoint's port" in answer(stub, stub.url.replace("http:", "https:"))
 
 
-def test_proxies_of_the_environment_count(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_in_the_environment_are_used(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of this name does not exist: an answer comes from the proxy."""
     plain, tls = ("s3://bucket/log?endpoint=http://s3.invalid", "s3://bucket/log?endpoint=https://s3.invalid")
     proxy = stub.url.partition("endpoint=")[2]

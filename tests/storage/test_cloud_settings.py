@@ -36,7 +36,7 @@ def use(store: Store) -> None:
     store.delete("a")
 
 
-def test_a_profile_of_the_url_counts_more_than_keys_of_the_environment(
+def test_a_profile_in_the_url_overrides_keys_in_the_environment(
     stub: StubBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of the keys of the environment")
@@ -47,13 +47,15 @@ def test_a_profile_of_the_url_counts_more_than_keys_of_the_environment(
         open_store(stub.url + "&profile=nosuch").get("a")
 
 
-def test_keys_of_the_environment_count_more_than_its_profile(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_in_the_environment_override_the_profile_of_the_environment(
+    stub: StubBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_PROFILE", "team")
     use(open_store(stub.url))
     assert all("Credential=ENVIRONMENT/" in headers["authorization"] for _, headers in stub.headers)
 
 
-def test_every_request_says_that_who_asks_pays(stub: StubBucket) -> None:
+def test_requests_to_a_requester_pays_bucket_have_the_header(stub: StubBucket) -> None:
     use(open_store(stub.url + "&request_payer=true"))
     assert {verb for verb, _ in stub.requests} >= {"PUT", "BEGIN", "PART", "COMPLETE", "GET", "HEAD", "LIST", "POST"}
     assert all(headers["x-amz-request-payer"] == "requester" for _, headers in stub.headers)
@@ -71,7 +73,7 @@ def test_uploads_carry_a_checksum(stub: StubBucket, monkeypatch: pytest.MonkeyPa
         open_store(stub.url + "&checksum_algorithm=MD5")
 
 
-def test_a_bucket_in_the_name_of_the_host_is_not_in_the_path(stub: StubBucket) -> None:
+def test_virtual_hosted_requests_omit_the_bucket_from_the_path(stub: StubBucket) -> None:
     open_store(stub.url + "&virtual_hosted_style_request=true").create("a", b"x")
     assert stub.requests == [("PUT", "/log/a")]
 
@@ -80,7 +82,7 @@ def test_a_bucket_in_the_name_of_the_host_is_not_in_the_path(stub: StubBucket) -
     ("value", "words"),
     [("disabled", "AWS_CONDITIONAL_PUT disables conditional requests"), ("x", "settings are invalid")],
 )
-def test_conditional_requests_that_are_turned_off_are_one_line(
+def test_disabled_conditional_requests_are_reported_in_one_line(
     stub: StubBucket, monkeypatch: pytest.MonkeyPatch, value: str, words: str
 ) -> None:
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", value)

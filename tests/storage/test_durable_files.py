@@ -21,14 +21,16 @@ def written(folder: Path) -> bytes:
     return store.get("data/file")
 
 
-def test_what_is_written_is_handed_over_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_bytes_are_passed_to_writeback_once_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handed: list[tuple[int, int]] = []
     monkeypatch.setattr(local, "start_writeback", lambda fd, start, length: handed.append((start, length)))
     assert written(tmp_path) == PIECE * 8
     assert handed == [(0, 20 << 20), (20 << 20, 20 << 20)]
 
 
-def test_a_store_that_is_not_durable_hands_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_durability_does_not_start_writeback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[int] = []
     monkeypatch.setattr(local, "start_writeback", lambda fd, start, length: handed.append(start))
     writer = LocalStore(tmp_path, durable=False).writer("file")
@@ -38,11 +40,11 @@ def test_a_store_that_is_not_durable_hands_nothing_over(tmp_path: Path, monkeypa
     assert handed == []
 
 
-def test_a_system_without_the_call_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_are_the_same_without_sync_file_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable_files, "_CALL", None)
     assert written(tmp_path) == PIECE * 8
 
 
-def test_a_refused_call_is_no_error() -> None:
+def test_a_rejected_request_is_not_an_error() -> None:
     durable_files.start_writeback(-1, 0, 1)
     assert durable_files.SYNC_FILE_RANGE_WRITE == 2

@@ -42,7 +42,7 @@ def test_a_child_does_not_wait_for_a_lock_that_a_thread_of_its_parent_holds() ->
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_what_was_not_used_for_longest_goes_first() -> None:
+def test_the_least_recently_used_value_is_evicted_first() -> None:
     cache = RecentlyUsed[str, bytes](len, ROOM)
     for name in "abc":
         cache.put(name, b"123")
@@ -89,7 +89,7 @@ class Working:
         return os.waitstatus_to_exitcode(status)
 
 
-def test_a_child_imports_what_a_thread_of_its_parent_was_importing(
+def test_a_child_can_import_a_module_that_a_thread_of_its_parent_was_importing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     working = Working(monkeypatch, "_imports_elsewhere")
@@ -103,7 +103,7 @@ def test_a_child_imports_what_a_thread_of_its_parent_was_importing(
     assert working.fork_meanwhile(load, load) == 0
 
 
-def test_a_child_compiles_although_a_thread_of_its_parent_was_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_can_compile_although_a_thread_of_its_parent_was_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     lock = pytest.importorskip("numba.core.compiler_lock").global_compiler_lock
     working = Working(monkeypatch, "_compiles_elsewhere")
 
@@ -129,7 +129,7 @@ def test_a_fork_does_not_wait_for_the_import_that_it_is_part_of(
     assert answers == [False]
 
 
-def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fork_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(fork_safety, "WAIT_S", 0)
     monkeypatch.setattr(fork_safety, "_imports_elsewhere", lambda: True)
     fork_safety._await_others()

@@ -47,7 +47,7 @@ def test_one_of_several_processes_creates_an_object(location: str) -> None:
             assert created.count(True) == 1
 
 
-def test_root_lives_in_hdfs(minicluster: MiniCluster, location: str) -> None:
+def test_a_root_works_in_hdfs(minicluster: MiniCluster, location: str) -> None:
     probe(open_store(location))
     root = sparklog.open(location, create=True)
     topic = root.ensure_topic("orders", partitions=2, configs={"retention.ms": -1})
@@ -80,7 +80,7 @@ def test_root_lives_in_hdfs(minicluster: MiniCluster, location: str) -> None:
     assert values() == expected
 
 
-def test_snapshot_is_a_root_to_read(minicluster: MiniCluster, location: str) -> None:
+def test_a_snapshot_can_be_read_as_a_root(minicluster: MiniCluster, location: str) -> None:
     topic = sparklog.open(location, create=True).ensure_topic("orders", partitions=1)
     topic.append(pa.table({"key": [b"k"], "value": [b"before"]}))
     path = location.removeprefix(minicluster.url)
@@ -95,7 +95,7 @@ def test_snapshot_is_a_root_to_read(minicluster: MiniCluster, location: str) -> 
         open_store(f"{location}/.snapshot/monday").create("a", b"x")
 
 
-def test_rights_quotas_and_safe_mode_in_one_line(minicluster: MiniCluster, location: str) -> None:
+def test_permissions_quotas_and_safe_mode_are_reported_in_one_line(minicluster: MiniCluster, location: str) -> None:
     admin, shell = "org.apache.hadoop.hdfs.tools.DFSAdmin", "org.apache.hadoop.fs.FsShell"
     store = open_store(location)
     store.create("a/x", b"x")

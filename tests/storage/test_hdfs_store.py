@@ -57,7 +57,7 @@ class TestWholeHdfs(StoreTests):
         return open_store("hdfs://nameservice")
 
 
-def test_is_what_its_url_says(store: Store) -> None:
+def test_the_store_matches_its_url(store: Store) -> None:
     assert isinstance(store, HdfsStore)
     assert store.location == URL
     assert repr(store) == f"HdfsStore({URL!r})"
@@ -68,7 +68,7 @@ def test_is_what_its_url_says(store: Store) -> None:
     assert pickle.loads(pickle.dumps(store)).get("a") == b"x"
 
 
-def test_what_is_written_is_on_disks_before_it_has_a_name(hdfs: FakeHdfs, store: Store) -> None:
+def test_written_data_is_on_disk_before_the_rename(hdfs: FakeHdfs, store: Store) -> None:
     writer = store.writer("t/append/x.slices")
     writer.write(b"x" * 3_000_000)
     writer.close()
@@ -84,7 +84,7 @@ TAKEN = FileExistsError("rename destination /data/log/a already exists\n\tat org
 
 
 @pytest.mark.parametrize("answer", [LOST, TWICE, TAKEN, remote("ipc.RetriableException", "NameNode still not started")])
-def test_rename_whose_answer_is_lost_counts(hdfs: FakeHdfs, store: Store, answer: Exception) -> None:
+def test_a_rename_with_a_lost_response_succeeds(hdfs: FakeHdfs, store: Store, answer: Exception) -> None:
     hdfs.after["rename"] = [answer, answer]
     assert store.create("a", b"ours")
     writer = store.writer("t/x")
@@ -94,7 +94,7 @@ def test_rename_whose_answer_is_lost_counts(hdfs: FakeHdfs, store: Store, answer
     assert not list(store.temporary_files(""))
 
 
-def test_rename_that_never_happened_leaves_nothing(hdfs: FakeHdfs, store: Store) -> None:
+def test_a_rename_without_effect_leaves_no_object(hdfs: FakeHdfs, store: Store) -> None:
     hdfs.before["rename"] = [LOST]
     with pytest.raises(Unavailable, match="cannot create a in hdfs://namenode:8020/data/log: namenode:8020 does not"):
         store.create("a", b"ours")
@@ -102,7 +102,7 @@ def test_rename_that_never_happened_leaves_nothing(hdfs: FakeHdfs, store: Store)
     assert store.create("a", b"again")
 
 
-def test_name_that_another_takes_meanwhile_is_lost(hdfs: FakeHdfs, store: Store) -> None:
+def test_a_name_that_another_writer_creates_concurrently_is_lost(hdfs: FakeHdfs, store: Store) -> None:
     # Between the look at the name and the rename.
     hdfs.before["get_file_info"] = [FileNotFoundError("/data/log/a")] * 2
     assert store.create("a", b"theirs")
@@ -112,7 +112,9 @@ def test_name_that_another_takes_meanwhile_is_lost(hdfs: FakeHdfs, store: Store)
 
 
 @pytest.mark.parametrize("theirs", [None, b"theirs"])
-def test_temporary_file_taken_by_the_vacuum_is_no_success(hdfs: FakeHdfs, store: Store, theirs: bytes | None) -> None:
+def test_a_create_fails_if_the_vacuum_deleted_its_temporary_file(
+    hdfs: FakeHdfs, store: Store, theirs: bytes | None
+) -> None:
     writer = store.writer("a")
     writer.write(b"ours")
     (temporary,) = store.temporary_files("")
@@ -151,7 +153,7 @@ STARTING = remote("ipc.RetriableException", "NameNode still not started")
         ("rename", lambda store: store.writer("t/x").close()),
     ],
 )
-def test_a_namenode_in_safe_mode_is_asked_again(
+def test_requests_to_a_namenode_in_safe_mode_are_retried(
     hdfs: FakeHdfs, store: Store, pauses: Pauses, call: str, use: Callable[[Store], object], error: Exception
 ) -> None:
     hdfs.files["/data/log/a"] = (b"x", 1)
@@ -176,7 +178,7 @@ def test_a_commit_does_not_wait_for_the_end_of_safe_mode(
     assert not hdfs.files
 
 
-def test_a_write_that_failed_is_not_repeated(hdfs: FakeHdfs, store: Store, pauses: Pauses) -> None:
+def test_a_failed_write_is_not_repeated(hdfs: FakeHdfs, store: Store, pauses: Pauses) -> None:
     """A part of its bytes may have been taken."""
     hdfs.before["write"] = [SAFE_MODE]
     writer = store.writer("t/x")
@@ -187,7 +189,7 @@ def test_a_write_that_failed_is_not_repeated(hdfs: FakeHdfs, store: Store, pause
     assert not hdfs.files
 
 
-def test_temporary_name_that_is_ours_already_is_left_alone(hdfs: FakeHdfs, store: Store) -> None:
+def test_an_existing_temporary_name_is_not_reused(hdfs: FakeHdfs, store: Store) -> None:
     hdfs.after["create"] = [FileExistsError("/data/log/~1 for client 127.0.0.1 already exists")]
     assert store.create("a", b"x")
     assert len(list(store.temporary_files(""))) == 1
@@ -196,7 +198,7 @@ def test_temporary_name_that_is_ours_already_is_left_alone(hdfs: FakeHdfs, store
         store.create("b", b"x")
 
 
-def test_names_that_are_no_keys_are_passed_over(hdfs: FakeHdfs, store: Store) -> None:
+def test_names_that_are_not_keys_are_skipped(hdfs: FakeHdfs, store: Store) -> None:
     store.create("x/ok", b"1")
     for name in ("x/~left", "x/a b", "a b/x"):
         hdfs.create(f"/data/log/{name}").close()
@@ -211,7 +213,7 @@ def test_names_that_are_no_keys_are_passed_over(hdfs: FakeHdfs, store: Store) ->
             store.delete_temporary(key)
 
 
-def test_many_are_deleted_and_empty_folders_with_them(hdfs: FakeHdfs, store: Store) -> None:
+def test_deleting_many_objects_deletes_empty_directories(hdfs: FakeHdfs, store: Store) -> None:
     keys = [f"t/{n % 3}/x/{n}" for n in range(30)]
     for key in [*keys, "t/0/stays"]:
         store.create(key, b"")
@@ -220,7 +222,7 @@ def test_many_are_deleted_and_empty_folders_with_them(hdfs: FakeHdfs, store: Sto
     assert sorted(hdfs.folders) == ["/", "/data", "/data/log", "/data/log/t", "/data/log/t/0"]
 
 
-def test_create_where_a_folder_or_a_file_is_in_the_way(hdfs: FakeHdfs, store: Store) -> None:
+def test_create_fails_if_a_directory_or_file_has_the_name(hdfs: FakeHdfs, store: Store) -> None:
     store.create("a/b", b"x")
     with pytest.raises(BadRequest, match="a directory has this name; move it away"):
         store.create("a", b"x")
@@ -235,7 +237,7 @@ def test_create_where_a_folder_or_a_file_is_in_the_way(hdfs: FakeHdfs, store: St
     assert not list(store.temporary_files(""))
 
 
-def test_clock_is_asked_where_a_folder_is(hdfs: FakeHdfs, store: Store) -> None:
+def test_the_clock_is_read_in_an_existing_directory(hdfs: FakeHdfs, store: Store) -> None:
     hdfs.folders["/data"] = 0
     assert store.now_ms() > 1_600_000_000_000
     assert sorted(hdfs.folders) == ["/", "/data"]
@@ -256,7 +258,7 @@ DENIED = 'Permission denied: user=anna, access=WRITE, inode=\\"/data/log\\":root
         ("create", remote("hdfs.protocol.NSQuotaExceededException", "The NameSpace quota"), Unavailable, "a quota is"),
         ("rename", remote("hdfs.protocol.DSQuotaExceededException", "The DiskSpace quota"), Unavailable, "a quota is"),
         ("create", remote("hdfs.protocol.SnapshotAccessControlException", "Modification on a read-only snapshot"),
-         Unavailable, "it is a snapshot, which is read-only"),
+         Unavailable, "snapshots are read-only"),
         ("create", remote("ipc.StandbyException", "Operation category WRITE is not supported in state standby"),
          Unavailable, "use hdfs://<nameservice>/... and set HADOOP_CONF_DIR"),
         ("create", remote("HadoopIllegalArgumentException", "Invalid path name"), BadRequest, "Invalid path name"),
@@ -357,12 +359,12 @@ def test_host_without_port_is_a_nameservice_or_a_namenode(
 
 
 @pytest.mark.parametrize("host", ["nn:port", "nn:99999", "n n:8020"])
-def test_url_without_a_host_is_refused(host: str) -> None:
+def test_a_url_without_a_host_is_rejected(host: str) -> None:
     with pytest.raises(BadRequest, match="has no valid namenode; expected a URL such as hdfs://namenode:8020/log"):
         open_store(f"hdfs://{host}/log").stat("a")
 
 
-def test_settings_that_cannot_be_read_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(host: str, settings: dict[str, str]) -> FakeHdfs:
         raise RuntimeError("XmlParseError(UnexpectedEndTag)")
 
@@ -371,7 +373,7 @@ def test_settings_that_cannot_be_read_are_one_line(monkeypatch: pytest.MonkeyPat
         open_store(URL).stat("a")
 
 
-def test_without_hdfs_native_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hdfs_native_the_error_reports_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "sparklog.storage.hdfs_store")
     monkeypatch.setitem(sys.modules, "hdfs_native", None)
     with pytest.raises(BadRequest, match=r'hdfs:// locations require hdfs-native: python -m pip install "hdfs-native'):
@@ -427,7 +429,7 @@ class Unreliable(FakeHdfs):
         return super()._run(name, call) if fate < 0.2 else answer
 
 
-def test_exactly_one_creator_wins_whatever_gets_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exactly_one_creator_wins_regardless_of_lost_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = Counter[str]()
     for seed in range(500):
         namenode = Unreliable(seed)

@@ -61,7 +61,7 @@ class Trace:
             monkeypatch.setattr(os, name, on_path(name))
 
 
-def test_create_is_durable_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_create_is_durable_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path / "root")
     trace = Trace(monkeypatch, tmp_path)
     assert store.create("t/_log/a", b"x")
@@ -114,7 +114,7 @@ def test_not_durable_skips_fsync_only(tmp_path: Path, monkeypatch: pytest.Monkey
     assert trace.calls == ["write TMP", "link TMP a", "unlink TMP"]
 
 
-def test_lost_answer_of_link_is_seen_by_the_link_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_response_of_link_is_detected_by_the_link_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.link
 
     def lossy(source: str, target: str) -> None:
@@ -127,7 +127,7 @@ def test_lost_answer_of_link_is_seen_by_the_link_count(tmp_path: Path, monkeypat
     assert store.get("a") == b"x"
 
 
-def test_a_mount_that_caches_link_counts_can_hold_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_that_caches_link_counts_can_contain_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_open, real_stat, created = os.open, os.stat, set()
 
     def remembered_open(path: Any, *options: Any) -> int:
@@ -145,7 +145,7 @@ def test_a_mount_that_caches_link_counts_can_hold_a_root(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_a_listing_has_names_that_a_cache_of_the_mount_denies(
+def test_a_listing_contains_names_that_the_mounts_cache_hides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
 ) -> None:
     store = LocalStore(tmp_path)
@@ -167,7 +167,7 @@ def test_a_listing_has_names_that_a_cache_of_the_mount_denies(
 @pytest.mark.parametrize(
     ("mount_type", "hides"), [("ext4", False), ("nfs4", True), ("fuse", True), ("fuse.sshfs", True), ("", True)]
 )
-def test_mounts_of_other_machines_may_hide_names(
+def test_mounts_of_other_hosts_may_hide_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_type: str, hides: bool
 ) -> None:
     monkeypatch.setattr(local, "mount_and_type", lambda path: ("/", mount_type))
@@ -175,7 +175,7 @@ def test_mounts_of_other_machines_may_hide_names(
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
-def test_no_hard_links_refuses_the_store_and_names_the_mount(
+def test_a_store_without_hard_links_is_rejected_with_its_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def no_link(source: str, target: str) -> None:
@@ -194,7 +194,9 @@ def test_no_hard_links_refuses_the_store_and_names_the_mount(
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
-def test_no_directory_fsync_refuses_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_store_without_directory_fsync_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     real = os.fsync
 
     def picky(fd: int) -> None:
@@ -273,7 +275,7 @@ def test_failed_directory_fsync_is_not_acknowledged(tmp_path: Path, monkeypatch:
     assert store.create("a", b"x") is False
 
 
-def test_reading_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_forbidden_object_reports_the_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path)
     store.create("a/b", b"x")
 
@@ -293,7 +295,7 @@ def test_reading_what_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monkey
                 action()
 
 
-def test_temporary_files_are_no_objects(tmp_path: Path) -> None:
+def test_temporary_files_are_not_objects(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("t/a", b"x")
     writer = store.writer("t/b")
@@ -306,7 +308,7 @@ def test_temporary_files_are_no_objects(tmp_path: Path) -> None:
     writer.discard()
 
 
-def test_what_is_no_regular_file_is_no_object(tmp_path: Path) -> None:
+def test_only_regular_files_are_objects(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     store = LocalStore(root)
     store.create("t/file", b"x")
@@ -338,7 +340,7 @@ def test_what_is_no_regular_file_is_no_object(tmp_path: Path) -> None:
     assert (outside / "file").read_bytes() == b"y"
 
 
-def test_of_links_in_the_root_only_one_that_leads_out_to_a_folder_counts(tmp_path: Path) -> None:
+def test_only_links_to_directories_outside_the_root_are_followed(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     store = LocalStore(root)
     store.create("t/file", b"x")
@@ -359,7 +361,7 @@ def test_of_links_in_the_root_only_one_that_leads_out_to_a_folder_counts(tmp_pat
     assert (outside / "more").read_bytes() == b"z"
 
 
-def test_json_longer_than_any_is_not_read(tmp_path: Path) -> None:
+def test_oversized_json_is_not_read(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     for key in ("a.json", "a.arrow"):
         store.create(key, b"{}")
@@ -372,7 +374,7 @@ def test_json_longer_than_any_is_not_read(tmp_path: Path) -> None:
     assert store.get("a.json") == b"{}"
 
 
-def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_directory_is_reported(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("a", b"x")
     with pytest.raises(BadRequest, match="file"):
@@ -381,7 +383,7 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
         store.create("a/b/c", b"y")
 
 
-def test_folders_pruned_under_a_concurrent_create(tmp_path: Path) -> None:
+def test_concurrent_creates_survive_the_pruning_of_directories(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, durable=False)
     failures: list[BaseException] = []
 
@@ -403,7 +405,7 @@ def test_folders_pruned_under_a_concurrent_create(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_pickled_store_is_the_same_place(tmp_path: Path) -> None:
+def test_a_pickled_store_has_the_same_location(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, durable=False)
     store.create("a", b"x")
     copy = pickle.loads(pickle.dumps(store))
@@ -438,7 +440,7 @@ def test_clock_of_a_root_that_does_not_exist_yet(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_get_reads_no_more_than_there_is(tmp_path: Path) -> None:
+def test_get_is_limited_to_the_size_of_the_object(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("a", b"x" * 100)
     # A length from damaged metadata must not be allocated.
@@ -454,7 +456,7 @@ def test_get_joins_partial_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert store.get("a", 50, 100) == bytes(range(50, 150))
 
 
-def test_errors_are_ours(tmp_path: Path) -> None:
+def test_errors_are_sparklog_errors(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     with pytest.raises(NotFound) as caught:
         store.get("t/x")
@@ -462,7 +464,7 @@ def test_errors_are_ours(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
-def test_killed_in_the_middle_leaves_no_object(tmp_path: Path) -> None:
+def test_killing_a_writer_leaves_no_object(tmp_path: Path) -> None:
     """A process killed at any step of a create leaves the object whole or not at all."""
     program = """
 import os, sys
@@ -502,7 +504,7 @@ print("done")
 
 
 @pytest.mark.parametrize("size", [100, 600_000])
-def test_parts_are_read_as_they_are_got(tmp_path: Path, size: int) -> None:
+def test_read_returns_the_same_bytes_as_get(tmp_path: Path, size: int) -> None:
     store = LocalStore(tmp_path)
     data = random.Random(1).randbytes(size)
     assert store.create("t/a", data)

@@ -44,7 +44,7 @@ def test_normal_form(location: str, normal: str) -> None:
         ("s3:/b/x", "s3:/b/x is missing a slash: expected two after s3:, as in s3://bucket/log"),
         ("hdfs:/x", "is missing a slash: expected two after hdfs:, as in hdfs://namenode:8020/log"),
         ("dbfs:/mnt/log", "dbfs: locations are not supported (dbfs:/mnt/log); use the URL of the underlying bucket"),
-        ("wasbs://c@a.blob.core.windows.net/x", "give abfss://container@account.dfs.core.windows.net/log"),
+        ("wasbs://c@a.blob.core.windows.net/x", "use abfss://container@account.dfs.core.windows.net/log"),
         ("https://bucket.s3.amazonaws.com/x", "use s3://bucket/log?endpoint=<server>"),
         (
             "s4://bucket/x",
@@ -60,7 +60,7 @@ def test_normal_form(location: str, normal: str) -> None:
         ("s3://b/x?endpoint=http://user:pw@host", "endpoint must be a URL such as https://storage.example.com"),
     ],
 )
-def test_what_is_no_location(location: str, words: str) -> None:
+def test_invalid_locations_are_rejected(location: str, words: str) -> None:
     with pytest.raises(BadRequest) as caught:
         open_store(location)
     assert words in str(caught.value)
@@ -84,7 +84,7 @@ def test_what_is_no_location(location: str, words: str) -> None:
         f"s3://b/x?endpoint=http://user:{SECRET}@host",
     ],
 )
-def test_secrets_are_refused_and_not_shown(location: str) -> None:
+def test_secrets_are_rejected_and_not_reported(location: str) -> None:
     with pytest.raises(BadRequest) as caught:
         open_store(location)
     assert SECRET not in str(caught.value)
@@ -113,7 +113,7 @@ def test_options_become_settings_of_the_url() -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_plain_http_is_meant_by_an_endpoint_that_says_so() -> None:
+def test_an_http_endpoint_allows_plain_http() -> None:
     def plain(location: str, **environ: str) -> bool:
         url = parse_url(location)
         return plain_http(url.scheme, dict(url.settings), environ)

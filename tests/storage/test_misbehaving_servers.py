@@ -40,7 +40,7 @@ def store(stub: StubBucket) -> Store:
 
 
 @pytest.mark.parametrize("status", [409, 412, 429])
-def test_taken_by_another_writer(stub: StubBucket, store: Store, status: int) -> None:
+def test_a_name_of_another_writer_is_an_error(stub: StubBucket, store: Store, status: int) -> None:
     stub.objects["log/a"] = b"other"
     stub.answer_next("PUT", Answer(status))
     assert store.create("a", b"mine") is False
@@ -48,14 +48,16 @@ def test_taken_by_another_writer(stub: StubBucket, store: Store, status: int) ->
 
 
 @pytest.mark.parametrize("status", [409, 429])
-def test_refused_and_nothing_is_there(stub: StubBucket, store: Store, status: int) -> None:
+def test_a_rejected_create_is_repeated_if_the_object_does_not_exist(
+    stub: StubBucket, store: Store, status: int
+) -> None:
     stub.answer_next("PUT", Answer(status), Answer(status))
     assert store.create("a", b"mine") is True
     assert stub.objects == {"log/a": b"mine"}
 
 
 @pytest.mark.parametrize("first", [DROP, 500, 502, 503])
-def test_lost_answer_of_a_create_that_landed(stub: StubBucket, store: Store, first: int) -> None:
+def test_a_lost_response_of_a_successful_create(stub: StubBucket, store: Store, first: int) -> None:
     # The second request gets 412, from our own object.
     stub.answer_next("PUT", Answer(first, lands=LANDED))
     assert store.create("a", b"mine") is True
@@ -63,14 +65,14 @@ def test_lost_answer_of_a_create_that_landed(stub: StubBucket, store: Store, fir
 
 
 @pytest.mark.parametrize("first", [DROP, 500, 503])
-def test_lost_answer_of_a_create_that_another_writer_won(stub: StubBucket, store: Store, first: int) -> None:
+def test_a_lost_response_of_a_create_that_another_writer_won(stub: StubBucket, store: Store, first: int) -> None:
     stub.answer_next("PUT", Answer(first))
     stub.objects["log/a"] = b"other"
     assert store.create("a", b"mine") is False
 
 
 @pytest.mark.parametrize("first", [DROP, 500, 503])
-def test_lost_answer_of_a_large_upload_is_no_clash(stub: StubBucket, store: Store, first: int) -> None:
+def test_a_lost_response_of_a_large_upload_is_not_a_conflict(stub: StubBucket, store: Store, first: int) -> None:
     stub.answer_next("PUT", Answer(first, lands=LANDED))
     writer = store.writer("t/append/x.slices")
     writer.write(b"mine")
@@ -79,7 +81,7 @@ def test_lost_answer_of_a_large_upload_is_no_clash(stub: StubBucket, store: Stor
 
 
 @pytest.mark.parametrize("there", [b"mine", b"other", None])
-def test_create_without_an_answer_is_not_sent_again(
+def test_a_create_without_a_response_is_not_sent_again(
     stub: StubBucket, monkeypatch: pytest.MonkeyPatch, there: bytes | None
 ) -> None:
     monkeypatch.setattr("sparklog.storage.object_store._DOCUMENT_TIMEOUT", timedelta(seconds=0.2))
@@ -95,7 +97,7 @@ def test_create_without_an_answer_is_not_sent_again(
     assert stub.count("PUT") <= 1
 
 
-def test_server_that_stays_down_is_given_up_soon(stub: StubBucket, store: Store, pauses: Pauses) -> None:
+def test_requests_to_a_stopped_server_fail_soon(stub: StubBucket, store: Store, pauses: Pauses) -> None:
     # By a commit. Its caller goes on.
     stub.always["PUT"] = Answer(503, "SlowDown")
     with pytest.raises(Unavailable, match="the store is busy"):
@@ -105,7 +107,7 @@ def test_server_that_stays_down_is_given_up_soon(stub: StubBucket, store: Store,
 
 
 @pytest.mark.parametrize("there", [b"mine", b"other", None])
-def test_a_commit_that_a_gateway_gave_up_is_read_and_not_sent_again(
+def test_after_a_gateway_timeout_a_create_is_read_and_not_repeated(
     stub: StubBucket, store: Store, there: bytes | None
 ) -> None:
     stub.answer_next("PUT", Answer(504, lands=there == b"mine"))
@@ -142,7 +144,7 @@ def write(store: Store, *parts: bytes) -> None:
 
 
 @pytest.mark.parametrize(("name", "answer"), [*product(CALLS, BUSY[:1]), *product(("GET", "PUT"), BUSY[1:])], ids=str)
-def test_a_busy_server_is_asked_again_for_seconds(
+def test_requests_to_a_busy_server_are_retried_for_seconds(
     stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses, name: str, answer: Answer
 ) -> None:
     monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
@@ -154,7 +156,7 @@ def test_a_busy_server_is_asked_again_for_seconds(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_server_that_stays_busy_is_given_up_within_the_budget(
+def test_requests_to_a_busy_server_fail_within_the_budget(
     stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses, name: str
 ) -> None:
     monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
@@ -167,7 +169,7 @@ def test_a_server_that_stays_busy_is_given_up_within_the_budget(
 
 @pytest.mark.parametrize("name", ["GET", "range", "LIST", "folders", "POST"])
 @pytest.mark.parametrize("retries", [0, 3], ids=["ours", "of-the-client"])
-def test_a_request_whose_answer_is_cut_is_made_again(
+def test_a_request_with_a_truncated_response_is_retried(
     stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses, name: str, retries: int
 ) -> None:
     monkeypatch.setattr("sparklog.storage.object_store._RETRIES", retries)
@@ -179,7 +181,7 @@ def test_a_request_whose_answer_is_cut_is_made_again(
     assert stub.count(VERBS.get(name, name)) == 3
 
 
-def test_a_server_that_cuts_all_listings_is_given_up(stub: StubBucket, store: Store, pauses: Pauses) -> None:
+def test_requests_fail_if_a_server_truncates_all_listings(stub: StubBucket, store: Store, pauses: Pauses) -> None:
     stub.always["LIST"] = Answer(CUT)
     for call in ("LIST", "folders"):
         with pytest.raises(Unavailable, match="the connection ended in the middle of the response"):
@@ -187,7 +189,7 @@ def test_a_server_that_cuts_all_listings_is_given_up(stub: StubBucket, store: St
     assert pauses.seconds > BUSY_BUDGET_S / 2
 
 
-def test_the_object_that_gives_the_time_is_not_empty(stub: StubBucket, store: Store) -> None:
+def test_the_clock_object_is_not_empty(stub: StubBucket, store: Store) -> None:
     sizes = []
     monitored = stub.objects
 
@@ -201,7 +203,7 @@ def test_the_object_that_gives_the_time_is_not_empty(stub: StubBucket, store: St
     assert sizes == [1]
 
 
-def test_a_bulk_delete_that_leaves_out_a_busy_key_is_repeated(
+def test_a_bulk_delete_is_repeated_for_a_busy_key(
     stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses
 ) -> None:
     monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
@@ -214,7 +216,9 @@ def test_a_bulk_delete_that_leaves_out_a_busy_key_is_repeated(
     assert len(pauses.made) == 1
 
 
-def test_a_list_goes_on_behind_its_last_page(stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses) -> None:
+def test_a_retried_listing_continues_after_its_last_page(
+    stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses
+) -> None:
     monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
     stub.page = 500
     names = [f"{number:04}" for number in range(2300)]
@@ -227,7 +231,7 @@ def test_a_list_goes_on_behind_its_last_page(stub: StubBucket, monkeypatch: pyte
     assert "start-after=log%2F1999" in stub.requests[5][1]
 
 
-def test_a_data_object_whose_answers_a_gateway_drops_is_looked_for(
+def test_a_data_object_is_looked_up_if_a_gateway_drops_the_responses(
     stub: StubBucket, store: Store, pauses: Pauses
 ) -> None:
     stub.always["PUT"] = Answer(504, lands=LANDED)
@@ -237,7 +241,9 @@ def test_a_data_object_whose_answers_a_gateway_drops_is_looked_for(
 
 
 @pytest.mark.parametrize("status", [409, 412])
-def test_a_data_object_of_ours_that_is_called_taken_is_stored(stub: StubBucket, store: Store, status: int) -> None:
+def test_our_own_data_object_that_is_reported_as_existing_is_stored(
+    stub: StubBucket, store: Store, status: int
+) -> None:
     # A gateway repeats a request whose answer it lost.
     stub.answer_next("PUT", Answer(status, lands=LANDED))
     write(store, b"mine")
@@ -246,14 +252,14 @@ def test_a_data_object_of_ours_that_is_called_taken_is_stored(stub: StubBucket, 
 
 
 @pytest.mark.parametrize("there", [b"other", b"four"])
-def test_a_data_object_of_another_is_never_taken_for_ours(stub: StubBucket, store: Store, there: bytes) -> None:
+def test_a_data_object_of_another_writer_is_never_treated_as_ours(stub: StubBucket, store: Store, there: bytes) -> None:
     stub.objects[f"log/{KEY}"] = there
     with pytest.raises(Unavailable, match="already exists in s3://"):
         write(store, b"mine")
     assert stub.objects == {f"log/{KEY}": there}
 
 
-def test_a_data_object_without_an_answer_is_sent_again(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_object_without_a_response_is_sent_again(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparklog.storage.object_store._DOCUMENT_TIMEOUT", timedelta(seconds=0.2))
     stub.silence_s = 0.5
     stub.answer_next("PUT", Answer(SILENT))
@@ -266,7 +272,7 @@ LARGE = (bytes(PART_BYTES), b"end")
 
 
 @pytest.mark.parametrize("first", [500, 503, DROP])
-def test_an_upload_whose_last_answer_is_lost_is_stored(stub: StubBucket, store: Store, first: int) -> None:
+def test_an_upload_with_a_lost_last_response_is_stored(stub: StubBucket, store: Store, first: int) -> None:
     # The request is repeated, and its upload is no longer there.
     stub.answer_next("COMPLETE", Answer(first, lands=LANDED))
     write(store, *LARGE)
@@ -275,7 +281,7 @@ def test_an_upload_whose_last_answer_is_lost_is_stored(stub: StubBucket, store: 
 
 
 @pytest.mark.parametrize("answers", [[Answer(404, "NoSuchUpload")], [Answer(500), Answer(404, "NoSuchUpload")]])
-def test_an_upload_that_is_gone_is_no_missing_object(stub: StubBucket, store: Store, answers: list[Answer]) -> None:
+def test_a_missing_upload_is_not_a_missing_object(stub: StubBucket, store: Store, answers: list[Answer]) -> None:
     # "Not found" would mean to an append that its topic was deleted.
     stub.answer_next("COMPLETE", *answers)
     with pytest.raises(Unavailable, match=r"cannot create t/append/.*: the store returned 404 \(NoSuchUpload\)"):
@@ -294,7 +300,7 @@ def test_a_busy_server_delays_an_upload(
     assert len(stub.objects[f"log/{KEY}"]) == PART_BYTES + 3
 
 
-def test_the_time_allowed_goes_by_the_size(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_depends_on_the_size(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A PUT of 8 MiB takes longer than the answer to a small one may."""
     monkeypatch.setattr("sparklog.storage.object_store._DOCUMENT_TIMEOUT", timedelta(seconds=0.2))
     stub.silence_s = 0.5
@@ -308,27 +314,27 @@ def test_the_time_allowed_goes_by_the_size(stub: StubBucket, monkeypatch: pytest
     assert open_store(stub.url).create("t/_log/large.json", bytes(600_000))
 
 
-def test_server_without_conditional_writes_is_refused_at_once(stub: StubBucket, store: Store) -> None:
+def test_a_server_without_conditional_writes_is_rejected_immediately(stub: StubBucket, store: Store) -> None:
     stub.answer_next("PUT", *[Answer(501, "NotImplemented")] * 50)
     with pytest.raises(BadRequest, match="does not support conditional requests"):
         store.create("a", b"mine")
     assert stub.count("PUT") == 1
 
 
-def test_not_modified_means_taken(stub: StubBucket, store: Store) -> None:
+def test_not_modified_means_that_the_object_exists(stub: StubBucket, store: Store) -> None:
     stub.objects["log/a"] = b"other"
     stub.answer_next("PUT", Answer(304))
     assert store.create("a", b"mine") is False
 
 
-def test_listing_that_does_not_heed_its_beginning(stub: StubBucket, store: Store) -> None:
+def test_a_listing_that_ignores_its_start_is_filtered(stub: StubBucket, store: Store) -> None:
     stub.heeds_offset = False
     stub.objects.update({f"log/{name}": b"" for name in ("a", "b/1", "b/2", "b/3", "bb", "c")})
     assert [info.key for info in store.list("b/", "b/1")] == ["b/2", "b/3"]
     assert [info.key for info in store.list("b")] == ["b/1", "b/2", "b/3", "bb"]
 
 
-def test_listing_in_no_order_is_refused(stub: StubBucket, store: Store) -> None:
+def test_an_unsorted_listing_is_rejected(stub: StubBucket, store: Store) -> None:
     stub.reverse = True
     stub.objects.update({"log/a": b"", "log/b": b""})
     with pytest.raises(BadRequest, match="lists a after b"):
@@ -336,21 +342,21 @@ def test_listing_in_no_order_is_refused(stub: StubBucket, store: Store) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 404])
-def test_delete_of_what_is_not_there(stub: StubBucket, status: int) -> None:
+def test_deleting_a_missing_object_succeeds(stub: StubBucket, status: int) -> None:
     store = open_store(stub.url + "&disable_bulk_delete=true")
     stub.answer_next("DELETE", Answer(status))
     store.delete("a")
     assert stub.count("POST") == 0
 
 
-def test_deletes_go_in_one_request(stub: StubBucket, store: Store) -> None:
+def test_deletes_are_sent_in_one_request(stub: StubBucket, store: Store) -> None:
     stub.objects.update({f"log/{number}": b"" for number in range(1500)})
     store.delete_many([str(number) for number in range(1400)])
     assert len(stub.objects) == 100
     assert stub.count("POST") == 2
 
 
-def test_range_behind_the_end_is_empty(stub: StubBucket, store: Store) -> None:
+def test_a_range_after_the_end_is_empty(stub: StubBucket, store: Store) -> None:
     stub.objects["log/a"] = b"hello"
     assert store.get("a", 3, 100) == b"lo"
     assert store.get("a", 5, 10) == b""
@@ -365,7 +371,7 @@ def test_reads_are_repeated(stub: StubBucket, store: Store) -> None:
     assert store.get("a") == b"hello"
 
 
-def test_times_have_whole_seconds_and_no_object_looks_older_than_it_is(stub: StubBucket, store: Store) -> None:
+def test_times_are_whole_seconds_and_objects_never_look_too_old(stub: StubBucket, store: Store) -> None:
     store.create("a", b"")
     info = store.stat("a")
     assert info is not None
@@ -375,7 +381,7 @@ def test_times_have_whole_seconds_and_no_object_looks_older_than_it_is(stub: Stu
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a=b,c", "a+b@c", "%2F"])
-def test_keys_pass_as_they_are(bucket: str, name: str) -> None:
+def test_keys_are_passed_unchanged(bucket: str, name: str) -> None:
     store = open_store(bucket)
     store.create(f"x/{name}/y", b"1")
     store.create(f"x/{name}z", b"2")
@@ -389,7 +395,7 @@ def test_keys_pass_as_they_are(bucket: str, name: str) -> None:
     ("verb", "right"),
     [("PUT", "s3:PutObject"), ("GET", "s3:GetObject"), ("LIST", "s3:ListBucket"), ("POST", "s3:DeleteObject")],
 )
-def test_denied_verb_names_the_missing_right(stub: StubBucket, store: Store, verb: str, right: str) -> None:
+def test_a_denied_request_reports_the_missing_permission(stub: StubBucket, store: Store, verb: str, right: str) -> None:
     stub.answer_next(verb, Answer(403, "AccessDenied"))
     call = {
         "PUT": lambda: store.create("a", b""),

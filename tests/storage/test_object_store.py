@@ -38,7 +38,7 @@ class TestFolderInBucket(StoreTests):
         assert beside.get("data/lo") == beside.get("data/log2/x") == b""
 
 
-def test_is_what_its_url_says(bucket: str) -> None:
+def test_the_store_matches_its_url(bucket: str) -> None:
     store = open_store(bucket)
     assert isinstance(store, ObjectStore)
     assert store.location == bucket
@@ -62,7 +62,7 @@ def test_is_what_its_url_says(bucket: str) -> None:
         ("az://b", {"AZURE_STORAGE_ACCOUNT_NAME": "team", "AZURE_STORAGE_ENDPOINT": "http://one"}, "http://one team"),
     ],
 )
-def test_server_is_what_the_environment_adds(
+def test_server_contains_the_settings_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, url: str, environ: dict[str, str], server: str
 ) -> None:
     for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
@@ -73,7 +73,7 @@ def test_server_is_what_the_environment_adds(
 
 
 @pytest.mark.parametrize("size", [PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 7])
-def test_large_objects_are_whole(bucket: str, size: int) -> None:
+def test_large_objects_are_complete(bucket: str, size: int) -> None:
     store = open_store(bucket)
     data = os.urandom(1 << 20) * (size // (1 << 20) + 1)
     writer = store.writer("t/append/x.slices")
@@ -116,7 +116,7 @@ def _uploads(bucket: str) -> bytes:
         return bytes(answer.read())
 
 
-def test_names_that_are_no_keys_are_passed_over(bucket: str) -> None:
+def test_names_that_are_not_keys_are_skipped(bucket: str) -> None:
     import obstore
 
     store = open_store(bucket)
@@ -127,7 +127,7 @@ def test_names_that_are_no_keys_are_passed_over(bucket: str) -> None:
     assert list(store.list_folders("")) == ["x"]
 
 
-def test_prefixes_that_end_within_a_name(bucket: str) -> None:
+def test_prefixes_may_end_inside_a_name(bucket: str) -> None:
     store = open_store(bucket)
     characters = "059AZaz._-%=+@,"
     keys = [f"f/{each}{each}x" for each in characters]
@@ -152,11 +152,11 @@ def test_prefixes_that_end_within_a_name(bucket: str) -> None:
         ("t/a.", "t/a-~"),
     ],
 )
-def test_a_list_begins_a_little_before_its_prefix(prefix: str, start: str) -> None:
+def test_a_listing_starts_just_before_its_prefix(prefix: str, start: str) -> None:
     assert _start_after(prefix) == start
 
 
-def test_no_key_lies_before_the_beginning_of_its_list() -> None:
+def test_no_key_sorts_before_the_start_of_its_listing() -> None:
     characters = "059AZaz._-%=+@,"
     for last in characters:
         start = _start_after(f"t/x{last}")
@@ -166,7 +166,7 @@ def test_no_key_lies_before_the_beginning_of_its_list() -> None:
         assert last == "0" or all(f"t/x{lower}{lower}" <= start for lower in characters if lower < last)
 
 
-def test_missing_bucket_is_no_missing_object(bucket: str) -> None:
+def test_a_missing_bucket_is_not_a_missing_object(bucket: str) -> None:
     store = open_store(bucket.replace("s3://", "s3://not-"))
     for call in (
         lambda: store.get("a"),
@@ -179,7 +179,7 @@ def test_missing_bucket_is_no_missing_object(bucket: str) -> None:
             call()
 
 
-def test_server_that_is_away_is_one_line(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_reported_in_one_line(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparklog.storage.object_store._RETRIES", 0)
     monkeypatch.setattr("sparklog.storage.object_store._CREATE_ATTEMPTS", 1)
     store = open_store("s3://bucket/log?endpoint=http://127.0.0.1:9")
@@ -207,7 +207,7 @@ def test_child_of_a_process_that_used_a_bucket_does_not_hang(bucket: str) -> Non
     child.join()
 
 
-def test_root_lives_in_a_bucket(bucket: str) -> None:
+def test_a_root_works_in_a_bucket(bucket: str) -> None:
     import sparklog
 
     root = sparklog.open(sparklog_url := bucket.replace("?", "/data/log?"), create=True)
@@ -224,11 +224,11 @@ def test_root_lives_in_a_bucket(bucket: str) -> None:
     ("url", "begins"),
     [("s3://b/log", True), ("gs://b/log", True), ("az://b/log", False), ("s3://b--use1-az4--x-s3/l", False)],
 )
-def test_where_a_list_begins_after_a_key(url: str, begins: bool) -> None:
+def test_start_of_a_listing_after_a_key(url: str, begins: bool) -> None:
     assert open_store(url).lists_after is begins
 
 
-def test_buckets_of_s3_express_are_asked_in_their_zone() -> None:
+def test_requests_to_s3_express_go_to_the_zone() -> None:
     express = ObjectStore("s3://logs--use1-az4--x-s3/a?region=us-east-1")._client("data")
     assert express.config["s3_express"] == "true"
     assert "s3_express" not in ObjectStore("s3://logs/a?region=us-east-1")._client("data").config

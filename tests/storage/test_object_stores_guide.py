@@ -88,25 +88,25 @@ def policy(action: str) -> str:
     return translate(resource.removeprefix("arn:aws:s3:::bucket/log/"))
 
 
-def test_reader_needs_neither_to_create_nor_to_delete(location: str) -> None:
+def test_a_reader_needs_no_permission_to_create_or_delete(location: str) -> None:
     read(Limited(location, NOTHING, NOTHING))
 
 
-def test_policy_of_a_writer_suffices(location: str) -> None:
+def test_the_writer_policy_is_sufficient(location: str) -> None:
     write(Limited(location, policy("s3:PutObject"), policy("s3:DeleteObject")))
 
 
-def test_rights_of_a_backup_suffice(location: str, moto_server: MotoServer) -> None:
+def test_the_backup_permissions_are_sufficient(location: str, moto_server: MotoServer) -> None:
     source = Limited(location, r".*/_log/|_probe/", "_probe/")
     assert back_up(open_root(source), ObjectStore(moto_server.new_bucket())).number == 1
 
 
-def test_rights_that_are_missing_are_named(location: str) -> None:
+def test_missing_permissions_are_reported(location: str) -> None:
     with pytest.raises(Unavailable, match=r"cannot create _probe/.*: access is denied"):
         open_root(Limited(location, "(?!_probe/)", "")).topic("orders").append(ROWS)
 
 
-def test_settings_of_the_guide_are_those_of_the_code() -> None:
+def test_settings_in_the_guide_match_the_code() -> None:
     rows = re.findall(r"^\| ((?:`[a-z_0-9]+`(?:, )?)+) \| ([A-Z]\w+(?:, \w+)*) \|", GUIDE, re.MULTILINE)
     described = {
         (name, *(CLOUDS[cloud] for cloud in clouds.split(", ")))
@@ -116,7 +116,7 @@ def test_settings_of_the_guide_are_those_of_the_code() -> None:
     assert described == {(setting.name, *setting.used_by) for setting in SETTINGS}
 
 
-def test_hadoops_options_of_the_guide_are_taken() -> None:
+def test_hadoop_options_in_the_guide_are_accepted() -> None:
     names = set(re.findall(r"`(fs\.s3a\.[a-z.]+)`", GUIDE))
     assert names
     for name in names:

@@ -18,7 +18,7 @@ READS: dict[str, Callable[[Store], object]] = {"get": lambda store: store.get("t
 
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.parametrize("cached_ms", [1_000, 2 * SETTLE_MS])
-def test_a_denied_object_is_waited_for(name: str, cached_ms: int) -> None:
+def test_reads_wait_for_a_hidden_object(name: str, cached_ms: int) -> None:
     world, read = World(), READS[name]
     store = NameCachingStore(world.store, lambda: world.now_ms, name_ms=cached_ms)
     assert store.stat("t/a") is None
@@ -30,7 +30,7 @@ def test_a_denied_object_is_waited_for(name: str, cached_ms: int) -> None:
         assert read(patient(store, world.env()))
 
 
-def test_an_object_that_is_not_listed_is_not_there() -> None:
+def test_an_object_that_is_not_listed_does_not_exist() -> None:
     world = World()
     store = patient(NameCachingStore(world.store, lambda: world.now_ms, name_ms=1_000), world.env())
     assert store.stat("t/a") is None

@@ -93,7 +93,7 @@ def run(disk: Disk, base: Path, seed: int, steps: int) -> int:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to follow descriptors")
 class TestPowerLoss:
-    def test_what_was_acknowledged_survives(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_acknowledged_objects_survive_a_power_loss(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for seed in range(10):
             base = tmp_path / str(seed)
             base.mkdir()
@@ -101,13 +101,13 @@ class TestPowerLoss:
                 assert run(Disk(patch, base), base, seed, 60) > 0
 
     @pytest.mark.parametrize("forgotten", ["_sync", "_sync_folder", "_sync_name"])
-    def test_a_forgotten_fsync_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: str) -> None:
+    def test_a_missing_fsync_is_detected(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: str) -> None:
         monkeypatch.setattr(LocalStore, forgotten, lambda *args, **how: 0)
         disk = Disk(monkeypatch, tmp_path)
         with pytest.raises(AssertionError, match="would be lost"):
             run(disk, tmp_path, 1, 60)
 
-    def test_a_folder_that_another_process_made_and_did_not_settle(
+    def test_a_directory_that_another_process_created_and_did_not_sync_is_synced(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         disk = Disk(monkeypatch, tmp_path)
@@ -117,7 +117,7 @@ class TestPowerLoss:
         assert store.create("a/b/c", b"1")
         assert disk.after_power_loss(tmp_path / "root" / "a" / "b" / "c") == b"1"
 
-    def test_a_name_that_another_process_has_not_made_durable_yet(
+    def test_an_existing_name_is_made_durable_before_it_is_reported(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It died between link and fsync: who is told "exists" goes on from that object."""

@@ -138,24 +138,24 @@ class WrongBytes(MemoryStore):
         (IgnoresAfter(clock), "keys that were not requested"),
     ],
 )
-def test_broken_promises_are_refused(store: MemoryStore, words: str) -> None:
+def test_stores_that_violate_a_guarantee_are_rejected(store: MemoryStore, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         probe(store)
     assert list(store.list("")) == [] or isinstance(store, NoCase)
 
 
 @pytest.mark.parametrize("store", [LosesAnswers(clock), FailsSometimes()])
-def test_answers_that_are_lost_break_no_promise(store: MemoryStore) -> None:
+def test_lost_responses_do_not_violate_the_guarantees(store: MemoryStore) -> None:
     assert probe(store).rounds == 12
     assert list(store.list("")) == []
 
 
-def test_a_store_in_which_nothing_lands_is_to_be_tried_again() -> None:
+def test_a_store_in_which_no_create_succeeds_asks_to_try_again() -> None:
     with pytest.raises(Unavailable, match="no object could be created"):
         probe(CreatesNothing(clock))
 
 
-def test_rounds_are_the_stores(tmp_path: Path) -> None:
+def test_the_number_of_races_comes_from_the_store(tmp_path: Path) -> None:
     local, far = CountingStore(LocalStore(tmp_path, durable=False)), CountingStore(MemoryStore(clock))
     for store, races in ((local, 1), (far, 12)):
         assert probe(store).rounds == races
@@ -186,7 +186,7 @@ class Denies(MemoryStore):
         ("none", set()),
     ],
 )
-def test_each_promise_has_an_outcome(verb: str, broken: set[str]) -> None:
+def test_each_guarantee_has_a_result(verb: str, broken: set[str]) -> None:
     _, outcomes = examine(Denies(verb))
     assert {each.guarantee.name for each in outcomes if each.error is not None} == broken
     assert all(f"the right to {verb}" in str(each.error) for each in outcomes if each.error is not None)
@@ -194,7 +194,7 @@ def test_each_promise_has_an_outcome(verb: str, broken: set[str]) -> None:
     assert [each.guarantee.name for each in outcomes] == (names[:1] if "create" in broken else names)
 
 
-def test_a_good_store_passes_and_is_left_clean(tmp_path: Path) -> None:
+def test_a_valid_store_passes_the_probe_and_no_objects_remain(tmp_path: Path) -> None:
     report = probe(LocalStore(tmp_path / "root"))
     assert report.location == str(tmp_path / "root")
     assert abs(report.clock_ahead_ms) < 1000
@@ -228,7 +228,7 @@ def test_no_lock_of_a_thread_is_held_in_a_forked_child() -> None:
     thread.join()
 
 
-def test_every_lock_that_is_kept_is_free_after_a_fork() -> None:
+def test_long_lived_locks_are_free_after_a_fork() -> None:
     """A plain lock may be made where a call makes and drops it; an attribute or a global is kept.
 
     A producer needs conditions. It makes them again in the child, and refuses (`test_pressure.py`).
@@ -239,7 +239,7 @@ def test_every_lock_that_is_kept_is_free_after_a_fork() -> None:
     assert found == {"storage/fork_safety.py", "clients/producer/accumulator.py", "clients/producer/futures.py"}
 
 
-def test_a_race_whose_threads_cannot_all_be_started_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_does_not_hang_if_a_thread_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     start, started = threading.Thread.start, iter(range(THREADS - 1))
 
     def limited(thread: threading.Thread) -> None:

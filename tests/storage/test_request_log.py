@@ -21,7 +21,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return texts
 
 
-def test_each_request_is_a_line_with_its_outcome(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_request_is_logged_with_its_result(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "sparklog.requests")
     store = open_store(tmp_path)
     assert [store.create("a/b", b"four"), store.create("a/b", b"5")] == [True, False]
@@ -46,9 +46,7 @@ def test_each_request_is_a_line_with_its_outcome(tmp_path: Path, caplog: pytest.
     ]
 
 
-def test_what_a_directory_can_do_is_there_and_a_copy_is_silent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_logging_keeps_the_capabilities_and_copies_do_not_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_bytes(b"linked")
     caplog.set_level(logging.DEBUG, "sparklog.requests")
     store = open_store(tmp_path / "store")
@@ -59,12 +57,12 @@ def test_what_a_directory_can_do_is_there_and_a_copy_is_silent(
     assert lines(caplog) == []
 
 
-def test_nothing_is_replaced_where_it_is_off(tmp_path: Path) -> None:
+def test_methods_are_not_replaced_if_the_log_is_disabled(tmp_path: Path) -> None:
     logged = {"get", "list", "writer"}
     assert not logged & vars(open_store(tmp_path)).keys()
 
 
-def test_tries_that_are_made_again_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_retries_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sparklog.storage")
     Backoff(Pauses().policy().clock).sleep()
     assert re.fullmatch(r"attempt 1 failed; retrying in \d\.\d s", lines(caplog)[0])

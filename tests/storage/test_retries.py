@@ -18,7 +18,7 @@ def test_pauses_grow_and_end_within_the_budget() -> None:
     assert BUSY_BUDGET_S - LONGEST_PAUSE_S < pauses.seconds <= BUSY_BUDGET_S
 
 
-def test_time_that_requests_take_is_of_the_budget() -> None:
+def test_the_duration_of_requests_counts_towards_the_budget() -> None:
     seconds = 0.0
     made: list[float] = []
     backoff = RetryPolicy(10, Clock(lambda: seconds, made.append, lambda: 0.5)).backoff()
@@ -29,7 +29,7 @@ def test_time_that_requests_take_is_of_the_budget() -> None:
 
 
 @pytest.mark.parametrize(("policy", "calls"), [(ONCE, 1), (Pauses().policy(1.0), 4)])
-def test_the_last_error_is_raised_as_it_is(policy: RetryPolicy, calls: int) -> None:
+def test_the_last_error_is_raised_unchanged(policy: RetryPolicy, calls: int) -> None:
     errors = [OSError(str(number)) for number in range(10)]
     left = iter(errors)
 
@@ -41,7 +41,7 @@ def test_the_last_error_is_raised_as_it_is(policy: RetryPolicy, calls: int) -> N
     assert caught.value is errors[calls - 1]
 
 
-def test_an_error_that_does_not_pass_is_raised_at_once() -> None:
+def test_a_permanent_error_is_raised_immediately() -> None:
     pauses = Pauses()
     with pytest.raises(ZeroDivisionError):
         pauses.policy().call(lambda: 1 // 0, lambda error: isinstance(error, OSError))

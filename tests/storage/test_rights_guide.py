@@ -108,7 +108,7 @@ def transact(root: Root, transactional_id: str) -> None:
         transaction.append("orders", ROWS)
 
 
-def test_the_policy_lets_a_team_use_its_topic_and_no_other(bucket: str) -> None:
+def test_the_policy_allows_a_team_to_use_only_its_topic(bucket: str) -> None:
     location = f"{bucket}/log" if "?" not in bucket else bucket.replace("?", "/log?", 1)
     root = sparklog.open(location, create=True)
     for name in ("orders", "orders-archive"):
@@ -132,7 +132,7 @@ def test_the_policy_lets_a_team_use_its_topic_and_no_other(bucket: str) -> None:
     assert not allows("s3:PutObject", f"{BUCKET}/log/_transactions/another/_log/00000000000000000003.json")
 
 
-def test_the_policy_names_its_principal_in_each_statement() -> None:
+def test_each_policy_statement_contains_the_principal() -> None:
     assert {json.dumps(statement["Principal"]) for statement in policy()} == {
         '{"AWS": "arn:aws:iam::111122223333:role/orders-team"}'
     }
@@ -175,7 +175,7 @@ attempt("topic", lambda: root.create_topic(sys.argv[2]))
     not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("setpriv")),
     reason="needs root and setpriv, to give groups of users to processes",
 )
-def test_the_groups_of_users_have_the_rights_that_the_guide_says(tmp_path: Path) -> None:
+def test_user_groups_have_the_permissions_in_the_guide(tmp_path: Path) -> None:
     (commands,) = re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     commands = commands.replace("chgrp writers", f"chgrp {WRITERS}").replace("chgrp -R orders", f"chgrp -R {ORDERS}")
     script = commands.replace("/data/", f"{tmp_path}/")
@@ -197,7 +197,7 @@ def test_the_groups_of_users_have_the_rights_that_the_guide_says(tmp_path: Path)
     assert ran("fifth") == []
 
 
-def test_a_prefix_of_the_file_of_users_has_no_end() -> None:
+def test_prefixes_in_the_users_file_have_no_end() -> None:
     anna = User("anna", Verifier.of("", b""), {"read": ("orders",), "group": ("shop",)})
     assert anna.may("read", "orders")
     assert anna.may("read", "orders-archive")

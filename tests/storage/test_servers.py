@@ -57,7 +57,7 @@ class TestServers(StoreTests):
         assert report.clock_ahead_ms == 0
         assert list(store.list("")) == []
 
-    def test_the_verdict_stays(self, store: Store) -> None:
+    def test_the_probe_result_is_stored(self, store: Store) -> None:
         ensure_probed(store)
         (verdict,) = store.list("")
         assert verdict.key.startswith("_probe/verdict-")
@@ -65,7 +65,7 @@ class TestServers(StoreTests):
 
 @pytest.mark.java
 @pytest.mark.parametrize("name", HOLD_NONE)
-def test_servers_that_race_are_refused(name: str, tmp_path: Path) -> None:
+def test_servers_that_lose_races_are_rejected(name: str, tmp_path: Path) -> None:
     with started(HOLD_NONE[name], tmp_path) as server:
         store = open_store(server.bucket())
         for _ in range(TRIES):

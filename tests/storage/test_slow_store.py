@@ -36,7 +36,7 @@ class TestSlowStore(StoreTests):
 
 
 @pytest.mark.parametrize("latency", [S3_STANDARD.get, S3_STANDARD.put, S3_EXPRESS.get, S3_EXPRESS.put])
-def test_draws_have_the_published_percentiles(latency: Latency) -> None:
+def test_latencies_have_the_published_percentiles(latency: Latency) -> None:
     source = random.Random(2)
     drawn = sorted(latency.draw(source) for _ in range(20_000))
     assert statistics.median(drawn) == pytest.approx(latency.p50, rel=0.03)
@@ -118,7 +118,7 @@ def test_half_of_a_wait_before_the_effect_and_half_after(call: Callable[[SlowSto
     assert waits == slept
 
 
-def test_an_effect_shows_in_the_middle_of_its_request() -> None:
+def test_an_effect_is_visible_during_its_request() -> None:
     inner = memory()
     seen: list[bool] = []
     SlowStore(inner, FLAT, random.Random(1), sleep=lambda _: seen.append(inner.stat("a") is not None)).create("a", b"")
@@ -133,7 +133,7 @@ def waits_of(store: SlowStore, requests: int = 5) -> list[float]:
     return waits
 
 
-def test_a_seed_is_one_series_of_waits_and_a_copy_has_one_of_its_own(tmp_path: Path) -> None:
+def test_a_seed_determines_the_waits_and_a_copy_has_its_own(tmp_path: Path) -> None:
     def store() -> SlowStore:
         return SlowStore(LocalStore(tmp_path, durable=False), S3_STANDARD, random.Random(7), sleep=no_sleep)
 
@@ -147,7 +147,7 @@ def test_a_seed_is_one_series_of_waits_and_a_copy_has_one_of_its_own(tmp_path: P
     assert original.get("a") == b"1"
 
 
-def test_requests_of_threads_wait_at_the_same_time() -> None:
+def test_requests_of_threads_wait_concurrently() -> None:
     together = threading.Barrier(8)
     store = SlowStore(memory(), S3_STANDARD, random.Random(1), sleep=lambda _: together.wait(300) and None)
     assert store.parallel_reads == 16

@@ -87,7 +87,7 @@ def test_memory_store_goes_back_to_a_snapshot_and_is_not_picklable() -> None:
         pickle.dumps(store)
 
 
-def test_memory_store_stamps_by_the_clock_given() -> None:
+def test_memory_store_uses_the_given_clock() -> None:
     now = [5_000]
     store = MemoryStore(lambda: now[0])
     store.create("a", b"")
@@ -161,7 +161,7 @@ def test_crashes_pass_every_except_exception() -> None:
         assert (store.inner.stat(COMMIT) is not None) is effect
 
 
-def test_late_create_lands_after_further_calls() -> None:
+def test_a_late_create_takes_effect_after_later_requests() -> None:
     store = faulty("create:commit", FaultKind.LATE, 2)
     with pytest.raises(Unavailable):
         store.create(COMMIT, b"late")
@@ -170,7 +170,7 @@ def test_late_create_lands_after_further_calls() -> None:
     assert store.get(COMMIT) == b"late"
 
 
-def test_late_create_loses_to_who_came_first() -> None:
+def test_a_late_create_loses_to_an_earlier_creator() -> None:
     store = faulty("create:commit", FaultKind.LATE, 100)
     with pytest.raises(Unavailable):
         store.create(COMMIT, b"late")
@@ -179,7 +179,7 @@ def test_late_create_loses_to_who_came_first() -> None:
     assert store.get(COMMIT) == b"first"
 
 
-def test_late_delete_lands() -> None:
+def test_a_late_delete_takes_effect() -> None:
     store = faulty("delete:other", FaultKind.LATE, 100)
     store.create("a", b"")
     with pytest.raises(Unavailable):
@@ -189,7 +189,7 @@ def test_late_delete_lands() -> None:
     assert store.stat("a") is None
 
 
-def test_exists_that_is_ours_and_exists_that_is_not_there() -> None:
+def test_an_existing_object_may_be_ours_or_missing() -> None:
     store = faulty("create:commit", FaultKind.TWICE)
     assert store.create(COMMIT, b"mine") is False
     assert store.get(COMMIT) == b"mine"
@@ -219,7 +219,7 @@ def test_short_reads_and_flipped_bits() -> None:
     assert [store.get("a"), store.get("a")] == [b"h" + bytes([ord("e") ^ 1]) + b"llo", b"hello"]
 
 
-def test_delays_pass_on_the_clock_given() -> None:
+def test_delays_use_the_given_clock() -> None:
     slept: list[float] = []
     script = Script({("get:other", 0): Fault(FaultKind.DELAY, 3), ("get:other", 1): Fault(FaultKind.DELAY_AFTER, 4)})
     store = FaultyStore(memory(), script, slept.append)

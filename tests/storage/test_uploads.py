@@ -48,7 +48,7 @@ def upload(store: FailingThreads, data: bytes = DATA) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("point", ["begin", "part", "complete"])
-def test_whatever_ends_the_thread_is_a_failure(point: str, kind: type[BaseException]) -> None:
+def test_any_end_of_the_upload_thread_is_a_failure(point: str, kind: type[BaseException]) -> None:
     store = Bucket(point, kind("struck"))
     with pytest.raises(Unavailable, match=r"struck|cannot create t/append/x in s3://bucket/log"):
         upload(store)
@@ -56,7 +56,7 @@ def test_whatever_ends_the_thread_is_a_failure(point: str, kind: type[BaseExcept
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_object_that_is_there_whole_is_stored_whatever_its_last_request_answers(kind: type[BaseException]) -> None:
+def test_a_complete_object_is_stored_regardless_of_the_last_response(kind: type[BaseException]) -> None:
     store = Bucket("after complete", kind("the answer is lost"))
     upload(store)
     assert store.inner.get(KEY) == DATA
@@ -78,21 +78,21 @@ class Losing(FailingThreads):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(Shortening, r"expected 640 bytes there, found 600:"), (Losing, "found no object")]
+    ("kind", "words"), [(Shortening, r"expected 640 bytes, found 600;"), (Losing, "found no object")]
 )
-def test_the_size_of_what_was_uploaded_is_asked_for(kind: type[FailingThreads], words: str) -> None:
+def test_the_size_of_an_upload_is_verified(kind: type[FailingThreads], words: str) -> None:
     with pytest.raises(Unavailable, match=words):
         upload(kind(World().store, 0, 0))
 
 
-def test_a_writer_that_waits_for_room_goes_on_when_the_thread_dies() -> None:
+def test_a_waiting_writer_continues_when_the_upload_thread_dies() -> None:
     writer = Bucket("part", Panic("struck")).writer(KEY)
     with pytest.raises(Unavailable, match=r"the client failed \(Panic\)"):  # noqa: PT012
         while True:
             writer.write(bytes(2 * PART_BYTES))
 
 
-def test_what_was_discarded_leaves_nothing() -> None:
+def test_discarded_writers_leave_no_objects() -> None:
     store = FailingThreads(World().store, 0, 0)
     writer = store.writer(KEY)
     writer.write(DATA)
@@ -212,7 +212,7 @@ def test_one_seed() -> None:
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("kind", [KeepsExpectedErrorsOnly, KeepsExceptionsOnly])
-def test_a_broken_rule_is_found(kind: type[Upload]) -> None:
+def test_a_violated_rule_is_detected(kind: type[Upload]) -> None:
     with pytest.raises(AssertionError, match=r"missing: t/|acknowledged append is lost"):  # noqa: PT012
         for seed in range(FAILING_THREADS.every_run):
             run(seed, kind)

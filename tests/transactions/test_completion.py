@@ -41,7 +41,7 @@ from tests.support.topics_world import TopicsWorld
 DAY = 86_400_000
 
 
-def test_a_quiet_topic_records_its_outcome_by_a_pass() -> None:
+def test_maintenance_records_outcomes_in_an_idle_topic() -> None:
     world = TopicsWorld()
     world.prepare(world.producer(), a=["1"], b=["1"]).commit()
     topic = world.topic("a")
@@ -52,7 +52,7 @@ def test_a_quiet_topic_records_its_outcome_by_a_pass() -> None:
     assert topic.log.state().version == 2
 
 
-def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name() -> None:
+def test_an_outcome_does_not_apply_to_a_recreated_topic() -> None:
     """Maintenance reads the head, stands still while the topic is replaced, and then records what it knows."""
     world = TopicsWorld()
     owner = world.producer(timeout_ms=3_600_000).begin()
@@ -80,7 +80,7 @@ def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name(
     assert world.values("a") == ["new"]
 
 
-def test_commits_are_forgotten_when_all_topics_have_recorded_them() -> None:
+def test_commits_are_pruned_when_all_topics_have_recorded_them() -> None:
     world = TopicsWorld()
     producer = world.producer()
     for number in range(3):
@@ -103,7 +103,7 @@ def test_commits_are_forgotten_when_all_topics_have_recorded_them() -> None:
     assert world.values("a") == ["0", "1", "2"]
 
 
-def test_a_commit_waits_for_a_topic_that_does_not_record_it() -> None:
+def test_a_commit_is_kept_for_a_topic_that_has_not_recorded_it() -> None:
     world = TopicsWorld()
     producer = world.producer()
     with producer.begin() as transaction:
@@ -140,7 +140,7 @@ def test_old_entries_are_collected_by_the_stores_clock() -> None:
     assert len(world.values("a")) == 15
 
 
-def test_ids_of_single_writes_go_when_they_are_done_with() -> None:
+def test_ids_of_single_writes_are_deleted_when_they_are_no_longer_needed() -> None:
     world = TopicsWorld()
     root = world.root()
     target = root.topic("a").log.append_target()
@@ -161,7 +161,7 @@ def test_ids_of_single_writes_go_when_they_are_done_with() -> None:
     assert world.values("a") == ["1"]
 
 
-def test_a_log_stays_whose_newest_entry_is_not_listed_yet() -> None:
+def test_a_journal_is_kept_if_its_latest_entry_is_not_listed_yet() -> None:
     """An id of a single write that an operator ended just now, a week after it was begun."""
     world = TopicsWorld()
     root = world.root()
@@ -180,7 +180,7 @@ def test_a_log_stays_whose_newest_entry_is_not_listed_yet() -> None:
     assert collect(world.root()).objects == 2
 
 
-def test_what_fails_is_reported_and_the_rest_is_done() -> None:
+def test_failures_are_reported_and_other_ids_are_maintained() -> None:
     world = TopicsWorld()
     for name in ("good", "bad", "worse"):
         with world.producer(name).begin() as transaction:
@@ -226,7 +226,7 @@ def test_the_retention_job_records_and_times_out() -> None:
     assert [topic["resolvedTransactions"] for topic in json.loads(json.dumps(found))["topics"]][:2] == [1, 1]
 
 
-def test_what_is_hidden_in_another_topic_is_not_merged_away(tmp_path: Path) -> None:
+def test_records_that_another_topic_hides_are_not_merged(tmp_path: Path) -> None:
     world = TopicsWorld(store=LocalStore(str(tmp_path), durable=False))
     world.now_ms = world.store.now_ms()
     world.topic("c").append(rows("below"))
@@ -258,7 +258,7 @@ def test_what_is_hidden_in_another_topic_is_not_merged_away(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("roll", [False, True])
-def test_what_is_hidden_elsewhere_and_not_recorded_there_is_not_rewritten(roll: bool) -> None:
+def test_records_that_another_topic_hides_without_an_outcome_are_not_rewritten(roll: bool) -> None:
     """Topic b has not recorded that "ab" is committed, which lies behind "bc" there; an open one hides that in c."""
     world = TopicsWorld()
     owner = world.producer("blocker", timeout_ms=3_600_000).begin()
@@ -352,7 +352,7 @@ def write_without_id(root: Root, value: str, *topics: str) -> None:
     publish(root, None, written)
 
 
-def test_writes_without_an_id_share_one_while_one_follows_the_other() -> None:
+def test_consecutive_writes_without_an_id_share_an_id() -> None:
     world = TopicsWorld()
     root, other = world.root(), world.root()
     for number in range(10):
@@ -368,7 +368,7 @@ def test_writes_without_an_id_share_one_while_one_follows_the_other() -> None:
     assert len(world.values("a")) == 12
 
 
-def test_a_root_that_was_written_to_without_an_id_is_let_go() -> None:
+def test_a_root_with_reusable_ids_can_be_garbage_collected() -> None:
     root = TopicsWorld().root()
     write_without_id(root, "1", "a", "b")
     gone = weakref.ref(root)
@@ -377,7 +377,7 @@ def test_a_root_that_was_written_to_without_an_id_is_let_go() -> None:
     assert gone() is None
 
 
-def test_writes_without_an_id_beside_each_other_use_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_writes_without_an_id_use_two_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     world = TopicsWorld()
     root = world.root()
     write_without_id(root, "first", "a")
@@ -395,7 +395,7 @@ def test_writes_without_an_id_beside_each_other_use_two(monkeypatch: pytest.Monk
     assert sorted(world.values("a")) == ["beside", "first", "second"]
 
 
-def test_a_write_that_failed_leaves_its_id_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_does_not_make_its_id_reusable(monkeypatch: pytest.MonkeyPatch) -> None:
     world = TopicsWorld()
     root = world.root()
     write_without_id(root, "first", "a")
@@ -413,7 +413,7 @@ def test_a_write_that_failed_leaves_its_id_alone(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_uses_ids_of_its_own() -> None:
+def test_a_forked_process_uses_its_own_ids() -> None:
     world = TopicsWorld()
     root = world.root()
     write_without_id(root, "parent", "a")
@@ -424,7 +424,7 @@ def test_a_forked_process_uses_ids_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_logs_of_single_writes_do_not_pile_up_in_memory() -> None:
+def test_logs_of_single_writes_do_not_accumulate_in_memory() -> None:
     world = TopicsWorld(limits=Limits(decision_logs=4, reused_ms=0))
     writer, reader = world.root(), world.root()
     view = RootView(reader)
@@ -435,7 +435,7 @@ def test_logs_of_single_writes_do_not_pile_up_in_memory() -> None:
     assert world.values("a") == [f"{number}" for number in range(10)]
 
 
-def test_a_log_that_was_dropped_is_opened_anew() -> None:
+def test_an_evicted_log_is_opened_again() -> None:
     world = TopicsWorld(limits=Limits(decision_logs=1))
     root = world.root()
     held = [world.prepare(transactional(root, name), a=[name]) for name in ("one", "two", "three")]

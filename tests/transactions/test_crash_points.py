@@ -70,7 +70,7 @@ POINTS = calls(work)
 LOOP_POINTS = calls(consume)
 
 
-def test_the_steps_are_all_there() -> None:
+def test_the_crash_points_cover_all_steps() -> None:
     assert POINTS.count("create:commit") == 4
     assert POINTS.count("create:commit of a decision") == 3
     assert LOOP_POINTS.count("create:commit") == 4
@@ -81,7 +81,7 @@ def test_the_steps_are_all_there() -> None:
 
 @pytest.mark.parametrize("completion", ["next instance", "timeout", "reader"])
 @pytest.mark.parametrize(("point", "kind"), crash_points(POINTS))
-def test_all_of_each_transaction_or_none(point: int, kind: FaultKind, completion: str) -> None:
+def test_readers_see_all_or_none_of_each_transaction(point: int, kind: FaultKind, completion: str) -> None:
     world = TopicsWorld()
     store = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)
     # What follows a request that finds nothing is as good as its crash.
@@ -110,7 +110,7 @@ def test_all_of_each_transaction_or_none(point: int, kind: FaultKind, completion
 
 
 @pytest.mark.parametrize(("point", "kind"), crash_points(LOOP_POINTS))
-def test_what_was_consumed_and_what_was_produced_go_together(point: int, kind: FaultKind) -> None:
+def test_consumed_offsets_and_produced_records_are_committed_together(point: int, kind: FaultKind) -> None:
     world = source()
     store = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)
     with suppress(Crash):

@@ -68,7 +68,7 @@ def objects(world: TopicsWorld, prefix: str = LOG) -> list[str]:
     return [info.key for info in world.store.list(prefix)]
 
 
-def test_of_an_id_that_expired_one_entry_is_left_in_a_register() -> None:
+def test_one_entry_of_an_expired_id_is_kept_in_an_archive() -> None:
     world = used()
     before = world.root().engine.decisions.log("job").refresh()
     first, second, third = expire(world)
@@ -116,7 +116,7 @@ def test_ids_in_use_do_not_expire() -> None:
     assert world.values("c") == ["1"]
 
 
-def test_a_transaction_that_was_begun_before_gets_a_clear_error() -> None:
+def test_a_transaction_that_began_before_the_expiry_gets_a_clear_error() -> None:
     world = used()
     late = transactional(world.root(), "job").begin()
     late.append("a", rows("late"))
@@ -139,7 +139,7 @@ def publish_batch(root: Root, batch: int) -> bool:
     return publish(root, "query", written, key=WriterKey("query", batch, "run")).skipped
 
 
-def test_a_query_that_stood_still_for_weeks_writes_no_batch_twice() -> None:
+def test_a_query_that_was_stopped_for_weeks_does_not_write_a_batch_twice() -> None:
     world = TopicsWorld()
     for batch in range(3):
         assert not publish_batch(world.root(), batch)
@@ -150,7 +150,7 @@ def test_a_query_that_stood_still_for_weeks_writes_no_batch_twice() -> None:
     assert world.values("a") == world.values("b") == ["0", "1", "2", "3"]
 
 
-def test_listings_show_an_id_until_it_is_gone_and_describe_knows_it_afterwards() -> None:
+def test_listings_show_an_id_until_it_is_deleted_and_describe_still_finds_it() -> None:
     world = used()
     expire(world, 2)
     assert [(item.id, item.state) for item in list_transactions(world.root())] == [("job", "Dead")]
@@ -161,7 +161,7 @@ def test_listings_show_an_id_until_it_is_gone_and_describe_knows_it_afterwards()
         describe_transaction(world.root(), "jobs", [])
 
 
-def test_retain_expires_ids_where_the_root_says_so() -> None:
+def test_retain_expires_ids_according_to_the_root_config() -> None:
     world = used()
     root = world.root()
     for topic in ("a", "b"):
@@ -179,7 +179,7 @@ def test_retain_expires_ids_where_the_root_says_so() -> None:
     assert root.defaults().expiration_ms() is None
 
 
-def test_who_uses_an_id_every_day_makes_no_more_requests_for_it() -> None:
+def test_a_daily_used_id_needs_no_additional_requests() -> None:
     world = used()
     store = CountingStore(world.store)
     root = world.root(store)
@@ -395,7 +395,7 @@ def the_register_confirms_nothing(patch: pytest.MonkeyPatch) -> None:
         (the_register_confirms_nothing, "the first use", 0),
     ],
 )
-def test_a_broken_rule_is_found(
+def test_a_violated_rule_is_detected(
     mutate: Callable[[pytest.MonkeyPatch], None], night: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`first`: the case from which on one is tried, that of the first that found it."""
@@ -404,7 +404,7 @@ def test_a_broken_rule_is_found(
         nights(next(item for item in NIGHTS if item.name == night), 1, first)
 
 
-def test_commits_that_a_topic_has_not_recorded_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_check_unrecorded_commits_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     world = used()
     monkeypatch.setattr(completion, "_topic_recorded", lambda *of: True)
     monkeypatch.setattr(completion, "_in_use", lambda root: iter(()))

@@ -25,7 +25,7 @@ def test_the_snippets_without_spark_run_in_order(tmp_path: Path) -> None:
     assert values == {"orders": [b"book", b"lamp"], "payments": [b"12.50"], "invoices": [b"book"]}
 
 
-def test_options_are_spelled_as_they_are_taken() -> None:
+def test_options_are_documented_with_their_accepted_spelling() -> None:
     names = re.findall(r'\.option\("([\w.]+)"', "\n".join(snippets()))
     assert names
     assert [option.name for name in names if (option := find_option(name))] == names

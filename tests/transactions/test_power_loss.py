@@ -63,7 +63,7 @@ def power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Power:
     return Power(tmp_path, monkeypatch)
 
 
-def test_offsets_of_a_group_do_not_outlive_the_records(power: Power) -> None:
+def test_records_are_durable_before_offsets_are_committed(power: Power) -> None:
     with power.slow("a/_log"):
         power.root().topic("a").append(rows("x"))
     assert power.kept("a") == [0]
@@ -76,7 +76,7 @@ def test_offsets_of_a_group_do_not_outlive_the_records(power: Power) -> None:
     assert power.kept("a") == [0, 1]
 
 
-def test_a_copy_does_not_outlive_the_records(power: Power) -> None:
+def test_records_are_durable_before_a_copy_is_written(power: Power) -> None:
     with power.slow("a/_log"):
         power.root().topic("a").append(rows("x"))
     assert power.kept("a") == [0]
@@ -84,7 +84,7 @@ def test_a_copy_does_not_outlive_the_records(power: Power) -> None:
     assert power.kept("a") == [0, 1]
 
 
-def test_a_copy_does_not_outlive_the_decision(power: Power) -> None:
+def test_decisions_are_durable_before_a_copy_is_written(power: Power) -> None:
     transaction = transactional(power.root(), "job").begin()
     transaction.append("a", rows("x"))
     before = power.kept("_transactions/job")
@@ -95,7 +95,7 @@ def test_a_copy_does_not_outlive_the_decision(power: Power) -> None:
     assert power.kept("_transactions/job") == [*before, len(before)]
 
 
-def test_an_outcome_in_a_topic_does_not_outlive_the_decision(power: Power) -> None:
+def test_decisions_are_durable_before_topics_record_outcomes(power: Power) -> None:
     transaction = transactional(power.root(), "job").begin()
     transaction.append("a", rows("x"))
     transaction.append("b", rows("y"))
@@ -107,7 +107,7 @@ def test_an_outcome_in_a_topic_does_not_outlive_the_decision(power: Power) -> No
     assert power.kept("_transactions/job") == [*before, len(before)]
 
 
-def test_an_outcome_in_a_group_does_not_outlive_the_decision(power: Power) -> None:
+def test_decisions_are_durable_before_groups_record_outcomes(power: Power) -> None:
     transaction = transactional(power.root(), "job").begin()
     transaction.send_offsets("g", {"a": {0: 0}})
     before = power.kept("_transactions/job")
@@ -117,7 +117,7 @@ def test_an_outcome_in_a_group_does_not_outlive_the_decision(power: Power) -> No
     assert power.kept("_transactions/job") == [*before, len(before)]
 
 
-def test_a_decision_is_not_forgotten_before_its_records_are_durable(power: Power) -> None:
+def test_a_decision_is_not_pruned_before_its_records_are_durable(power: Power) -> None:
     producer = transactional(power.root(), "job")
     transaction = producer.begin()
     transaction.append("a", rows("x"))
@@ -131,7 +131,7 @@ def test_a_decision_is_not_forgotten_before_its_records_are_durable(power: Power
     assert power.kept("a") == [*range(newest + 2)]
 
 
-def test_what_is_durable_is_not_settled_again(power: Power, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_entries_are_not_synced_again(power: Power, monkeypatch: pytest.MonkeyPatch) -> None:
     power.root().topic("a").append(rows("x"))
     member = Groups(power.root()).group("g").join("one")
     settled: list[str] = []

@@ -16,7 +16,7 @@ from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 
 
-def test_all_topics_at_once_or_none() -> None:
+def test_a_transaction_becomes_visible_in_all_topics_or_none() -> None:
     world = TopicsWorld()
     with world.producer().begin() as transaction:
         transaction.append("a", rows("1", "2"))
@@ -28,7 +28,7 @@ def test_all_topics_at_once_or_none() -> None:
     assert world.topic("a").log.state().version == 1, "one commit per topic"
 
 
-def test_an_exception_aborts() -> None:
+def test_an_exception_aborts_the_transaction() -> None:
     world = TopicsWorld()
     producer = world.producer()
 
@@ -47,7 +47,7 @@ def test_an_exception_aborts() -> None:
     assert (world.values("a"), transaction.n) == (["2"], 1)
 
 
-def test_open_slices_are_seen_uncommitted_only_and_hold_the_last_stable_offset() -> None:
+def test_open_slices_are_visible_only_uncommitted_and_limit_the_last_stable_offset() -> None:
     world = TopicsWorld()
     transaction = world.prepare(world.producer(), a=["1"], b=["2"])
     world.topic("a").append(rows("later"))
@@ -60,7 +60,7 @@ def test_open_slices_are_seen_uncommitted_only_and_hold_the_last_stable_offset()
     assert world.values("a", READ_UNCOMMITTED) == ["1", "later"]
 
 
-def test_prepares_name_their_siblings_and_the_commit_names_them() -> None:
+def test_prepares_reference_the_other_participants_and_the_commit_all_of_them() -> None:
     world = TopicsWorld()
     world.topic("b").append(rows("x"))
     transaction = world.prepare(world.producer(timeout_ms=5000), a=["1"], b=["2"], c=["3"])
@@ -77,7 +77,7 @@ def test_prepares_name_their_siblings_and_the_commit_names_them() -> None:
     }
 
 
-def test_a_newer_instance_fences_an_older_one_and_aborts_what_it_has_open() -> None:
+def test_a_newer_instance_fences_an_older_one_and_aborts_its_open_transaction() -> None:
     world = TopicsWorld()
     older, newer = world.producer(), world.producer()
     transaction = world.prepare(older, a=["1"], b=["1"])
@@ -146,7 +146,7 @@ def test_jobs_that_share_a_transaction() -> None:
     assert world.values_by_topic() == {"a": ["one", "owner"], "b": ["two again"], "c": []}
 
 
-def test_a_share_that_comes_too_late_is_refused_and_never_seen() -> None:
+def test_a_late_prepare_of_a_job_is_rejected_and_never_visible() -> None:
     world = TopicsWorld()
     owner = world.producer().begin()
     owner.append("a", rows("owner"))
@@ -162,7 +162,7 @@ def test_a_share_that_comes_too_late_is_refused_and_never_seen() -> None:
     with pytest.raises(Conflict, match="does not exist, because the next transaction is 1"):
         world.producer().join(9)
     for wrong in ("0", None, True, owner):
-        with pytest.raises(BadRequest, match=r"the `n` of the one that `begin` returned; found"):
+        with pytest.raises(BadRequest, match="expected `n` of the transaction that `begin` returned"):
             world.producer().join(wrong)  # type: ignore[arg-type]
 
 
@@ -177,7 +177,7 @@ def test_an_empty_transaction_writes_nothing() -> None:
     assert world.root().engine.decisions.log("job").refresh() == before
 
 
-def test_what_was_only_begun_is_listed_as_its_last_transaction_left_it() -> None:
+def test_an_id_that_only_began_keeps_the_state_of_its_last_transaction() -> None:
     world = TopicsWorld()
     producer = world.producer()
 
@@ -197,12 +197,12 @@ def test_what_was_only_begun_is_listed_as_its_last_transaction_left_it() -> None
 
 
 @pytest.mark.parametrize("timeout_ms", [0, 86_400_001, True, "5"])
-def test_a_timeout_has_bounds(timeout_ms: object) -> None:
+def test_transaction_timeouts_have_bounds(timeout_ms: object) -> None:
     with pytest.raises(BadRequest, match=r"timeout_ms must be an integer from 1 to 86400000"):
         TopicsWorld().producer(timeout_ms=timeout_ms)
 
 
-def test_wrong_input_is_one_error_and_changes_nothing() -> None:
+def test_wrong_input_raises_one_error_and_changes_nothing() -> None:
     world = TopicsWorld()
     producer = world.producer()
     transaction = producer.begin()
@@ -217,12 +217,12 @@ def test_wrong_input_is_one_error_and_changes_nothing() -> None:
     for action in (transaction.commit, transaction.abort, transaction.prepare, lambda: transaction.append("a", rows())):
         with pytest.raises(BadRequest, match="transaction 0 of 'job' is committed"):
             action()
-    with pytest.raises(BadRequest, match="a transactional id has 1 to 1024 characters"):
+    with pytest.raises(BadRequest, match="a transactional id must have 1 to 1024 characters"):
         world.producer("")
     assert world.values("a") == ["1"]
 
 
-def test_rows_that_a_topic_refuses_abort_all_of_it() -> None:
+def test_rows_that_a_topic_rejects_abort_the_transaction() -> None:
     world = TopicsWorld()
     world.root().create_topic("keyed", configs={"cleanup.policy": "compact"})
     transaction = world.producer().begin()
@@ -235,7 +235,7 @@ def test_rows_that_a_topic_refuses_abort_all_of_it() -> None:
     assert world.undecided("a") == [0]
 
 
-def test_a_topic_created_again_meanwhile() -> None:
+def test_a_topic_that_is_recreated_concurrently_is_detected() -> None:
     world = TopicsWorld()
     transaction = world.producer().begin()
     transaction.append("a", rows("1"))
@@ -249,7 +249,7 @@ def test_a_topic_created_again_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
-def test_a_decision_whose_answer_never_comes_is_settled(kind: FaultKind) -> None:
+def test_a_decision_whose_response_is_lost_is_resolved(kind: FaultKind) -> None:
     """All attempts fail, then the store is back: an ABORT is the decision, or finds the COMMIT."""
     world = TopicsWorld(sleep_takes_time=False)  # the store fails by the number of requests, not for some time
     store = FaultyStore(world.store, lambda call: None, lambda seconds: None)
@@ -276,7 +276,7 @@ def test_a_decision_whose_answer_never_comes_is_settled(kind: FaultKind) -> None
         assert world.undecided("a") == [0]
 
 
-def test_an_unknown_outcome_is_settled_before_its_number_is_used_again() -> None:
+def test_an_unknown_outcome_is_resolved_before_its_number_is_reused() -> None:
     world = TopicsWorld()
     store = FaultyStore(world.store, lambda call: None, lambda seconds: None)
     producer = transactional(world.root(store), "job")
@@ -285,7 +285,7 @@ def test_an_unknown_outcome_is_settled_before_its_number_is_used_again() -> None
     store.decide = Script({("create:commit", store.calls["create:commit"] + 1): Fault(FaultKind.ERROR_BEFORE)})
     broken = lambda call: Fault(FaultKind.ERROR_BEFORE) if "_transactions" in call.key else None  # noqa: E731
     store.decide = broken
-    with pytest.raises(Unavailable, match="unknown outcome"):
+    with pytest.raises(Unavailable, match="the outcome of creating"):
         transaction.commit()
     assert transaction.state == "unknown"
     store.decide = lambda call: None

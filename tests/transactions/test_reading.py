@@ -41,7 +41,7 @@ def read(view: RootView, *topics: str) -> dict[str, list[str]]:
     return found
 
 
-def test_a_decision_is_seen_before_any_topic_has_recorded_it() -> None:
+def test_a_decision_is_visible_before_a_topic_has_recorded_it() -> None:
     world = TopicsWorld()
     transaction = world.prepare(world.producer(), a=["1"], b=["2"])
     before = {name: world.topic(name).log.state().version for name in "ab"}
@@ -67,7 +67,7 @@ def test_an_aborted_record_is_never_found_under_read_committed() -> None:
     assert topic.record_at(0, 0, "read_uncommitted")["value"].to_pylist() == [b"1"]
 
 
-def test_a_tail_waits_for_what_is_open_and_skips_nothing() -> None:
+def test_a_tail_waits_for_open_transactions_and_skips_no_records() -> None:
     world = TopicsWorld()
     tail = Tail(RootView(world.root()), "a", READ_COMMITTED)
     tail.open()
@@ -106,7 +106,7 @@ def test_snapshots_of_two_topics_agree() -> None:
         assert read(view, "a", "b") == {"a": ["1"], "b": ["1"]}
 
 
-def test_a_decision_between_two_snapshots_is_the_same_for_both() -> None:
+def test_a_decision_between_two_snapshots_applies_to_both() -> None:
     world = TopicsWorld()
     transaction = world.prepare(world.producer(), a=["1"], b=["1"])
     root = world.root()
@@ -124,7 +124,7 @@ def test_a_decision_between_two_snapshots_is_the_same_for_both() -> None:
     assert read(view, "a", "b") == {"a": ["1"], "b": ["1"]}
 
 
-def test_what_another_transaction_hides_in_one_topic_is_shown_in_none() -> None:
+def test_a_transaction_that_is_hidden_in_one_topic_is_hidden_in_all() -> None:
     world = TopicsWorld(partitions=2)
     blocker = world.producer("blocker").begin()
     blocker.append("a", rows("open", partition=0))
@@ -143,7 +143,7 @@ def test_what_another_transaction_hides_in_one_topic_is_shown_in_none() -> None:
     assert read(view, "a", "b") == {"a": ["open", "a0", "a1"], "b": ["b1", "after"]}
 
 
-def test_a_plain_write_is_held_back_by_partition_and_a_transaction_as_a_whole() -> None:
+def test_isolation_limits_plain_writes_per_partition_and_transactions_as_a_whole() -> None:
     """A commit behind an open transaction (docs/design/differences.md); nothing of it is skipped later."""
     world = TopicsWorld(partitions=2)
     both = pa.table({"value": [b"p0", b"p1"], "partition": pa.array([0, 1], pa.int32())})
@@ -174,7 +174,7 @@ def test_a_plain_write_is_held_back_by_partition_and_a_transaction_as_a_whole() 
     assert (seen(), polled()) == (["open", "p0", "p1", "p0", "p1"], ["open", "p0", "p0", "p1"])
 
 
-def test_a_forgotten_commit_is_no_abort_for_an_older_snapshot() -> None:
+def test_a_pruned_commit_is_not_an_abort_for_an_older_snapshot() -> None:
     """The reader finds A open, sleeps, and meanwhile all topics record the COMMIT, which is forgotten then."""
     world = TopicsWorld()
     producer = world.producer()
@@ -216,7 +216,7 @@ def forgotten(world: TopicsWorld, producer: TransactionalProducer) -> None:
         store.delete(commit_key(prefix, number))
 
 
-def test_what_is_unclear_is_open_until_no_cache_can_hide_it_any_more() -> None:
+def test_unclear_transactions_are_open_while_a_cache_may_hide_the_outcome() -> None:
     """This machine does not see that topic a has recorded the COMMIT, and nothing tells of it any more."""
     world = TopicsWorld()
     producer = world.producer()
@@ -236,7 +236,7 @@ def test_what_is_unclear_is_open_until_no_cache_can_hide_it_any_more() -> None:
     assert read(view, "a") == {"a": ["1", "behind"]}
 
 
-def test_what_a_cache_hides_for_minutes_was_not_aborted() -> None:
+def test_a_prepare_that_a_cache_hides_for_minutes_is_not_aborted() -> None:
     """The client of reader A remembers a folder for ten minutes, longer than anybody waits for it.
 
     1. A reads topic a, whose transaction is open.
@@ -262,7 +262,7 @@ def test_what_a_cache_hides_for_minutes_was_not_aborted() -> None:
     assert read(view, "a") == {"a": ["1", "behind"]}
 
 
-def test_what_stays_unclear_was_aborted() -> None:
+def test_transactions_that_stay_unclear_are_aborted() -> None:
     world = TopicsWorld()
     producer = world.producer()
     world.prepare(producer, a=["never"]).abort()
@@ -274,7 +274,7 @@ def test_what_stays_unclear_was_aborted() -> None:
     assert world.values("a") == []
 
 
-def test_topics_that_a_cache_keeps_apart_are_waited_for() -> None:
+def test_readers_wait_for_topics_that_a_cache_hides() -> None:
     """Two transactions over both topics: the second's commit to a is not seen here for a minute."""
     world = TopicsWorld()
     client = NameCachingStore(world.store, world.clock, name_ms=60_000)
@@ -296,7 +296,7 @@ def test_topics_that_a_cache_keeps_apart_are_waited_for() -> None:
     assert len(world.slept) < 60
 
 
-def test_a_cache_that_hides_a_decision_which_another_topic_has_recorded() -> None:
+def test_a_hidden_decision_that_another_topic_has_recorded_is_visible() -> None:
     world = TopicsWorld()
     store = FaultyStore(world.store, lambda call: None, lambda seconds: None)
     view = RootView(world.root(store))
@@ -325,7 +325,7 @@ def test_a_cache_that_hides_a_decision_which_another_topic_has_recorded() -> Non
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_merged_topic_is_not_shown_beside_one_whose_record_is_hidden(is_lost: bool) -> None:
+def test_a_merged_topic_does_not_show_a_transaction_that_is_hidden_in_another_topic(is_lost: bool) -> None:
     """A merge drops whose records they were, so the topics alone do not tell that one is behind."""
     world = TopicsWorld()
     hidden: set[str] = set()
@@ -357,7 +357,7 @@ def test_a_merged_topic_is_not_shown_beside_one_whose_record_is_hidden(is_lost: 
         assert read(view, "a", "b") == {"a": ["1", "2", "3"], "b": ["1"]}
 
 
-def test_a_damaged_decision_log_leaves_what_lies_below_readable() -> None:
+def test_records_below_a_damaged_decision_are_readable() -> None:
     world = TopicsWorld()
     world.topic("a").append(rows("below"))
     world.prepare(world.producer(), a=["open"])
@@ -393,7 +393,7 @@ class HidingFolder(Hiding):
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_several_decision_logs_are_asked_at_once_where_each_answer_takes_long(reads: bool) -> None:
+def test_decision_logs_are_read_in_parallel_on_a_remote_store(reads: bool) -> None:
     world = TopicsWorld()
     opened = [world.prepare(world.producer(name), a=[name]) for name in ("x", "y", "z")]
     opened[0].commit()
@@ -415,7 +415,7 @@ def test_several_decision_logs_are_asked_at_once_where_each_answer_takes_long(re
     assert [item.txn.id for item in state.open] == ["z"]
 
 
-def test_a_topic_of_a_view_that_is_deleted() -> None:
+def test_a_deleted_topic_of_a_view_is_reported() -> None:
     world = TopicsWorld()
     view = RootView(world.root())
     view.refresh(["a", "b"])
@@ -428,7 +428,7 @@ def test_a_topic_of_a_view_that_is_deleted() -> None:
         view.refresh(["a", "b"])
 
 
-def test_retention_past_an_open_slice_forgets_it() -> None:
+def test_retention_past_an_open_slice_removes_it() -> None:
     world = TopicsWorld()
     transaction = world.prepare(world.producer(), a=["1"], b=["1"])
     topic = world.topic("a")

@@ -102,7 +102,7 @@ class Old:
 
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("replace", [Old.restore, Old.restore_as_another, Old.make_again, Old.remove])
-def test_what_a_process_writes_after_its_root_was_replaced_is_refused(log: str, replace: Callable[[Old], None]) -> None:
+def test_writes_after_the_root_was_replaced_are_rejected(log: str, replace: Callable[[Old], None]) -> None:
     old = Old(log)
     replace(old)
     left = old.store.snapshot()
@@ -115,7 +115,7 @@ def test_what_a_process_writes_after_its_root_was_replaced_is_refused(log: str, 
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_log_that_has_grown_to_the_same_number_since(log: str) -> None:
+def test_a_restored_log_that_has_grown_to_the_same_number_is_detected(log: str) -> None:
     old = Old(log)
     newest = old.numbers()
     old.restore()
@@ -131,7 +131,9 @@ def test_a_log_that_has_grown_to_the_same_number_since(log: str) -> None:
 
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("replace", [Old.restore, Old.restore_as_another, Old.make_again])
-def test_a_root_that_is_replaced_between_the_look_and_the_create(log: str, replace: Callable[[Old], None]) -> None:
+def test_a_root_that_is_replaced_between_the_check_and_the_create_is_detected(
+    log: str, replace: Callable[[Old], None]
+) -> None:
     old = Old(log)
     hooked = HookedStore(old.store)
     write = old.through(hooked)
@@ -154,7 +156,7 @@ def test_a_first_entry_is_not_written_into_another_root() -> None:
 
 
 @pytest.mark.parametrize("replace", [Old.restore, Old.restore_as_another, Old.make_again])
-def test_a_merge_planned_before_the_root_was_replaced_is_refused(replace: Callable[[Old], None]) -> None:
+def test_a_merge_planned_before_the_root_was_replaced_is_rejected(replace: Callable[[Old], None]) -> None:
     """The root is replaced after the task of a merge has run, before its result is committed."""
     old = Old("topic")
     root = old.world.root()
@@ -178,7 +180,7 @@ def test_a_merge_planned_before_the_root_was_replaced_is_refused(replace: Callab
 
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("key", ["root", "commit"])
-def test_a_cache_that_hides_what_is_there_takes_nothing_back(log: str, key: str) -> None:
+def test_an_entry_is_not_withdrawn_because_of_a_cache(log: str, key: str) -> None:
     old = Old(log)
     store = FaultyStore(old.store, Script({}), lambda seconds: None)
     write = old.through(store)
@@ -191,7 +193,7 @@ def test_a_cache_that_hides_what_is_there_takes_nothing_back(log: str, key: str)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.FLIP, FaultKind.SHORT])
-def test_a_look_that_fails_is_repeated(kind: FaultKind) -> None:
+def test_a_failed_read_is_repeated(kind: FaultKind) -> None:
     old = Old("group")
     store = FaultyStore(old.store, Script({}), lambda seconds: None)
     write = old.through(store)
@@ -203,7 +205,7 @@ def test_a_look_that_fails_is_repeated(kind: FaultKind) -> None:
     assert len(old.numbers()) == len(before) + 1
 
 
-def test_a_number_before_that_cannot_be_read_leaves_the_outcome_unknown() -> None:
+def test_an_unreadable_previous_number_leaves_the_outcome_unknown() -> None:
     old = Old("topic")
     store = FaultyStore(old.store, Script({}), lambda seconds: None)
     write = old.through(store)
@@ -215,7 +217,7 @@ def test_a_number_before_that_cannot_be_read_leaves_the_outcome_unknown() -> Non
     assert len(old.numbers()) == len(before) + 1
 
 
-def test_a_number_before_that_is_damaged_is_there() -> None:
+def test_a_damaged_previous_number_exists() -> None:
     old = Old("topic")
     newest = old.numbers()[-1]
     data = old.store.get(newest)
@@ -227,7 +229,7 @@ def test_a_number_before_that_is_damaged_is_there() -> None:
 
 
 @pytest.mark.parametrize("log", ["topic", "group", "decisions"])
-def test_verify_names_what_lies_beyond_a_gap(log: str) -> None:
+def test_verify_reports_entries_after_a_gap(log: str) -> None:
     """As a version of sparklog that did not look has left it."""
     old = Old(log)
     stray = old.numbers()[-1]
@@ -246,7 +248,7 @@ def test_verify_names_what_lies_beyond_a_gap(log: str) -> None:
     old.go_on()
 
 
-def test_the_owner_of_a_transaction_learns_that_nothing_is_published() -> None:
+def test_the_owner_of_an_aborted_transaction_gets_an_error() -> None:
     old = Old("decisions")
     transaction = old.world.prepare(old.world.producer("writer"), a=["x"])
     old.restore_as_another()

@@ -29,7 +29,7 @@ def refused(world: TopicsWorld, action: Callable[[], object], kind: type[Sparklo
     assert contents(world) == before
 
 
-def test_an_id_that_is_used_again_while_its_transaction_is_open() -> None:
+def test_beginning_again_while_a_transaction_is_open_fails() -> None:
     world = TopicsWorld()
     producer = world.producer()
     transaction = producer.begin()
@@ -42,7 +42,7 @@ def test_an_id_that_is_used_again_while_its_transaction_is_open() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 30])
-def test_a_commit_after_fencing(seconds: int) -> None:
+def test_a_commit_after_fencing_fails(seconds: int) -> None:
     """At once it is the decision that refuses, and read_uncommitted sees the rows as it does those of any aborted
     transaction; later nothing is written at all."""
     world = TopicsWorld()
@@ -67,7 +67,7 @@ def test_a_commit_after_fencing(seconds: int) -> None:
     assert world.values("a") == ["kept"]
 
 
-def test_a_commit_after_it_was_ended_by_somebody_else() -> None:
+def test_a_commit_after_another_process_ended_the_transaction_fails() -> None:
     world = TopicsWorld()
     producer = world.producer()
     transaction = world.prepare(producer, b=["open"])
@@ -82,13 +82,13 @@ def test_a_commit_after_it_was_ended_by_somebody_else() -> None:
     assert world.values_by_topic() == {"a": [], "b": [], "c": []}
 
 
-def test_a_whole_write_under_an_id_that_is_not_for_users() -> None:
+def test_a_write_with_a_reserved_id_is_rejected() -> None:
     world = TopicsWorld()
     refused(world, lambda: publish(world.root(), "one-write:x", []), BadRequest, "are reserved; choose another id")
     refused(world, lambda: world.producer("x" * 2000), BadRequest, "1 to 1024 characters")
 
 
-def test_a_topic_that_exists_with_other_partitions() -> None:
+def test_a_topic_with_another_partition_count_is_rejected() -> None:
     world = TopicsWorld(partitions=2)
     root = world.root()
     refused(world, lambda: root.create_topic("a", partitions=5), Conflict, "exists")

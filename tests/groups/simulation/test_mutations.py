@@ -119,7 +119,7 @@ def clients_are_never_told_to_rejoin(patch: Patch) -> None:
     BrokenRule(clients_are_never_told_to_rejoin, "calm", range(5)),
     BrokenRule(partitions_are_owned_beside_an_exclusive_owner, "calm", range(40)),
 )
-def test_some_seed_of_a_mixed_group_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+def test_a_seed_of_a_mixed_group_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
     MIXED.assert_fails(rule, monkeypatch)
 
 
@@ -130,5 +130,5 @@ def test_some_seed_of_a_mixed_group_fails_without_the_rule(rule: BrokenRule, mon
     BrokenRule(nobody_waits_for_what_is_pending, "calm", range(25, 80)),
     BrokenRule(nobody_times_out, "crashes", range(40)),
 )
-def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+def test_a_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
     MEMBERS.assert_fails(rule, monkeypatch)

@@ -26,7 +26,7 @@ def chain_of(entries: int, name: str = "g") -> EntryChain[GroupState]:
     return EntryChain(root.store, GROUPS, name)
 
 
-def test_a_chain_is_walked_to_its_newest_entry() -> None:
+def test_walk_yields_the_states_up_to_the_latest_entry() -> None:
     chain = chain_of(4)
     span = chain.span()
     assert (span.first, span.last) == (0, 3)
@@ -35,7 +35,7 @@ def test_a_chain_is_walked_to_its_newest_entry() -> None:
     assert (ids_of(chain.store, GROUPS), id_in(chain.store, GROUPS, "nothing")) == (["g"], None)
 
 
-def test_states_by_a_time() -> None:
+def test_span_returns_the_states_up_to_a_time() -> None:
     span = chain_of(3).span()
     last = span.chain.existing(2)
     assert span.number_by(last.made_ms) == 2
@@ -43,7 +43,7 @@ def test_states_by_a_time() -> None:
     assert (span.number_by(-1), span.states_by(-1), span.first_after(-1)) == (-1, [], None)
 
 
-def test_where_older_entries_are_gone_the_first_is_what_is_known() -> None:
+def test_a_deleted_entry_below_a_checkpoint_is_not_a_gap() -> None:
     chain = chain_of(4)
     chain.store.delete(commit_key(chain.prefix, 1))
     with pytest.raises(Corrupt, match="number 1 of the log is missing, although 2 to 3 exist"):
@@ -60,7 +60,7 @@ def test_where_older_entries_are_gone_the_first_is_what_is_known() -> None:
         chain.existing(1)
 
 
-def test_a_copy_will_do() -> None:
+def test_chain_reads_a_checkpoint_instead_of_a_deleted_entry() -> None:
     chain = chain_of(3)
     key = commit_key(chain.prefix, 1)
     chain.store.create(checkpoint_key(chain.prefix, 1), chain.store.get(key))
@@ -70,7 +70,7 @@ def test_a_copy_will_do() -> None:
     assert [state.number for state in chain.walk(chain.existing(0), 2)] == [1, 2]
 
 
-def test_an_entry_of_another_id_is_refused() -> None:
+def test_an_entry_of_another_id_is_rejected() -> None:
     chain, other = chain_of(2), chain_of(2, "other")
     key = commit_key(chain.prefix, 0)
     chain.store.delete(key)

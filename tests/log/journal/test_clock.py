@@ -48,18 +48,18 @@ def log_of(clocks: list[tuple[int, int]]) -> list[Made]:
     return log
 
 
-def test_without_a_jump_nothing_is_added() -> None:
+def test_commits_have_no_clock_fields_without_a_jump() -> None:
     log = log_of([(100, 100), (90, 120), (90 + MAX_AHEAD_MS, 100), (130, 130)])
     assert [each.made_ms for each in log] == [0, 100, 100, 90 + MAX_AHEAD_MS, 90 + MAX_AHEAD_MS]
     assert {(each.clock_ms, each.clock_since) for each in log} == {(None, None)}
 
 
-def test_what_follows_a_jump_is_not_pinned() -> None:
+def test_commit_times_after_a_clock_jump_are_not_pinned() -> None:
     log = log_of([(100, 100), (YEAR, YEAR), (200, 200), (150, 250), (YEAR + 5, YEAR + 5)])
     assert log[3:] == [Made(YEAR, 200, 3), Made(YEAR, 200, 3), Made(YEAR + 5, None, 3)]
 
 
-def test_a_slow_writer_is_judged_by_the_stores_clock() -> None:
+def test_commit_times_do_not_decrease_with_a_slow_writer_clock() -> None:
     hour = 3_600_000
     log = log_of([(10 * hour, 10 * hour), (9 * hour, 10 * hour)])
     assert log[2] == Made(10 * hour)
@@ -68,7 +68,7 @@ def test_a_slow_writer_is_judged_by_the_stores_clock() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_newest_version_made_by_a_time_is_found_whatever_the_clock_did(seed: int) -> None:
+def test_latest_at_finds_the_version_despite_clock_jumps(seed: int) -> None:
     source = random.Random(seed)
     now, clocks = 10 * DAY, []
     for _ in range(source.randint(1, 60)):
@@ -117,7 +117,7 @@ def test_log_append_time_versions_and_retention_after_a_jump() -> None:
     assert topic.log.state().log_start.tolist() == [4]
 
 
-def test_a_deleted_topic_goes_on_with_its_times() -> None:
+def test_a_recreated_topic_continues_the_times_of_the_deleted_topic() -> None:
     world = World()
     root = world.root()
     jumped(world, root)
@@ -128,7 +128,7 @@ def test_a_deleted_topic_goes_on_with_its_times() -> None:
     assert (state.time_ms, state.made_ms, state.clock_since) == (START_MS + YEAR + 1000, START_MS + 22_000, 3)
 
 
-def test_entries_are_not_pinned_either() -> None:
+def test_entry_times_are_not_pinned_by_a_clock_jump() -> None:
     world = World()
     root = world.root()
     root.engine.decisions.log("x").abort(0, BY_OWNER)

@@ -75,14 +75,14 @@ def entries(store: Gate) -> int:
     return len([key for verb, key in store.keys if verb == "create" and key.startswith(GROUP)])
 
 
-def test_what_waits_is_one_entry() -> None:
+def test_pending_steps_become_one_entry() -> None:
     world = World()
     store = Gate(world.store)  # type: ignore[arg-type]
     assert at_once(world, store, plus(1), plus(10), plus(100), plus(1000)) == [1, 1111, 1111, 1111]
     assert entries(store) == 2
 
 
-def test_each_thread_gets_its_error_and_the_others_are_written() -> None:
+def test_each_thread_gets_its_own_error_and_other_steps_are_written() -> None:
     world = World()
     store = Gate(world.store)  # type: ignore[arg-type]
     first, second, third = at_once(world, store, plus(1), refuse, plus(10))
@@ -91,7 +91,7 @@ def test_each_thread_gets_its_error_and_the_others_are_written() -> None:
     assert str(second) in ("refused at 1", "refused at 11")
 
 
-def test_nothing_to_write_beside_an_error_is_no_error() -> None:
+def test_a_step_without_a_write_succeeds_next_to_a_failed_step() -> None:
     world = World()
     store = Gate(world.store)  # type: ignore[arg-type]
     first, second, third = at_once(world, store, plus(1), refuse, lambda state: None)
@@ -101,7 +101,7 @@ def test_nothing_to_write_beside_an_error_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("outcome unknown"), KeyboardInterrupt()])
-def test_an_outcome_that_is_unknown_is_so_for_all_of_an_entry(
+def test_an_unknown_outcome_applies_to_all_steps_of_an_entry(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the thread that wrote was interrupted: the others must not take their steps for written."""
@@ -123,7 +123,7 @@ def test_an_outcome_that_is_unknown_is_so_for_all_of_an_entry(
     assert entries(store) == 2
 
 
-def test_a_forked_child_does_not_write_what_waits_in_its_parent() -> None:
+def test_a_forked_child_does_not_write_the_pending_steps_of_its_parent() -> None:
     world = World()
     store = Gate(world.store)  # type: ignore[arg-type]
     store.open.set()
@@ -135,7 +135,7 @@ def test_a_forked_child_does_not_write_what_waits_in_its_parent() -> None:
     assert waiting.outcome is None
 
 
-def test_a_step_whose_thread_was_interrupted_while_it_waited_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_of_an_interrupted_waiting_thread_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(ForkLock):
         def __enter__(self) -> None:
             raise KeyboardInterrupt

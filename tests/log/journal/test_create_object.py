@@ -24,7 +24,7 @@ TWICE, NOTHING = Fault(FaultKind.TWICE), Fault(FaultKind.FALSE_EXISTS)
         (b"theirs", [NOTHING], b"theirs", 1),
     ],
 )
-def test_what_lies_there_is_returned(
+def test_create_or_read_returns_the_existing_object(
     there: bytes | None, answers: list[Fault], expected: bytes | None, tries: int
 ) -> None:
     world = World()
@@ -36,7 +36,7 @@ def test_what_lies_there_is_returned(
     assert store.calls["create:other"] == tries
 
 
-def test_a_store_that_goes_on_saying_so_is_unavailable() -> None:
+def test_create_or_read_fails_if_the_object_stays_unreadable() -> None:
     world = World()
     store = FaultyStore(world.store, Script({"create:other": NOTHING}))
     with pytest.raises(Unavailable, match="k in memory:test exists, but cannot be read; try again later"):
@@ -44,7 +44,7 @@ def test_a_store_that_goes_on_saying_so_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("kind", [FaultKind.TWICE, FaultKind.FALSE_EXISTS])
-def test_a_root_is_made_whatever_the_first_answers_are(kind: FaultKind) -> None:
+def test_a_root_is_created_regardless_of_the_first_responses(kind: FaultKind) -> None:
     world = World()
     seen: set[str] = set()
 

@@ -63,13 +63,13 @@ def read(document: dict[str, object]) -> Box:
         (Box(0, 0, size=Size(7, "B")), {"firstNumber": 0, "last": 0, "color": None, "bytes": 7, "unit": "B"}),
     ],
 )
-def test_a_value_as_json_and_back(box: Box, document: dict[str, object]) -> None:
+def test_a_value_survives_encoding_and_decoding(box: Box, document: dict[str, object]) -> None:
     assert json.loads(json.dumps(BOX_JSON.to_json(box))) == document
     assert list(BOX_JSON.to_json(box)) == list(document)
     assert read(document) == box
 
 
-def test_names_are_those_of_all_members_in_their_order() -> None:
+def test_names_are_the_fields_in_their_order() -> None:
     assert BOX_JSON.names == ("firstNumber", "last", "color", "parts", "bytes", "unit")
     stored = StoredDocument("box", Box, Member("firstNumber", whole()), Member("last", whole()))
     assert stored.names == ("format", "readFeatures", "firstNumber", "last", "crc")
@@ -90,14 +90,14 @@ def test_names_are_those_of_all_members_in_their_order() -> None:
         ({"width": 1}, "box: unknown fields width; upgrade sparklog"),
     ],
 )
-def test_a_wrong_member_is_named_with_the_file(change: dict[str, object], expected: str) -> None:
+def test_an_invalid_field_is_reported_with_its_file(change: dict[str, object], expected: str) -> None:
     with pytest.raises(Corrupt) as error:
         read({"firstNumber": 1, "last": 2, "color": None, **change})
     assert expected in str(error.value)
     assert error.value.file == "the-key"
 
 
-def test_objects_in_objects_are_named_by_their_path() -> None:
+def test_fields_of_nested_objects_are_reported_with_their_path() -> None:
     boxes = Document(
         lambda **members: members,
         Member("list", objects_of(BOX_JSON)),

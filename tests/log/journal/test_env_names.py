@@ -27,7 +27,7 @@ def test_ids_follow_the_seed() -> None:
     assert first(5) == first(5) != first(6)
 
 
-def test_time_between_two_readings_is_what_the_faster_clock_says() -> None:
+def test_elapsed_time_is_the_larger_difference_of_both_clocks() -> None:
     assert ClockReading(50, 900).elapsed_ms(ClockReading(100, 100)) == 800
     assert ClockReading(9000, 100).elapsed_ms(ClockReading(100, 100)) == 8900
 
@@ -42,7 +42,7 @@ def test_the_system_environment_survives_pickling() -> None:
 @pytest.mark.parametrize(
     "name", ["orders", "a", "A.b-c_9", "x" * 249, "__consumer_offsets", "1", "_groups", "_root", "_x", "_"]
 )
-def test_names_that_topics_may_have(name: str) -> None:
+def test_valid_topic_names(name: str) -> None:
     assert names.check_topic_name(name) == name
     assert names.is_topic_name(name)
 
@@ -51,13 +51,13 @@ def test_names_that_topics_may_have(name: str) -> None:
     "name",
     ["", ".", "..", "a/b", "a b", "ä", "x" * 250, "a\n", "a\x00", "../x"],
 )
-def test_names_that_topics_may_not_have(name: str) -> None:
+def test_invalid_topic_names(name: str) -> None:
     with pytest.raises(BadRequest):
         names.check_topic_name(name)
     assert not name or not names.is_topic_name(name)
 
 
-def test_keys() -> None:
+def test_keys_of_commits_checkpoints_and_files() -> None:
     assert names.commit_key("t", 42) == "t/_log/00000000000000000042.json"
     assert names.checkpoint_key("t", 128) == "t/_log/checkpoints/00000000000000000128.json"
     assert names.entry_number(names.checkpoint_key("t", 128)) == 128
@@ -67,7 +67,7 @@ def test_keys() -> None:
     assert names.file_key("t", "/other/append/x.slices") == "other/append/x.slices"
 
 
-def test_read_versions_of_paths() -> None:
+def test_read_versions_in_paths() -> None:
     assert names.path_read_version(names.append_path(7, "Ab-_9")) == 7
     assert names.path_read_version(names.sealed_path(3, 9, "Ab", 1234)) == 9
     assert names.path_read_version("/other/" + names.append_path(5, "Ab")) == 5
@@ -92,10 +92,10 @@ def test_read_versions_of_paths() -> None:
         "",
     ],
 )
-def test_paths_that_no_commit_may_name(path: str) -> None:
+def test_paths_that_commits_must_not_reference(path: str) -> None:
     assert names.path_read_version(path) is None
 
 
-def test_did_you_mean() -> None:
+def test_did_you_mean_suggests_similar_names() -> None:
     assert errors.did_you_mean("retention.mss", ["retention.ms", "x"]) == "; did you mean 'retention.ms'?"
     assert errors.did_you_mean("zzz", ["retention.ms"]) == ""

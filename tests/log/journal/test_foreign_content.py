@@ -42,7 +42,7 @@ def delta(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("fill", [parquet, configuration, folders, delta])
-def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path, fill: object) -> None:
+def test_a_directory_with_other_files_does_not_become_a_root(tmp_path: Path, fill: object) -> None:
     fill(tmp_path)  # type: ignore[operator]
     before = everything(tmp_path)
     first = min(os.listdir(tmp_path))
@@ -54,25 +54,25 @@ def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path, fill: obj
     )
     world = BackupWorld()
     world.root().create_topic("t")
-    with pytest.raises(BadRequest, match=f"is nor empty, found {first}"):
+    with pytest.raises(BadRequest, match=f"is not empty, found {first}"):
         restore(world.store, LocalStore(tmp_path), env=world.env())
     assert everything(tmp_path) == before
     assert sparklog.open(tmp_path / "sparklog", create=True).create_topic("t")
 
 
-def test_what_was_meant_is_named(tmp_path: Path) -> None:
+def test_the_error_suggests_the_intended_root(tmp_path: Path) -> None:
     root = tmp_path / "log"
     sparklog.open(root, create=True).create_topic("orders").append(ROWS)
     with pytest.raises(BadRequest, match=f"did you mean the root {root}\\?"):
         sparklog.open(tmp_path, create=True)
-    with pytest.raises(BadRequest, match=f"it is inside the root {root}: use that"):
+    with pytest.raises(BadRequest, match=f"it is inside the root {root}: use this"):
         sparklog.open(root / "orders", create=True)
     (root / "_root.json").unlink()
-    with pytest.raises(BadRequest, match=r"it contains topics but no _root.json: restore that file"):
+    with pytest.raises(BadRequest, match=r"it contains topics but no _root.json: restore this file"):
         sparklog.open(root, create=True)
 
 
-def test_what_file_systems_probes_and_checkpoints_leave_does_not_count(tmp_path: Path) -> None:
+def test_files_of_file_systems_probes_and_checkpoints_are_ignored(tmp_path: Path) -> None:
     for name in ("lost+found", "_probe/x", ".snapshot", "_checkpoints/query", "query/offsets"):
         (tmp_path / name).mkdir(parents=True)
     for name in (".DS_Store", ".nfs0000000012ab", "query/metadata", f"~{'0' * 24}"):
@@ -82,7 +82,7 @@ def test_what_file_systems_probes_and_checkpoints_leave_does_not_count(tmp_path:
     assert sparklog.open(tmp_path).topics() == ["t"]
 
 
-def test_a_store_of_keys_is_judged_by_its_keys() -> None:
+def test_a_bucket_with_other_keys_does_not_become_a_root() -> None:
     store = MemoryStore(lambda: 0)
     store.create("_probe/x", b"")
     store.create("a/b", b"")
@@ -92,7 +92,7 @@ def test_a_store_of_keys_is_judged_by_its_keys() -> None:
     assert sparklog.open(store, create=True).topics() == []
 
 
-def test_a_root_that_another_process_makes_meanwhile_is_opened(tmp_path: Path) -> None:
+def test_a_root_that_another_process_creates_concurrently_is_opened(tmp_path: Path) -> None:
     class Slow(LocalStore):
         """Another process makes the root and a topic just before what lies there is looked at."""
 

@@ -46,7 +46,7 @@ def values(root: Root, topic: str) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_links_and_fifos_stop_nothing(root: Root, tmp_path: Path) -> None:
+def test_links_and_fifos_do_not_prevent_a_root(root: Root, tmp_path: Path) -> None:
     folder = Path(root.location)
     for name, target in (("loop", "loop"), ("alias", "a"), ("self", ".")):
         (folder / name).symlink_to(target)
@@ -74,7 +74,7 @@ def test_links_and_fifos_stop_nothing(root: Root, tmp_path: Path) -> None:
     back_up(root, LocalStore(tmp_path / "place", durable=False), topics=["b"])
 
 
-def test_verify_names_what_is_in_the_way_in_any_log(root: Root) -> None:
+def test_verify_reports_conflicting_paths_in_any_log(root: Root) -> None:
     Groups(root).group("g").alter({"a": {0: 1}})
     root.engine.decisions.log("x").abort(0, "abort")
     assert verify_root(root.store).sound
@@ -88,7 +88,7 @@ def test_verify_names_what_is_in_the_way_in_any_log(root: Root) -> None:
         Groups(root).group("g").alter({"a": {0: 0}})
 
 
-def test_sparse_json_is_damage_of_its_topic_alone(root: Root) -> None:
+def test_sparse_json_affects_only_its_topic(root: Root) -> None:
     sparse(root, commit_key("a", 2))
     sparse(root, "_groups/g/_log/00000000000000000000.json")
     sparse(root, "_transactions/x/_log/00000000000000000000.json")
@@ -112,7 +112,7 @@ def test_sparse_json_is_damage_of_its_topic_alone(root: Root) -> None:
     }
 
 
-def test_a_slice_table_is_read_as_far_as_its_head_says(root: Root) -> None:
+def test_a_slice_table_is_read_up_to_the_length_in_its_header(root: Root) -> None:
     topic = root.topic("a")
     topic.log.write_checkpoint()
     (table,) = Path(root.location, "a", "_log", "checkpoints").glob("*.arrow")

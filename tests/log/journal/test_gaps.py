@@ -83,13 +83,13 @@ def numbers(store: Store, prefix: str) -> list[str]:
 
 @pytest.mark.parametrize("lost", [(0,), (3,), (3, 4), (2, 5)])
 @pytest.mark.parametrize("journal", JOURNALS)
-def test_a_lost_entry_is_an_error_for_who_opens_the_journal(world: World, journal: str, lost: tuple[int, ...]) -> None:
+def test_opening_a_journal_fails_if_an_entry_is_lost(world: World, journal: str, lost: tuple[int, ...]) -> None:
     prefix, write = written(world, journal)
     saved = {number: world.store.get(commit_key(prefix, number)) for number in lost}
     for number in lost:
         world.store.delete(commit_key(prefix, number))
     left, begun = numbers(world.store, prefix), world.now_ms
-    with pytest.raises(Corrupt, match=f"number.* {lost[0]} .*missing, and .* there: .*sparklog repair") as raised:
+    with pytest.raises(Corrupt, match=f"number.* {lost[0]} .*missing, although .* exist: .*sparklog repair") as raised:
         write(world.root(world.store))
     assert raised.value.file == commit_key(prefix, lost[0])
     assert world.now_ms - begun > 90_000, "a cache may hide a name for so long"
@@ -100,7 +100,7 @@ def test_a_lost_entry_is_an_error_for_who_opens_the_journal(world: World, journa
     assert len(numbers(world.store, prefix)) > len(left) + len(lost)
 
 
-def test_a_second_opening_does_not_wait_for_the_gap_again(world: World) -> None:
+def test_a_second_opening_does_not_repeat_the_wait_for_a_gap(world: World) -> None:
     written(world, "commits")
     world.store.delete(commit_key("t", 4))
     root = world.root(world.store)
@@ -111,7 +111,7 @@ def test_a_second_opening_does_not_wait_for_the_gap_again(world: World) -> None:
         assert world.now_ms - begun < most_ms
 
 
-def test_waiting_for_a_gap_reads_the_missing_number_alone(world: World) -> None:
+def test_waiting_for_a_gap_reads_only_the_missing_number(world: World) -> None:
     """Opening a journal takes about 20 requests in a bucket, which must not be repeated for each attempt."""
     written(world, "commits")
     world.store.delete(commit_key("t", 4))
@@ -123,7 +123,7 @@ def test_waiting_for_a_gap_reads_the_missing_number_alone(world: World) -> None:
     assert sum(counting.counts.values()) < 300
 
 
-def test_a_name_that_a_cache_hides_is_waited_for(world: World) -> None:
+def test_reads_wait_for_a_name_that_a_cache_hides(world: World) -> None:
     written(world, "commits")
     hidden_until = world.now_ms + 60_000
 
@@ -142,7 +142,7 @@ def test_a_name_that_a_cache_hides_is_waited_for(world: World) -> None:
         world.root(store).topic("t")
 
 
-def test_a_follower_that_reads_several_commits_meets_the_gap(world: World) -> None:
+def test_a_follower_that_reads_several_commits_detects_the_gap(world: World) -> None:
     written(world, "commits", 3)
     follower = world.root(world.store).topic("t")
     written(world, "commits", 6)
@@ -151,7 +151,7 @@ def test_a_follower_that_reads_several_commits_meets_the_gap(world: World) -> No
         follower.log.refresh()
 
 
-def test_a_follower_lists_later_commits_after_a_pause_alone(world: World) -> None:
+def test_a_follower_lists_later_commits_only_after_a_pause(world: World) -> None:
     hidden: set[str] = set()
 
     def hide(call: Call) -> Fault | None:
@@ -182,9 +182,7 @@ def test_a_follower_lists_later_commits_after_a_pause_alone(world: World) -> Non
 
 @pytest.mark.parametrize("pause_ms", [15_000, 301_000])
 @pytest.mark.parametrize("journal", JOURNALS)
-def test_a_writer_whose_next_number_was_lost_meanwhile_takes_its_entry_back(
-    world: World, journal: str, pause_ms: int
-) -> None:
+def test_a_writer_withdraws_its_entry_if_a_lost_number_precedes_it(world: World, journal: str, pause_ms: int) -> None:
     prefix, write = written(world, journal, 3)
     root = world.root(world.store)
     write(root)
@@ -215,7 +213,7 @@ def test_polling_does_not_hide_a_lost_number_from_a_writer(world: World) -> None
 
 
 @pytest.mark.parametrize("journal", ["group", "decisions", "leases"])
-def test_a_gap_is_found_in_what_was_read_where_a_listing_is_late(journal: str) -> None:
+def test_a_gap_is_detected_in_read_entries_if_the_listing_is_stale(journal: str) -> None:
     """Entries after the gap are read together with it."""
     world = World()
     world.store.parallel_reads = FAR  # type: ignore[misc]
@@ -236,7 +234,7 @@ def test_a_gap_is_found_in_what_was_read_where_a_listing_is_late(journal: str) -
     assert numbers(world.store, prefix) == left
 
 
-def test_commits_that_arrive_while_a_log_is_opened_are_no_gap(world: World) -> None:
+def test_commits_that_arrive_during_opening_are_not_a_gap(world: World) -> None:
     written(world, "commits", 3)
     store = HookedStore(world.store)
     appends = iter(range(2))
@@ -255,7 +253,7 @@ def test_commits_that_arrive_while_a_log_is_opened_are_no_gap(world: World) -> N
     assert world.now_ms == begun
 
 
-def test_numbers_that_the_vacuum_has_deleted_are_no_gap() -> None:
+def test_numbers_deleted_by_the_vacuum_are_not_a_gap() -> None:
     world, store, _, topic = setup()
     for _ in range(140):
         publish(topic, 1)
@@ -267,7 +265,7 @@ def test_numbers_that_the_vacuum_has_deleted_are_no_gap() -> None:
     publish(other(world, store))
 
 
-def test_a_log_that_lost_its_checkpoints_is_not_empty() -> None:
+def test_a_log_without_its_checkpoints_is_not_empty() -> None:
     """Else a topic of that name would be created, and its commits would end where the old ones begin."""
     world, store, _, topic = setup()
     for _ in range(140):
@@ -282,7 +280,7 @@ def test_a_log_that_lost_its_checkpoints_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize("journal", ["group", "leases"])
-def test_a_reader_without_the_root_names_the_gap(journal: str, world: World) -> None:
+def test_a_reader_without_the_root_reports_the_gap(journal: str, world: World) -> None:
     prefix, _ = written(world, journal)
     world.store.delete(commit_key(prefix, 3))
     root = world.root(world.store)
@@ -291,7 +289,7 @@ def test_a_reader_without_the_root_names_the_gap(journal: str, world: World) -> 
         read_job_leases(root, "retain") if journal == "leases" else read()
 
 
-def test_old_entries_that_were_deleted_are_no_gap_for_a_reader_without_the_root() -> None:
+def test_deleted_old_entries_are_not_a_gap_for_a_reader_without_the_root() -> None:
     world = World()
     store = world.store
     with small_limits(checkpoint_entries=3):
@@ -308,7 +306,7 @@ def test_old_entries_that_were_deleted_are_no_gap_for_a_reader_without_the_root(
         assert EntryChain(store, log.kind, "g").latest().number == 11
 
 
-def test_a_chain_waits_for_entries_that_a_cache_of_names_denies(world: World) -> None:
+def test_chain_waits_for_entries_that_a_name_cache_hides(world: World) -> None:
     prefix, _ = written(world, "group")
     key = commit_key(prefix, 3)
     data = world.store.get(key)
@@ -335,7 +333,7 @@ def old_listing(inner: Store, key: str) -> HookedStore:
     return HookedStore(inner, after=after)
 
 
-def test_a_listing_that_lacks_an_earlier_entry_is_made_again(world: World) -> None:
+def test_a_listing_that_lacks_an_earlier_entry_is_repeated(world: World) -> None:
     prefix, _ = written(world, "group")
     key = commit_key(prefix, 3)
     with pytest.raises(Corrupt, match="number 3 of the log is missing"):
@@ -344,7 +342,7 @@ def test_a_listing_that_lacks_an_earlier_entry_is_made_again(world: World) -> No
     assert EntryChain(old_listing(world.store, key), GROUPS, "g", world.env()).span().last == newest
 
 
-def test_a_journal_that_is_deleted_whole_has_no_gap_at_any_moment() -> None:
+def test_deleting_a_journal_never_leaves_a_gap() -> None:
     world = World()
     with small_limits(checkpoint_entries=3):
         root = world.root(world.store)

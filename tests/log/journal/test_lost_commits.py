@@ -103,7 +103,7 @@ def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("log", PREFIXES)
 @pytest.mark.parametrize("last_wins", [False, True])
-def test_who_goes_on_after_a_lost_commit_is_stopped_and_verify_names_it(log: str, last_wins: bool) -> None:
+def test_a_writer_that_continues_after_a_lost_commit_is_fenced_and_verify_reports_it(log: str, last_wins: bool) -> None:
     case = Case(log, last_wins)
     kept = case.numbers()
     assert kept[-1] == case.key
@@ -132,7 +132,7 @@ def test_who_goes_on_after_a_lost_commit_is_stopped_and_verify_names_it(log: str
 
 
 @pytest.mark.parametrize("log", PREFIXES)
-def test_a_store_that_keeps_its_promise_again_is_one_cause_of_two(log: str) -> None:
+def test_the_error_names_both_causes_if_the_store_passes_again(log: str) -> None:
     """The root may have been restored: the error names both, and nothing is noted."""
     case = Case(log, True)
     case.store.last_wins = None
@@ -150,7 +150,7 @@ def test_a_store_that_keeps_its_promise_again_is_one_cause_of_two(log: str) -> N
 
 @pytest.mark.parametrize("log", PREFIXES)
 @pytest.mark.parametrize("hours", [0, 2])
-def test_a_process_that_reads_on_is_told_too(log: str, hours: int) -> None:
+def test_a_process_that_reads_forward_fails_after_a_contradiction(log: str, hours: int) -> None:
     """It meets what was made after the other commit, or opens the log anew after an hour."""
     case = Case(log, True)
     case.store.last_wins = None
@@ -160,7 +160,7 @@ def test_a_process_that_reads_on_is_told_too(log: str, hours: int) -> None:
         case.loser.journal.refresh()
 
 
-def test_two_threads_of_one_process_that_are_both_told() -> None:
+def test_a_second_thread_that_creates_the_same_number_is_fenced() -> None:
     world = World()
     store = Replaced(world.clock)
     root = open_root(store, create=True, env=world.env())
@@ -172,7 +172,7 @@ def test_two_threads_of_one_process_that_are_both_told() -> None:
         numbered.create(0, b'{"commitId":"two"}', "two", basis)
 
 
-def test_a_broken_chain_drops_the_verdict_and_who_reads_makes_no_probe() -> None:
+def test_a_broken_chain_discards_the_probe_result_and_readers_do_not_probe() -> None:
     case = Case("topic", False)
     case.store.last_wins = None
     stranger = open_root(case.store, env=case.world.env())
@@ -196,7 +196,7 @@ def test_a_broken_chain_drops_the_verdict_and_who_reads_makes_no_probe() -> None
         stranger.engine.ensure_probed()
 
 
-def test_an_entry_that_a_cache_hides_is_not_taken_back() -> None:
+def test_an_entry_that_a_cache_hides_is_not_withdrawn() -> None:
     """Another process made it, and may have gone on."""
     world = World()
     reads: Counter[str] = Counter()
@@ -223,7 +223,7 @@ def test_an_entry_that_a_cache_hides_is_not_taken_back() -> None:
 
 
 @pytest.mark.parametrize("looks", [False, True])
-def test_what_was_read_after_an_entry_counts_only_while_that_entry_is_here(looks: bool) -> None:
+def test_entries_read_after_an_entry_require_that_it_still_exists(looks: bool) -> None:
     """Entry 1 was made after another entry 0, by a process that outlived its root and will take it back."""
     world = World()
     store = MemoryStore(world.clock)

@@ -77,7 +77,7 @@ def probes(store: MemoryStore) -> int:
     return counting.counts["create"] // 100
 
 
-def test_one_probe_for_all_processes(new_process: Callable[[], None]) -> None:
+def test_processes_share_a_probe_result(new_process: Callable[[], None]) -> None:
     store = Far(clock)
     assert probes(store) == 1
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_one_probe_for_all_processes(new_process: Callable[[], None]) -> None:
     assert (stored.probed_ms, stored.sparklog) == (clock(), library.__version__)
 
 
-def test_a_verdict_does_not_hold_where_it_was_copied_to(new_process: Callable[[], None]) -> None:
+def test_a_copied_probe_result_is_not_valid(new_process: Callable[[], None]) -> None:
     store, elsewhere = Far(clock, "a"), Far(clock, "b")
     ensure_probed(store, clock)
     elsewhere.restore(store.snapshot())
@@ -104,7 +104,7 @@ def test_a_verdict_does_not_hold_where_it_was_copied_to(new_process: Callable[[]
     assert probes(store) == 1
 
 
-def test_verdicts_that_do_not_count(new_process: Callable[[], None]) -> None:
+def test_invalid_probe_results_are_ignored(new_process: Callable[[], None]) -> None:
     store = Far(clock)
     ensure_probed(store, clock)
     key = result_key(store)
@@ -118,7 +118,7 @@ def test_verdicts_that_do_not_count(new_process: Callable[[], None]) -> None:
         assert store.get(key) == PROBE_RESULT_JSON.encode(good), "and it is renewed"
 
 
-def test_a_store_that_fails_gets_none_and_loses_the_one_it_has(new_process: Callable[[], None]) -> None:
+def test_a_store_that_fails_the_probe_loses_its_probe_result(new_process: Callable[[], None]) -> None:
     good, bad = Far(clock), Twice(clock)
     ensure_probed(good, clock)
     new_process()
@@ -132,7 +132,7 @@ def test_a_store_that_fails_gets_none_and_loses_the_one_it_has(new_process: Call
 
 
 @pytest.mark.parametrize("days", [-2, 2])
-def test_a_verdict_counts_for_a_day(days: int, new_process: Callable[[], None]) -> None:
+def test_a_probe_result_is_valid_for_a_day(days: int, new_process: Callable[[], None]) -> None:
     """A server may be upgraded behind its endpoint, under processes that live on; and clocks may be set."""
     now = [clock()]
     store = Far(lambda: now[0])
@@ -156,7 +156,7 @@ def test_a_verdict_counts_for_a_day(days: int, new_process: Callable[[], None]) 
     assert made() == 1, "by another one"
 
 
-def test_a_store_that_is_doubted_is_probed_anew(new_process: Callable[[], None]) -> None:
+def test_a_contradicted_store_is_probed_again(new_process: Callable[[], None]) -> None:
     now, store = [clock()], Far(lambda: now[0])
     ensure_probed(store, lambda: now[0])
     counting = CountingStore(store)
@@ -177,7 +177,7 @@ def test_a_store_that_is_doubted_is_probed_anew(new_process: Callable[[], None])
         ensure_probed(bad, lambda: now[0])
 
 
-def test_a_doubted_store_that_cannot_be_tried_has_no_verdict(new_process: Callable[[], None]) -> None:
+def test_a_store_that_cannot_be_reverified_has_no_probe_result(new_process: Callable[[], None]) -> None:
     store = Far(clock)
     ensure_probed(store, clock)
     store.down = True
@@ -188,7 +188,7 @@ def test_a_doubted_store_that_cannot_be_tried_has_no_verdict(new_process: Callab
     assert reverify(MemoryStore(clock), clock) is None
 
 
-def test_a_failed_probe_is_not_remembered() -> None:
+def test_a_failed_probe_is_not_cached() -> None:
     store = Far(clock)
     store.down = True
     with pytest.raises(Unavailable):
@@ -197,7 +197,7 @@ def test_a_failed_probe_is_not_remembered() -> None:
     assert probes(store) == 1
 
 
-def test_a_verdict_that_cannot_be_kept_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_to_store_a_probe_result_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(Far):
         def create(self, key: str, data: bytes) -> bool:
             if "verdict" in key:
@@ -229,7 +229,7 @@ def test_memory_is_not_probed() -> None:
     assert not store.counts
 
 
-def test_a_root_has_a_verdict_and_is_usable(new_process: Callable[[], None]) -> None:
+def test_creating_a_root_stores_a_probe_result(new_process: Callable[[], None]) -> None:
     store = Far(clock)
     store.create("_probe/x/0-race", b"left by a probe that was killed")
     env = replace(SYSTEM, wall_ms=clock)
@@ -242,9 +242,7 @@ def test_a_root_has_a_verdict_and_is_usable(new_process: Callable[[], None]) -> 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_child_that_is_forked_during_a_probe_probes_for_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_forked_during_a_probe_runs_its_own_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent, probing, forked = os.getpid(), threading.Event(), threading.Event()
 
     def held(run: ProbeRun) -> None:

@@ -80,7 +80,7 @@ class Case:
         return self.numbered().read(number)
 
 
-def test_a_client_that_adds_its_own_entry_to_an_old_listing_does_not_take_it_back() -> None:
+def test_an_entry_added_to_a_stale_listing_is_not_withdrawn() -> None:
     """The client of Writer A remembers the listing of a folder for a minute.
 
     1. A lists the log: entry 0.
@@ -98,7 +98,7 @@ def test_a_client_that_adds_its_own_entry_to_an_old_listing_does_not_take_it_bac
     assert 60_000 <= case.world.now_ms - START_MS < SETTLE_MS
 
 
-def test_an_entry_after_a_missing_one_is_taken_back_after_the_wait() -> None:
+def test_an_entry_after_a_missing_one_is_withdrawn_after_the_wait() -> None:
     """The root was restored without entry 1, which the writer has seen."""
     case = Case(ZERO)
     with pytest.raises(Fenced, match=r"02\.json was withdrawn"):
@@ -123,7 +123,7 @@ class Outage(WrapperStore):
 
 
 @pytest.mark.parametrize("verb", ["get", "list"])
-def test_an_entry_after_a_missing_one_is_taken_back_although_requests_fail_when_the_wait_ends(verb: str) -> None:
+def test_an_entry_after_a_missing_one_is_withdrawn_even_if_requests_fail_at_the_end_of_the_wait(verb: str) -> None:
     """The store fails for some seconds when Writer A must decide.
 
     1. A has read entry 1. An operator restores the root, with the same id, from a copy that ends at entry 0.
@@ -140,7 +140,7 @@ def test_an_entry_after_a_missing_one_is_taken_back_although_requests_fail_when_
     assert case.there(2) is None
 
 
-def test_the_outcome_is_unknown_if_requests_still_fail_long_after_the_wait() -> None:
+def test_the_outcome_is_unknown_if_requests_fail_long_after_the_wait() -> None:
     case = Case(ZERO)
     numbered = case.numbered(Outage(case, "get", range(1, 1_000)))
     with pytest.raises(
@@ -156,7 +156,7 @@ MOMENTS = ("before the last read", "between the last read and the listing", "aft
 
 @pytest.mark.parametrize("other", [ONE, LOST], ids=["the entry that A has read", "another entry"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_entry_is_created_before_the_new_one_when_the_wait_ends(moment: str, other: bytes) -> None:
+def test_a_previous_entry_created_at_the_end_of_the_wait_is_accepted(moment: str, other: bytes) -> None:
     """Writer B creates the missing predecessor at each step of the decision that Writer A makes after its wait.
 
     1. A has read entry 1. An operator restores the root, with the same id, from a copy that ends at entry 0.
@@ -198,7 +198,7 @@ def test_an_entry_is_created_before_the_new_one_when_the_wait_ends(moment: str, 
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_an_entry_that_another_one_follows_stays(is_late: bool) -> None:
+def test_an_entry_that_another_entry_follows_is_kept(is_late: bool) -> None:
     """Writer B sees entry 1, which is hidden from A for very long, and creates 3 after A's 2.
 
     `is_late`: after A has looked for 3, and before A's deletion of 2.
@@ -214,7 +214,7 @@ def test_an_entry_that_another_one_follows_stays(is_late: bool) -> None:
     assert (case.there(2), case.there(3)) == (TWO, three)
 
 
-def test_of_two_that_have_outlived_the_root_both_take_back_what_they_created() -> None:
+def test_two_processes_that_outlived_the_root_both_withdraw_their_entries() -> None:
     """Writer B has created 3 after A's 2, and takes it back a little later than A could its own."""
     case = Case(ZERO)
     case.other(3, entry("three", TWO))
@@ -230,7 +230,7 @@ def decisions(world: World) -> DecisionLog:
 
 
 @pytest.mark.parametrize("polls", [1, 2])
-def test_no_process_builds_on_an_entry_of_a_process_that_has_outlived_the_root(polls: int) -> None:
+def test_no_process_appends_after_an_entry_of_a_process_that_outlived_the_root(polls: int) -> None:
     """An acknowledged entry must not follow one that readers of the restored root do not have.
 
     1. Writers A and B (and C, with two polls) have read the log up to entry 2. An operator restores the root, with the
@@ -286,7 +286,7 @@ def test_the_first_append_on_a_disk_after_a_poll_reads_one_earlier_commit() -> N
     assert reads[0] == [commit_key("t", 4), ROOT_KEY, commit_key("t", 3), commit_key("t", 1)]
 
 
-def test_a_number_that_was_lost_and_is_created_anew_is_taken_back() -> None:
+def test_an_entry_that_fills_the_gap_of_a_lost_entry_is_withdrawn() -> None:
     """Entry 1 was lost after 2 had been created; a writer that last looked before that creates another 1."""
     case = Case(ZERO)
     case.other(2, AFTER_LOST)
@@ -295,7 +295,7 @@ def test_a_number_that_was_lost_and_is_created_anew_is_taken_back() -> None:
     assert case.there(1) is None
 
 
-def test_an_entry_stays_if_the_next_one_was_of_a_process_that_has_outlived_the_root() -> None:
+def test_an_entry_is_kept_if_the_next_one_belongs_to_a_process_that_outlived_the_root() -> None:
     """The next one is taken back, so nothing was lost."""
     case = Case(ZERO)
     case.other(2, AFTER_LOST)
@@ -304,7 +304,7 @@ def test_an_entry_stays_if_the_next_one_was_of_a_process_that_has_outlived_the_r
     assert case.there(1) == ONE
 
 
-def test_an_entry_is_put_back_if_another_one_was_created_after_it_at_the_last_moment() -> None:
+def test_a_withdrawn_entry_is_restored_if_another_entry_follows_it() -> None:
     """Between the writer's look and its deletion the process that outlived the root takes 2 back, and B creates 2."""
     case = Case(ZERO)
     case.other(2, AFTER_LOST)
@@ -319,7 +319,7 @@ def test_an_entry_is_put_back_if_another_one_was_created_after_it_at_the_last_mo
 
 
 @pytest.mark.parametrize(("following", "looked_ms"), [(AFTER_ONE, 5_000), (None, 5_000), (AFTER_LOST, 0)])
-def test_an_entry_that_the_next_one_follows_is_acknowledged_at_once(following: bytes | None, looked_ms: int) -> None:
+def test_an_entry_with_a_following_entry_is_acknowledged_immediately(following: bytes | None, looked_ms: int) -> None:
     """Also where nobody looks: the newest entry was seen a moment ago."""
     case = Case(ZERO)
     if following is not None:
@@ -328,7 +328,7 @@ def test_an_entry_that_the_next_one_follows_is_acknowledged_at_once(following: b
     assert case.world.slept == []
 
 
-def test_an_entry_of_another_process_is_never_taken_back() -> None:
+def test_an_entry_of_another_process_is_never_withdrawn() -> None:
     """The store tells two processes that they have created entry 1, and keeps the other process's."""
 
     case = Case()

@@ -30,7 +30,7 @@ class CoarseWorld(World):
 
 
 @pytest.mark.parametrize("begin_ms", BEGIN_MS)
-def test_runs_of_a_query_are_in_order_however_soon_one_follows_another(begin_ms: int) -> None:
+def test_run_times_of_a_query_increase_with_a_coarse_clock(begin_ms: int) -> None:
     """Else a run that was started again at once would be fenced by the one before."""
     world = CoarseWorld(begin_ms)
     times = []
@@ -43,11 +43,11 @@ def test_runs_of_a_query_are_in_order_however_soon_one_follows_another(begin_ms:
 
 @pytest.mark.parametrize("begin_ms", BEGIN_MS)
 @pytest.mark.parametrize("skew_ms", [-60_000, 200_000])
-def test_a_clock_that_is_off_is_seen(begin_ms: int, skew_ms: int) -> None:
+def test_a_wrong_clock_is_detected(begin_ms: int, skew_ms: int) -> None:
     world = CoarseWorld(begin_ms)
     run = world.opened(skew_ms)
     assert world.now_ms - 2_000 < run.engine.to_store_clock(run.env.wall_ms()) <= world.now_ms
-    with pytest.raises(Unavailable, match="300 s are allowed"):
+    with pytest.raises(Unavailable, match="commits require at most 300 s"):
         world.opened(302_000).engine.to_store_clock(START_MS)
 
 
@@ -68,7 +68,7 @@ def test_a_transaction_is_not_aborted_before_its_timeout(begin_ms: int) -> None:
 
 
 @pytest.mark.parametrize("begin_ms", BEGIN_MS)
-def test_a_member_is_active_until_its_session_ends(begin_ms: int) -> None:
+def test_a_group_is_active_until_the_session_of_its_member_ends(begin_ms: int) -> None:
     world = CoarseWorld(begin_ms)
     group = Groups(world.opened()).group("g")
     group.join("one", session_timeout_ms=1_500)

@@ -25,7 +25,7 @@ def check(topic: Topic) -> bool:
     return counted.is_exact
 
 
-def test_deleted_and_aborted_records_do_not_count(tmp_path: Path) -> None:
+def test_deleted_and_aborted_records_are_not_counted(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "log", create=True)
     topic = root.create_topic("orders", configs={"retention.ms": -1})
     assert topic.count().records == 0
@@ -43,7 +43,7 @@ def test_deleted_and_aborted_records_do_not_count(tmp_path: Path) -> None:
     assert check(topic)
 
 
-def test_a_compacted_topic_counts_what_is_left(tmp_path: Path) -> None:
+def test_count_of_a_compacted_topic_counts_the_remaining_records(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "log", create=True)
     configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0}
     topic = root.create_topic("ages", configs=configs)
@@ -54,7 +54,7 @@ def test_a_compacted_topic_counts_what_is_left(tmp_path: Path) -> None:
     assert topic.count().records < 6
 
 
-def test_imported_topics_are_exact_or_say_that_they_are_not(tmp_path: Path) -> None:
+def test_counts_of_imported_topics_report_if_they_are_not_exact(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "log", create=True)
     sparklog.import_kafka(root, KAFKA, configs={"retention.ms": -1})
     for name in root.topics():

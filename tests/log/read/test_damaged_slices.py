@@ -141,7 +141,7 @@ def all_offsets(root: Root) -> list[int]:
 
 
 @pytest.mark.parametrize("byte", BYTES)
-def test_sound_batches_are_read_and_the_bad_one_is_named(layout: Layout, folder: Path, byte: str) -> None:
+def test_valid_batches_are_read_and_the_corrupt_one_is_reported(layout: Layout, folder: Path, byte: str) -> None:
     for bad in range(6):
         root = made(layout, folder)
         good = all_offsets(root)
@@ -173,7 +173,7 @@ def test_sound_batches_are_read_and_the_bad_one_is_named(layout: Layout, folder:
         assert ends[bad] <= skipped.end <= after
 
 
-def test_damage_outside_of_all_checksums_is_said(layout: Layout, root: Root) -> None:
+def test_damage_outside_of_batch_checksums_is_reported(layout: Layout, root: Root) -> None:
     """Batches that fill all offsets have theirs for certain. Where there are gaps, one may have moved."""
     good = all_offsets(root)
     positions, _, _ = headers_of(root)
@@ -189,7 +189,7 @@ def test_damage_outside_of_all_checksums_is_said(layout: Layout, root: Root) -> 
     assert read(root, 0, said=[])[1] is None
 
 
-def test_a_slice_whose_batch_may_have_moved_is_refused_whole(folder: Path) -> None:
+def test_a_slice_with_a_possibly_wrong_base_offset_is_rejected(folder: Path) -> None:
     root = made(LAYOUTS["small segment with gaps"], folder)
     positions, _, _ = headers_of(root)
     flip(root, positions[2] + 7)  # from 7 to 6, where nothing is
@@ -225,7 +225,7 @@ def fetched_all(log: ServedLog, batches: StoredBatches, start: int, end: int) ->
 
 
 @pytest.mark.parametrize("byte", ["base offset", "length", "record"])
-def test_a_fetch_returns_the_batches_in_front_of_the_bad_one(layout: Layout, root: Root, byte: str) -> None:
+def test_a_fetch_returns_the_batches_before_the_corrupt_one(layout: Layout, root: Root, byte: str) -> None:
     positions, bases, _ = headers_of(root)
     end = root.topic("t").bounds()[0].log_end
     flip(root, positions[3] + BYTES[byte])
@@ -245,7 +245,7 @@ def test_a_fetch_returns_the_batches_in_front_of_the_bad_one(layout: Layout, roo
     assert len(skipped) == 1
 
 
-def test_a_look_up_by_time_passes_damage_only_if_it_is_skipped(root: Root) -> None:
+def test_a_time_lookup_passes_corrupt_batches_only_if_they_are_skipped(root: Root) -> None:
     positions, bases, _ = headers_of(root)
     flip(root, positions[3] + BYTES["record"])
 
@@ -261,7 +261,7 @@ def test_a_look_up_by_time_passes_damage_only_if_it_is_skipped(root: Root) -> No
     assert len(said) == 1
 
 
-def test_a_consumer_gets_what_is_in_front_of_damage_and_goes_on_behind_it(layout: Layout, root: Root) -> None:
+def test_a_consumer_reads_the_records_before_and_after_a_corrupt_batch(layout: Layout, root: Root) -> None:
     good = all_offsets(root)
     positions, bases, _ = headers_of(root)
     flip(root, positions[3] + BYTES["record"])
@@ -284,7 +284,7 @@ def test_a_consumer_gets_what_is_in_front_of_damage_and_goes_on_behind_it(layout
         assert got == good[8:]
 
 
-def test_a_record_that_cannot_be_decoded_takes_only_its_batch(tmp_path: Path) -> None:
+def test_an_undecodable_record_affects_only_its_batch(tmp_path: Path) -> None:
     """Its checksums are right: a writer's defect."""
     memory = CountedRoot("memory", tmp_path)
     odd = BatchHeader(2, 1, 2, HOUR_MS, HOUR_MS, leader_epoch=0).pack(b"\xff" * 20)
@@ -299,7 +299,7 @@ def test_a_record_that_cannot_be_decoded_takes_only_its_batch(tmp_path: Path) ->
     assert [(each.start, each.end, each.nbytes) for each in said] == [(2, 4, len(odd))]
 
 
-def test_sound_slices_beside_a_damaged_one_in_a_request_are_read(tmp_path: Path) -> None:
+def test_intact_slices_next_to_a_damaged_one_are_read(tmp_path: Path) -> None:
     memory = CountedRoot("memory", tmp_path)
     topic = memory.topic(1, {"inline.records.bytes": "0"})
     for value in (b"first", b"second", b"third"):
@@ -314,7 +314,7 @@ def test_sound_slices_beside_a_damaged_one_in_a_request_are_read(tmp_path: Path)
         assert read(memory.root, 0, threads=threads, said=[]) == ([0, 2], None)
 
 
-def test_skipping_travels_to_tasks_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tasks_skip_corrupt_batches_and_log_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As Spark's data source reads: plans are pickled, and tasks log what they leave out."""
     made_on_disk(tmp_path)
     view = open_view(resolve(str(tmp_path / "root")), tailing=False, corrupt_records="skip")
@@ -342,7 +342,9 @@ def made_on_disk(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["root", "dir"])
-def test_serve_skips_logs_once_and_counts(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_serve_skips_corrupt_batches_and_logs_them_once(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     made_on_disk(tmp_path)
     location = resolve(str(tmp_path / name))
     log = open_served(location)

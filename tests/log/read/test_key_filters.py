@@ -70,7 +70,7 @@ def world(request: pytest.FixtureRequest) -> FilteredWorld:
     return FilteredWorld(roll=request.param != "merged", configs=compacted if request.param == "cleaned" else None)
 
 
-def test_an_absent_key_costs_the_filter_once(world: FilteredWorld) -> None:
+def test_an_absent_key_reads_the_filter_once(world: FilteredWorld) -> None:
     record, nbytes = world.get(b"nobody")
     assert record is None
     assert nbytes < 10_000
@@ -107,7 +107,7 @@ class LargeWorld(FilteredWorld):
 
 
 @pytest.mark.parametrize("roll", [False, True])
-def test_of_a_large_slice_the_pieces_with_the_keys_are_read(roll: bool) -> None:
+def test_only_the_matching_blocks_of_a_large_slice_are_read(roll: bool) -> None:
     world = LargeWorld(roll=roll)
     (made,) = key_filters.decode_filters(world.store.get(world.filters))
     sizes = [piece.nbytes for piece in made.pieces]
@@ -130,7 +130,7 @@ def test_of_a_large_slice_the_pieces_with_the_keys_are_read(roll: bool) -> None:
     assert world.findings() == ()
 
 
-def test_pieces_of_a_slice_that_was_replaced_meanwhile() -> None:
+def test_blocks_of_a_concurrently_replaced_slice_are_read_from_the_new_file() -> None:
     world = LargeWorld(roll=False)
     topic = world.root(world.counted).topic("t")
     scan = topic.scan(keys=[b"key-17", b"key-11900"])
@@ -139,7 +139,7 @@ def test_pieces_of_a_slice_that_was_replaced_meanwhile() -> None:
     assert scan.to_table()["offset"].to_pylist() == [17, 11900]
 
 
-def test_damage_within_a_piece_is_named_where_it_is_read() -> None:
+def test_damage_in_a_block_is_reported_with_its_position() -> None:
     world = LargeWorld(roll=True)
     file = world.filters.replace(".bloom", ".log")
     _with(world.store, file, 3_500_000, b"damaged")
@@ -149,7 +149,7 @@ def test_damage_within_a_piece_is_named_where_it_is_read() -> None:
         topic.scan(keys=[b"key-6800"]).to_table()
 
 
-def test_a_filter_of_a_whole_slice_as_earlier_releases_wrote_it(world: FilteredWorld) -> None:
+def test_filters_of_entire_slices_from_earlier_releases_are_read(world: FilteredWorld) -> None:
     (made,) = key_filters.decode_filters(world.store.get(world.filters))
     words = plain_words([b"key-%d" % i for i in range(KEYS)], 120)
     world.store.replace(world.filters, version_1([(made.position, made.nbytes, made.crc, words)]))
@@ -165,7 +165,7 @@ def test_a_filter_of_a_whole_slice_as_earlier_releases_wrote_it(world: FilteredW
 
 
 @pytest.mark.parametrize("offset", [0, 1 << 40])
-def test_pieces_whose_offsets_do_not_rise_count_for_nothing(world: FilteredWorld, offset: int) -> None:
+def test_filters_with_unordered_blocks_are_ignored(world: FilteredWorld, offset: int) -> None:
     (made,) = key_filters.decode_filters(world.store.get(world.filters))
     first, second = made.pieces
     wrong = replace(made, pieces=(first, replace(second, offset=offset)))
@@ -177,7 +177,7 @@ def test_pieces_whose_offsets_do_not_rise_count_for_nothing(world: FilteredWorld
     assert finding.message == "the filter lacks keys of the slice, so lookups do not find them"
 
 
-def test_what_is_not_merged_yet_is_searched(world: FilteredWorld) -> None:
+def test_slices_without_filters_are_searched(world: FilteredWorld) -> None:
     world.topic("t").append(pa.table({"key": [b"new", b"key-3"], "value": [b"v", b"w"]}))
     for key in (b"new", b"key-3"):
         record, _ = world.get(key)
@@ -191,7 +191,7 @@ def _with(store: MemoryStore, key: str, at: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 13, 30, -1])
-def test_a_damaged_filter_is_found_by_verify_and_ignored_by_reads(world: FilteredWorld, at: int) -> None:
+def test_verify_reports_a_damaged_filter_and_reads_ignore_it(world: FilteredWorld, at: int) -> None:
     data = world.store.get(world.filters)
     _with(world.store, world.filters, at % len(data), bytes([data[at] ^ 1]))
     record, nbytes = world.get(b"key-17")
@@ -204,7 +204,7 @@ def test_a_damaged_filter_is_found_by_verify_and_ignored_by_reads(world: Filtere
 
 
 @pytest.mark.parametrize("error", [Unavailable("the device reports an I/O error"), BadRequest("no regular file")])
-def test_a_filter_that_cannot_be_read_fails_no_look_up(
+def test_an_unreadable_filter_does_not_fail_a_lookup(
     world: FilteredWorld, error: SparklogError, caplog: pytest.LogCaptureFixture
 ) -> None:
 
@@ -227,7 +227,7 @@ def test_a_filter_that_cannot_be_read_fails_no_look_up(
     assert (record, nbytes < 10_000) == (None, True), "it is read again once it can be"
 
 
-def test_a_filter_of_other_bytes_counts_for_nothing(world: FilteredWorld) -> None:
+def test_a_filter_that_does_not_match_the_slice_is_ignored(world: FilteredWorld) -> None:
     other = FilteredWorld(roll=True, configs={"compression.type": "gzip"})
     world.store.replace(world.filters, other.store.get(other.filters))
     assert world.get(b"key-17")[0] is not None
@@ -236,7 +236,7 @@ def test_a_filter_of_other_bytes_counts_for_nothing(world: FilteredWorld) -> Non
     assert finding.message == "expected a filter for the slice at byte 0, found none"
 
 
-def test_a_missing_filter_is_found_and_not_missed(world: FilteredWorld) -> None:
+def test_verify_reports_a_missing_filter_and_reads_work_without_it(world: FilteredWorld) -> None:
     world.store.delete(world.filters)
     assert world.get(b"key-17")[0] is not None
     for how in ({}, {"quick": True}):
@@ -244,7 +244,7 @@ def test_a_missing_filter_is_found_and_not_missed(world: FilteredWorld) -> None:
         assert (finding.kind, finding.file) == (MISSING, world.filters)
 
 
-def test_a_filter_that_denies_a_key_is_found(world: FilteredWorld) -> None:
+def test_verify_reports_a_filter_that_lacks_a_key(world: FilteredWorld) -> None:
     (made,) = key_filters.decode_filters(world.store.get(world.filters))
     first, second = made.pieces
     words = second.words.copy()
@@ -279,7 +279,7 @@ def test_records_without_keys_and_small_slices_have_no_filter() -> None:
         assert not (flags & int(SliceFlag.KEY_FILTER)).any()
 
 
-def test_filters_that_were_merged_again_are_made_again() -> None:
+def test_filters_are_written_again_by_another_merge() -> None:
     world = FilteredWorld(roll=False)
     topic = world.topic("t")
     for i in range(8):
@@ -291,7 +291,7 @@ def test_filters_that_were_merged_again_are_made_again() -> None:
     assert world.findings() == ()
 
 
-def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_filter_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world = FilteredWorld(roll=True)
     file = world.filters.replace(".bloom", ".log")
     for most, gets in ((10, 2), (CACHE_BYTES, 1)):

@@ -90,7 +90,7 @@ def test_random_histories(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("_small_filters")
-def test_only_partitions_and_slices_that_may_hold_the_keys_are_read() -> None:
+def test_only_partitions_and_slices_that_may_contain_the_keys_are_read() -> None:
     world = World()
     counted = CountingStore(world.store)
     topic = world.root(counted).create_topic("t", partitions=4)
@@ -114,7 +114,7 @@ def test_only_partitions_and_slices_that_may_hold_the_keys_are_read() -> None:
     assert topic.scan(keys=[b"k1", "k1", "k2"]).to_table().num_rows == 2
 
 
-def test_a_tail_of_some_keys_follows() -> None:
+def test_a_tail_with_keys_returns_only_their_records() -> None:
     world = World()
     topic = world.root().create_topic("t", partitions=3)
     tail = Tail(RootView(world.root()), "t", "read_committed", keys=KeySet.of(["a"]))
@@ -128,7 +128,7 @@ def test_a_tail_of_some_keys_follows() -> None:
 
 
 @pytest.mark.parametrize(("keys", "shown"), [("anna", "found 'anna'; give ['anna']"), (b"a", "found b'a'"), ([1], "1")])
-def test_keys_are_a_list(keys: object, shown: str) -> None:
+def test_keys_must_be_a_list(keys: object, shown: str) -> None:
     topic = World().root().create_topic("t")
     with pytest.raises(BadRequest, match=r"(keys must be a list of|a key must be) bytes or") as error:
         topic.scan(keys=keys)  # type: ignore[arg-type]

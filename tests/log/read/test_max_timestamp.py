@@ -37,7 +37,7 @@ class ListView:
 
 
 @given(st.dictionaries(st.integers(0, 3), st.lists(TIMES, max_size=9), max_size=3))
-def test_the_first_record_with_the_largest_timestamp(timestamps: dict[int, list[int]]) -> None:
+def test_max_timestamp_returns_the_first_such_record(timestamps: dict[int, list[int]]) -> None:
     view = ListView(timestamps)
     expected = {}
     for partition, times in timestamps.items():
@@ -47,7 +47,7 @@ def test_the_first_record_with_the_largest_timestamp(timestamps: dict[int, list[
     assert view.questions <= 140
 
 
-def test_a_day_of_growing_milliseconds_takes_few_questions() -> None:
+def test_maximum_timestamp_takes_few_lookups() -> None:
     view = ListView({0: list(range(1_700_000_000_000, 1_700_086_400_000, 5_000))})
     assert offsets_of_max_timestamp(view, "t") == {0: TimestampOffset(17_279, 1_700_086_395_000)}  # type: ignore[arg-type]
     assert view.questions <= 70

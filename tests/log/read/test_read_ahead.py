@@ -65,7 +65,7 @@ def reads(place: CountedRoot) -> int:
     return sum(verb == "get" and "/append/" in key for verb, key in place.store.keys)
 
 
-def test_the_rows_are_those_that_were_written(place: CountedRoot) -> None:
+def test_read_ahead_returns_the_written_records(place: CountedRoot) -> None:
     topic = filled(place)
     read = topic.scan().to_table()
     assert read["offset"].to_pylist()[:3] == [0, 1, 2]
@@ -116,7 +116,7 @@ class Gathering(WrapperStore):
         return self.inner.get(key, start, length)
 
 
-def test_ranges_are_under_way_together(bucket: CountedRoot) -> None:
+def test_ranges_are_requested_in_parallel(bucket: CountedRoot) -> None:
     topic = bucket.topic(1)
     for number in range(12):
         topic.append(random_rows(50, first=number * 50))
@@ -130,7 +130,7 @@ def test_ranges_are_under_way_together(bucket: CountedRoot) -> None:
     assert few.most <= limit + store.most // 12 + 100
 
 
-def test_who_wants_little_reads_little(bucket: CountedRoot) -> None:
+def test_a_reader_of_few_records_reads_few_bytes(bucket: CountedRoot) -> None:
     bucket.store.limits = Limits(span_bytes=WINDOW, first_ahead_bytes=WINDOW // 2)
     topic = bucket.topic(1)
     topic.append(random_rows(8000, value_bytes=200), options=small(batch_bytes=9_000))
@@ -144,7 +144,7 @@ def test_who_wants_little_reads_little(bucket: CountedRoot) -> None:
     assert reads(bucket) > 20
 
 
-def test_a_store_without_round_trips_is_asked_for_what_is_taken(tmp_path: Path) -> None:
+def test_a_store_without_parallel_reads_is_read_on_demand(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
     topic = place.topic(1)
     for number in range(6):
@@ -161,7 +161,7 @@ def test_a_store_without_round_trips_is_asked_for_what_is_taken(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_files_replaced_meanwhile_are_read_where_they_lie_now(place: CountedRoot) -> None:
+def test_concurrently_replaced_files_are_read_from_their_new_files(place: CountedRoot) -> None:
     topic = filled(place)
     expected = topic.scan(partitions=[0]).to_table()
     batches = iter(topic.scan(partitions=[0], batch_bytes=2_000))
@@ -173,7 +173,7 @@ def test_files_replaced_meanwhile_are_read_where_they_lie_now(place: CountedRoot
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_file_that_is_gone_for_good_is_named(place: CountedRoot) -> None:
+def test_the_error_reports_a_file_that_stays_missing(place: CountedRoot) -> None:
     topic = filled(place)
     gone = place.append_files()[12]
     place.inner.delete(gone)
@@ -184,7 +184,7 @@ def test_a_file_that_is_gone_for_good_is_named(place: CountedRoot) -> None:
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("read", [lambda topic: topic.scan().to_table(), lambda topic: topic.offset_for_timestamp(0)])
-def test_a_file_that_a_cache_of_names_denies_is_waited_for(read: Callable[[Topic], object]) -> None:
+def test_reads_wait_for_a_file_that_a_name_cache_hides(read: Callable[[Topic], object]) -> None:
     world = World()
     world.root().create_topic("t").append({"value": ["a"]})
     (key,) = (info.key for info in world.store.list("t/append/"))
@@ -199,7 +199,7 @@ def test_a_file_that_a_cache_of_names_denies_is_waited_for(read: Callable[[Topic
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("remembered", [("t/append", "t/_log"), ("t/append", f"{transactions_prefix('id')}/_log")])
-def test_a_new_plan_of_another_machine_has_all_records(remembered: tuple[str, ...]) -> None:
+def test_replanning_on_another_host_returns_all_records(remembered: tuple[str, ...]) -> None:
     world = World()
     root = world.root()
     root.create_topic("t").append({"value": ["a"]})
@@ -217,7 +217,7 @@ def test_a_new_plan_of_another_machine_has_all_records(remembered: tuple[str, ..
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("at", [0, 9, 17, 200])
-def test_damage_in_a_window_is_named(place: CountedRoot, at: int) -> None:
+def test_damage_in_a_window_is_reported(place: CountedRoot, at: int) -> None:
     topic = filled(place)
     key = place.append_files()[10]
     from sparklog.format.batch_scan import scan_headers
@@ -247,7 +247,7 @@ def test_maintenance_reads_large_slices_in_windows(place: CountedRoot) -> None:
     assert (place.store.bytes_read == row.size) == (place.kind == "bucket")
 
 
-def test_a_slice_that_is_searched_keeps_few_of_its_bytes(bucket: CountedRoot) -> None:
+def test_searching_a_slice_keeps_few_bytes_in_memory(bucket: CountedRoot) -> None:
     topic = bucket.topic(1)
     topic.append(random_rows(3000, value_bytes=200), options=small(batch_bytes=9_000))
     row = planned_slices("t", 0, topic.log.snapshot().slices.select(0)).row(0)
@@ -268,7 +268,7 @@ def test_a_batch_larger_than_a_range_is_read(place: CountedRoot) -> None:
     assert topic.scan(columns=["value"]).to_table() == table
 
 
-def test_who_stops_early_leaves_nothing_under_way(bucket: CountedRoot) -> None:
+def test_stopping_early_leaves_no_request_in_flight(bucket: CountedRoot) -> None:
     topic = filled(bucket)
     batches = iter(topic.scan(batch_bytes=2_000))
     next(batches)
@@ -279,7 +279,7 @@ def test_who_stops_early_leaves_nothing_under_way(bucket: CountedRoot) -> None:
         next(batches)
 
 
-def test_a_failed_request_is_raised_in_its_turn(bucket: CountedRoot) -> None:
+def test_a_failed_request_raises_when_it_is_consumed(bucket: CountedRoot) -> None:
     """Not before the pieces that come first have been handed out."""
 
     def read(request: Request) -> bytes:

@@ -34,7 +34,7 @@ def test_the_snippets_run(tmp_path: Path) -> None:
     assert sorted(shown[1]) == ["anna\t/home", "anna\t/pay", "ben\t/cart"]
 
 
-def test_records_that_were_written_by_number_lie_elsewhere(tmp_path: Path) -> None:
+def test_records_written_to_an_explicit_partition_need_a_search_of_all_partitions(tmp_path: Path) -> None:
     topic = sparklog.open(tmp_path, create=True).create_topic("t", partitions=2)
     topic.append(pa.table({"key": ["a", "a"], "value": ["0", "1"], "partition": pa.array([0, 1], pa.int32())}))
 

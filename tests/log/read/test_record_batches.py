@@ -31,7 +31,7 @@ def test_small_batches_are_joined() -> None:
     assert values(read) == values(list(batches(10, 1)))
 
 
-def test_large_batches_are_cut() -> None:
+def test_large_batches_are_sliced() -> None:
     large = list(batches(3, BATCH_BYTES // 4, rows=40))
     read = list(joined(large, BATCH_BYTES))
     assert values(read) == values(large)
@@ -52,7 +52,7 @@ def test_batches_without_columns_keep_their_rows() -> None:
     assert [batch.num_rows for batch in read] == [MAX_JOINED_BATCHES, 1]
 
 
-def test_what_came_before_an_error_comes_before_it() -> None:
+def test_batches_before_an_error_are_yielded_before_it() -> None:
     def damaged() -> Iterator[pa.RecordBatch]:
         yield from batches(2, 1)
         raise Corrupt("damaged")

@@ -77,7 +77,7 @@ def test_control_batches_are_not_records(memory: CountedRoot) -> None:
     assert topic.offset_for_timestamp(1002) == {0: TimestampOffset(2, 1002)}
 
 
-def test_append_times_patched_into_batches_are_theirs(memory: CountedRoot) -> None:
+def test_append_times_that_are_written_into_batches_are_returned(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"message.timestamp.type": "LogAppendTime"})
     flags = SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES
     patched = [
@@ -92,7 +92,7 @@ def test_append_times_patched_into_batches_are_theirs(memory: CountedRoot) -> No
     assert topic.offset_for_timestamp(5001) == {0: TimestampOffset(2, 6000)}
 
 
-def test_append_times_of_many_small_slices_are_told_apart(memory: CountedRoot) -> None:
+def test_append_times_of_many_small_slices_are_kept_apart(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"message.timestamp.type": "LogAppendTime"})
     expected = []
     for i in range(5):
@@ -103,7 +103,7 @@ def test_append_times_of_many_small_slices_are_told_apart(memory: CountedRoot) -
     assert batch["timestamp"].cast(pa.int64()).to_pylist() == expected
 
 
-def test_sealed_segments_are_read_where_they_lie(memory: CountedRoot) -> None:
+def test_sealed_segments_are_read_in_place(memory: CountedRoot) -> None:
     memory.store.limits = Limits(span_bytes=200_000)
     topic = memory.topic(1)
     for first in range(0, 2000, 500):
@@ -128,7 +128,7 @@ def test_sealed_segments_are_read_where_they_lie(memory: CountedRoot) -> None:
     assert caught.value.offset is not None
 
 
-def test_offsets_that_run_backwards_are_corrupt(memory: CountedRoot) -> None:
+def test_decreasing_offsets_are_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended_by_hand(memory, topic, [batch_of(3, [0], 2), batch_of(0, [0], 2), batch_of(6, [0], 3)])
     with pytest.raises(Corrupt, match="do not match the slice") as caught:

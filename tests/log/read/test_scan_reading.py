@@ -73,7 +73,7 @@ def test_every_range_gives_exactly_its_offsets(place: CountedRoot) -> None:
     "columns",
     [["offset"], ["value"], ["headers", "key"], ["timestampType", "topic", "partition", "offset"], list(COLUMNS[::-1])],
 )
-def test_columns_come_as_they_were_asked_for(place: CountedRoot, columns: Sequence[str]) -> None:
+def test_columns_are_returned_in_the_requested_order(place: CountedRoot, columns: Sequence[str]) -> None:
     topic = place.topic(2)
     topic.append(random_rows(300), options=small(batch_bytes=2000))
     whole = topic.scan().to_table()
@@ -99,13 +99,13 @@ def test_a_projection_that_needs_no_records_does_not_decode_them(
 
 
 @pytest.mark.parametrize(("columns", "message"), [(["offsets"], "found offsets"), (["key", "key"], "distinct")])
-def test_wrong_columns_are_refused(memory: CountedRoot, columns: list[str], message: str) -> None:
+def test_wrong_columns_are_rejected(memory: CountedRoot, columns: list[str], message: str) -> None:
     topic = memory.topic(1)
     with pytest.raises(BadRequest, match=message):
         topic.scan(columns=columns)
 
 
-def test_positions_by_word_number_and_partition(memory: CountedRoot) -> None:
+def test_scan_positions_by_name_offset_and_partition(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(pa.table({"value": [b"%d" % i for i in range(20)], "partition": [i % 2 for i in range(20)]}))
     assert topic.scan(start="latest").to_table().num_rows == 0
@@ -157,7 +157,7 @@ def test_a_scan_out_of_bounds_is_an_error(
     assert str(raised.value) == expected
 
 
-def test_a_scan_from_the_log_end_reads_nothing_also_behind_an_open_transaction(memory: CountedRoot) -> None:
+def test_a_scan_from_the_log_end_is_empty_even_after_an_open_transaction(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(pa.table({"value": [b"a", b"b"], "partition": [0, 1]}))
     transactional(memory.root, "open").begin().append("t", pa.table({"value": [b"c"], "partition": [0]}))
@@ -173,7 +173,7 @@ def test_a_scan_can_be_iterated_again_and_read_as_a_stream(memory: CountedRoot) 
     assert scan.to_table() == scan.to_table() == scan.to_reader().read_all()
 
 
-def test_many_tiny_slices_give_few_batches(memory: CountedRoot) -> None:
+def test_many_tiny_slices_return_few_batches(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for i in range(300):
         topic.append(pa.table({"value": [b"v%d" % i]}), options=small())
@@ -183,7 +183,7 @@ def test_many_tiny_slices_give_few_batches(memory: CountedRoot) -> None:
     assert batches[0]["offset"].to_pylist() == list(range(300))
 
 
-def test_large_results_come_in_batches_of_the_size_asked_for(memory: CountedRoot) -> None:
+def test_large_results_are_returned_in_batches_of_the_requested_size(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     # 1:50 by compression, so that the stored size says little.
     topic.append(pa.table({"value": [b"%06d" % (i // 100) + bytes(500) for i in range(20_000)]}))
@@ -194,7 +194,7 @@ def test_large_results_come_in_batches_of_the_size_asked_for(memory: CountedRoot
     assert min(sizes[:-1]) >= 1 << 19
 
 
-def test_compressible_records_behind_incompressible_ones_stay_bounded(memory: CountedRoot) -> None:
+def test_compressible_records_after_incompressible_ones_stay_within_the_memory_limit(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     noise = random.Random(1).randbytes(200_000)
     plain = [noise[i : i + 1000] for i in range(0, len(noise), 1000)]
@@ -205,7 +205,7 @@ def test_compressible_records_behind_incompressible_ones_stay_bounded(memory: Co
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_partitions_that_lie_together_are_fetched_together(place: CountedRoot) -> None:
+def test_adjacent_partitions_are_fetched_in_one_request(place: CountedRoot) -> None:
     topic = place.topic(8)
     for first in range(5):
         topic.append(random_rows(80, first=first * 80, seed=first), options=small())
@@ -222,7 +222,7 @@ def test_partitions_that_lie_together_are_fetched_together(place: CountedRoot) -
     assert by_partition(some) == {p: v for p, v in by_partition(read).items() if p in (2, 3, 4)}
 
 
-def test_slices_of_one_request_are_decoded_where_they_are() -> None:
+def test_slices_of_one_request_are_decoded_without_a_copy() -> None:
     whole = bytes(range(256))
     views = [memoryview(whole)[low:high] for low, high in ((10, 20), (20, 21), (21, 90))]
     together = _contiguous(views)
@@ -233,7 +233,7 @@ def test_slices_of_one_request_are_decoded_where_they_are() -> None:
     assert _contiguous([views[0], memoryview(bytes(whole))[20:30], memoryview(b"x")]) == whole[10:30] + b"x"
 
 
-def test_parts_of_several_topics_are_read_in_one_go(memory: CountedRoot) -> None:
+def test_parts_of_several_topics_are_read_together(memory: CountedRoot) -> None:
     first, second = memory.topic(2, name="a"), memory.topic(3, name="b")
     first.append(random_rows(40))
     second.append(random_rows(60))
@@ -253,7 +253,7 @@ def test_parts_of_several_topics_are_read_in_one_go(memory: CountedRoot) -> None
     assert sum(part.records for part in parts) == 100
 
 
-def test_parts_travel_to_other_processes(tmp_path: Path) -> None:
+def test_parts_can_be_pickled(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
     topic = place.topic(2)
     topic.append(random_rows(100))
@@ -283,7 +283,7 @@ def test_a_large_slice_is_read_in_windows(memory: CountedRoot, large: Topic) -> 
     assert max(len(memory.inner.get(key)) for key in memory.append_files()) > 3_000_000
 
 
-def test_entering_a_large_slice_costs_its_index_and_one_window(memory: CountedRoot, large: Topic) -> None:
+def test_starting_inside_a_large_slice_reads_its_index_and_one_window(memory: CountedRoot, large: Topic) -> None:
     for offset in (0, 1, 1500, 2998, 2999):
         memory.store.reset()
         record = large.record_at(0, offset)
@@ -313,7 +313,7 @@ def damaged(place: CountedRoot, at: int, flip: int = 1) -> str:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_damage_in_a_slice_names_file_position_and_offset(memory: CountedRoot) -> None:
+def test_damage_in_a_slice_is_reported_with_file_position_and_offset(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(100), options=small(batch_bytes=1000))
     from sparklog.format.batch_scan import scan_headers
@@ -330,7 +330,7 @@ def test_damage_in_a_slice_names_file_position_and_offset(memory: CountedRoot) -
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("at", [0, 7, 9, 11, 16, 17, 30])
-def test_damage_anywhere_in_a_header_is_found(memory: CountedRoot, at: int) -> None:
+def test_damage_anywhere_in_a_header_is_detected(memory: CountedRoot, at: int) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(100), options=small(batch_bytes=1000))
     key = damaged(memory, at)
@@ -340,7 +340,7 @@ def test_damage_anywhere_in_a_header_is_found(memory: CountedRoot, at: int) -> N
 
 
 @pytest.mark.parametrize("at", [0, 7, 9, 11, 16, 17, 30, 80])
-def test_damage_in_a_window_of_a_large_slice_is_found(memory: CountedRoot, large: Topic, at: int) -> None:
+def test_damage_in_a_window_of_a_large_slice_is_detected(memory: CountedRoot, large: Topic, at: int) -> None:
     from sparklog.format.batch_scan import scan_headers
 
     (key,) = memory.append_files()
@@ -354,7 +354,7 @@ def test_damage_in_a_window_of_a_large_slice_is_found(memory: CountedRoot, large
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_file_cut_off_is_corrupt(memory: CountedRoot) -> None:
+def test_a_truncated_file_is_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(100), options=small())
     assert isinstance(memory.inner, MemoryStore)
@@ -365,7 +365,7 @@ def test_a_file_cut_off_is_corrupt(memory: CountedRoot) -> None:
     assert caught.value.file == key
 
 
-def test_a_damaged_footer_hides_no_record(memory: CountedRoot, large: Topic) -> None:
+def test_a_damaged_footer_does_not_hide_records(memory: CountedRoot, large: Topic) -> None:
     """What it is for, to enter a slice in its middle, can be done without."""
     (key,) = memory.append_files()
     damaged(memory, len(memory.inner.get(key)) - 30)
@@ -382,7 +382,7 @@ def moved(place: CountedRoot, topic: Topic) -> None:
     rewrite(place, topic, append_path(topic.log.state().version, place.world.env().new_id()))
 
 
-def test_a_file_that_was_rewritten_is_found_where_it_lies_now(place: CountedRoot) -> None:
+def test_a_rewritten_file_is_read_from_its_new_file(place: CountedRoot) -> None:
     topic = place.topic(3)
     topic.append(random_rows(200), options=small(batch_bytes=1000, buffer_bytes=3000))
     topic.append(random_rows(200, first=200), options=small())
@@ -394,7 +394,7 @@ def test_a_file_that_was_rewritten_is_found_where_it_lies_now(place: CountedRoot
     assert pa.Table.from_batches(list(part.read(["value"])))["value"].to_pylist() == expected[1]
 
 
-def test_a_rewrite_in_the_middle_of_reading_is_not_noticed(memory: CountedRoot, large: Topic) -> None:
+def test_a_rewrite_during_a_read_does_not_change_the_result(memory: CountedRoot, large: Topic) -> None:
     expected = large.scan().to_table()
     reading = iter(large.scan(batch_bytes=100_000))
     first = next(reading)
@@ -403,7 +403,7 @@ def test_a_rewrite_in_the_middle_of_reading_is_not_noticed(memory: CountedRoot, 
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_only_a_log_start_beyond_the_plan_is_data_loss(memory: CountedRoot) -> None:
+def test_only_a_log_start_above_the_planned_offsets_is_data_loss(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(100), options=small())
     topic.append(random_rows(100, first=100), options=small())
@@ -419,7 +419,7 @@ def test_only_a_log_start_beyond_the_plan_is_data_loss(memory: CountedRoot) -> N
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_file_that_the_log_still_names_but_is_gone_is_corrupt(memory: CountedRoot) -> None:
+def test_a_missing_file_that_the_log_references_is_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(10), options=small())
     scan = topic.scan()
@@ -431,7 +431,7 @@ def test_a_file_that_the_log_still_names_but_is_gone_is_corrupt(memory: CountedR
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_file_that_is_denied_once_is_asked_for_again(memory: CountedRoot) -> None:
+def test_a_file_that_is_hidden_once_is_requested_again(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(10), options=small())
     scan = topic.scan()
@@ -444,7 +444,7 @@ def test_a_file_that_is_denied_once_is_asked_for_again(memory: CountedRoot) -> N
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_topic_created_again_under_a_reader_is_an_error(memory: CountedRoot) -> None:
+def test_reading_a_recreated_topic_is_an_error(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(10), options=small())
     scan = topic.scan()
@@ -456,7 +456,7 @@ def test_a_topic_created_again_under_a_reader_is_an_error(memory: CountedRoot) -
         scan.to_table()
 
 
-def test_open_and_aborted_slices(memory: CountedRoot) -> None:
+def test_reads_of_open_and_aborted_slices_depend_on_the_isolation_level(memory: CountedRoot) -> None:
     from tests.log.rewriting import prepared, resolve
 
     topic = memory.topic(1)
@@ -493,7 +493,7 @@ def test_open_and_aborted_slices(memory: CountedRoot) -> None:
     data=st.data(),
 )
 @examples(20, 60)
-def test_any_writing_reads_back(
+def test_any_written_records_are_read_back(
     sizes: list[list[int]],
     codec: str,
     batch_bytes: int,
@@ -524,7 +524,7 @@ def test_any_writing_reads_back(
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_the_view_answers_from_its_snapshot(memory: CountedRoot) -> None:
+def test_the_view_reads_from_its_snapshot(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(random_rows(100), options=small())
     view = RootView(memory.root)
@@ -546,7 +546,7 @@ def test_the_view_answers_from_its_snapshot(memory: CountedRoot) -> None:
     assert [part.range for part in view.plan([*ranges, OffsetRange("t", 0, 5, 5)], READ_COMMITTED)] == ranges
 
 
-def test_an_idle_refresh_is_one_probe_per_topic(memory: CountedRoot) -> None:
+def test_an_idle_refresh_makes_one_request_per_topic(memory: CountedRoot) -> None:
     for name in ("a", "b"):
         memory.topic(1, name=name).append(random_rows(5))
     view = RootView(memory.root)
@@ -556,7 +556,7 @@ def test_an_idle_refresh_is_one_probe_per_topic(memory: CountedRoot) -> None:
     assert dict(memory.store.counts) == {"get": 2}
 
 
-def test_a_topic_created_again_shows_in_its_id(memory: CountedRoot) -> None:
+def test_a_recreated_topic_has_a_new_id(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     view = RootView(memory.root)
     view.refresh(["t"])
@@ -569,7 +569,7 @@ def test_a_topic_created_again_shows_in_its_id(memory: CountedRoot) -> None:
     assert view.topic_id("t") != before
 
 
-def test_files_of_two_tasks_in_one_commit(memory: CountedRoot) -> None:
+def test_files_of_two_tasks_in_one_commit_are_read(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     target = topic.log.append_target()
     files = []

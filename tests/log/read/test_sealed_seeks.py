@@ -92,7 +92,7 @@ def segment(tmp_path: Path) -> Segment:
     return made
 
 
-def test_an_offset_is_two_ranged_reads(segment: Segment) -> None:
+def test_an_offset_lookup_makes_two_range_requests(segment: Segment) -> None:
     assert segment.headers.size.sum() > 2 * INDEX_MIN_BYTES
     assert len(segment.headers) > 100
     for offset in (0, 1, 17, 1234, 2222, RECORDS - 1):
@@ -103,7 +103,7 @@ def test_an_offset_is_two_ranged_reads(segment: Segment) -> None:
         assert segment.place.store.bytes_read < 4 * BATCH_BYTES + 10_000
 
 
-def test_a_range_reads_what_it_needs(segment: Segment) -> None:
+def test_a_range_reads_only_the_batches_it_needs(segment: Segment) -> None:
     segment.place.store.reset()
     read = segment.topic.scan(start=1000, end=1800).to_table()
     assert read == segment.expected.slice(1000, 800)
@@ -115,7 +115,7 @@ def test_a_range_reads_what_it_needs(segment: Segment) -> None:
     assert "index" not in segment.reads()
 
 
-def test_a_time_is_three_ranged_reads(segment: Segment) -> None:
+def test_a_time_lookup_makes_three_range_requests(segment: Segment) -> None:
     for target in (START_MS + 7, segment.times[1500], segment.times[2800] + 3, max(segment.times)):
         segment.place.store.reset()
         assert segment.topic.offset_for_timestamp(target) == segment.model(target)
@@ -144,7 +144,7 @@ def test_a_log_start_inside_the_segment(segment: Segment) -> None:
 
 
 @pytest.mark.parametrize("missing", [(".index",), (".timeindex",), (".index", ".timeindex")])
-def test_without_index_files_the_segment_is_read_from_its_start(segment: Segment, missing: tuple[str, ...]) -> None:
+def test_without_index_files_a_segment_is_read_from_its_start(segment: Segment, missing: tuple[str, ...]) -> None:
     for suffix in missing:
         segment.remove(suffix)
     assert not segment.wrong_offsets([0, 999, 2950])
@@ -152,7 +152,7 @@ def test_without_index_files_the_segment_is_read_from_its_start(segment: Segment
 
 
 @pytest.mark.parametrize("suffix", ["index", "timeindex"])
-def test_with_index_files_that_cannot_be_read_too(
+def test_reads_work_with_unreadable_index_files(
     segment: Segment, suffix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(auxiliary_files, "_warned", set())
@@ -192,7 +192,7 @@ def early(segment: Segment) -> OffsetIndex:
 
 
 @pytest.mark.parametrize("lie", [shifted, of_another, beyond, early])
-def test_an_offset_index_that_lies_costs_reads_and_hides_nothing(
+def test_a_wrong_offset_index_costs_reads_but_does_not_hide_records(
     segment: Segment, lie: Callable[[Segment], OffsetIndex]
 ) -> None:
     segment.put(".index", lie(segment).to_bytes())
@@ -200,7 +200,7 @@ def test_an_offset_index_that_lies_costs_reads_and_hides_nothing(
     assert not segment.wrong_times()
 
 
-def test_a_header_inside_a_value_is_no_batch(segment: Segment) -> None:
+def test_a_batch_header_inside_a_value_is_not_a_batch(segment: Segment) -> None:
     """Bytes of a record may look like a batch that ends at the entry's offset: its CRC is not that of one."""
     first = segment.place.inner.get(segment.key, int(segment.headers.position[40]), int(segment.headers.size[40]))
     fake = bytearray(first[:200])
@@ -214,7 +214,7 @@ def test_a_header_inside_a_value_is_no_batch(segment: Segment) -> None:
     assert segment.topic.scan(start=wanted, end=wanted + 1).to_table() == segment.expected.slice(wanted, 1)
 
 
-def test_a_time_index_that_lies_is_not_believed(segment: Segment) -> None:
+def test_a_wrong_time_index_is_ignored(segment: Segment) -> None:
     h = segment.headers
     # Times that its batches do not have, and offsets at which no batch ends.
     lies = [
@@ -229,13 +229,13 @@ def test_a_time_index_that_lies_is_not_believed(segment: Segment) -> None:
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("damage", [b"", b"\0" * 24, b"\xff" * 24, b"abc"])
-def test_damaged_index_files_are_passed_over(segment: Segment, suffix: str, damage: bytes) -> None:
+def test_damaged_index_files_are_ignored(segment: Segment, suffix: str, damage: bytes) -> None:
     segment.put(suffix, damage)
     assert not segment.wrong_offsets([5, 2950])
     assert not segment.wrong_times()
 
 
-def test_damage_in_the_log_is_still_found(segment: Segment) -> None:
+def test_damage_in_the_log_is_detected_with_valid_indexes(segment: Segment) -> None:
     data = bytearray(segment.place.inner.get(segment.key))
     bad = 77
     data[int(segment.headers.position[bad]) + 300] ^= 1

@@ -220,11 +220,11 @@ def run(seed: int) -> int:
 
 
 @pytest.mark.parametrize("seeds", TABLES.few())
-def test_a_table_is_a_dictionary(seeds: range) -> None:
+def test_a_followed_table_is_a_mapping(seeds: range) -> None:
     assert sum(map(run, seeds)) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", TABLES.many())
-def test_many_tables(seeds: range) -> None:
+def test_tables_of_random_histories_match_the_model(seeds: range) -> None:
     assert sum(map(run, seeds)) > 0

@@ -35,7 +35,7 @@ def values(tail: Tail) -> list[bytes]:
     return [value for batch in tail.poll(("value",)) for value in batch.column(0).to_pylist()]
 
 
-def test_from_the_start_from_the_end_and_on(root: Root) -> None:
+def test_tail_starts_at_the_log_start_or_the_log_end(root: Root) -> None:
     root.create_topic("t", partitions=2)
     append(root, b"a", b"b")
     first, last = tailed(root), tailed(root)
@@ -51,7 +51,7 @@ def test_from_the_start_from_the_end_and_on(root: Root) -> None:
         assert tail.at_end()
 
 
-def test_from_an_offset_or_a_time(root: Root) -> None:
+def test_tail_starts_at_an_offset_or_a_time(root: Root) -> None:
     root.create_topic("t")
     times = pa.array([10, 20, 30], pa.int64())
     root.topic("t").append(pa.table({"value": [b"a", b"b", b"c"], "timestamp": times}))
@@ -66,7 +66,7 @@ def test_from_an_offset_or_a_time(root: Root) -> None:
         tail.start_at_offset(4)
 
 
-def test_one_partition_only(root: Root) -> None:
+def test_tail_follows_a_single_partition(root: Root) -> None:
     root.create_topic("t", partitions=2)
     append(root, b"a", partition=0)
     append(root, b"b", partition=1)
@@ -77,7 +77,7 @@ def test_one_partition_only(root: Root) -> None:
         tailed(root, partition=2)
 
 
-def test_a_partition_that_is_added_is_read_from_its_beginning(root: Root) -> None:
+def test_an_added_partition_is_read_from_its_start(root: Root) -> None:
     topic = root.create_topic("t")
     tail = tailed(root)
     tail.start_at_end()
@@ -87,7 +87,7 @@ def test_a_partition_that_is_added_is_read_from_its_beginning(root: Root) -> Non
     assert values(tail) == [b"new"]
 
 
-def test_records_deleted_before_they_were_read(root: Root) -> None:
+def test_tail_skips_records_deleted_before_they_were_read(root: Root) -> None:
     topic = root.create_topic("t")
     append(root, b"a", b"b", b"c")
     warnings: list[str] = []
@@ -99,7 +99,7 @@ def test_records_deleted_before_they_were_read(root: Root) -> None:
     assert warnings == ["offsets 0 to 1 of t-0 were deleted: skipping them"]
 
 
-def test_a_topic_created_again_is_another_topic(root: Root) -> None:
+def test_a_tail_rejects_a_recreated_topic(root: Root) -> None:
     root.create_topic("t")
     tail = tailed(root)
     tail.start_at_end()

@@ -45,7 +45,7 @@ def model(times: Sequence[int], target: int, start: int = 0, end: int | None = N
     return None if found is None else TimestampOffset(found, times[found])
 
 
-def test_the_first_record_in_offset_order_wins_not_the_nearest_in_time(place: CountedRoot) -> None:
+def test_a_time_lookup_returns_the_first_record_in_offset_order(place: CountedRoot) -> None:
     times = [5, 7, 3, 9, 9, 4, 12, 1]
     topic = place.topic(1)
     topic.append(timed(times[:4]), options=small(batch_bytes=100))
@@ -61,7 +61,7 @@ def test_the_first_record_in_offset_order_wins_not_the_nearest_in_time(place: Co
     batch_bytes=st.integers(70, 200),
 )
 @settings(max_examples=80, deadline=None)
-def test_lookups_agree_with_the_rule(batches: list[list[int]], log_start: int, target: int, batch_bytes: int) -> None:
+def test_lookups_agree_with_the_model(batches: list[list[int]], log_start: int, target: int, batch_bytes: int) -> None:
     place = CountedRoot("memory", Path("unused"))
     topic = place.topic(1)
     times = [time for batch in batches for time in batch]
@@ -84,7 +84,7 @@ def large(memory: CountedRoot) -> tuple[Topic, list[int]]:
     return topic, [*times, times[-1] + 5000]
 
 
-def test_a_lookup_costs_two_ranged_reads_at_most(memory: CountedRoot, large: tuple[Topic, list[int]]) -> None:
+def test_a_lookup_makes_at_most_two_range_requests(memory: CountedRoot, large: tuple[Topic, list[int]]) -> None:
     topic, times = large
     snapshot_version = topic.log.snapshot().version
     for target in (0, times[1], times[2999] + 1, times[3000], times[4321], max(times), max(times) + 1):
@@ -105,7 +105,7 @@ def test_a_log_start_inside_a_large_slice_is_respected(large: tuple[Topic, list[
             assert topic.offset_for_timestamp(target, 0) == {0: model(times, target, start)}
 
 
-def test_the_first_record_at_an_offset_and_its_time(place: CountedRoot) -> None:
+def test_first_records_returns_offset_and_timestamp(place: CountedRoot) -> None:
     topic = place.topic(2)
     topic.append(timed([5, 7, 3]).append_column("partition", pa.array([0, 0, 0], pa.int32())))
     topic.append(timed([9, 4]).append_column("partition", pa.array([0, 0], pa.int32())))
@@ -120,9 +120,7 @@ def test_the_first_record_at_an_offset_and_its_time(place: CountedRoot) -> None:
         first_records(topic.log.read_snapshot(), {2: 0}, newer=topic.log.read_snapshot)
 
 
-def test_the_first_record_at_an_offset_costs_two_ranged_reads_at_most(
-    memory: CountedRoot, large: tuple[Topic, list[int]]
-) -> None:
+def test_first_records_makes_at_most_two_range_requests(memory: CountedRoot, large: tuple[Topic, list[int]]) -> None:
     topic, times = large
     snapshot = topic.log.read_snapshot()
     for offset in range(0, len(times), 97):
@@ -147,7 +145,7 @@ def test_append_time_is_looked_up_without_reading_records(memory: CountedRoot) -
     assert not [key for verb, key in memory.store.keys if "/append/" in key]
 
 
-def test_isolation_is_a_bound_and_aborted_records_count(memory: CountedRoot) -> None:
+def test_a_time_lookup_ends_at_the_isolation_bound_and_counts_aborted_records(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(timed([10, 20]))
     prepared(memory, topic, timed([30, 40]), "app", 1)
@@ -165,7 +163,7 @@ def test_isolation_is_a_bound_and_aborted_records_count(memory: CountedRoot) -> 
     assert view.offsets_for_timestamps("t", {0: 61}, READ_UNCOMMITTED) == {0: TimestampOffset(6, 70)}
 
 
-def test_a_rewritten_file_is_looked_for_again(memory: CountedRoot) -> None:
+def test_a_read_plans_again_if_a_file_was_rewritten(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(timed([1, 2, 3, 4]))
     view = RootView(memory.root)
@@ -177,7 +175,7 @@ def test_a_rewritten_file_is_looked_for_again(memory: CountedRoot) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_lost_file_and_a_damaged_one_are_corrupt(memory: CountedRoot) -> None:
+def test_lost_and_damaged_files_are_corrupt(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(timed([1, 2, 3, 4]), options=small())
     (key,) = memory.append_files()
@@ -191,7 +189,7 @@ def test_a_lost_file_and_a_damaged_one_are_corrupt(memory: CountedRoot) -> None:
         topic.offset_for_timestamp(2)
 
 
-def test_wrong_questions(memory: CountedRoot) -> None:
+def test_invalid_time_lookups_are_rejected(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(timed([1]))
     with pytest.raises(NotFound, match="partitions 0 to 1"):
@@ -203,7 +201,7 @@ def test_wrong_questions(memory: CountedRoot) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_record_by_its_offset(place: CountedRoot) -> None:
+def test_record_at_returns_the_record_at_an_offset(place: CountedRoot) -> None:
     topic = place.topic(1)
     topic.append(random_rows(100), options=small(batch_bytes=500))
     whole = topic.scan().to_table()
@@ -215,7 +213,7 @@ def test_a_record_by_its_offset(place: CountedRoot) -> None:
 
 
 @pytest.mark.parametrize("small", [-1, time_lookup.SMALL_BYTES])
-def test_first_records_are_the_same_read_together_or_one_by_one(
+def test_first_records_do_not_depend_on_reading_together_or_separately(
     memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     monkeypatch.setattr(time_lookup, "MAX_SINGLE_LOOKUPS", 0)

@@ -40,7 +40,7 @@ def pairs(table: pa.Table) -> list[tuple[str, str]]:
     return [(row["key"].decode(), row["value"].decode()) for row in table.select(["key", "value"]).to_pylist()]
 
 
-def test_the_latest_of_each_key_the_newest_first() -> None:
+def test_a_table_returns_the_latest_record_of_each_key_latest_first() -> None:
     topic = TopicsWorld().topic("a")
     topic.append(keyed_rows(("a", "1"), ("b", "2"), (None, "no key"), ("", "empty"), ("a", "3"), ("c", "")))
     topic.append(keyed_rows(("b", None), ("d", "4"), (None, None)))
@@ -57,7 +57,7 @@ def test_the_latest_of_each_key_the_newest_first() -> None:
     assert len(empty.follow()) == 0
 
 
-def test_both_ways_of_remembering_keys_agree() -> None:
+def test_both_implementations_of_seen_keys_agree() -> None:
     rng = random.Random(5)
     topic = TopicsWorld(partitions=3).topic("a")
     for _ in range(4):
@@ -68,7 +68,7 @@ def test_both_ways_of_remembering_keys_agree() -> None:
     assert len(few) > 200
 
 
-def test_a_key_has_a_row_in_each_partition_that_holds_it() -> None:
+def test_a_key_has_a_row_in_each_partition_that_contains_it() -> None:
     world = TopicsWorld(partitions=2)
     topic = world.topic("a")
     topic.append(keyed_rows(("a", "old"), partition=0))
@@ -133,7 +133,7 @@ REFUSED: list[tuple[Callable[[TopicsWorld], Topic], AsOf, type[SparklogError], s
 
 
 @pytest.mark.parametrize(("topic", "as_of", "kind", "message"), REFUSED)
-def test_what_is_refused(
+def test_invalid_as_of_values_are_rejected(
     topic: Callable[[TopicsWorld], Topic], as_of: AsOf, kind: type[SparklogError], message: str
 ) -> None:
     with pytest.raises(kind, match=message) as error:
@@ -142,7 +142,7 @@ def test_what_is_refused(
 
 
 @pytest.mark.parametrize("wrong", [{"columns": ["key", "size"]}, {"threads": 0}])
-def test_wrong_arguments_are_refused(wrong: dict[str, object]) -> None:
+def test_wrong_arguments_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(BadRequest):
         TopicsWorld().topic("a").table(**wrong)  # type: ignore[arg-type]
 
@@ -166,7 +166,7 @@ def test_as_of_times_and_offsets() -> None:
     assert early["a"]["value"][0].as_py() == b"4"
 
 
-def test_a_committed_transaction_may_be_cut_and_an_aborted_one_is_not_there() -> None:
+def test_a_table_contains_committed_but_no_aborted_records() -> None:
     world = TopicsWorld()
     topic = world.topic("a")
     world.prepare(world.producer("x"), a=["no"]).abort()
@@ -177,7 +177,7 @@ def test_a_committed_transaction_may_be_cut_and_an_aborted_one_is_not_there() ->
     assert pairs(topic.table(as_of={0: 3}).to_table()) == [("b", "2"), ("a", "1")]
 
 
-def test_a_followed_table_says_what_happened_to_its_topic() -> None:
+def test_a_followed_table_reports_a_deleted_or_recreated_topic() -> None:
     world = TopicsWorld()
     topic = world.topic("a")
     topic.append(keyed_rows(("a", "1")))
@@ -199,7 +199,7 @@ def test_a_followed_table_says_what_happened_to_its_topic() -> None:
         table.follow().refresh()
 
 
-def test_a_followed_table_goes_by_the_clock_of_its_root() -> None:
+def test_a_followed_table_uses_the_clock_of_its_root() -> None:
     world = TopicsWorld()
     topic = world.topic("a")
     topic.append(keyed_rows(("a", "1")))
@@ -214,7 +214,7 @@ def test_a_followed_table_goes_by_the_clock_of_its_root() -> None:
     assert world.now_ms - before >= 20_000
 
 
-def test_a_followed_table_misses_no_tombstone_that_compaction_drops() -> None:
+def test_a_followed_table_deletes_keys_whose_tombstones_were_compacted() -> None:
     world = TopicsWorld()
     topic = compacted(world)
     topic.alter(configs={"delete.retention.ms": 0})
@@ -231,7 +231,7 @@ def test_a_followed_table_misses_no_tombstone_that_compaction_drops() -> None:
     assert sorted(pairs(live.to_table())) == sorted(pairs(topic.table().to_table())) == [("a", "9"), ("b", "6")]
 
 
-def test_a_table_that_is_compacted_away_while_it_is_read_says_so() -> None:
+def test_a_table_whose_topic_is_compacted_during_the_read_fails() -> None:
     world = TopicsWorld()
     topic = compacted(world)
     tables = plan_table(RootView(topic.root), "a")
@@ -244,7 +244,7 @@ def test_a_table_that_is_compacted_away_while_it_is_read_says_so() -> None:
         part.replan({}, 0)
 
 
-def test_runs_end_between_small_slices_and_inside_large_ones() -> None:
+def test_chunks_end_between_small_slices_and_inside_large_ones() -> None:
     def held(*sizes: int) -> Stored:
         ends = np.arange(1, len(sizes) + 1, dtype=np.int64) * 100
         nbytes = np.array(sizes, np.int64)
@@ -277,7 +277,7 @@ def fixture_table(records: list[ExpectedRecord]) -> dict[bytes, tuple[int, bytes
         ("compaction/old-formats", ["before", "appended"]),
     ],
 )
-def test_kafka_s_directories(name: str, stages: list[str]) -> None:
+def test_lookups_work_in_kafka_log_directories(name: str, stages: list[str]) -> None:
     """Tables equal those of what Kafka's consumer read, and are the same before and after Kafka's cleaner."""
     fixture = fixture_tree() / name
     checked = 0
@@ -300,7 +300,7 @@ def snippets(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_what_the_guide_shows_is_run(tmp_path: Path) -> None:
+def test_examples_in_the_guide_run(tmp_path: Path) -> None:
     root = str(tmp_path / "log")
     names: dict[str, object] = {}
     for block in snippets("python")[:2]:

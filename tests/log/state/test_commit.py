@@ -173,7 +173,7 @@ def test_unknown_write_features_do_not_stop_readers() -> None:
         ('"op":"merge"', '"op":"merge","extra":1', "unknown fields extra"),
         ('"timeMs":1700000000000', '"timeMs":-1', "timeMs should be an integer"),
         ('"timeMs":1700000000000', '"timeMs":1.5', "timeMs should be an integer"),
-        ('"topicId":"Nl9fAu5BSKWrKStsRj0OrA",', "", "topicId should be text"),
+        ('"topicId":"Nl9fAu5BSKWrKStsRj0OrA",', "", "topicId should be a string"),
         ('"base":[10,0]', '"base":[10]', "base should be a list of 2 integers"),
         ('"base":[10,0]', '"base":[10,true]', "base should be a list of integers"),
         ('"bytes":[100,100]', '"bytes":[100,101]', "bytes should be at most the file's size 240"),

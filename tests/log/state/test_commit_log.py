@@ -162,7 +162,8 @@ def test_an_unavailable_store_fails_with_the_commit_in_the_error() -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {COMMIT: Fault(FaultKind.ERROR_BEFORE), "get:commit": Fault(FaultKind.ERROR_BEFORE)})
     with pytest.raises(
-        Unavailable, match=r"commit [\w-]{22} to topic 't': .*unknown outcome.*check the log before you write again"
+        Unavailable,
+        match=r"commit [\w-]{22} to topic 't': the outcome of .* is unknown.*check the log before you write again",
     ):
         publish(topic)
     assert topic_records(world, store) == 0
@@ -180,7 +181,7 @@ def test_a_denied_request_fails_immediately_unless_an_earlier_attempt_is_unresol
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "create", denied)
         begun = world.now_ms
-        with pytest.raises(Unavailable, match="unknown outcome" if lost else "; nothing was written"):
+        with pytest.raises(Unavailable, match="the outcome of creating" if lost else "; nothing was written"):
             publish(topic)
     assert (len(attempts) > 1, world.now_ms - begun > 90_000) == (lost, lost)
     assert topic_records(world, store) == 0
@@ -191,7 +192,7 @@ def test_a_stopped_clock_does_not_wait_forever() -> None:
     env = replace(world.env(), sleep=lambda seconds: world.slept.append(seconds))
     topic = world.root(FaultyStore(store, Script({})), env).topic("t")
     topic.store.decide = Script({COMMIT: Fault(FaultKind.FALSE_EXISTS)})  # type: ignore[attr-defined]
-    with pytest.raises(Unavailable, match="unknown outcome"):
+    with pytest.raises(Unavailable, match="the outcome of creating"):
         publish(topic)
     assert len(world.slept) < 300
 
@@ -422,7 +423,7 @@ def test_a_writer_whose_clock_is_far_ahead_does_not_commit() -> None:
     world, store, _, _ = setup()
     fast = replace(world.env(), wall_ms=lambda: world.now_ms + 301_000)
     topic = world.root(store, fast).topic("t")
-    with pytest.raises(Unavailable, match=r"clock is 301 s ahead of memory:test; at most 300 s"):
+    with pytest.raises(Unavailable, match=r"clock is 301 s ahead of memory:test; commits require at most 300 s"):
         publish(topic)
     slow = replace(world.env(), wall_ms=lambda: world.now_ms - 10 * HOUR_MS)
     assert publish(world.root(store, slow).topic("t")).version == 1

@@ -50,5 +50,5 @@ def all_of_the_folder_goes(patch: Patch) -> None:
 
 @pytest.mark.sweep
 @broken_rules(BrokenRule(numbers_begin_again, "calm", range(10)), BrokenRule(all_of_the_folder_goes, "calm", range(20)))
-def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+def test_a_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
     EXPIRY.assert_fails(rule, monkeypatch)

@@ -46,7 +46,7 @@ def world() -> World:
     return World()
 
 
-def test_the_next_commit_under_the_number_of_one_that_was_taken_back_counts(world: World) -> None:
+def test_a_commit_that_reuses_a_withdrawn_number_counts(world: World) -> None:
     first = world.commit(0, "first", None)
     world.commit(1, "back", first)
     world.store.delete(key("t", 1))
@@ -56,7 +56,7 @@ def test_the_next_commit_under_the_number_of_one_that_was_taken_back_counts(worl
     assert world.visible() == ["first", "second", "third"]
 
 
-def test_a_commit_that_is_put_back_counts_with_the_one_that_follows_it(world: World) -> None:
+def test_a_restored_commit_counts_with_the_commit_that_follows_it(world: World) -> None:
     first = world.commit(0, "first", None)
     second = world.commit(1, "second", first)
     world.store.delete(key("t", 1))
@@ -66,7 +66,7 @@ def test_a_commit_that_is_put_back_counts_with_the_one_that_follows_it(world: Wo
     assert world.visible() == ["first", "second", "third"]
 
 
-def test_an_old_commit_that_maintenance_deletes_counts_and_its_number_used_again_does_not(world: World) -> None:
+def test_a_deleted_old_commit_counts_and_a_commit_that_reuses_its_number_does_not(world: World) -> None:
     first = world.commit(0, "first", None)
     world.commit(1, "second", first)
     world.now_ms += YOUNG_MS
@@ -77,7 +77,7 @@ def test_an_old_commit_that_maintenance_deletes_counts_and_its_number_used_again
     assert world.visible() == ["first", "second"]
 
 
-def test_a_decision_that_was_taken_back_and_what_recorded_it_do_not_count(world: World) -> None:
+def test_a_withdrawn_decision_and_its_recorded_outcomes_do_not_count(world: World) -> None:
     first = world.commit(0, "first", None)
     prepared = world.commit(1, "prepared", first, txn={"id": "x", "n": 0})
     begun = world.decide(0, -1, [], None)
@@ -93,7 +93,7 @@ def test_a_decision_that_was_taken_back_and_what_recorded_it_do_not_count(world:
         world.commit(2, "wrong", prepared, resolved=committed)
 
 
-def test_a_gap_is_found(world: World) -> None:
+def test_the_model_detects_a_gap(world: World) -> None:
     first = world.commit(0, "first", None)
     with pytest.raises(SimulationError, match="leaves a gap"):
         world.commit(2, "third", first)

@@ -200,7 +200,7 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
     BrokenRule(commits_do_not_wait_for_groups, "everything", range(390, 410), 396),
     BrokenRule(groups_keep_nothing_pending, "calm", range(60)),
 )
-def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+def test_a_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
     TRANSACTIONS.assert_fails(rule, monkeypatch)
 
 
@@ -211,7 +211,7 @@ def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) 
         (streams_do_not_wait, test_stream_plan.test_a_commit_that_a_cache_of_names_hides_is_waited_for),
     ],
 )
-def test_a_scenario_notices(
+def test_the_scenario_detects_a_broken_rule(
     broken: Callable[[Patch], None], scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rules that matter so rarely that no seed of a short run needs them."""
