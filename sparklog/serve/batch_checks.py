@@ -192,7 +192,7 @@ def writer_id(producer: int, partition: int) -> str:
 def next_number(last: int | None, batch: BatchHeader | ProducedBatch) -> int:
     """Return the number of a batch's last record, by Kafka's rules.
 
-    `last` is the number of the producer's last record. None means that the producer is unknown; it may start at any
+    `last` is the number of the producer's last record. None means that the producer is unknown, so it may start at any
     sequence. Raises `CodeError` if the batch does not follow `last`. The code is DUPLICATE_SEQUENCE_NUMBER if the batch
     was already committed.
     """

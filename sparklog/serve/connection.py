@@ -148,7 +148,7 @@ class Connection:
     async def _serve(self, data: bytes, memory: RequestBytes) -> bool:
         """Serve a request.
 
-        Return True if the request is still in progress; its memory is then released with its response.
+        Return True if the request is still in progress. In this case, its memory is released with its response.
         """
         self._last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
@@ -181,7 +181,8 @@ class Connection:
         schema, version = request.api.request, request.version
         header, position = read_message(message(table.FOLDER, "RequestHeader"), 1 + schema.is_flexible(version), data)
         self.client.name = (header["clientId"] or "")[:100]
-        # Like a broker, ignore bytes after the message: librdkafka 2.2 to 2.16 send an extra byte after a null list.
+        # Like a broker, ignore bytes after the message, because librdkafka 2.2 to 2.16 send an extra byte after a null
+        # list.
         request.fields, _ = read_message(schema, version, data, position)
 
     async def _handled(self, request: ServedRequest) -> Fields | None:
@@ -214,7 +215,7 @@ class Connection:
             await asyncio.wait(self._produces[0][1].waiting)
 
     def _respond_to_produces(self, _: object = None) -> None:
-        """Send all complete responses in request order and in one call: one commit may complete several responses."""
+        """Send all complete responses in request order and in one call, because one commit may complete several."""
         responses: list[Buffer] = []
         try:
             while self._produces and self._produces[0][1].is_done():

@@ -1,7 +1,7 @@
 """The groups that this server coordinates: their owner, their offsets, and their heartbeats.
 
 The group's journal records the server that coordinates the group. If that server does not respond, the next server that
-responds coordinates the group; the order of the servers depends on the group's name. Servers that are configured to
+responds coordinates the group. The order of the servers depends on the group's name. Servers that are configured to
 know each other (`--advertise`) select the same server without exchanging requests. Servers that are not configured to
 know each other fence each other's generations, like any other members of a group. A group that is shared with consumers
 of the root has no owner: each server coordinates its own clients.

@@ -258,7 +258,7 @@ class GroupMembers:
     # -- joins
 
     def _join_rebalance(self, member: MemberState, details: JoinDetails) -> Awaitable[JoinResult]:
-        """Add a member to the current rebalance; start a rebalance if none is in progress."""
+        """Add a member to the current rebalance. If no rebalance is in progress, start one."""
         member.details = replace(details, member=member.id)
         member.fail(Code.UNKNOWN_MEMBER_ID)
         _stop(member.expiry)
@@ -286,7 +286,7 @@ class GroupMembers:
             raise CodeError(Code.MEMBER_ID_REQUIRED, memberId=new_id)
         member = self._add_member(replace(details, member=new_id))
         if current is not None:
-            # Another process has joined with the same instance id: fence the previous member.
+            # Another process has joined with the same instance id, so fence the previous member.
             current.fail(Code.FENCED_INSTANCE_ID)
             self._drop_member(current)
             member.assignment = current.assignment
@@ -398,7 +398,7 @@ class GroupMembers:
     async def _begin_or_share(self) -> bool:
         """Write the next generation to the journal.
 
-        Return True if the group is shared; the members then have their responses.
+        Return True if the group is shared. In this case, the responses have already been sent.
         """
         all_details = [member.details for member in self.members.values()]
         assignors = shareable_assignors(all_details)

@@ -3,7 +3,7 @@
 A producer retries a batch if the response is lost, for example because the server was killed. Another server may
 receive the retry. The registry shows that the batch was committed, and which commit contains the producer's latest
 batch. Merging, sealing and compaction preserve the producer id, epoch and base sequence in batch headers, so the batch
-can be found: the search reads backwards from the end of that commit, and only slices that contain batches of idempotent
+can be found. The search reads backwards from the end of that commit, and only slices that contain batches of idempotent
 producers.
 """
 

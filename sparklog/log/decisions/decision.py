@@ -1,6 +1,6 @@
 """Entries of a transactional id's journal, `_transactions/<id>/_log`, and the steps from one state to the next.
 
-Each entry contains the complete state after it; docs/reference/format-transactions.md describes its fields. The state
+Each entry contains the complete state after it. docs/reference/format-transactions.md describes its fields. The state
 remains small because a COMMIT is pruned when all its participants (topics and groups) have recorded it. `newest` is the
 number of the latest decision. All transactions up to this number are decided, and all later transactions are undecided.
 If a decided transaction is not in `commits`, it was aborted, or it was committed and all its participants have recorded

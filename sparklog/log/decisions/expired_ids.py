@@ -3,8 +3,8 @@
 The number of an entry is never reused. Otherwise, a process that was stopped for weeks between two requests could
 create, delete or read as the latest an entry that another process has created in the meantime. Therefore, the latest
 entry of an expired id is archived as it was written. It is a checkpoint of the id's journal that is stored in another
-place: a process that opens the journal continues with the next number, the same chain, and the registry entry that
-detects replayed batches.
+journal. A process that opens the id's journal continues with the next number, the same chain, and the registry entry
+that detects replayed batches.
 
 The ids are distributed over sixteen archives. Each archive is the journal of an id that is reserved by sparklog, so
 backups, copies and checks treat it like any other journal of decisions. Nothing is removed from an archive.
@@ -21,7 +21,8 @@ from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.seen_state import RootAccess
 
 ONE_WRITE = "one-write:"
-"""The prefix of the ids of writes without an id. A process reuses such an id; its journal is deleted a week later."""
+"""The prefix of the ids of writes without an id. A process reuses such an id, and its journal is deleted a week later.
+"""
 ARCHIVE = "expired-ids:"
 RESERVED = (ONE_WRITE, ARCHIVE)
 

@@ -1,1 +1,1 @@
-"""The state of a topic at a version: commits, what they add up to, and the rules for the next one."""
+"""The state of a topic at a version: commits, the state after them, and the rules for the next commit."""

@@ -43,7 +43,7 @@ def topic_value(setting: Setting, value: object) -> str:
 
 
 def _named(config: Setting) -> tuple[Setting, ...]:
-    """Return the broker configs of a topic config. The last one has the built-in default."""
+    """Return the broker configs of a topic config. The last broker config has the built-in default."""
     if config.name in _PERIODS:
         return tuple(_of_unit(config, unit) for unit in _PERIODS[config.name][2])
     names = (_NAMES.get(config.name) or _regular_name(config.name)).split()

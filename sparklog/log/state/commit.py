@@ -1,6 +1,6 @@
 """A commit: one numbered JSON object. Every change of a topic is a commit.
 
-`COMMIT_JSON` and the tables above it define the fields; docs/reference/format-commits.md describes them.
+`COMMIT_JSON` and the tables above it define the fields, and docs/reference/format-commits.md describes them.
 
 An edit replaces slices of one partition. Its inputs are the slices of the partition in `remove`, and its outputs are
 the slices of the partition in `files`, with offsets in `[start, end)`. Edits of one commit do not overlap, so slices do
@@ -141,7 +141,7 @@ class Txn:
 class Resolved:
     """The decision on transaction (id, n).
 
-    Its prepares at the versions in `committed` are committed; all others are aborted.
+    Its prepares at the versions in `committed` are committed, and all others are aborted.
     """
 
     id: str
@@ -162,7 +162,7 @@ class VersionLease:
 class InlineRecords:
     """The size and CRC-32C of the records in a commit object.
 
-    Only the encoder needs `data`; decoded commits do not have it.
+    Only the encoder needs `data`, so decoded commits do not have it.
     """
 
     nbytes: int
@@ -178,7 +178,7 @@ class InlineRecords:
 class EmbeddedCommits:
     """The compressed documents of the `commits` previous commits, with their size and CRC-32C.
 
-    Only the encoder needs `data`; decoded commits do not have it.
+    Only the encoder needs `data`, so decoded commits do not have it.
     """
 
     commits: int

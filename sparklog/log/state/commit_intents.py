@@ -211,7 +211,8 @@ class LogStartIntent:
 class AlterIntent:
     """Set configs (None: reset to the default) and add partitions.
 
-    If `drop_keyless` is true, a topic with records without keys may become compacted; compaction drops these records.
+    If `drop_keyless` is true, a topic with records without keys may become compacted. Compaction then drops these
+    records.
     """
 
     topic_id: str

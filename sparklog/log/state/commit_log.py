@@ -239,8 +239,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         """Read the commits after a state from few objects. Return None if they must be read one by one.
 
         A listing may be outdated, so reading continues after the last commit in the listing that follows without a gap.
-        The objects of that commit and of the previous commit must exist: a commit that its writer withdraws may contain
-        copies of documents of a deleted log.
+        The objects of that commit and of the previous commit must exist, because a commit that its writer withdraws may
+        contain copies of documents of a deleted log.
         """
         if state.number >= 0 and CARRIED_COMMITS not in state.topic_state.read_features:
             return None

@@ -7,13 +7,13 @@ second latest commit, which readers fetch anyway, six objects are therefore alwa
 frame, in commit order, between the commit's own document and its inline records. The document has their number, length
 and CRC-32C.
 
-A copy is valid only as a link of the chain: the next commit has the CRC-32C of the entire object, which can be computed
-from the document alone. If a copy is missing or does not match, the commits are read one by one, as if no documents
-were embedded. A writer embeds only documents that it has cached, so a commit may contain fewer copies or none. The
-topic config `carried.commits` limits their number. The stored field and the feature have the same name as the config.
+A copy is valid only if the next commit has the CRC-32C of the entire object, which can be computed from the document
+alone. If a copy is missing or does not match, the commits are read one by one, as if no documents were embedded. A
+writer embeds only documents that it has cached, so a commit may contain fewer copies or none. The topic config
+`carried.commits` limits their number. The stored field and the feature have the same name as the config.
 
 `RecentRecords` caches the inline records of recent commits of all topics and stores, because a follower that has read a
-commit object needs its records immediately afterwards. The store is authoritative: readers check the CRC-32C of cached
+commit object needs its records immediately afterwards. The store is authoritative. Readers check the CRC-32C of cached
 bytes. If it does not match, they evict the bytes and read the store.
 """
 

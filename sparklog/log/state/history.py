@@ -9,8 +9,7 @@ A commit number can be used twice if the vacuum has deleted the commit:
 2. The vacuum deletes commit 7, which a checkpoint covers.
 3. Writer A continues and creates its own commit 7. It contains the CRC of commit 6, so it appears to be valid.
 
-Therefore, a commit is only valid as a link of the chain from a checkpoint: its CRC must be the one that the next commit
-records.
+Therefore, a commit is only valid as a link of the chain from a checkpoint: the next commit must record its CRC.
 """
 
 from __future__ import annotations
@@ -203,7 +202,7 @@ class History:
     def _commits(self, state: TopicState, last: int) -> Iterator[Commit]:
         """Yield the commits after `state` block by block.
 
-        Valid embedded copies are used; other commits are read one by one.
+        Valid embedded copies are used, and other commits are read one by one.
         """
         first, crc = state.version + 1, state.crc
         next_block = (first // BLOCK_COMMITS + 1) * BLOCK_COMMITS
@@ -260,5 +259,5 @@ class History:
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:
     versions = ((entry_number(info.key), info) for info in listing)
     rows = ((version, info.size, info.modified_ms) for version, info in versions if version is not None)
-    # Do not create an intermediate list: with one commit per second, a week has 600,000 rows.
+    # Do not create an intermediate list, because a week has 600,000 rows with one commit per second.
     return CommitFiles(*np.fromiter(rows, np.dtype((np.int64, 3))).T)

@@ -130,7 +130,7 @@ class Outputs:
 def _inputs_to_remove(rewrite: Rewrite, state: TopicState, table: SliceTable) -> list[Input] | None:
     """Return the inputs above the log start, by file.
 
-    Return None if an input no longer exists; the edit is then dropped.
+    If an input no longer exists, return None, so that the edit is dropped.
     """
     log_start = int(state.log_start[rewrite.edit.partition])
     by_path: dict[str, list[Input]] = {}

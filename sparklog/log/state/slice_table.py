@@ -1,7 +1,7 @@
 """The slices of a topic at a version, in columns. Every read plan starts with this table.
 
 The table has one row for each slice that was added by a commit, has not been removed, and is not entirely below the log
-start. Slices are not Python objects: the columns are numpy arrays, in a few parts that are sorted by (partition, base).
+start. Slices are not Python objects. The columns are numpy arrays, in a few parts that are sorted by (partition, base).
 Commits are appended as small parts, and parts of similar size are joined (like carrying in a binary counter), so the
 cost of a commit does not depend on the size of the table.
 

@@ -1,7 +1,7 @@
 """The slices of one file, as writers report them and commits list them, and the content of a batch of appended rows.
 
 The slices of a `FileSlices` follow each other without gaps from byte 0, in list order, unless `position` has other
-positions: a rewrite may keep only some slices of a file, or a part of a slice.
+positions. For example, a rewrite may keep only some slices of a file, or a part of a slice.
 
 The content of a batch distinguishes a replay from other records with the same batch number. A replay has the same
 records, but tasks may write them at other times, in another order and divided differently. Therefore, the content

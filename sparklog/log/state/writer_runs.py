@@ -11,7 +11,7 @@ batch is n:
 
 If a stream's lower batch were skipped, data would be lost silently after a checkpoint was restored or copied, because
 the next batch of the stream has other records with an old number. A batch with the same number may also have other
-records; `sparklog.log.state.slices` defines how contents are compared. Therefore, only one run of a writer may write at
+records. `sparklog.log.state.slices` defines how contents are compared. Therefore, only one run of a writer may write at
 a time. The first commit of another run takes over, even if it only replays a batch, and the previous run is fenced.
 
 Each run that takes over gets a higher **epoch**. A run with a lower epoch is fenced, regardless of the number of runs

@@ -24,7 +24,7 @@ parentheses are sent in parallel.
 * `before`: read the previous commit, and check that the new commit follows it
 
 If another process has created this commit, the process reads it, validates the append against the new state, and
-creates the next commit (`sparklog.log.journal.journal`). If an append fails, the error indicates whether it was
+creates the next commit (`sparklog.log.journal.journal`). If an append fails, the error indicates whether the append was
 written. For `Unavailable` with `is_unknown`, this is unknown for all appends of the commit.
 
 An optimistic append in a bucket, by Writer A:

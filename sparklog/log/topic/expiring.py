@@ -1,4 +1,4 @@
-"""Warnings about records that expire: retention uses record timestamps, so old records expire immediately.
+"""Warnings about records that expire. Retention uses record timestamps, so old records expire immediately.
 
 The warnings are based on the timestamps and record counts of slices. They do not affect what is written.
 """

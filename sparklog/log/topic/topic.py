@@ -196,7 +196,7 @@ class Topic(TopicReader):
 
     @checked(version=NUMBER.or_none())
     def delete(self, *, version: int | None = None) -> None:
-        """Delete the topic; `retain` deletes its files later.
+        """Delete the topic. `retain` deletes its files later.
 
         Args:
             version: delete the topic only if this is its latest version.

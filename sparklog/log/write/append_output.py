@@ -70,7 +70,8 @@ def write_file(
 
 
 class SliceOutput:
-    """The slices of one writer. Small results are an inline file; larger results are append files of `file_bytes`.
+    """The slices of one writer. Small results become an inline file, and larger results become append files of
+    `file_bytes`.
 
     Before the first file is created, `target.check_root` must have run in this process, unless the caller has checked
     the root (`root_checked`). On a disk, the check runs before the file is created, because the path may be a different

@@ -3,7 +3,7 @@ would write.
 
 The markers have Kafka's format, so scans, sealing, compaction and Kafka's tools do not need any changes. The epoch of
 an ABORT marker is the epoch after the transaction's, as when Kafka's coordinator aborts a transaction that timed out.
-The coordinator's decisions are kept: if it had decided COMMIT, but had not written the marker to this partition yet, a
+The coordinator's decisions are kept. If it had decided COMMIT, but had not written the marker to this partition yet, a
 COMMIT marker is appended.
 
 Before the first append to an imported topic, its open transactions are ended with ABORT (`end_before_append`). After an
@@ -66,7 +66,7 @@ def end_kafka_transactions(
         try:
             outcome = log.commit(EndKafkaIntent(state.topic_id, file, transactions), state)
         except Conflict:
-            # Some transactions have ended, or a vacuum has increased the retention floor: retry with the remaining
+            # Some transactions have ended, or a vacuum has increased the retention floor. Retry with the remaining
             # transactions.
             if log.existing().topic_state.topic_id != state.topic_id:
                 raise

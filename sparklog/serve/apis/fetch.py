@@ -2,8 +2,8 @@
 
 With `read_committed`, reads end at the last stable offset and skip records of aborted sparklog transactions. The
 response lists aborted Kafka transactions of imported topics. If there are not enough records, a fetch waits for a
-commit. Fetch sessions are not supported: if a client requests a session, it does not get one, and lists all partitions
-in each request.
+commit. Fetch sessions are not supported. A client that requests a session does not get one, and lists all its
+partitions in each request.
 
 Since version 13, requests refer to topics by id. If a topic was deleted and created again with the same name, a client
 of the deleted topic therefore gets `UNKNOWN_TOPIC_ID` and does not read the new topic.
@@ -23,7 +23,7 @@ from sparklog.serve.users import READ
 
 FULL_EPOCHS = (0, -1)
 """Epochs of a full fetch request, which lists all its partitions: 0 starts a session, and -1 does not use one. As in
-Kafka, the session id of such a request is ignored: kafka-go sends id -1 with epoch -1.
+Kafka, the session id of such a request is ignored. For example, kafka-go sends id -1 with epoch -1.
 """
 ID_VERSION = 13
 """The first version that refers to topics by id."""

@@ -1,6 +1,6 @@
 """Metadata, DescribeTopicPartitions, DescribeCluster, DescribeLogDirs and ListOffsets.
 
-Every server accepts requests for every partition, so leaders are only hints: see `sparklog.serve.peers`. Leader epochs
+Every server accepts requests for every partition, so leaders are only hints (see `sparklog.serve.peers`). Leader epochs
 are -1, so that clients do not check them. A Metadata request creates a missing topic if the root default
 `auto.create.topics.enable` is true, or if the root is in memory, for tests. The only log directory is the served
 location.
