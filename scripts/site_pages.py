@@ -44,7 +44,18 @@ STYLE = Path(__file__).with_name("site.css")
 
 NOT_SEARCHED = ("tests/", "LICENSE")
 """Path prefixes of contributor pages, which are not searched because they would outrank guides."""
-LESS_SEARCHED = {"CHANGELOG.md": 0.2, "CONTRIBUTING.md": 0.5, "docs/design/": 0.7}
+SEARCH_WEIGHTS = {
+    "docs/guides/": 2,
+    "docs/start/": 1.5,
+    "docs/reference/spark-options.md": 4,
+    "docs/reference/configs.md": 4,
+    "docs/reference/kafka-format.md": 0.5,
+    "docs/reference/format-": 0.7,
+    "docs/design/": 0.7,
+    "CONTRIBUTING.md": 0.5,
+    "notebooks/": 0.3,
+    "CHANGELOG.md": 0.1,
+}
 """Path prefixes with the search weight of their pages; other pages have weight 1."""
 
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
@@ -166,7 +177,7 @@ def search_options(path: str) -> dict[str, Any]:
     """Return Material's search options for the page of a repository file; programs are not searched."""
     if path.startswith(NOT_SEARCHED) or not path.endswith((".md", ".ipynb")):
         return {"exclude": True}
-    return {"boost": next((weight for prefix, weight in LESS_SEARCHED.items() if path.startswith(prefix)), 1)}
+    return {"boost": next((weight for prefix, weight in SEARCH_WEIGHTS.items() if path.startswith(prefix)), 1)}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -125,10 +125,18 @@ def test_the_search_splits_texts_into_the_words_that_people_type(site: Path) -> 
         "brokenpipeerror": "guides/errors.html",
         "maxoffsetspertrigger": "reference/spark-options.html",
         "retention.ms": "reference/configs.html",
+        "startingoffsets": "reference/spark-options.html",
+        "inlinerecords": "guides/upgrade.html",
     }.items():
         assert page in words[word], word
     titles = {entry["location"]: entry["title"] for entry in index["docs"]}
-    for page, word in {"topics": "delete", "docker": "Docker", "retention": "Retention", "backup": "roll back"}.items():
+    for page, word in {
+        "topics": "delete",
+        "docker": "Docker",
+        "retention": "Retention",
+        "backup": "roll back",
+        "upgrade": "Upgrade",
+    }.items():
         assert word in titles[f"guides/{page}.html"]
     assert "Quick start" in titles["start/index.html"]
 
@@ -141,3 +149,4 @@ def test_the_search_leaves_out_pages_for_contributors(site: Path) -> None:
     } == set()
     boosts = {entry["location"]: entry.get("boost", 1) for entry in index["docs"]}
     assert boosts["CHANGELOG.html"] < boosts["design/architecture.html"] < boosts["guides/retention.html"]
+    assert boosts["reference/kafka-format.html"] < boosts["reference/spark-options.html"]
