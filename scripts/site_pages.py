@@ -62,6 +62,7 @@ FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
 HEADER = re.compile(r"<th[^>]*>(.*?)</th>")
+CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 CELL = re.compile(r"<td[^>]*>")
 DESCRIPTION = "what it does"
 """The header of the column that tables of settings have."""
@@ -222,8 +223,13 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(page_html: str, **_: object) -> str:
-    """Mark tables of settings, which are too wide for a page, so that site.css shows each row as a block."""
-    return TABLE.sub(lambda match: with_labels(match[0]), page_html)
+    """Make tables fit: site.css shows each row of a table of settings as a block, and does not break identifiers."""
+    return TABLE.sub(lambda match: with_labels(with_breaks(match[0])), page_html)
+
+
+def with_breaks(table: str) -> str:
+    """Return a table whose code can be broken after blanks and commas; site.css forbids all other breaks in it."""
+    return CODE.sub(lambda match: re.sub("[ ,]", r"\g<0><wbr>", match[0]), table)
 
 
 def with_labels(table: str) -> str:
