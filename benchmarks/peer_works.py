@@ -120,19 +120,25 @@ class _SparkWorks:
             variants["delta-zstd"], places["delta-zstd"] = self._delta_append(source), self._below("delta-append")
         for name, tuned in self._kafka_ways().items():
             variants[name], places[name] = self._kafka_append(source, tuned)
-        about = "key and value, from Parquet in the page cache to 16 partitions or files, in one Spark job"
+        about = "One Spark job writes keys and values from Parquet files in the page cache to 16 partitions or files"
         yield Work("append", about, records, variants, places)
         scans = bench_spark.scan_variants(self.spark, self.folder, shared) | self._peer_scans(source)
         values = {name: scan for name, scan in scans.items() if name.endswith(" value")}
         yield Work(
-            "scan", "six columns into Spark's noop sink", records, {n: v for n, v in scans.items() if n not in values}
+            "scan",
+            "A Spark job reads six columns into Spark's noop sink",
+            records,
+            {n: v for n, v in scans.items() if n not in values},
         )
         whole = {name.removesuffix(" value"): scan for name, scan in values.items()}
-        yield Work("scan of the value", "the value alone into Spark's noop sink", records, whole)
-        about = "a new streaming query with the trigger availableNow: six columns into Spark's noop sink"
+        yield Work("scan of the value", "A Spark job reads only the value into Spark's noop sink", records, whole)
+        about = "A new streaming query with the trigger availableNow reads six columns into Spark's noop sink"
         drains = bench_spark.drain_variants(self.spark, self.folder, shared) | self._kafka_drains()
         yield Work("drain", about, records, drains)
-        about = "2,000 records per second from Spark's rate source; wall s is the median duration of a micro-batch"
+        about = (
+            "A streaming query reads 2,000 records per second from Spark's rate source. "
+            "*Wall s* is the median duration of a micro-batch"
+        )
         yield Work("micro-batch", about, STREAM_BATCHES, self._streams())
 
     def _below(self, name: str) -> Callable[[], list[Path]]:
@@ -247,7 +253,7 @@ def server_works(setting: Setting) -> Iterator[Work]:
         def send(producer: Any) -> Callable[[], object]:
             return lambda: bench_producer.send_all(producer, records)
 
-        about = "single values of 100 bytes from Python, zstd, a linger of 50 ms"
+        about = "A Python producer sends single values of 100 bytes with zstd and a linger of 50 ms"
         yield Work("producer", about, records, {name: send(producer) for name, producer in sends.items()})
         # librdkafka looks for its broker for as long as a producer is there.
         sends.pop("sparklog").producer.close()
@@ -277,12 +283,19 @@ def _tool_works(broker: Broker, servers: list[bench_serve.Served], records: int)
         names = ["sparklog serve", "kafka"]
         return {name: _call(action, *arguments, server) for name, server in zip(names, servers, strict=True)}
 
-    yield Work("produce by Java's tool", "kafka-producer-perf-test, acks=all, lz4", records, variants(produce))
+    yield Work(
+        "produce by Java's tool", "kafka-producer-perf-test writes with acks=all and lz4", records, variants(produce)
+    )
     java = variants(consume, bench_serve.consume_java)
-    yield Work("consume by Java's tool", "kafka-consumer-perf-test", records, java)
+    yield Work("consume by Java's tool", "kafka-consumer-perf-test reads one topic", records, java)
     if bench_serve.has_librdkafka():
         librdkafka = variants(consume, bench_serve.consume_librdkafka)
-        yield Work("consume by librdkafka", "confluent-kafka's consumer, 10,000 at a time", records, librdkafka)
+        yield Work(
+            "consume by librdkafka",
+            "A confluent-kafka consumer reads up to 10,000 records with each call",
+            records,
+            librdkafka,
+        )
 
 
 def _call(action: Callable[..., Timing], *arguments: Any) -> Callable[[], object]:
@@ -299,9 +312,12 @@ def local_works(setting: Setting) -> Iterator[Work]:
         for work, actions in contenders.items():
             variants[work] |= {f"{name}-{codec}": action for name, action in actions.items()}
     yield Work(
-        "append in one process", "plain Python, 16 partitions; pyarrow writes one file", rows, variants["append"]
+        "append in one process",
+        "One Python process appends to 16 partitions. pyarrow writes one file",
+        rows,
+        variants["append"],
     )
-    yield Work("scan in one process", "plain Python, all columns", rows, variants["scan"])
+    yield Work("scan in one process", "One Python process reads all columns", rows, variants["scan"])
     yield from _cleaning(setting)
 
 
@@ -317,7 +333,7 @@ def _cleaning(setting: Setting) -> Iterator[Work]:
                 variants[f"kafka's cleaner-{codec}"] = _call(
                     _kafka_clean, broker, topic, setting.folder / f"out-{codec}"
                 )
-        about = "compaction of one completely dirty partition with ten records per key; one thread"
+        about = "One thread compacts one completely dirty partition with ten records per key"
         yield Work("compaction", about, setting.records, variants)
 
 
