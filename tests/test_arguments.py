@@ -454,9 +454,9 @@ def test_the_words(place: Place, call: Callable[[Place], object], says: str) -> 
 def test_a_topic_that_was_not_opened(place: Place) -> None:
     for opened in (sparklog.datasets(place.root), sparklog.polars(place.root)):
         assert "tt" not in opened
-        with pytest.raises(NotFound, match="topic 'tt' was not opened here; did you mean 't'"):
+        with pytest.raises(NotFound, match="topic 'tt' was not opened; did you mean 't'"):
             opened["tt"]
-        with pytest.raises(NotFound, match="topic 'orders' was not opened here; the topics are 't'"):
+        with pytest.raises(NotFound, match="topic 'orders' was not opened; the topics are 't'"):
             opened["orders"]
 
 

@@ -31,7 +31,7 @@ def consumed(sparklog: Sparklog, root: Path, topic: str = "orders") -> list[str]
     return sparklog("consume", topic, "--from-beginning", "--root", root).lines
 
 
-def test_back_up_list_restore(sparklog: Sparklog, filled: Path, lines_file: LinesFile, tmp_path: Path) -> None:
+def test_backup_list_and_restore(sparklog: Sparklog, filled: Path, lines_file: LinesFile, tmp_path: Path) -> None:
     place, new = tmp_path / "backups", tmp_path / "new"
     assert sparklog("backup", "--to", place, "--dry-run").out.startswith("Would copy 1 file (")
     assert not place.exists()
@@ -62,7 +62,7 @@ def test_back_up_list_restore(sparklog: Sparklog, filled: Path, lines_file: Line
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_linked_and_pruned(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
+def test_backup_creates_links_and_prunes_old_backups(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
     place, new = tmp_path / "backups", tmp_path / "new"
     sparklog("backup", "--to", place, "--link")
     files = list((place / "orders" / "append").iterdir())
@@ -76,7 +76,7 @@ def test_linked_and_pruned(sparklog: Sparklog, filled: Path, tmp_path: Path) -> 
     assert consumed(sparklog, new) == ["a", "b"]
 
 
-def test_a_directory_of_kafka_and_the_home_directory(
+def test_backup_rejects_kafka_directories_and_expands_the_home_directory(
     sparklog: Sparklog, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "kafka" / "t-0"
@@ -92,9 +92,7 @@ def test_a_directory_of_kafka_and_the_home_directory(
     assert consumed(sparklog, tmp_path / "again") == ["a", "b"]
 
 
-def test_damage_that_has_nothing_to_do_with_the_topics_is_left_out_and_said(
-    sparklog: Sparklog, filled: Path, tmp_path: Path
-) -> None:
+def test_unrelated_damage_is_skipped_and_reported(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
     place, new = tmp_path / "backups", tmp_path / "new"
     sparklog("topics", "create", "quiet")
     entry = max((filled / "_groups" / "billing" / "_log").glob("*.json"))
@@ -125,7 +123,7 @@ def test_damage_that_has_nothing_to_do_with_the_topics_is_left_out_and_said(
     assert sparklog("backup", "--to", place, "--list").lines[1].split()[-5:-3] == ["only", "1"]
 
 
-def test_a_group_beyond_the_version_is_set_to_the_end(
+def test_group_offsets_beyond_the_version_are_reset_to_the_end(
     sparklog: Sparklog, filled: Path, lines_file: LinesFile, tmp_path: Path
 ) -> None:
     version = library.open(filled).topic("orders").log.state().version
@@ -177,7 +175,7 @@ def test_a_group_beyond_the_version_is_set_to_the_end(
         (("restore", "{place}", "--to", "{new}", "--rename", "orders=a/b"), 1, "a/b"),
     ],
 )
-def test_wrong_input_is_one_line_and_changes_nothing(
+def test_invalid_input_is_a_one_line_error_and_changes_nothing(
     sparklog: Sparklog, filled: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     place, new = tmp_path / "backups", tmp_path / "new"

@@ -17,7 +17,7 @@ def consumed(sparklog: Sparklog, topic: str) -> list[str]:
     return sparklog("consume", topic, "--from-beginning").lines
 
 
-def test_a_clone_shows_what_was(sparklog: Sparklog, lines_file: LinesFile) -> None:
+def test_clone_prints_the_cloned_version(sparklog: Sparklog, lines_file: LinesFile) -> None:
     sparklog("topics", "create", "orders")
     sparklog("produce", "orders", "--file", lines_file("a\nb\n"))
     sparklog("produce", "orders", "--file", lines_file("c\n"))
@@ -43,7 +43,9 @@ def test_a_clone_shows_what_was(sparklog: Sparklog, lines_file: LinesFile) -> No
         (("orders",), 2, "NEW-NAME"),
     ],
 )
-def test_wrong_input_is_one_line(sparklog: Sparklog, arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_invalid_input_is_a_one_line_error(
+    sparklog: Sparklog, arguments: tuple[str, ...], code: int, says: str
+) -> None:
     sparklog("topics", "create", "orders")
     outcome = sparklog("clone", *arguments, code=code)
     assert says in outcome.err

@@ -57,17 +57,17 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Complete:
         ("sparklog consume o", []),
     ],
 )
-def test_names_of_the_root_on_the_line(complete: Complete, line: str, names: list[str]) -> None:
+def test_completion_lists_names_of_the_given_root(complete: Complete, line: str, names: list[str]) -> None:
     assert complete(line) == names
 
 
-def test_the_root_that_is_meant_without_one(complete: Complete, tmp_path: Path) -> None:
+def test_completion_uses_the_default_root(complete: Complete, tmp_path: Path) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text(f'root = "prod"\n{settings.read_text()}')
     assert complete("sparklog consume c") == ["clicks"]
 
 
-def test_what_fails_or_is_slow_offers_nothing(
+def test_completion_is_empty_on_errors_and_timeouts(
     complete: Complete, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parameters, "SECONDS", 0.01)

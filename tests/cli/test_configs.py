@@ -20,7 +20,7 @@ def orders(root: Path) -> library.log.topic.Topic:
 
 
 @pytest.mark.usefixtures("orders")
-def test_describe_shows_what_was_set_or_all(sparklog: Sparklog) -> None:
+def test_describe_shows_set_configs_or_all_configs(sparklog: Sparklog) -> None:
     assert sparklog("configs", "describe", "orders").lines == [
         "Dynamic configs for topic orders are:",
         "  retention.ms=1000 (1 s)  (DYNAMIC_TOPIC_CONFIG, default 604800000 (7 days))",
@@ -47,7 +47,7 @@ def test_alter_in_kafkas_syntax(sparklog: Sparklog, orders: library.log.topic.To
     assert again == ["Topic orders already has this config."]
 
 
-def test_a_dry_run_checks_and_changes_nothing(sparklog: Sparklog, orders: library.log.topic.Topic) -> None:
+def test_dry_run_validates_and_changes_nothing(sparklog: Sparklog, orders: library.log.topic.Topic) -> None:
     orders.append(pa.table({"value": [b"no key"]}))
     version = orders.log.state().version
     said = sparklog("configs", "alter", "orders", "--add-config", "segment.ms=7", "--dry-run", "--json").out
@@ -85,7 +85,7 @@ def test_alter_from_a_file(sparklog: Sparklog, orders: library.log.topic.Topic, 
         (("--add-config", "file.delete.delay.ms=5"), 1, "one hour"),
     ],
 )
-def test_wrong_input_changes_nothing(
+def test_invalid_input_changes_nothing(
     sparklog: Sparklog, root: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     outcome = sparklog("configs", "alter", "orders", *arguments, code=code)
@@ -94,7 +94,7 @@ def test_wrong_input_changes_nothing(
     assert library.open(root).topic("orders").log.state().version == 0
 
 
-def test_a_config_that_changed_since_it_was_looked_at_is_a_conflict(orders: library.log.topic.Topic) -> None:
+def test_alter_fails_if_the_config_changed_concurrently(orders: library.log.topic.Topic) -> None:
     seen = orders.log.state()
     orders.alter(configs={"retention.ms": 5})
     with pytest.raises(library.Conflict, match=r"another process changed config retention\.ms"):
@@ -108,7 +108,7 @@ def test_a_kafka_directory_has_no_configs(sparklog: Sparklog) -> None:
     assert "does not contain configs" in sparklog("configs", "describe", "--root", place, code=1).err
 
 
-def test_docs_say_what_each_config_means_and_name_the_nearest_one(sparklog: Sparklog) -> None:
+def test_docs_explain_each_config_and_suggest_similar_names(sparklog: Sparklog) -> None:
     shown = sparklog("configs", "docs", "segment.bytes", "log.retention.hours").out
     assert shown.startswith("segment.bytes  topic, int (bytes)\n  Size at which a segment is full")
     assert "  Kafka 4.1: The minimum is 1048576" in shown
@@ -119,7 +119,7 @@ def test_docs_say_what_each_config_means_and_name_the_nearest_one(sparklog: Spar
     assert "did you mean 'retention.ms'" in sparklog("configs", "docs", "retention.m", code=1).err
 
 
-def test_the_page_of_the_docs_is_this_table(sparklog: Sparklog) -> None:
+def test_the_page_of_configs_is_generated(sparklog: Sparklog) -> None:
     made = sparklog("configs", "docs", "--markdown").out
     assert (REPOSITORY / "docs" / "reference" / "configs.md").read_text() == made, (
         "sparklog configs docs --markdown > docs/reference/configs.md"

@@ -39,25 +39,25 @@ def help_of(sparklog: Sparklog, command: str) -> tuple[list[str], list[str], str
     return path, [word for word in words if word.startswith("--")], sparklog(*path, "--help").out
 
 
-def test_prose_that_begins_with_the_name_is_no_command() -> None:
+def test_prose_that_starts_with_sparklog_is_not_a_command() -> None:
     page = "sparklog reads it, as `sparklog get a`.\n\n    sparklog topics list\n\n```sh\nsparklog report\n```\n"
     assert commands_of(page) == {"sparklog get a", "sparklog topics list", "sparklog report"}
 
 
-def test_the_table_is_there() -> None:
+def test_the_table_of_questions_exists() -> None:
     assert len(QUESTIONS) >= 12
     assert len(COMMANDS) >= 50
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_takes_these_options(sparklog: Sparklog, command: str) -> None:
+def test_commands_of_the_table_accept_their_options(sparklog: Sparklog, command: str) -> None:
     path, options, shown = help_of(sparklog, command)
     for option in options:
         assert re.search(rf"{option}\b", shown), f"{' '.join(path)} has no {option}"
 
 
 @pytest.mark.parametrize(("command", "anywhere"), QUESTIONS, ids=[command for command, _ in QUESTIONS])
-def test_the_question_is_answered_where_it_is_marked(sparklog: Sparklog, command: str, anywhere: str) -> None:
+def test_marked_sections_answer_the_question(sparklog: Sparklog, command: str, anywhere: str) -> None:
     path, _, shown = help_of(sparklog, command)
     assert not anywhere or "Kafka" in shown
     assert ("--json" in shown) == (path != ["metrics"])

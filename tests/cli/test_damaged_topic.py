@@ -35,7 +35,7 @@ def damaged(root: Path, sparklog: Sparklog) -> Path:
     return root
 
 
-def test_the_others_are_shown(damaged: Path, sparklog: Sparklog) -> None:
+def test_other_topics_are_shown(damaged: Path, sparklog: Sparklog) -> None:
     commands = (("topics", "list"), ("topics", "describe"), ("offsets",), ("log-dirs",), ("configs", "describe"))
     for command in commands:
         said = sparklog(*command, code=1)
@@ -49,7 +49,7 @@ def test_the_others_are_shown(damaged: Path, sparklog: Sparklog) -> None:
     assert sparklog("offsets", "a", "b", code=1).out == ""
 
 
-def test_a_topic_deleted_since_it_was_listed_is_no_failure(
+def test_a_concurrently_deleted_topic_is_skipped(
     root: Path, sparklog: Sparklog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "abc":
@@ -82,7 +82,7 @@ def test_a_topic_deleted_since_it_was_listed_is_no_failure(
     sparklog("topics", "describe", "b", code=1)
 
 
-def test_groups_and_transactions_are_shown_without_it(damaged: Path, sparklog: Sparklog) -> None:
+def test_groups_and_transactions_are_shown_without_the_damaged_topic(damaged: Path, sparklog: Sparklog) -> None:
     with package.transactional(damaged, "job").begin() as transaction:
         transaction.append("c", pa.table({"value": [b"v"]}))
     said = sparklog("groups", "describe", "g", "--json", code=1)
@@ -94,7 +94,7 @@ def test_groups_and_transactions_are_shown_without_it(damaged: Path, sparklog: S
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_lag_of_records_that_cannot_be_read_has_no_seconds(damaged: Path, sparklog: Sparklog) -> None:
+def test_lag_of_unreadable_records_has_no_seconds(damaged: Path, sparklog: Sparklog) -> None:
     for name in "ac":
         (file,) = (damaged / name / "append").iterdir()
         flip(file, 70)
@@ -106,7 +106,7 @@ def test_lag_of_records_that_cannot_be_read_has_no_seconds(damaged: Path, sparkl
     assert len(said.err.splitlines()) == 3
 
 
-def test_one_topic_is_not_taken_for_the_only_one(root: Path, sparklog: Sparklog) -> None:
+def test_a_readable_topic_is_not_used_as_the_only_topic(root: Path, sparklog: Sparklog) -> None:
     for name in "ab":
         sparklog("topics", "create", name)
     package.open(root).topic("b").append(pa.table({"value": [b"v"]}))
@@ -114,7 +114,7 @@ def test_one_topic_is_not_taken_for_the_only_one(root: Path, sparklog: Sparklog)
     assert COMMIT in sparklog("consume", code=1).err
 
 
-def test_what_the_operating_system_refuses_is_one_line(tmp_path: Path, sparklog: Sparklog) -> None:
+def test_operating_system_errors_are_one_line(tmp_path: Path, sparklog: Sparklog) -> None:
     segment = tmp_path / "kafka" / "txn-b-0" / "00000000000000000032.log"
     shutil.copytree(KAFKA, tmp_path / "kafka")
     segment.unlink()
@@ -124,13 +124,13 @@ def test_what_the_operating_system_refuses_is_one_line(tmp_path: Path, sparklog:
         assert said.err == "sparklog: Is a directory [SPARKLOG_UNAVAILABLE]\n", command
 
 
-def test_folders_of_a_root_that_are_no_topics(damaged: Path, sparklog: Sparklog) -> None:
+def test_other_directories_in_a_root_are_ignored(damaged: Path, sparklog: Sparklog) -> None:
     path = damaged / "_groups"
     assert sparklog("topics", "list", "--root", path, code=1).out == ""
     assert sparklog("topics", "create", "t", "--root", path, code=1).out == ""
 
 
-def test_nothing_else_is_put_into_a_root(root: Path, sparklog: Sparklog) -> None:
+def test_other_roots_cannot_be_created_inside_a_root(root: Path, sparklog: Sparklog) -> None:
     sparklog("topics", "create", "t")
     for command in (("backup",), ("restore", root)):
         said = sparklog(*command, "--to", root / "t" / "inside", code=1)
@@ -139,14 +139,16 @@ def test_nothing_else_is_put_into_a_root(root: Path, sparklog: Sparklog) -> None
 
 
 @pytest.mark.parametrize("partitions", ["4-2", "0-99999999999", "-1", "x"])
-def test_partitions_that_are_none(root: Path, sparklog: Sparklog, tmp_path: Path, partitions: str) -> None:
+def test_directories_with_invalid_partition_names_are_ignored(
+    root: Path, sparklog: Sparklog, tmp_path: Path, partitions: str
+) -> None:
     sparklog("topics", "create", "t")
     said = sparklog("export", "t", "--to", tmp_path / "out", "--partitions", partitions, code=2)
     assert said.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_damaged_groups_and_ids_hide_no_others(damaged: Path, sparklog: Sparklog) -> None:
+def test_damaged_groups_and_ids_do_not_hide_others(damaged: Path, sparklog: Sparklog) -> None:
     for name in ("bad", "good"):
         Groups(damaged).group(name).alter({"a": {0: 1}})
         with package.transactional(damaged, name).begin() as transaction:

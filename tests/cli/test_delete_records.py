@@ -38,7 +38,7 @@ def entry(topic: str, partition: int, offset: int) -> dict[str, object]:
     return {"topic": topic, "partition": partition, "offset": offset}
 
 
-def test_kafkas_offset_file_is_taken_whole(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
+def test_kafka_offset_file_is_applied_to_all_partitions(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
     file = offsets_file(tmp_path, {"partitions": [entry("b", 0, -1), entry("a", 0, 4)], "version": 1})
     dry = sparklog("delete-records", "--offset-json-file", file, "--dry-run").lines
     assert dry[1:] == ["partition: a-0\tlow_watermark: 4", "partition: b-0\tlow_watermark: 10"]
@@ -49,7 +49,7 @@ def test_kafkas_offset_file_is_taken_whole(sparklog: Sparklog, log: Root, tmp_pa
     assert sparklog("consume", "a").lines == ["4", "5", "6", "7", "8", "9"]
 
 
-def test_the_short_form_never_goes_back(sparklog: Sparklog, log: Root) -> None:
+def test_delete_records_never_moves_the_log_start_back(sparklog: Sparklog, log: Root) -> None:
     short = ("delete-records", "--topic", "a", "--partition", 0, "--offset")
     assert sparklog(*short, 6).lines[-1] == "partition: a-0\tlow_watermark: 6"
     version = log.topic("a").log.state().version
@@ -72,7 +72,7 @@ def test_the_short_form_never_goes_back(sparklog: Sparklog, log: Root) -> None:
         ([], "contains no partitions"),
     ],
 )
-def test_wrong_offsets_change_nothing(
+def test_invalid_offsets_change_nothing(
     sparklog: Sparklog, log: Root, tmp_path: Path, entries: list[object], says: str
 ) -> None:
     file = offsets_file(tmp_path, {"partitions": entries, "version": 1})
@@ -84,7 +84,7 @@ def test_wrong_offsets_change_nothing(
 
 
 @pytest.mark.usefixtures("log")
-def test_wrong_files_and_options(sparklog: Sparklog, tmp_path: Path) -> None:
+def test_invalid_files_and_options_are_errors(sparklog: Sparklog, tmp_path: Path) -> None:
     for document, says in (
         ("{", "must contain JSON"),
         ("[]", "no list"),

@@ -32,7 +32,7 @@ def orders(root: Path) -> library.log.topic.Topic:
     return topic
 
 
-def test_a_segment_with_and_without_records(sparklog: Sparklog, folder: Path) -> None:
+def test_dump_prints_a_segment_with_and_without_records(sparklog: Sparklog, folder: Path) -> None:
     shallow = sparklog("dump-log", folder / LOG)
     assert shallow.lines[:2] == [f"Dumping {folder / LOG}", "Log starting offset: 0"]
     assert all(line.startswith("baseOffset: ") for line in shallow.lines[2:])
@@ -47,7 +47,7 @@ def test_a_segment_with_and_without_records(sparklog: Sparklog, folder: Path) ->
     assert 2 < len(some) < len(shallow.lines)
 
 
-def test_a_folder_stands_for_its_files_in_order(sparklog: Sparklog, folder: Path) -> None:
+def test_a_directory_is_dumped_as_its_files_in_order(sparklog: Sparklog, folder: Path) -> None:
     names = [line.rpartition("/")[2] for line in sparklog("dump-log", folder).lines if line.startswith("Dumping ")]
     assert names[:4] == [LOG, *(LOG.replace("log", kind) for kind in ("index", "timeindex", "txnindex"))]
     assert names[4:] == ["00000000000000000075.snapshot", "leader-epoch-checkpoint", "partition.metadata"]
@@ -110,7 +110,7 @@ def test_files_of_a_root(sparklog: Sparklog, root: Path, orders: library.log.top
     assert sum(line.endswith("isvalid: false") for line in sparklog("dump-log", file).lines) == 2
 
 
-def test_what_does_not_agree_is_said_behind_all_files(sparklog: Sparklog, fixtures: Path) -> None:
+def test_mismatches_are_printed_after_all_files(sparklog: Sparklog, fixtures: Path) -> None:
     folder = fixtures / "damaged" / "indexes-wrong" / "data" / "damaged-0"
     files = [folder / "00000000000000000060.timeindex", folder / "00000000000000000130.index"]
     outcome = sparklog("dump-log", "--files", ",".join(map(str, files)), "--verify-index-only", code=1)
@@ -122,7 +122,7 @@ def test_what_does_not_agree_is_said_behind_all_files(sparklog: Sparklog, fixtur
     assert "Non-consecutive offsets in " in gaps.err
 
 
-def test_a_file_that_ends_early_is_told_in_one_line(sparklog: Sparklog, folder: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_a_one_line_error(sparklog: Sparklog, folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / LOG
     shutil.copyfile(folder / LOG, copy)
     whole = sparklog("dump-log", copy).lines
@@ -156,7 +156,7 @@ def test_a_file_that_ends_early_is_told_in_one_line(sparklog: Sparklog, folder: 
         (("words.log",), "20 digits"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(
+def test_invalid_input_is_reported_on_one_line(
     sparklog: Sparklog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -110,12 +110,12 @@ def begin_on_monday(location: str) -> None:
     furnish(open_root(location, create=True, env=env))
 
 
-def test_no_command_is_left_out() -> None:
+def test_every_command_is_covered() -> None:
     assert sorted(commands()) == sorted((*IN_TURN, *JOBS))
 
 
 @pytest.mark.parametrize("command", IN_TURN)
-def test_an_option_without_its_value_is_one_line(command: str) -> None:
+def test_a_missing_option_value_is_a_one_line_error(command: str) -> None:
     tree = command_of(command)
     options = tree.get_params(Context(tree, **tree.context_settings))
     names = [name for option in options if is_option_with_a_value(option) for name in option.opts]
@@ -153,15 +153,13 @@ def on_this_machine(line: str, command: str, place: Path, bucket: str | None = N
 
 @pytest.mark.java
 @pytest.mark.parametrize("more", ["", " --json"], ids=["text", "json"])
-def test_examples_do_what_they_say_when_they_are_copied(
-    place: Path, monkeypatch: pytest.MonkeyPatch, more: str
-) -> None:
+def test_examples_run_on_a_disk(place: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
     run_the_examples(place, monkeypatch, more)
 
 
 @pytest.mark.slow
 @pytest.mark.java
-def test_examples_do_what_they_say_of_a_bucket(place: Path, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
+def test_examples_run_on_a_bucket(place: Path, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
     """Each root, and the backups, are named by a URL in place of a path."""
     shutil.rmtree(place / "data")
     begin_on_monday(join(bucket, "data/log"))

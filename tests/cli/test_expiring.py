@@ -56,7 +56,7 @@ def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
         (("cleanup.policy=compact",), False),
     ],
 )
-def test_a_new_topic_tells_when_records_expire(
+def test_create_reports_when_records_expire(
     root: Path, sparklog: Sparklog, configs: tuple[str, ...], told: bool
 ) -> None:
     """Once, on stderr, and only where nobody has chosen a retention."""
@@ -79,7 +79,7 @@ def test_a_new_topic_tells_when_records_expire(
         ({"message.timestamp.type": "LogAppendTime"}, [8], None),
     ],
 )
-def test_an_append_of_old_records_warns_once(
+def test_appending_old_records_warns_once(
     root: Path, caplog: pytest.LogCaptureFixture, configs: dict[str, object], ages: list[int], line: str | None
 ) -> None:
     topic = package.open(root, create=True).create_topic("t", configs=configs)
@@ -96,7 +96,7 @@ def test_an_append_of_old_records_warns_once(
         assert warnings[0].endswith("sparklog configs alter t --add-config retention.ms=-1")
 
 
-def test_an_import_says_what_it_assumes_and_what_goes(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+def test_import_reports_assumed_retention_and_expiring_records(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
     lines = sparklog("import", log_dir, "-q").err.splitlines()
     assert lines[0] == f"sparklog: created root {root}"
     assert "topic gone: 2 records are older than retention.ms=604800000" in lines[1]
@@ -118,7 +118,7 @@ def test_an_import_says_what_it_assumes_and_what_goes(log_dir: Path, root: Path,
         ([TOPIC_KEEP, POLICY], [FOREVER, FOREVER], (), {"cleanup.policy": "compact,delete"}),
     ],
 )  # fmt: skip
-def test_configs_come_along_with_the_metadata_log(
+def test_import_reads_configs_from_the_metadata_log(
     log_dir: Path,
     root: Path,
     sparklog: Sparklog,
@@ -142,7 +142,7 @@ def test_configs_come_along_with_the_metadata_log(
     assert ("assuming Kafka's default" in err) == ("retention.ms" not in configs)
 
 
-def test_configs_of_a_removed_topic_are_gone(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+def test_import_ignores_configs_of_a_removed_topic(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
     records = [TOPIC_GONE, GONE_CONFIG, REMOVE_GONE, TOPIC_GONE]
     write_partition(log_dir, "__cluster_metadata-0", {0: kafka_batch(0, records)})
     (topic,) = json.loads(sparklog("import", log_dir, "-t", "gone", "-q", "--dry-run", "--json").out)["topics"]
@@ -150,14 +150,16 @@ def test_configs_of_a_removed_topic_are_gone(log_dir: Path, root: Path, sparklog
     assert not root.exists()
 
 
-def test_configs_of_another_topic_of_the_name_are_not_taken(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+def test_import_ignores_configs_of_an_earlier_topic_with_the_same_name(
+    log_dir: Path, root: Path, sparklog: Sparklog
+) -> None:
     write_partition(log_dir, "__cluster_metadata-0", {0: kafka_batch(0, [TOPIC_KEEP, FOREVER])})
     (log_dir / "keep-0" / "partition.metadata").write_text("version: 0\ntopic_id: SaNtnC8GQW-nBMqCh3EBVA\n")
     (topic,) = json.loads(sparklog("import", log_dir, "-t", "keep", "-q", "--json").out)["topics"]
     assert topic["kafkaConfigs"] is None
 
 
-def test_a_record_of_a_newer_kafka_is_one_line(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+def test_a_record_of_a_later_kafka_is_a_one_line_error(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
     write_partition(log_dir, "__cluster_metadata-0", {0: kafka_batch(0, [TOPIC_KEEP, OF_TOMORROW, FOREVER])})
     failed = sparklog("import", log_dir, "-t", "keep", code=1)
     (line,) = failed.err.splitlines()

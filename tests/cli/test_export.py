@@ -28,7 +28,7 @@ def orders(root: Path) -> Path:
     return root
 
 
-def test_a_topic_goes_out_and_a_table_says_what_did(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+def test_export_writes_a_topic_and_prints_a_table(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     said = sparklog("export", "orders", "--to", tmp_path / "out")
     topic = package.open(orders).topic("orders")
     assert said.lines[0] == (
@@ -44,7 +44,7 @@ def test_a_topic_goes_out_and_a_table_says_what_did(orders: Path, sparklog: Spar
     assert "retention.ms=-1\n" in (tmp_path / "out" / "orders.properties").read_text()
 
 
-def test_parts_as_json(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+def test_export_of_some_partitions_as_json(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     identity = "kphX_vFrTMuzYXwDXyxQYA"
     arguments = ("--partitions", "0,2", "--start", "0:5,2:7", "--topic-id", identity, "--link", "--json")
     (said,) = json.loads(sparklog("export", "orders", "--to", tmp_path / "out", *arguments).out)
@@ -61,7 +61,7 @@ def test_parts_as_json(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None
     assert [part["logEnd"] for part in said["partitions"]] == topic.log.state().log_end.tolist()
 
 
-def test_groups_go_out_as_the_offsets_topic_and_as_a_file(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+def test_export_writes_groups_as_offsets_topic_and_csv(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     package.open(orders).create_topic("clicks")
     groups = Groups(package.open(orders))
     groups.group("billing").alter({"orders": {0: 5, 2: 7}})
@@ -88,7 +88,7 @@ def test_groups_go_out_as_the_offsets_topic_and_as_a_file(orders: Path, sparklog
     assert [part["logEnd"] for part in offsets["partitions"]] == [5]
 
 
-def test_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+def test_export_of_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     sparklog("export", "orders", "--to", tmp_path / "one", "--as-of", "1")
     view = KafkaView(tmp_path / "one")
     assert sum(len(read(view, "orders", n)) for n in range(3)) == 120
@@ -112,14 +112,14 @@ def test_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Path) -> Non
         (("orders", "--end", "0:100000"), 1, "out of range"),
     ],
 )
-def test_what_it_refuses(
+def test_export_rejects_invalid_options(
     orders: Path, sparklog: Sparklog, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     assert words in sparklog("export", *arguments, "--to", tmp_path / "out", code=code).err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_directory_that_is_not_empty(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
+def test_export_rejects_a_nonempty_directory(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:
     sparklog("export", "orders", "--to", tmp_path / "out")
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     said = sparklog("export", "orders", "--to", tmp_path / "out", code=1)

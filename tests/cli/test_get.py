@@ -54,7 +54,7 @@ def test_get_prints_the_latest_value(sparklog: Sparklog) -> None:
 
 
 @pytest.mark.usefixtures("log")
-def test_a_tombstone_and_a_key_that_is_not_there(sparklog: Sparklog) -> None:
+def test_get_of_a_tombstone_and_of_a_missing_key(sparklog: Sparklog) -> None:
     deleted = sparklog("get", "t", "-k", "b", code=3)
     assert deleted.out == ""
     assert deleted.err.startswith("sparklog: key 'b' of topic t was deleted: offset ")
@@ -71,7 +71,7 @@ def test_a_tombstone_and_a_key_that_is_not_there(sparklog: Sparklog) -> None:
         assert says in sparklog("get", "t", *arguments, code=code).err
 
 
-def test_a_key_in_another_partition(sparklog: Sparklog, log: Root) -> None:
+def test_get_finds_a_key_in_another_partition(sparklog: Sparklog, log: Root) -> None:
     topic = log.topic("t")
     elsewhere = (int(partition_for_key(pa.array([b"a"]), 3)[0]) + 1) % 3
     table = keyed_rows((b"a", b"newer"), partition=elsewhere)
@@ -93,7 +93,7 @@ def place_of(key: bytes, partitions: int) -> int:
     return int(partition_for_key(pa.array([key]), partitions)[0])
 
 
-def test_a_key_is_found_where_it_was_before_partitions_were_added(sparklog: Sparklog, log: Root) -> None:
+def test_get_searches_the_partitions_before_partitions_were_added(sparklog: Sparklog, log: Root) -> None:
     topic = log.topic("t")
     for partitions in (5, 50):
         topic.alter(partitions=partitions)
@@ -110,7 +110,7 @@ def test_a_key_is_found_where_it_was_before_partitions_were_added(sparklog: Spar
     assert verify_root(log.store).sound
 
 
-def test_of_a_key_in_several_partitions_the_newest_record_is_given(root: Path) -> None:
+def test_get_returns_the_latest_record_of_several_partitions(root: Path) -> None:
     """A partition that was added holds newer ones; of others the greatest timestamp tells."""
     topic = library.open(root, create=True).create_topic("t", partitions=4)
     keys = [b"k%d" % number for number in range(60)]
@@ -157,7 +157,7 @@ def test_the_isolation_level_decides_which_record_is_the_latest(log: Root) -> No
     assert seen.column("value")[0].as_py() == b"aborted"
 
 
-def test_keys_are_given_as_text_bytes_or_numbers(sparklog: Sparklog, log: Root) -> None:
+def test_keys_are_strings_bytes_or_numbers(sparklog: Sparklog, log: Root) -> None:
     assert get_args(Format) == FORMATS
     number = struct.pack(">q", 7)
     log.topic("t").append(keyed_rows((number, b"seven")))
@@ -185,7 +185,7 @@ def model(view: LogView, topic: str, partition: int, isolation: str) -> dict[byt
 
 
 @pytest.mark.parametrize("run_bytes", [1, 500, 4 << 20])
-def test_against_a_plain_scan(root: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int) -> None:
+def test_get_agrees_with_a_scan(root: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int) -> None:
     """Runs of one offset, of several and of all of them give what reading everything gives."""
     monkeypatch.setattr(key_lookup, "FIRST_CHUNK_BYTES", run_bytes)
     chance = random.Random(run_bytes)
@@ -203,7 +203,7 @@ def test_against_a_plain_scan(root: Path, monkeypatch: pytest.MonkeyPatch, run_b
 
 
 @pytest.mark.parametrize("isolation", [READ_COMMITTED, READ_UNCOMMITTED])
-def test_kafkas_directories_in_place(isolation: str) -> None:
+def test_get_reads_kafka_directories_in_place(isolation: str) -> None:
     view = open_view(resolve(str(KAFKA)), tailing=False)
     looked = 0
     for topic in ("txn-a", "txn-b"):
@@ -220,7 +220,7 @@ def test_kafkas_directories_in_place(isolation: str) -> None:
     assert looked > 50
 
 
-def test_get_where_a_kafka_directory_lies(sparklog: Sparklog) -> None:
+def test_get_works_on_all_kinds_of_kafka_directories(sparklog: Sparklog) -> None:
     view = open_view(resolve(str(KAFKA)), tailing=False)
     view.refresh(["txn-b"])
     key = next(key for key in model(view, "txn-b", 1, READ_COMMITTED) if key is not None)
@@ -228,7 +228,7 @@ def test_get_where_a_kafka_directory_lies(sparklog: Sparklog) -> None:
     assert json.loads(sparklog(*one).out)["partition"] == 1
 
 
-def test_a_directory_that_lacks_partitions_asks_which(tmp_path: Path) -> None:
+def test_get_requires_a_partition_if_partitions_are_missing(tmp_path: Path) -> None:
     for partition in (0, 2):
         (tmp_path / f"txn-b-{partition}").symlink_to(KAFKA / f"txn-b-{partition // 2}")
     view = open_view(resolve(str(tmp_path)), tailing=False)

@@ -38,7 +38,7 @@ def committed(root: Path, group: str) -> dict[tuple[str, int], int]:
     return {place: item.offset for place, item in Groups(root).group(group).committed().items()}
 
 
-def test_list_names_the_groups_and_with_state_how_they_stand(sparklog: Sparklog, member: Membership) -> None:
+def test_list_shows_groups_and_optionally_their_states(sparklog: Sparklog, member: Membership) -> None:
     assert sparklog("groups", "list").lines == ["audit", "billing"]
     assert json.loads(sparklog("groups", "list", "--json").out) == ["audit", "billing"]
     heading, *rows = [line.split() for line in sparklog("groups", "list", "--state").lines]
@@ -72,9 +72,7 @@ def test_describe_shows_offsets_and_lag(sparklog: Sparklog, member: Membership) 
     assert [(item["id"], item["state"], item["instance"]) for item in state] == [("billing", "Empty", None)]
 
 
-def test_offsets_that_a_transaction_holds_pending_are_no_offsets(
-    sparklog: Sparklog, root: Path, member: Membership
-) -> None:
+def test_pending_offsets_are_not_shown_as_committed(sparklog: Sparklog, root: Path, member: Membership) -> None:
     transaction = transactional(root, "etl").begin()
     transaction.send_offsets("fresh", {"a": {0: 3}})
     transaction.prepare()
@@ -84,7 +82,7 @@ def test_offsets_that_a_transaction_holds_pending_are_no_offsets(
     assert sparklog("groups", "describe", "fresh").lines[1].split()[:6] == ["fresh", "a", "0", "3", "3", "0"]
 
 
-def test_a_reset_shows_first_and_does_when_told(sparklog: Sparklog, root: Path, member: Membership) -> None:
+def test_reset_is_a_dry_run_without_execute(sparklog: Sparklog, root: Path, member: Membership) -> None:
     found = sparklog("groups", "reset", "billing", "--to-earliest", "--all-topics")
     assert [line.split() for line in found.lines] == [
         ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"],
@@ -106,7 +104,9 @@ def test_a_reset_shows_first_and_does_when_told(sparklog: Sparklog, root: Path, 
     assert committed(root, "billing") == {("a", 0): 0, ("a", 1): 0}
 
 
-def test_offsets_travel_through_a_file(sparklog: Sparklog, root: Path, member: Membership, tmp_path: Path) -> None:
+def test_exported_offsets_can_be_restored_from_a_file(
+    sparklog: Sparklog, root: Path, member: Membership, tmp_path: Path
+) -> None:
     kept = tmp_path / "offsets.csv"
     kept.write_text(sparklog("groups", "reset", "billing", "--to-current", "--export", "--dry-run").out)
     assert kept.read_text() == "a,0,2\na,1,1\n"
@@ -121,7 +121,7 @@ def test_offsets_travel_through_a_file(sparklog: Sparklog, root: Path, member: M
     )
 
 
-def test_an_active_group_is_left_alone(sparklog: Sparklog, root: Path, member: Membership) -> None:
+def test_reset_and_delete_reject_an_active_group(sparklog: Sparklog, root: Path, member: Membership) -> None:
     for command in (
         ("reset", "audit", "--to-latest"),
         ("reset", "audit", "--to-latest", "--execute"),
@@ -148,7 +148,7 @@ def test_a_reset_with_force_warns_and_stops_the_consumer(sparklog: Sparklog, roo
     assert sparklog(*force, "--execute").err == ""
 
 
-def test_members_are_shown_as_kafkas_tool_shows_them(sparklog: Sparklog, root: Path, member: Membership) -> None:
+def test_members_are_shown_as_in_kafkas_tool(sparklog: Sparklog, root: Path, member: Membership) -> None:
     dynamic = library.consumer(root, "shop", topics="a", client_id="till")
     dynamic.poll()
     described = ("groups", "describe", "--group", "shop", "--members")
@@ -190,7 +190,7 @@ def test_members_are_shown_as_kafkas_tool_shows_them(sparklog: Sparklog, root: P
     assert sparklog("groups", "delete", "-g", "shop").out == "Deleted group shop.\n"
 
 
-def test_offsets_and_then_the_group_are_deleted(sparklog: Sparklog, root: Path, member: Membership) -> None:
+def test_delete_offsets_and_delete_group(sparklog: Sparklog, root: Path, member: Membership) -> None:
     assert sparklog("groups", "delete", "billing", "--dry-run").out == "Would delete group billing.\n"
     planned = json.loads(sparklog("groups", "delete-offsets", "billing", "--topic", "a:0", "--dry-run", "--json").out)
     assert planned == {"group": "billing", "deleted": {"a": [0]}, "dryRun": True}
@@ -217,13 +217,13 @@ def test_offsets_and_then_the_group_are_deleted(sparklog: Sparklog, root: Path, 
         (("delete-offsets", "billing"), "give at least one --topic"),
     ],
 )
-def test_wrong_usage_is_said(
+def test_wrong_usage_is_reported(
     sparklog: Sparklog, member: Membership, arguments: tuple[str, ...], complaint: str
 ) -> None:
     assert complaint in sparklog("groups", *arguments, code=2).err
 
 
-def test_a_kafka_directory_in_place(fixtures: Path, sparklog: Sparklog) -> None:
+def test_a_kafka_directory_is_read_in_place(fixtures: Path, sparklog: Sparklog) -> None:
     place = ("--root", fixtures / "transactions" / "data")
     names = ["g-admin", "g-classic", "g-consumer", "g-tx"]
     assert sparklog("groups", "list", *place).lines == names
@@ -250,7 +250,7 @@ def test_a_kafka_directory_in_place(fixtures: Path, sparklog: Sparklog) -> None:
         ("delete-offsets", "g-tx", "--topic", "txn-a"),
     ],
 )
-def test_a_kafka_directorys_groups_are_not_changed(
+def test_groups_of_a_kafka_directory_are_read_only(
     fixtures: Path, sparklog: Sparklog, arguments: tuple[str, ...]
 ) -> None:
     outcome = sparklog("groups", *arguments, "--root", fixtures / "transactions" / "data", code=1)
@@ -258,7 +258,7 @@ def test_a_kafka_directorys_groups_are_not_changed(
     assert outcome.err.count("\n") == 1
 
 
-def test_history_shows_what_was_done_and_what_it_changed(sparklog: Sparklog, member: Membership) -> None:
+def test_history_shows_operations_and_changed_offsets(sparklog: Sparklog, member: Membership) -> None:
     sparklog("groups", "reset", "billing", "--to-offset", 1, "--topic", "a", "--execute")
     heading, *lines = sparklog("groups", "history", "billing").lines
     assert heading.split() == ["ENTRY", "TIME", "OPERATION", "GENERATION", "#MEMBERS", "OFFSETS"]

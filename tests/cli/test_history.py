@@ -48,7 +48,7 @@ def test_each_commit_is_a_line(sparklog: Sparklog, topic: library.Topic) -> None
     assert rest[5] == "create 0 0 B - partitions=1"
 
 
-def test_the_limit_and_json(sparklog: Sparklog, topic: library.Topic) -> None:
+def test_history_limits_the_commits_and_prints_json(sparklog: Sparklog, topic: library.Topic) -> None:
     lines = sparklog("history", "t", "--limit", 2).lines
     assert len(lines) == 4
     assert lines[-1] == "4 older commits are not shown; see --limit"
@@ -59,14 +59,16 @@ def test_the_limit_and_json(sparklog: Sparklog, topic: library.Topic) -> None:
     assert found["commits"][1]["changes"] == {"retention.ms": "-1"}
 
 
-def test_a_rewrite_brings_no_records(sparklog: Sparklog, topic: library.Topic) -> None:
+def test_history_shows_no_added_records_for_a_rewrite(sparklog: Sparklog, topic: library.Topic) -> None:
     topic.log.snapshot()
     compact_topic(topic, Settings(topic.store.now_ms()), InProcess(), CompactOptions(roll=True))
     newest = json.loads(sparklog("history", "t", "--limit", 1, "--json").out)["commits"][0]
     assert (newest["operation"], newest["records"], newest["bytes"]) == ("seal", None, None)
 
 
-def test_commits_that_are_gone_and_what_lies_below_a_gap(sparklog: Sparklog, root: Path, topic: library.Topic) -> None:
+def test_history_reports_deleted_commits_and_versions_below_a_gap(
+    sparklog: Sparklog, root: Path, topic: library.Topic
+) -> None:
     topic.log.write_checkpoint()
     for version in (0, 2):
         (root / "t" / "_log" / f"{version:020}.json").unlink()
@@ -75,7 +77,7 @@ def test_commits_that_are_gone_and_what_lies_below_a_gap(sparklog: Sparklog, roo
     assert lines[-1] == "commits before version 3 are no longer retained"
 
 
-def test_a_deleted_topic(sparklog: Sparklog, topic: library.Topic) -> None:
+def test_history_of_a_deleted_topic(sparklog: Sparklog, topic: library.Topic) -> None:
     sparklog("topics", "delete", "t")
     assert sparklog("history", "t").lines[1].split()[2] == "delete"
 
@@ -88,7 +90,7 @@ def test_a_deleted_topic(sparklog: Sparklog, topic: library.Topic) -> None:
         (("t", "--limit", 0), 2, "--limit"),
     ],
 )
-def test_wrong_input_is_one_clear_line(
+def test_invalid_input_is_a_clear_one_line_error(
     sparklog: Sparklog, topic: library.Topic, arguments: tuple[object, ...], code: int, says: str
 ) -> None:
     said = sparklog("history", *arguments, code=code)

@@ -24,7 +24,7 @@ def log_dir(tmp_path: Path) -> Path:
     return place
 
 
-def test_all_topics_then_what_is_new(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+def test_import_continues_with_new_records(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
     said = sparklog("import", log_dir, "-c", "retention.ms=-1", "--quiet")
     assert said.err == f"sparklog: created root {root}\n"
     assert [line.split() for line in said.lines] == [
@@ -44,7 +44,7 @@ def test_all_topics_then_what_is_new(log_dir: Path, root: Path, sparklog: Sparkl
     assert topic.scan().to_table()["value"].to_pylist() == [b"a", b"b", b"c"] * 2 + [b"d"]
 
 
-def test_a_topic_that_is_not_kafkas(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+def test_import_rejects_an_existing_native_topic(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
     package.open(root, create=True).create_topic("clicks")
     said = sparklog("import", log_dir, code=1)
     assert len(said.err.splitlines()) == 1
@@ -52,7 +52,7 @@ def test_a_topic_that_is_not_kafkas(log_dir: Path, root: Path, sparklog: Sparklo
     assert package.open(root).topics() == ["clicks"]
 
 
-def test_chosen_topics_as_json(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+def test_import_of_selected_topics_as_json(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
     said = sparklog("import", log_dir, "--topic", "clicks", "--json")
     found = json.loads(said.out)
     (topic,) = found["topics"]
@@ -83,7 +83,7 @@ def test_a_dry_run_changes_nothing(log_dir: Path, root: Path, sparklog: Sparklog
 
 
 @pytest.mark.parametrize("options", [(), ("--copy",)])
-def test_closed_segments_are_links_unless_copies_are_wanted(
+def test_closed_segments_are_hard_links_unless_copy_is_given(
     log_dir: Path, root: Path, sparklog: Sparklog, options: tuple[str, ...]
 ) -> None:
     write_partition(log_dir, "clicks-0", {3: kafka_batch(3, [b"d"])})
@@ -96,7 +96,7 @@ def test_closed_segments_are_links_unless_copies_are_wanted(
     assert package.open(root).topic("clicks").scan().to_table()["value"].to_pylist() == [b"a", b"b", b"c", b"d"]
 
 
-def test_damage_is_one_line_or_skipped(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
+def test_damage_is_a_one_line_error_or_skipped(log_dir: Path, root: Path, sparklog: Sparklog) -> None:
     write_partition(log_dir, "hurt-0", {0: kafka_batch(0, [b"a"]), 1: kafka_batch(1, [b"b"])})
     file = segment(log_dir / "hurt-0", 0)
     file.write_bytes(file.read_bytes()[:-1] + b"?")
@@ -108,20 +108,22 @@ def test_damage_is_one_line_or_skipped(log_dir: Path, root: Path, sparklog: Spar
     assert package.open(root).topic("hurt").scan().to_table()["value"].to_pylist() == [b"b"]
 
 
-def test_a_folder_that_is_no_log_dir(tmp_path: Path, sparklog: Sparklog) -> None:
+def test_import_rejects_a_directory_that_is_not_a_log_directory(tmp_path: Path, sparklog: Sparklog) -> None:
     (tmp_path / "empty").mkdir()
     said = sparklog("import", tmp_path / "empty", code=1)
     assert len(said.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("wrong", [("-t", "none"), ("-c", "none=1"), ("-c", "file.delete.delay.ms=1")])
-def test_wrong_input_makes_no_root(log_dir: Path, root: Path, sparklog: Sparklog, wrong: tuple[str, str]) -> None:
+def test_invalid_input_does_not_create_a_root(
+    log_dir: Path, root: Path, sparklog: Sparklog, wrong: tuple[str, str]
+) -> None:
     said = sparklog("import", log_dir, *wrong, code=1)
     assert len(said.err.splitlines()) == 1
     assert not root.exists()
 
 
-def test_a_root_within_the_log_dir_is_refused(log_dir: Path, sparklog: Sparklog) -> None:
+def test_a_root_inside_the_log_directory_is_rejected(log_dir: Path, sparklog: Sparklog) -> None:
     """A broker does not start with a folder in its log dir that is no partition's."""
     for place in (log_dir / "sparklog", log_dir / "orders-0" / "log"):
         said = sparklog("import", log_dir, "--root", place, code=1)
@@ -130,7 +132,7 @@ def test_a_root_within_the_log_dir_is_refused(log_dir: Path, sparklog: Sparklog)
         assert not place.exists()
 
 
-def test_groups_and_their_offsets_come_along(fixtures: Path, root: Path, sparklog: Sparklog) -> None:
+def test_import_includes_groups_and_their_offsets(fixtures: Path, root: Path, sparklog: Sparklog) -> None:
     folder = fixtures / "transactions/data"
     said = sparklog("import", folder, "-t", "txn-a", "--quiet")
     table = [line.split() for line in said.lines]

@@ -48,7 +48,7 @@ def test_every_command_ends_with_one_line_and_130(
 
 
 @pytest.mark.parametrize("line", ["consume t", "consume t --group g", "consume t --group g --follow", "table t"])
-def test_a_reader_says_how_many_records_it_has_printed(
+def test_an_interrupted_consumer_reports_its_record_count(
     sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     from sparklog.cli import printing
@@ -74,7 +74,7 @@ def test_a_reader_says_how_many_records_it_has_printed(
 @pytest.mark.parametrize(
     ("end", "code", "again"), [(KeyboardInterrupt, 130, ["3"]), (BrokenPipeError, 0, ["1", "2", "3"])]
 )
-def test_a_group_has_the_offsets_of_what_was_printed(
+def test_an_interrupted_consumer_commits_printed_records(
     sparklog: Sparklog,
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -102,7 +102,7 @@ def test_a_group_has_the_offsets_of_what_was_printed(
     assert sparklog("consume", "t", "--group", "g").lines == again
 
 
-def test_it_says_how_far_it_was(
+def test_an_interrupted_backup_reports_its_progress(
     sparklog: Sparklog, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sparklog.tools.backup import backing_up
@@ -120,7 +120,7 @@ def test_it_says_how_far_it_was(
     )
 
 
-def test_lines_that_were_appended_are_counted(
+def test_an_interrupted_producer_reports_appended_lines(
     sparklog: Sparklog, root: Path, lines_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sparklog.cli.commands import produce
@@ -136,7 +136,9 @@ def test_lines_that_were_appended_are_counted(
     assert sparklog("offsets", "t").lines == ["t:0:2"]
 
 
-def test_what_was_imported_is_counted(sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_import_reports_imported_records(
+    sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def import_into(*args: object, on_planned: None, on_progress: Callable[..., None], **options: object) -> None:
         assert on_planned is None, "the total is for a terminal: finding it out reads more"
         on_progress("t", 0, 1_000, 5_000)
@@ -160,7 +162,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", JOB_FILES)
-def test_a_job_whose_imports_fail_is_one_line(name: str, fault: str, tmp_path: Path) -> None:
+def test_an_import_error_of_a_job_is_one_line(name: str, fault: str, tmp_path: Path) -> None:
     statement, code, says = FAULTS[fault]
     (tmp_path / "sparklog").mkdir()
     (tmp_path / "sparklog" / "__init__.py").write_text(statement)

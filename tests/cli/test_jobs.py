@@ -25,7 +25,7 @@ def filled(root: Path) -> Path:
     return root
 
 
-def test_states_and_runs(sparklog: Sparklog, filled: Path) -> None:
+def test_jobs_shows_states_and_runs(sparklog: Sparklog, filled: Path) -> None:
     assert [line.split()[:4] for line in sparklog("jobs").lines[1:]] == [
         ["clicks", "compact", "never", "never"],
         ["clicks", "retain", "never", "never"],
@@ -52,14 +52,14 @@ def test_states_and_runs(sparklog: Sparklog, filled: Path) -> None:
     assert row.endswith("newer than the last run")
 
 
-def test_runs_that_work_now(sparklog: Sparklog, filled: Path) -> None:
+def test_jobs_shows_runs_in_progress(sparklog: Sparklog, filled: Path) -> None:
     JobLease(library.open(filled), "retain", ["orders"]).acquire()
     assert "is working on orders" in sparklog("jobs").lines[-1]
     (running,) = json.loads(sparklog("jobs", "--json").out)["running"]
     assert (running["job"], running["topics"], running["alive"]) == ("retain", ["orders"], True)
 
 
-def test_what_jobs_cannot_say(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
+def test_jobs_rejects_kafka_directories_and_backups(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
     library.backup(filled, backups)
     assert "which has no sparklog jobs: give a root" in sparklog("jobs", "--root", backups, code=1).err
@@ -70,7 +70,7 @@ def test_what_jobs_cannot_say(sparklog: Sparklog, filled: Path, tmp_path: Path) 
 
 
 @pytest.mark.java
-def test_doctor_fails_when_a_job_is_too_old(sparklog: Sparklog, filled: Path) -> None:
+def test_doctor_fails_if_a_job_is_overdue(sparklog: Sparklog, filled: Path) -> None:
     outcome = sparklog("doctor", "--root", filled, "--max-age", "3h", code=1)
     wrong = [line for line in outcome.lines if line.startswith("fail") and " has not succeeded for 3 h" in line]
     assert [line.split()[1] for line in wrong] == ["compact", "retain"]
@@ -90,11 +90,11 @@ def test_doctor_fails_when_a_job_is_too_old(sparklog: Sparklog, filled: Path) ->
         (["--max-age", "3h", "--store", "/tmp"], "give --max-age or --store, not both"),
     ],
 )
-def test_wrong_ages(sparklog: Sparklog, words: list[str], line: str) -> None:
+def test_invalid_ages_are_errors(sparklog: Sparklog, words: list[str], line: str) -> None:
     assert line in sparklog("doctor", *words, code=2).err
 
 
-def test_describe_fails_where_a_group_lags_too_far(sparklog: Sparklog, filled: Path) -> None:
+def test_describe_fails_if_the_lag_exceeds_the_maximum(sparklog: Sparklog, filled: Path) -> None:
     Groups(library.open(filled)).group("billing").join("one").commit({"orders": {0: 1}})
     fine = sparklog("groups", "describe", "billing", "--max-lag", 2)
     late = sparklog("groups", "describe", "billing", "--max-lag", 1, code=1)

@@ -74,7 +74,7 @@ def lows(text: str) -> list[str]:
     return sorted(line for line in text.splitlines() if line.startswith("partition: "))
 
 
-def test_beside_a_broker(broker: Broker, sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+def test_commands_agree_with_a_broker(broker: Broker, sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
     log = library.open(root, create=True)
     import_log_dir(log, broker.data, ImportOptions(topics=["orders"]))
     import_log_dir(log, broker.data, ImportOptions(topics=["kept"], configs={"cleanup.policy": "compact"}))
@@ -113,7 +113,7 @@ def test_beside_a_broker(broker: Broker, sparklog: Sparklog, root: Path, tmp_pat
     assert ours == theirs
 
 
-def test_the_words_of_the_console_tools(broker: Broker, sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+def test_options_of_the_console_tools(broker: Broker, sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
     """What is produced with the same words are the same records, and what is consumed the same lines."""
     file = tmp_path / "lines"
     library.open(root, create=True)

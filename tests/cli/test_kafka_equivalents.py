@@ -84,7 +84,7 @@ def place(root: Path) -> Path:
 # The answers.
 
 
-def test_every_option_of_every_tool_has_an_answer() -> None:
+def test_every_option_of_every_tool_has_an_entry() -> None:
     """`equivalent_of` raises where there is none; what takes a value in Kafka takes one here."""
     options = [(tool, option, kind) for tool, table in stored().items() for option, kind in table.items()]
     answers = {(tool, option): equivalent_of(tool, option) for tool, option, _ in options if option != "--help"}
@@ -110,7 +110,7 @@ def tables() -> Iterator[tuple[str, str, Equivalent]]:
         yield from ((command, name, answer) for table in by_option.values() for name, answer in table.items())
 
 
-def test_answers_are_words_that_the_command_has() -> None:
+def test_equivalents_are_options_of_the_command() -> None:
     for command, option, answer in tables():
         texts = answer.arguments.values() if isinstance(answer.arguments, Mapping) else [answer.arguments or ""]
         paths = [f"{command} {item.arguments}" for item in ACTIONS.get(command, {}).values() if item.arguments] or [
@@ -124,11 +124,11 @@ def test_answers_are_words_that_the_command_has() -> None:
         assert command in KCAT or option not in names, (command, option)
 
 
-def test_the_page_has_the_answers() -> None:
+def test_the_page_of_equivalents_is_generated() -> None:
     assert PAGE.read_text() == page(), "run python -m tests.cli.kafka_equivalents_page"
 
 
-def test_the_lines_of_the_page_run(sparklog: Sparklog, root: Path, lines_file: Callable[[str], Path]) -> None:
+def test_command_lines_of_the_page_run(sparklog: Sparklog, root: Path, lines_file: Callable[[str], Path]) -> None:
     """Run the command lines of Kafka's tools on the page of commands, in order."""
     commands = (PAGE.parent / "command-line.md").read_text().partition("```sh\n")[2].partition("```")[0].splitlines()
     assert len(commands) > 5
@@ -145,7 +145,7 @@ def test_the_lines_of_the_page_run(sparklog: Sparklog, root: Path, lines_file: C
 
 @pytest.mark.slow
 @pytest.mark.java
-def test_the_options_are_those_of_the_jars() -> None:
+def test_the_options_are_those_of_kafkas_tools() -> None:
     try:
         options = of_the_jars()
     except Missing as missing:
@@ -214,7 +214,7 @@ def test_the_options_are_those_of_the_jars() -> None:
         ),
     ],
 )  # fmt: skip
-def test_kafka_s_line_does_what_ours_does(sparklog: Sparklog, place: Path, line: str, here: str) -> None:
+def test_translated_command_lines_have_the_same_output(sparklog: Sparklog, place: Path, line: str, here: str) -> None:
     # The lag in seconds grows between the two commands.
     printed, expected = (re.sub(r"\d{6,}\.\d", "SECONDS", sparklog(*shlex.split(each)).out) for each in (line, here))
     assert printed == expected
@@ -222,7 +222,7 @@ def test_kafka_s_line_does_what_ours_does(sparklog: Sparklog, place: Path, line:
 
 
 @pytest.mark.parametrize(("words", "lines", "records"), PRODUCED)
-def test_the_lines_of_a_producer(
+def test_producer_properties_are_translated(
     sparklog: Sparklog, place: Path, tmp_path: Path, words: str, lines: str, records: list[tuple[object, ...]]
 ) -> None:
     file = tmp_path / "lines"
@@ -287,13 +287,13 @@ def test_internal_topics_of_a_kafka_directory(sparklog: Sparklog, fixtures: Path
     assert {line.split(":")[0] for line in offsets} == set(rest)
 
 
-def test_a_state_names_the_groups_in_it(sparklog: Sparklog, place: Path) -> None:
+def test_groups_are_listed_by_state(sparklog: Sparklog, place: Path) -> None:
     Groups(place).group("busy").join("one")
     for state, names in (("Stable", ["busy"]), ("empty", ["g"]), ("stable,Empty", ["busy", "g"]), ("dead", [])):
         assert [line.split()[0] for line in sparklog("groups", "list", "--state", state).lines[1:]] == names
 
 
-def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
+def test_options_without_effect_are_reported(sparklog: Sparklog, place: Path) -> None:
     line = "consume --topic clicks --consumer-property fetch.min.bytes=5 --enable-systest-events"
     outcome = sparklog(*line.split())
     assert (outcome.out, outcome.err.splitlines()) == (
@@ -347,7 +347,7 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
         ("kcat -L -o 5", "kcat -o: `sparklog topics describe` has no equivalent; see its --help"),
     ],
 )  # fmt: skip
-def test_answers_are_one_line(sparklog: Sparklog, place: Path, line: str, says: str) -> None:
+def test_missing_equivalents_are_one_line_errors(sparklog: Sparklog, place: Path, line: str, says: str) -> None:
     outcome = sparklog(*shlex.split(line), code=2)
     assert says in outcome.err
     assert (outcome.err.count("\n"), outcome.out) == (1, "")
@@ -371,7 +371,7 @@ def test_answers_are_one_line(sparklog: Sparklog, place: Path, line: str, says: 
         ("kcat -Q -t orders:1:-1", "offsets --topic-partitions orders:1 --time -1"),
     ],
 )  # fmt: skip
-def test_kcat_is_answered_with_the_command(sparklog: Sparklog, place: Path, line: str, command: str) -> None:
+def test_kcat_command_lines_report_the_equivalent(sparklog: Sparklog, place: Path, line: str, command: str) -> None:
     outcome = sparklog(*shlex.split(line), code=2)
     assert outcome.out == ""
     assert outcome.err == f"sparklog: kcat's options differ: use sparklog {command}\n"
@@ -380,7 +380,7 @@ def test_kcat_is_answered_with_the_command(sparklog: Sparklog, place: Path, line
         assert sparklog(*words).out
 
 
-def test_other_lines_are_left_as_they_are() -> None:
+def test_other_command_lines_are_unchanged() -> None:
     for line in (
         "",
         "topics",
@@ -407,7 +407,7 @@ def test_other_lines_are_left_as_they_are() -> None:
         "-C -t longs -s value=q",
     ],
 )
-def test_the_answer_prints_what_kcat_prints(sparklog: Sparklog, place: Path, line: str) -> None:
+def test_the_equivalent_prints_the_output_of_kcat(sparklog: Sparklog, place: Path, line: str) -> None:
     program = shutil.which("kcat")
     if program is None:
         pytest.skip("there is no kcat: Debian has it in a package of that name")

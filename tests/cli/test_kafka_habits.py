@@ -86,12 +86,14 @@ def committed(root: Path, group: str) -> dict[tuple[str, int], int]:
         ("groups list", ""),
     ],
 )  # fmt: skip
-def test_it_answers(sparklog: Sparklog, root: Path, place: Path, line: str, printed: str) -> None:
+def test_kafka_command_lines_print_the_expected_output(
+    sparklog: Sparklog, root: Path, place: Path, line: str, printed: str
+) -> None:
     shown = "|".join(text.replace("|", "\\|") for text in sparklog(*shlex.split(line)).lines)
     assert shown == printed.replace("ROOT", str(root))
 
 
-def test_a_replication_factor_is_taken(sparklog: Sparklog, root: Path) -> None:
+def test_a_replication_factor_is_accepted(sparklog: Sparklog, root: Path) -> None:
     assert "copies" not in sparklog("topics", "create", "one", "--replication-factor", 1).err
     keeps = f"has no effect, because the storage of {root} replicates data\n"
     for factor in (3, -1):
@@ -175,7 +177,7 @@ def test_an_error_is_one_line(sparklog: Sparklog, place: Path, line: str, says: 
     assert (outcome.err.count("\n"), outcome.out) == (1, "")
 
 
-def test_a_topic_that_is_missing_is_created_unless_the_name_may_be_misspelt(
+def test_a_missing_topic_is_created_unless_the_name_may_be_misspelled(
     sparklog: Sparklog, place: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "lines"
@@ -202,14 +204,14 @@ def test_escapes(text: str, bytes_: bytes) -> None:
     assert unescaped(text) == bytes_
 
 
-def test_escapes_in_what_is_produced(sparklog: Sparklog, place: Path, tmp_path: Path) -> None:
+def test_escapes_in_produced_records(sparklog: Sparklog, place: Path, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"a\0b\nc\0\x1f\n")
     sparklog("produce", "--topic", "clicks", "--file", file, "--key-separator", r"\0", "--null-marker", r"\x1f")
     assert sparklog("consume", "clicks", "-o", -2, "--print-key").lines == ["a\tb", "c\tnull"]
 
 
-def test_a_group_goes_on_where_it_stopped(sparklog: Sparklog, place: Path) -> None:
+def test_a_group_resumes_at_its_offsets(sparklog: Sparklog, place: Path) -> None:
     first = sparklog("consume", "orders", "--group", "g", "-n", 2)
     assert (first.lines, first.err) == (["v0", "v1"], "Processed a total of 2 messages\n")
     assert committed(place, "g") == {("orders", 0): 2, ("orders", 1): 0}
@@ -223,14 +225,14 @@ def test_a_group_goes_on_where_it_stopped(sparklog: Sparklog, place: Path) -> No
     assert "has no active members" in sparklog("groups", "describe", "g").err
 
 
-def test_a_group_that_follows_begins_at_the_end(sparklog: Sparklog, place: Path) -> None:
+def test_a_following_group_starts_at_the_end(sparklog: Sparklog, place: Path) -> None:
     assert sparklog("consume", "clicks", "--group", "new", "--follow", "--timeout-ms", 20).lines == []
     assert committed(place, "new") == {("clicks", 0): 1}
     options = ("--group", "old", "--follow", "--timeout-ms", 20, "--from-beginning")
     assert sparklog("consume", "clicks", *options).lines == ["c0"]
 
 
-def test_a_group_commits_behind_markers(sparklog: Sparklog, place: Path) -> None:
+def test_a_group_commits_after_markers(sparklog: Sparklog, place: Path) -> None:
     with transactional(place, "job").begin() as transaction:
         transaction.append("clicks", pa.table({"value": [b"c1"]}))
     assert sparklog("consume", "clicks", "--group", "g").lines == ["c0", "c1"]
@@ -238,9 +240,7 @@ def test_a_group_commits_behind_markers(sparklog: Sparklog, place: Path) -> None
     assert row["lag"] == 0
 
 
-def test_what_could_not_be_printed_is_not_committed(
-    sparklog: Sparklog, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unprinted_records_are_not_committed(sparklog: Sparklog, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -249,7 +249,7 @@ def test_what_could_not_be_printed_is_not_committed(
     assert committed(place, "g") in ({}, {("clicks", 0): 0})
 
 
-def test_a_kafka_directory_keeps_no_offsets(sparklog: Sparklog, fixtures: Path) -> None:
+def test_groups_cannot_commit_to_a_kafka_directory(sparklog: Sparklog, fixtures: Path) -> None:
     place = fixtures / "segments" / "data"
     err = sparklog("consume", "--include", ".*", "--group", "g", "--root", place, code=1).err
     assert "is a Kafka directory, which is read-only" in err
@@ -263,14 +263,12 @@ def test_several_topics_of_a_kafka_directory(sparklog: Sparklog, fixtures: Path)
     assert len(names) == 2
 
 
-def test_places_of_a_restore(sparklog: Sparklog, place: Path, tmp_path: Path) -> None:
+def test_restore_accepts_paths_as_arguments_and_options(sparklog: Sparklog, place: Path, tmp_path: Path) -> None:
     sparklog("restore", "--from", place, "--root", tmp_path / "again")
     assert sparklog("consume", "clicks", "--root", tmp_path / "again").lines == ["c0"]
 
 
-def test_an_interrupt_commits_what_was_printed(
-    sparklog: Sparklog, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_commits_printed_records(sparklog: Sparklog, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poll = Consumer.poll
 
     def poll_once(member: Consumer, timeout: float) -> list[pa.RecordBatch]:

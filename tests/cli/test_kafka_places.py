@@ -46,14 +46,14 @@ def test_the_record_with_the_largest_timestamp(fixtures: Path, sparklog: Sparklo
     assert printed(fixtures / name, sparklog, "--time", "-3") == expected
 
 
-def test_read_committed_ends_below_the_open_transaction(fixtures: Path, sparklog: Sparklog) -> None:
+def test_read_committed_ends_at_the_last_stable_offset(fixtures: Path, sparklog: Sparklog) -> None:
     fixture = fixtures / "transactions"
     expected = {partition: said["lastStableOffset"] for partition, said in expected_offsets(fixture).items()}
     assert printed(fixture, sparklog, "--isolation-level", "read_committed") == expected
     assert expected["txn-a-0"] < expected_offsets(fixture)["txn-a-0"]["highWatermark"]
 
 
-def test_offsets_are_sorted_as_text_like_kafkas(fixtures: Path, sparklog: Sparklog) -> None:
+def test_offsets_are_sorted_as_strings_like_kafkas(fixtures: Path, sparklog: Sparklog) -> None:
     lines = sparklog("offsets", "--root", fixtures / "segments" / "data").lines
     assert [line.rsplit(":", 1)[0].replace(":", "-") for line in lines] == sorted(
         line.rsplit(":", 1)[0].replace(":", "-") for line in lines
@@ -77,14 +77,14 @@ def _text(data: bytes | None) -> str:
     return "null" if data is None else data.decode()
 
 
-def test_one_partition_folder_is_a_place_too(fixtures: Path, sparklog: Sparklog) -> None:
+def test_a_partition_directory_can_be_read(fixtures: Path, sparklog: Sparklog) -> None:
     folder = fixtures / "transactions" / "data" / "txn-a-1"
     outcome = sparklog("consume", "--root", folder, "--print-partition", "-n", 1)
     assert outcome.lines[0].startswith("Partition:1\t")
     assert outcome.err == "Processed a total of 1 messages\n"
 
 
-def test_a_directory_of_several_topics_asks_which(fixtures: Path, sparklog: Sparklog) -> None:
+def test_a_directory_of_several_topics_requires_a_topic(fixtures: Path, sparklog: Sparklog) -> None:
     outcome = sparklog("consume", "--root", fixtures / "transactions" / "data", code=2)
     assert "expected a topic" in outcome.err
     assert "txn-a, txn-b" in outcome.err
@@ -107,7 +107,7 @@ def test_kafkas_directory_is_read_only(fixtures: Path, sparklog: Sparklog, argum
     assert outcome.err.count("\n") == 1
 
 
-def test_consume_at_damage(fixtures: Path, sparklog: Sparklog) -> None:
+def test_consume_stops_at_damage(fixtures: Path, sparklog: Sparklog) -> None:
     damaged = fixtures / "damaged/bit-flipped/data"
     consume = ("consume", "--root", damaged, "--print-offset", "--no-print-value", "--isolation-level=read_uncommitted")
     good = [record.offset for record in expected_records(fixtures / "damaged/good", "damaged-0")]

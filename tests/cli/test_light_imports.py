@@ -166,7 +166,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_commands_load_what_they_need(root: Path) -> None:
+def test_commands_import_only_required_modules(root: Path) -> None:
     places = {"ROOT": f"--root {root}", "LOCATION": str(root)}
     places |= {word: str(root.parent / word.lower()) for word in ("EXPORT", "BACKUP", "NEW", "OTHER", "PAGE")}
 
@@ -197,7 +197,7 @@ def loaded_by_numpy() -> set[str]:
     return {*subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()}
 
 
-def test_no_command_is_left_out() -> None:
+def test_every_command_is_covered() -> None:
     """But for jobs that need a cluster, or go on until they are ended."""
     lines = [line for _, group in ALLOWED for line in group if not line.endswith("--help")]
     left_out = {command for command in commands() if not any(line.startswith(f"{command} ") for line in lines)}

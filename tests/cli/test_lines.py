@@ -28,14 +28,14 @@ def runs_of(data: bytes, run_bytes: int) -> list[bytes]:
 
 @pytest.mark.parametrize("run_bytes", [1, 3, 5, 1000])
 @pytest.mark.parametrize("data", [b"", b"a", b"a\n", b"\n\n", b"one\ntwo\nthree", b"a long line without an end" * 9])
-def test_runs_are_whole_lines_and_lose_nothing(data: bytes, run_bytes: int) -> None:
+def test_chunks_are_complete_lines_without_loss(data: bytes, run_bytes: int) -> None:
     runs = runs_of(data, run_bytes)
     assert b"".join(runs) == data
     assert all(runs)
     assert all(run.endswith(b"\n") for run in runs[:-1])
 
 
-def test_a_file_comes_in_runs_of_the_size_asked_for(tmp_path: Path) -> None:
+def test_a_file_is_read_in_chunks_of_the_given_size(tmp_path: Path) -> None:
     data = b"x" * 99 + b"\n"
     path = tmp_path / "lines"
     path.write_bytes(data * 50_000)
@@ -46,7 +46,7 @@ def test_a_file_comes_in_runs_of_the_size_asked_for(tmp_path: Path) -> None:
     assert max(map(len, runs)) < 3 << 20, "a run may exceed its size by one read"
 
 
-def test_lines_that_trickle_in_are_not_kept_waiting() -> None:
+def test_slow_lines_are_returned_after_the_linger() -> None:
     read, write = os.pipe()
     seen: list[bytes] = []
     done = threading.Event()
@@ -68,7 +68,7 @@ def test_lines_that_trickle_in_are_not_kept_waiting() -> None:
     assert b"".join(seen) == b"first\nhalf\n"
 
 
-def test_an_interrupt_gives_the_whole_lines_that_are_held() -> None:
+def test_an_interrupt_returns_the_buffered_complete_lines() -> None:
     def interrupt(signal_number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
@@ -118,6 +118,6 @@ def test_a_time_is_milliseconds_or_iso_8601(text: str, millis: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-5", "1960-01-01", "1.5", str(2**63)])
-def test_other_texts_are_no_times(text: str) -> None:
+def test_invalid_times_are_errors(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected"):
         parse_time(text)

@@ -14,7 +14,7 @@ from tests.cli.test_every_command import IN_TURN, JOBS
 from tests.support.command_line import command_of
 
 
-def test_debug_has_a_line_for_each_request(sparklog: Sparklog, root: Path) -> None:
+def test_debug_logs_each_request(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True).create_topic("t")
     quiet = sparklog("topics", "list")
     shown = sparklog("topics", "list", "--debug")
@@ -27,7 +27,7 @@ def test_debug_has_a_line_for_each_request(sparklog: Sparklog, root: Path) -> No
     assert logging.getLogger("sparklog").level == logging.NOTSET
 
 
-def test_an_error_says_where_it_was_raised(sparklog: Sparklog, root: Path) -> None:
+def test_debug_prints_the_traceback_of_an_error(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True)
     assert sparklog("offsets", "t", code=1).err.count("\n") == 1
     said = sparklog("offsets", "t", "--debug", code=1).err
@@ -35,7 +35,7 @@ def test_an_error_says_where_it_was_raised(sparklog: Sparklog, root: Path) -> No
     assert said.splitlines()[-1].endswith("[SPARKLOG_NOT_FOUND]")
 
 
-def test_v_has_the_lines_of_the_library(sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbose_prints_the_log_of_the_library(sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library.open(root, create=True).create_topic("t")
 
     def topics(self: object, failures: object) -> list[str]:
@@ -50,7 +50,7 @@ def test_v_has_the_lines_of_the_library(sparklog: Sparklog, root: Path, monkeypa
 
 
 @pytest.mark.parametrize("command", [*IN_TURN, "serve"])
-def test_every_command_has_both(command: str) -> None:
+def test_every_command_accepts_verbose_and_debug(command: str) -> None:
     from click import Context
 
     tree = command_of(command)
@@ -58,7 +58,7 @@ def test_every_command_has_both(command: str) -> None:
     assert options >= {"-v", "--debug"}
 
 
-def test_a_job_has_both(sparklog: Sparklog, root: Path) -> None:
+def test_jobs_accept_verbose_and_debug(sparklog: Sparklog, root: Path) -> None:
     """They read their own words."""
     library.open(root, create=True).create_topic("t")
     assert set(JOBS) >= {"retain"}

@@ -17,7 +17,7 @@ from tests.support.command_line import command_of
 MACROS = {".TH", ".SH", ".SS", ".PP", ".TP", ".B", ".nf", ".fi"}
 
 
-def test_the_page_has_every_command_and_roff_takes_it(sparklog: Sparklog) -> None:
+def test_the_man_page_has_every_command_and_is_valid_roff(sparklog: Sparklog) -> None:
     page = sparklog("conf", "sparklog.1").out
     lines = page.splitlines()
     assert [line[4:].replace("\\-", "-") for line in lines if line.startswith(".SS ")] == [
@@ -40,7 +40,7 @@ def in_sections() -> list[str]:
     return sorted(commands(), key=lambda command: names.index(command.split()[0]))
 
 
-def test_help_has_the_commands_by_what_they_are_for(sparklog: Sparklog) -> None:
+def test_help_lists_the_commands_by_purpose(sparklog: Sparklog) -> None:
     text = sparklog("--help").out
     for heading, names in SECTIONS.items():
         block = text.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
@@ -56,7 +56,7 @@ def help_of(words: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("columns", [80, 140, 200])
 @pytest.mark.parametrize("group", ["", "topics", "configs", "groups", "transactions", "perf"])
-def test_each_summary_is_one_whole_line(group: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_summary_fits_one_line(group: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shown, top = help_of(group, columns, monkeypatch), command_of(group)
     assert isinstance(top, Group)
     for name in top.list_commands(Context(top)):

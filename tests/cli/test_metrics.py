@@ -45,7 +45,7 @@ def filled(root: Path) -> Path:
     return root
 
 
-def test_figures_are_those_of_the_root(sparklog: Sparklog, filled: Path) -> None:
+def test_metrics_are_those_of_the_root(sparklog: Sparklog, filled: Path) -> None:
     found = samples(sparklog("metrics").out)
 
     def value(name: str, **labels: object) -> float:
@@ -73,7 +73,7 @@ def test_figures_are_those_of_the_root(sparklog: Sparklog, filled: Path) -> None
     assert ("sparklog_group_lag", (("group", HOSTILE), ("topic", "a"), ("partition", "1"))) not in found
 
 
-def test_a_file_is_replaced_as_a_whole(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
+def test_the_output_file_is_replaced_atomically(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
     file = tmp_path / "sparklog.prom"
     file.write_text("old")
     assert sparklog("metrics", "--output", file, "--topic", "empty").out == ""
@@ -85,7 +85,7 @@ def test_a_file_is_replaced_as_a_whole(sparklog: Sparklog, filled: Path, tmp_pat
     assert "topic 'none' does not exist" in sparklog("metrics", "--topic", "none", code=1).err
 
 
-def test_a_kafka_directory_in_place(sparklog: Sparklog) -> None:
+def test_a_kafka_directory_is_read_in_place(sparklog: Sparklog) -> None:
     found = samples(sparklog("metrics", "--root", KAFKA).out)
     names = {name for name, _ in found}
     assert "sparklog_partition_log_end_offset" in names

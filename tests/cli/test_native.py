@@ -90,7 +90,7 @@ def test_errors_are_one_line_with_their_exit_code(
     assert outcome.out == ""
 
 
-def test_a_topic_that_exists_with_other_partitions_stays_as_it_is(sparklog: Sparklog, root: Path) -> None:
+def test_create_does_not_change_an_existing_topic(sparklog: Sparklog, root: Path) -> None:
     sparklog("topics", "create", "orders", "--partitions", 2)
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     failed = sparklog("topics", "create", "orders", "--partitions", 5, code=1)
@@ -100,7 +100,7 @@ def test_a_topic_that_exists_with_other_partitions_stays_as_it_is(sparklog: Spar
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
-def test_keys_go_where_kafka_sends_them(sparklog: Sparklog, lines_file: LinesFile) -> None:
+def test_keys_are_partitioned_as_in_kafka(sparklog: Sparklog, lines_file: LinesFile) -> None:
     sparklog("topics", "create", "clicks", "--partitions", 2)
     lines = lines_file("anna:/home\ncarl:/cart\nanna:/pay\n")
     assert sparklog("produce", "clicks", "--key-separator", ":", "--file", lines).err == (
@@ -152,7 +152,7 @@ def test_json_of_one_topic_is_the_input_of_another(sparklog: Sparklog, lines_fil
     assert kept == [records[1], records[0], records[2]]
 
 
-def test_a_bad_line_says_what_was_appended_before_it(sparklog: Sparklog, lines_file: LinesFile) -> None:
+def test_an_invalid_line_reports_the_records_appended_before(sparklog: Sparklog, lines_file: LinesFile) -> None:
     sparklog("topics", "create", "t")
     long = "k:" + "x" * 1000 + "\n"
     outcome = sparklog("produce", "t", "--key-separator", ":", "--file", lines_file(long * 20_000 + "bad\n"), code=1)
@@ -173,7 +173,7 @@ def test_each_codec_is_written_and_read(sparklog: Sparklog, lines_file: LinesFil
     assert sparklog("consume", "t").out == "a long line, " * 9 + "\n"
 
 
-def test_where_to_start_and_when_to_end(sparklog: Sparklog, lines_file: LinesFile) -> None:
+def test_consume_starts_and_stops_at_the_given_positions(sparklog: Sparklog, lines_file: LinesFile) -> None:
     sparklog("topics", "create", "t")
     records = [json.dumps({"value": f"v{n}", "timestamp": 1000 * n}) for n in range(5)]
     sparklog("produce", "t", "--json", "--file", lines_file("\n".join(records)))
@@ -192,7 +192,7 @@ def test_where_to_start_and_when_to_end(sparklog: Sparklog, lines_file: LinesFil
     assert sparklog("offsets", "t", "--time", -3).lines == ["t:0:4"]
 
 
-def test_a_topic_folder_is_a_place(sparklog: Sparklog, lines_file: LinesFile, root: Path) -> None:
+def test_a_topic_directory_can_be_read(sparklog: Sparklog, lines_file: LinesFile, root: Path) -> None:
     sparklog("topics", "create", "t")
     sparklog("topics", "create", "u")
     sparklog("produce", "t", "--file", lines_file("v\n"))
@@ -222,7 +222,7 @@ def while_it_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], No
 WhileItWaits = Callable[[Callable[[], None]], None]
 
 
-def test_follow_begins_at_the_end_and_sees_what_comes(
+def test_follow_starts_at_the_end_and_prints_new_records(
     sparklog: Sparklog, lines_file: LinesFile, root: Path, while_it_waits: WhileItWaits
 ) -> None:
     sparklog("topics", "create", "t", "--partitions", 2)
@@ -245,7 +245,7 @@ def test_follow_begins_at_the_end_and_sees_what_comes(
     ]
 
 
-def test_follow_from_the_beginning_ends_when_nothing_comes(sparklog: Sparklog, lines_file: LinesFile) -> None:
+def test_follow_from_the_beginning_stops_after_the_timeout(sparklog: Sparklog, lines_file: LinesFile) -> None:
     sparklog("topics", "create", "t")
     sparklog("produce", "t", "--file", lines_file("v\n"))
     assert sparklog("consume", "t", "--follow", "--from-beginning", "--timeout-ms", 50).lines == ["v"]

@@ -101,7 +101,7 @@ def test_every_rule_of_every_command_holds() -> None:
         ("import --from-server-properties f --no-groups", "give --from-server-properties or --no-groups, not both"),
     ],
 )
-def test_what_was_dropped_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, says: str) -> None:
+def test_ignored_options_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, says: str) -> None:
     monkeypatch.chdir(tmp_path)
     root = shlex.quote(str(tmp_path / "root"))
     where = [] if line.startswith(("serve", "doctor", "repair")) else ["--root", root]
@@ -111,7 +111,7 @@ def test_what_was_dropped_is_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_what_stands_for_all_commands_excludes_nothing(sparklog: Sparklog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_and_settings_do_not_exclude_options(sparklog: Sparklog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKLOG_OUTPUT", "csv")
     sparklog("topics", "create", "t")
     assert sparklog("topics", "list", "--json").out == '["t"]\n'
@@ -120,7 +120,7 @@ def test_what_stands_for_all_commands_excludes_nothing(sparklog: Sparklog, monke
     assert "expected a period such as" in sparklog("doctor", "--max-age", "3", code=2).err
 
 
-def test_metrics_still_takes_a_path_as_output_and_says_so(sparklog: Sparklog, tmp_path: Path) -> None:
+def test_metrics_accepts_a_path_as_output_with_a_warning(sparklog: Sparklog, tmp_path: Path) -> None:
     sparklog("topics", "create", "t")
     outcome = sparklog("metrics", "--output", tmp_path / "m.prom")
     assert outcome.out == ""

@@ -48,7 +48,7 @@ def run(line: str) -> Any:
         ("--root r --json", '[null, "r", "a", null, null, "x", true, false, null]'),
     ],
 )
-def test_a_function_gets_what_its_types_say(line: str, printed: str) -> None:
+def test_values_have_the_types_of_the_parameters(line: str, printed: str) -> None:
     assert run(line).output == printed + "\n"
 
 
@@ -61,13 +61,13 @@ def test_a_function_gets_what_its_types_say(line: str, printed: str) -> None:
         ("--root r --file /none", "'/none' does not exist"),
     ],
 )
-def test_anything_else_is_a_usage_error(line: str, error: str) -> None:
+def test_invalid_values_are_usage_errors(line: str, error: str) -> None:
     result = run(line)
     assert result.exit_code == 2
     assert error in result.stderr
 
 
-def test_help_has_every_one_with_its_default() -> None:
+def test_help_lists_every_option_with_its_default() -> None:
     text = " ".join(run("--help").output.split())
     for part in (
         "[NAME]... Names.",

@@ -26,7 +26,7 @@ def names(log: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("log")
-def test_topics_are_deleted_by_their_whole_names(sparklog: Sparklog, log: Path) -> None:
+def test_a_pattern_must_match_full_topic_names(sparklog: Sparklog, log: Path) -> None:
     lines = ["Would delete topic test-a.", "Would delete topic test-b.", DONE]
     assert sparklog("topics", "delete", "--pattern", "test-.*").lines == lines
     assert sparklog("topics", "delete", "--pattern", "test-.*", "--dry-run").lines == lines
@@ -38,7 +38,7 @@ def test_topics_are_deleted_by_their_whole_names(sparklog: Sparklog, log: Path) 
     assert sparklog("topics", "delete", "--pattern", "test-.*", "--if-exists").code == 0
 
 
-def test_one_topic_is_deleted_at_once_unless_it_is_a_dry_run(sparklog: Sparklog, log: Path) -> None:
+def test_a_single_topic_is_deleted_immediately_unless_dry_run(sparklog: Sparklog, log: Path) -> None:
     assert sparklog("topics", "delete", "orders", "--dry-run").lines == ["Would delete topic orders."]
     sparklog("topics", "delete", "gone", "--dry-run", code=1)
     assert "orders" in names(log)

@@ -26,7 +26,7 @@ def values(root: Path, topic: str = "t") -> list[bytes]:
     return library.open(root).topic(topic).scan().to_table()["value"].to_pylist()  # type: ignore[no-any-return]
 
 
-def test_records_are_sent_and_counted_as_kafka_counts_them(sparklog: Sparklog, root: Path) -> None:
+def test_perf_produce_counts_records_like_kafka(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True)
     lines = sparklog(
         *("perf", "produce", "--topic", "t", "--num-records", 300, "--payload-monotonic", "--throughput", 1500),
@@ -44,7 +44,7 @@ def test_records_are_sent_and_counted_as_kafka_counts_them(sparklog: Sparklog, r
     assert rate < 1_650
 
 
-def test_values_are_of_a_size_or_of_a_file(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+def test_values_have_a_size_or_come_from_a_file(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
     library.open(root, create=True)
     sparklog("perf", "produce", "--topic", "t", "--num-records", 50, "--record-size", 20)
     letters = values(root)
@@ -60,7 +60,7 @@ def test_values_are_of_a_size_or_of_a_file(sparklog: Sparklog, root: Path, tmp_p
     assert set(values(root, "u")) == {b"a", b"bb", b"ccc"}
 
 
-def test_transactions_are_committed_again_and_again(sparklog: Sparklog, root: Path) -> None:
+def test_transactions_are_committed_periodically(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True)
     sparklog(
         *("perf", "produce", "--topic", "t", "--num-records", 120, "--payload-monotonic", "--throughput", 1200),
@@ -84,7 +84,7 @@ def test_commit_intervals_are_compared_in_a_table(sparklog: Sparklog, root: Path
     assert len(values(root)) == 600
 
 
-def test_figures_are_a_document_and_the_lines_are_beside_it(sparklog: Sparklog, root: Path) -> None:
+def test_results_are_json_and_progress_is_on_stderr(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True)
     words = ("perf", "produce", "--topic", "t", "--num-records", 10, "--record-size", 10, "--commit-intervals", "1,9")
     said = sparklog(*words, "--output", "json")
@@ -92,7 +92,7 @@ def test_figures_are_a_document_and_the_lines_are_beside_it(sparklog: Sparklog, 
     assert said.err.count("10 records sent, ") == 2
 
 
-def test_records_are_read_and_counted_as_kafka_counts_them(sparklog: Sparklog, root: Path) -> None:
+def test_perf_consume_counts_records_like_kafka(sparklog: Sparklog, root: Path) -> None:
     topic = library.open(root, create=True).create_topic("t", partitions=2)
     topic.append({"key": [b"k"] * 100, "value": [b"v" * 9] * 100})
     header, line = sparklog("perf", "consume", "--topic", "t", "--messages", 100).lines
@@ -125,7 +125,9 @@ def test_records_are_read_and_counted_as_kafka_counts_them(sparklog: Sparklog, r
         (("--record-size", 5, "--commit-intervals", "5,x"), "expected milliseconds separated by commas"),
     ],
 )
-def test_wrong_options_are_one_line(sparklog: Sparklog, root: Path, words: tuple[object, ...], message: str) -> None:
+def test_invalid_options_are_one_line_errors(
+    sparklog: Sparklog, root: Path, words: tuple[object, ...], message: str
+) -> None:
     library.open(root, create=True)
     result = sparklog("perf", "produce", "--topic", "t", "--num-records", 1, *words, code=2)
     assert message in result.err

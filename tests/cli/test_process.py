@@ -26,13 +26,13 @@ def test_lines_from_a_pipe_and_back_byte_for_byte(sparklog: Sparklog, process: P
     assert finished(process("consume", "t"))[1] == b"one\n\xff\xfe two\n\nlast\n"
 
 
-def test_nothing_in_is_nothing_appended(sparklog: Sparklog, process: Process) -> None:
+def test_empty_input_appends_nothing(sparklog: Sparklog, process: Process) -> None:
     sparklog("topics", "create", "t")
     assert finished(process("produce", "t")) == (0, b"", b"Appended 0 records to t\n")
     assert sparklog("offsets", "t").lines == ["t:0:0"]
 
 
-def test_lines_typed_are_appended_while_the_pipe_is_open(sparklog: Sparklog, process: Process) -> None:
+def test_lines_are_appended_while_the_pipe_is_open(sparklog: Sparklog, process: Process) -> None:
     sparklog("topics", "create", "t")
     producer = process("produce", "t")
     assert producer.stdin is not None
@@ -45,7 +45,7 @@ def test_lines_typed_are_appended_while_the_pipe_is_open(sparklog: Sparklog, pro
     assert finished(producer, b"second\n") == (0, b"", b"Appended 2 records to t\n")
 
 
-def test_lines_of_a_pipe_that_stays_open_come_within_the_linger(sparklog: Sparklog, process: Process) -> None:
+def test_lines_of_an_open_pipe_are_appended_within_the_linger(sparklog: Sparklog, process: Process) -> None:
     sparklog("topics", "create", "old")
     producer = process("produce", "new", "--num-partitions", "3", "--linger-ms", "20")
     assert producer.stdin is not None
@@ -63,7 +63,7 @@ def test_lines_of_a_pipe_that_stays_open_come_within_the_linger(sparklog: Sparkl
     assert len(sparklog("offsets", "new").lines) == 3
 
 
-def test_a_reader_that_leaves_first_is_no_error(sparklog: Sparklog, process: Process) -> None:
+def test_a_closed_output_pipe_is_not_an_error(sparklog: Sparklog, process: Process) -> None:
     sparklog("topics", "create", "t")
     finished(process("produce", "t"), b"a line that fills the pipe\n" * 200_000)
     consumer = process("consume", "t")
@@ -75,7 +75,7 @@ def test_a_reader_that_leaves_first_is_no_error(sparklog: Sparklog, process: Pro
     assert consumer.wait(300) == 0
 
 
-def test_an_interrupt_ends_a_follower(sparklog: Sparklog, process: Process) -> None:
+def test_an_interrupt_stops_follow(sparklog: Sparklog, process: Process) -> None:
     sparklog("topics", "create", "t")
     finished(process("produce", "t"), b"v\n")
     follower = process("consume", "t", "--follow", "--from-beginning")

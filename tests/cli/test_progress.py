@@ -39,9 +39,7 @@ def filled(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("filled")
-def test_each_command_counts_up_to_its_total(
-    sparklog: Sparklog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_ends_at_the_total(sparklog: Sparklog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "STATUS_SECONDS", 600)
     texts: list[str] = []
     monkeypatch.setattr(output.StatusLine, "__call__", lambda line, text: texts.append(text))

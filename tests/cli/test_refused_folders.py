@@ -66,7 +66,7 @@ def content(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("entry_point", PYTHON)
-def test_no_call_makes_a_root_of_it(folder: Path, kafka: Path, entry_point: str) -> None:
+def test_python_calls_do_not_create_a_root_in_the_directory(folder: Path, kafka: Path, entry_point: str) -> None:
     before = content(folder)
     with pytest.raises(Exception, match=r"nor empty, found cron.d: use an empty or new directory"):
         PYTHON[entry_point](folder, kafka)
@@ -74,7 +74,7 @@ def test_no_call_makes_a_root_of_it(folder: Path, kafka: Path, entry_point: str)
 
 
 @pytest.mark.parametrize("words", COMMANDS + NOT_MADE, ids=lambda words: " ".join(words))
-def test_no_command_writes_into_it(
+def test_commands_do_not_write_into_the_directory(
     folder: Path, kafka: Path, tmp_path: Path, sparklog: Sparklog, words: tuple[str, ...]
 ) -> None:
     before = content(folder)
@@ -90,7 +90,7 @@ def test_no_command_writes_into_it(
 
 
 @pytest.mark.parametrize("kind", ["writer", "streamWriter"])
-def test_what_a_write_of_spark_makes_is_a_line_each(
+def test_spark_writes_report_created_roots_and_topics(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_what_a_write_of_spark_makes_is_a_line_each(
     ]
 
 
-def test_what_python_makes_is_for_those_who_listen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_python_logs_created_roots_and_topics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sparklog.created.root")
     caplog.set_level("INFO", "sparklog.created.topic")
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_what_python_makes_is_for_those_who_listen(tmp_path: Path, caplog: pytes
     ]
 
 
-def test_an_empty_folder_may_become_one(tmp_path: Path, kafka: Path) -> None:
+def test_an_empty_directory_can_become_a_root(tmp_path: Path, kafka: Path) -> None:
     for number, entry_point in enumerate(PYTHON.values()):
         (tmp_path / str(number)).mkdir()
         entry_point(tmp_path / str(number), kafka)

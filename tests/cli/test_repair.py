@@ -27,7 +27,7 @@ def damage(log: Path) -> tuple[Path, bytes]:
     return file, bytes(data)
 
 
-def test_it_says_what_it_would_do_and_does_it(sparklog: Sparklog, log: Path) -> None:
+def test_repair_is_a_dry_run_without_execute(sparklog: Sparklog, log: Path) -> None:
     assert sparklog("repair", log).lines == [f"nothing to repair in {log}"]
     file, wrong = damage(log)
     name = str(file.relative_to(log))
@@ -43,7 +43,7 @@ def test_it_says_what_it_would_do_and_does_it(sparklog: Sparklog, log: Path) -> 
     assert sparklog("consume", "orders", "--max-messages", 2).lines == ["one", "two"]
 
 
-def test_what_is_lost_is_left_and_named(sparklog: Sparklog, log: Path) -> None:
+def test_unrepairable_damage_is_listed(sparklog: Sparklog, log: Path) -> None:
     file, _ = damage(log)
     file.write_bytes(file.read_bytes()[:60])
     left, verdict = sparklog("repair", log, "--execute", code=1).lines

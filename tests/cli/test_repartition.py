@@ -66,7 +66,7 @@ def test_the_commands_of_the_guide(sparklog: Sparklog, root: Path) -> None:
 
 
 @pytest.mark.usefixtures("orders")
-def test_a_group_that_is_not_moved_is_a_line_and_an_exit_code(sparklog: Sparklog, root: Path) -> None:
+def test_a_group_that_cannot_be_moved_is_reported(sparklog: Sparklog, root: Path) -> None:
     group = Groups(open_root(str(root))).group("billing")
     group.alter({"orders": {0: 5}})
     group.join("consumer-1")
@@ -76,7 +76,7 @@ def test_a_group_that_is_not_moved_is_a_line_and_an_exit_code(sparklog: Sparklog
 
 
 @pytest.mark.usefixtures("orders")
-def test_it_follows_until_it_is_interrupted(sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repartition_follows_until_interrupted(sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -112,7 +112,9 @@ def test_it_follows_until_it_is_interrupted(sparklog: Sparklog, root: Path, monk
         (("orders", "--to", "new", "--partitions", 2, "--follow", "--move-groups"), 2, "not both"),
     ],
 )
-def test_wrong_input_is_one_line(sparklog: Sparklog, arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_invalid_input_is_a_one_line_error(
+    sparklog: Sparklog, arguments: tuple[str, ...], code: int, says: str
+) -> None:
     outcome = sparklog("repartition", *arguments, code=code)
     assert says in outcome.err
     assert outcome.err.count("\n") == 1

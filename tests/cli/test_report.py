@@ -19,7 +19,7 @@ def page(tmp_path: Path) -> Path:
     return tmp_path / "page.html"
 
 
-def test_the_page_is_written_and_json_says_the_same(sparklog: Sparklog, root: Path, page: Path) -> None:
+def test_report_writes_a_page_and_the_same_json(sparklog: Sparklog, root: Path, page: Path) -> None:
     log = library.open(root, create=True)
     log.create_topic("orders", partitions=2).append(pa.table({"value": [b"a", b"b", b"c"]}))
     log.create_topic("empty")
@@ -34,7 +34,7 @@ def test_the_page_is_written_and_json_says_the_same(sparklog: Sparklog, root: Pa
     assert sum(part["records"] for part in found["topics"][1]["partitions"]) == 3
 
 
-def test_a_dash_is_standard_output(sparklog: Sparklog, root: Path) -> None:
+def test_a_dash_writes_to_standard_output(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True).create_topic("orders")
     page = sparklog("report", "--html", "-").out
     assert page.startswith("<!DOCTYPE html>")
@@ -62,7 +62,7 @@ def test_the_time_of_the_report_and_its_topics_can_be_given(sparklog: Sparklog, 
     assert [topic["topic"] for topic in found["topics"]] == ["a"]
 
 
-def test_what_the_jobs_are_given_counts(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+def test_report_uses_the_properties_of_the_jobs(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
     topic = library.open(root, create=True).create_topic("orders")
     topic.append(pa.table({"value": [b"a"], "timestamp": pa.array([1_000_000_000_000], pa.int64())}))
     (tmp_path / "jobs.properties").write_text("log.retention.ms=1000\n")
@@ -72,7 +72,7 @@ def test_what_the_jobs_are_given_counts(sparklog: Sparklog, root: Path, tmp_path
     assert [(item["topic"], item["action"], item["due"]) for item in given] == [("orders", "expire", True)]
 
 
-def test_a_kafka_directory_is_reported_on_in_place(sparklog: Sparklog, page: Path) -> None:
+def test_report_of_a_kafka_directory(sparklog: Sparklog, page: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in KAFKA.rglob("*"))
     sparklog("report", "--root", KAFKA, "--html", page)
     assert "A Kafka broker's log directory" in page.read_text()
@@ -92,7 +92,7 @@ def test_a_kafka_directory_is_reported_on_in_place(sparklog: Sparklog, page: Pat
         (("--json", "--root", "nowhere"), 1, "There is no log at"),
     ],
 )
-def test_wrong_input_is_one_clear_line(
+def test_invalid_input_is_a_clear_one_line_error(
     sparklog: Sparklog, root: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     library.open(root, create=True).create_topic("orders")
@@ -102,7 +102,7 @@ def test_wrong_input_is_one_clear_line(
     assert not outcome.out
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_page(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
     library.open(root, create=True)
     folder = tmp_path / "folder"
     folder.mkdir()

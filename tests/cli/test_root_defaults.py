@@ -89,7 +89,7 @@ def test_the_commands_of_the_guide(sparklog: Sparklog, root: Path, log: Root) ->
     ]
 
 
-def test_a_dry_run_changes_nothing_and_json_tells_the_same(sparklog: Sparklog, log: Root) -> None:
+def test_dry_run_changes_nothing_and_prints_the_same_json(sparklog: Sparklog, log: Root) -> None:
     assert sparklog(*DESCRIBE).lines == ["Dynamic default configs for the root are: none"]
     document = json.loads(sparklog(*ALTER, "num.partitions=3", "--dry-run", "--json").out)
     change = {"name": "num.partitions", "before": "1", "after": "3"}
@@ -124,11 +124,13 @@ def test_a_dry_run_changes_nothing_and_json_tells_the_same(sparklog: Sparklog, l
         (("import", "--from-server-properties", "/no/such"), 1, "check --from-server-properties"),
     ],
 )
-def test_what_is_wrong_is_one_line(sparklog: Sparklog, words: tuple[str, ...], code: int, message: str) -> None:
+def test_invalid_defaults_are_one_line_errors(
+    sparklog: Sparklog, words: tuple[str, ...], code: int, message: str
+) -> None:
     assert message in sparklog(*words, code=code).err
 
 
-def test_topics_get_the_number_of_partitions(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
+def test_new_topics_get_the_default_number_of_partitions(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("x\n")
     sparklog(*ALTER, "num.partitions=3,log.retention.ms=-1")
     created = sparklog("topics", "create", "a")
@@ -140,7 +142,7 @@ def test_topics_get_the_number_of_partitions(sparklog: Sparklog, log: Root, tmp_
     assert len(log.topic("clicks").bounds()) == 3
 
 
-def test_produce_creates_no_topic_where_the_root_forbids_it(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
+def test_produce_does_not_create_topics_if_disabled_in_the_root(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("x\n")
     produce = ("produce", "clicks", "--file", str(tmp_path / "lines"))
     sparklog(*ALTER, "auto.create.topics.enable=false")
@@ -151,7 +153,7 @@ def test_produce_creates_no_topic_where_the_root_forbids_it(sparklog: Sparklog, 
     sparklog(*produce)
 
 
-def test_each_line_of_kafkas_own_file_is_answered(sparklog: Sparklog, tmp_path: Path, root: Path) -> None:
+def test_each_setting_of_server_properties_is_reported(sparklog: Sparklog, tmp_path: Path, root: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(SHIPPED)
     rows = broker_settings(SHIPPED, str(file))
@@ -171,7 +173,7 @@ def test_each_line_of_kafkas_own_file_is_answered(sparklog: Sparklog, tmp_path: 
     assert library.open(root).defaults().configs == taken
 
 
-def test_a_file_is_taken_whole_or_not_at_all(sparklog: Sparklog, tmp_path: Path, root: Path) -> None:
+def test_server_properties_are_imported_atomically(sparklog: Sparklog, tmp_path: Path, root: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=3\nlog.retention.hours=week\n")
     said = sparklog("import", "--from-server-properties", str(file), code=1).lines
@@ -187,7 +189,7 @@ def test_a_file_is_taken_whole_or_not_at_all(sparklog: Sparklog, tmp_path: Path,
     assert library.open(root).defaults().of_topic("t") == {"file.delete.delay.ms": "60000"}
 
 
-def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
+def test_import_results_name_equivalents_and_hide_secrets() -> None:
     text = "ssl.key.password=hush\nsome.password=hush\nlog.flush.interval.ms=5\noffsets.retention.minutes=9"
     rows = broker_settings(f"{text}\nnum.partitons=3\nlog.preallocate=true\ncompression.type=zstd", "f")
     assert [row.verdict for row in rows] == [
@@ -220,7 +222,7 @@ def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
         assert broker_settings(f"{name}=1", "f")[0].verdict == NOT_NEEDED, name
 
 
-def test_topics_are_described_with_one_look_at_the_defaults(
+def test_describing_topics_reads_the_root_defaults_once(
     sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "two"):

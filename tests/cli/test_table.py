@@ -19,7 +19,7 @@ def _log(root: Path) -> None:
     topic.append(pa.table({"key": ["a", "b"], "value": ["5", None]}))
 
 
-def test_the_latest_of_each_key(sparklog: Sparklog) -> None:
+def test_table_returns_the_latest_record_of_each_key(sparklog: Sparklog) -> None:
     shown = sparklog("table", "t")
     assert (shown.out, shown.err) == ("a\t5\nc\t4\n", "Processed a total of 2 messages\n")
     assert sparklog("table", "--no-print-key", "-n", 1).out == "5\n"
@@ -28,7 +28,7 @@ def test_the_latest_of_each_key(sparklog: Sparklog) -> None:
     assert [json.loads(line)["key"] for line in sparklog("table", "t", "--json").out.splitlines()] == ["a", "c"]
 
 
-def test_as_of(sparklog: Sparklog) -> None:
+def test_table_as_of_a_time_or_offsets(sparklog: Sparklog) -> None:
     assert sparklog("table", "t", "--as-of-offsets", '{"0":4}').out == "c\t4\nb\t2\na\t1\n"
     assert sparklog("table", "t", "--as-of", "2020-01-31T12:00:00").out == ""
     assert sparklog("table", "t", "--as-of", "9000000000000").out == "a\t5\nc\t4\n"
@@ -47,7 +47,7 @@ def test_as_of(sparklog: Sparklog) -> None:
         (("--value-format", "long"), 1, "a long"),
     ],
 )
-def test_what_is_refused(sparklog: Sparklog, arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_table_rejects_invalid_options(sparklog: Sparklog, arguments: tuple[str, ...], code: int, says: str) -> None:
     failed = sparklog("table", "t", *arguments, code=code)
     assert says in failed.err
     assert failed.out == ""

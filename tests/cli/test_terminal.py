@@ -41,20 +41,22 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_names_stand_on_one_line_and_obey_nobody(hostile: Path, sparklog: Sparklog, command: tuple[str, ...]) -> None:
+def test_names_are_printed_on_one_line_without_control_characters(
+    hostile: Path, sparklog: Sparklog, command: tuple[str, ...]
+) -> None:
     said = sparklog(*command)
     for name in SHOWN:
         assert sum(line.startswith(name) for line in said.lines) == 1, name
     assert all(line.isprintable() for line in (said.out + said.err).split("\n"))
 
 
-def test_one_hostile_name_in_sentences_and_errors(hostile: Path, sparklog: Sparklog) -> None:
+def test_hostile_names_are_escaped_in_messages(hostile: Path, sparklog: Sparklog) -> None:
     assert sparklog("groups", "delete", "gone\x1b[2J\n", code=1).err.startswith("sparklog: group 'gone\\x1b[2J\\n'")
     assert sparklog("transactions", "describe", "evil\nname").out.startswith("TransactionalId: evil\\nname\t")
     assert json.loads(sparklog("groups", "list", "--json").out) == sorted(HOSTILE)
 
 
-def test_records_reach_a_terminal_without_their_control_characters(sparklog: Sparklog, root: Path) -> None:
+def test_control_characters_of_records_are_escaped_on_a_terminal(sparklog: Sparklog, root: Path) -> None:
     sparklog("topics", "create", "t")
     package.open(root).topic("t").append(pa.table({"key": [b"k\x1b[31m"], "value": ["a\tb\x07\x9bc é".encode()]}))
     arguments = [sys.executable, "-m", "sparklog", "consume", "t", "--print-key", "--root", str(root)]
@@ -72,7 +74,7 @@ def test_records_reach_a_terminal_without_their_control_characters(sparklog: Spa
     assert piped.stdout == "k\x1b[31m\ta\tb\x07\x9bc é\n".encode()
 
 
-def test_a_name_that_the_encoding_lacks(hostile: Path) -> None:
+def test_a_name_that_the_encoding_cannot_represent_is_escaped(hostile: Path) -> None:
     Groups(hostile).group("ünï").join("i").commit({"t": {0: 0}})
     arguments = [sys.executable, "-m", "sparklog", "groups", "list", "--root", str(hostile)]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -80,7 +82,7 @@ def test_a_name_that_the_encoding_lacks(hostile: Path) -> None:
     assert b"\\xfcn\\xef\n" in done.stdout
 
 
-def test_no_table_is_cut_where_nobody_watches(
+def test_tables_are_not_truncated_without_a_terminal(
     sparklog: Sparklog, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipe is not as wide as the terminal that the command was typed into."""
@@ -105,7 +107,7 @@ def test_no_table_is_cut_where_nobody_watches(
 
 
 @pytest.mark.parametrize("group", ["topics", "configs", "groups", "transactions"])
-def test_a_group_of_commands_without_one_shows_its_help(sparklog: Sparklog, group: str) -> None:
+def test_a_command_group_without_a_subcommand_prints_its_help(sparklog: Sparklog, group: str) -> None:
     said = sparklog(group, code=2)
     assert (said.out, said.err.splitlines()) == ("", sparklog(group, "--help").out.splitlines())
 
@@ -158,7 +160,7 @@ def test_names_in_json_are_in_camel_case(sparklog: Sparklog, root: Path, tmp_pat
         assert [name for name in _names(json.loads(said)) if "_" in name or name == "nbytes"] == [], command
 
 
-def test_topics_say_whether_they_were_there(sparklog: Sparklog, root: Path) -> None:
+def test_create_reports_whether_the_topic_existed(sparklog: Sparklog, root: Path) -> None:
     maybe = ("topics", "create", "t", "--if-not-exists")
     assert sparklog(*maybe).out == f"Created topic t with 1 partition in {root}.\n"
     assert sparklog(*maybe).out == "Topic t already exists.\n"

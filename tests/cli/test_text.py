@@ -35,12 +35,12 @@ def records(*rows: tuple[object, ...]) -> pa.RecordBatch:
     )
 
 
-def test_all_columns_stand_in_kafkas_order() -> None:
+def test_columns_are_printed_in_kafkas_order() -> None:
     batch = records((b"k", b"v", 1_700_000_000_000, 0, [{"key": "h1", "value": b"a"}, {"key": "h2", "value": None}]))
     assert ALL.format(batch) == b"CreateTime:1700000000000\tPartition:3\tOffset:7\th1:a,h2:null\tk\tv\n"
 
 
-def test_append_time_no_time_no_headers_and_nulls() -> None:
+def test_append_time_missing_timestamp_missing_headers_and_nulls() -> None:
     batch = records((None, None, 5, 1, None), (b"", b"", -1, -1, []))
     assert ALL.format(batch) == (
         b"LogAppendTime:5\tPartition:3\tOffset:7\tNO_HEADERS\tnull\tnull\n"
@@ -48,7 +48,7 @@ def test_append_time_no_time_no_headers_and_nulls() -> None:
     )
 
 
-def test_bytes_pass_through_as_they_are() -> None:
+def test_bytes_are_printed_unchanged() -> None:
     batch = records((b"\xff\x00", b"\xfe", 0, 0, [{"key": "é", "value": b"\xfd"}]))
     layout = Layout(key=True, headers=True, key_separator=b"|", null_literal=b"-")
     assert layout.format(batch) == "é".encode() + b":\xfd|\xff\x00|\xfe\n"
@@ -60,13 +60,13 @@ def test_headers_of_a_slice_of_a_batch() -> None:
     assert Layout(headers=True, value=False).format(batch) == b"NO_HEADERS\nh:1\n"
 
 
-def test_nothing_is_printed_when_all_columns_are_off() -> None:
+def test_nothing_is_printed_without_columns() -> None:
     layout = Layout(value=False)
     assert layout.format(records((b"k", b"v", 0, 0, None))) == b""
     assert layout.columns() == ("offset",)
 
 
-def test_only_the_columns_shown_are_read() -> None:
+def test_only_printed_columns_are_read() -> None:
     assert Layout().columns() == ("value",)
     assert set(ALL.columns()) == set(COLUMNS) - {"topic"}
 
@@ -104,12 +104,12 @@ def test_lines_with_key_headers_and_null_marker() -> None:
         (LineFormat(headers=True), b"\xff:1\tvalue\n", r"line 10: header names must be UTF-8"),
     ],
 )
-def test_a_line_that_is_wrong_is_named(layout: LineFormat, data: bytes, message: str) -> None:
+def test_an_invalid_line_is_reported_by_number(layout: LineFormat, data: bytes, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         layout.parse(data, 10)
 
 
-def test_json_goes_out_and_in_again() -> None:
+def test_json_round_trip() -> None:
     batch = records(
         (b"k", "größe".encode(), 1, 0, [{"key": "h", "value": b"\xff"}, {"key": "h", "value": None}]),
         (None, b"\xff\xfe", 2, 1, None),
@@ -125,11 +125,11 @@ def test_json_goes_out_and_in_again() -> None:
     assert again.column("timestamp").to_pylist() == [1, 2]
 
 
-def test_a_record_without_a_timestamp_says_so_in_json() -> None:
+def test_json_of_a_record_without_a_timestamp() -> None:
     assert b'"timestamp": -1, "timestampType": "NoTimestampType"' in format_json(records((None, b"", -1, -1, None)))
 
 
-def test_json_input_needs_only_a_value() -> None:
+def test_json_input_requires_only_a_value() -> None:
     batch = parse_json(b'{"value": "a"}\n\n{"value": null, "headers": {"x": "y"}, "key": "k"}', 1)
     assert batch.to_pydict() == {
         "key": [None, b"k"],
@@ -159,13 +159,13 @@ def test_json_input_needs_only_a_value() -> None:
         (b'{"value": "", "headers": [["x"]]}', 'line 5: each of "headers" must be'),
     ],
 )
-def test_a_json_line_that_is_wrong_is_named(line: bytes, message: str) -> None:
+def test_an_invalid_json_line_is_reported_by_number(line: bytes, message: str) -> None:
     with pytest.raises(BadRequest) as error:
         parse_json(b'{"value": ""}\n' + line, 4)
     assert str(error.value).startswith(message)
 
 
-def test_timestamps_are_milliseconds_whatever_the_zone() -> None:
+def test_timestamps_are_milliseconds_in_any_time_zone() -> None:
     moment = datetime.datetime(2026, 1, 31, 13, tzinfo=datetime.timezone(datetime.timedelta(hours=1)))
     batch = records((None, b"", int(moment.timestamp() * 1000), 0, None))
     assert Layout(timestamp=True, value=False).format(batch) == b"CreateTime:1769860800000\n"

@@ -33,9 +33,7 @@ def held(root: Path) -> Transaction:
     return transaction
 
 
-def test_list_shows_the_newest_transaction_of_each_id_and_what_it_holds_back(
-    sparklog: Sparklog, held: Transaction
-) -> None:
+def test_list_shows_the_latest_transaction_of_each_id(sparklog: Sparklog, held: Transaction) -> None:
     heading, *lines = [line.split() for line in sparklog("transactions", "list").lines]
     assert heading == ["TRANSACTIONAL-ID", "NEWEST", "STATE", "HOLDS-BACK"]
     assert lines == [["done", "0", "commit", "CompleteCommit", "-"], ["etl/orders", "-", "Ongoing", "a,b"]]
@@ -47,7 +45,7 @@ def test_list_shows_the_newest_transaction_of_each_id_and_what_it_holds_back(
     ]
 
 
-def test_describe_shows_what_is_held_open_and_pending(sparklog: Sparklog, held: Transaction) -> None:
+def test_describe_shows_open_and_pending_partitions(sparklog: Sparklog, held: Transaction) -> None:
     title, heading, first, second = sparklog("transactions", "describe", "etl/orders").lines
     assert title.startswith("TransactionalId: etl/orders\tState: Ongoing\tLatest: -\tInstance: ")
     assert heading.split() == ["TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"]
@@ -69,7 +67,7 @@ def test_describe_shows_what_is_held_open_and_pending(sparklog: Sparklog, held: 
     assert "did you mean 'done'?" in sparklog("transactions", "describe", "donne", code=1).err
 
 
-def test_abort_lets_readers_go_on_and_the_owners_commit_fails(sparklog: Sparklog, held: Transaction) -> None:
+def test_abort_unblocks_readers_and_fails_the_owners_commit(sparklog: Sparklog, held: Transaction) -> None:
     assert "Held back by open transactions: etl/orders" in sparklog("topics", "describe", "a").out
     assert "found decisions up to -1" in sparklog("transactions", "abort", "etl/orders", "--n", 3, code=1).err
     assert sparklog("transactions", "abort", "etl/orders").out == (
@@ -96,7 +94,7 @@ def test_abort_as_json_and_help(sparklog: Sparklog, held: Transaction) -> None:
         )
 
 
-def test_a_decided_transaction_that_no_topic_has_recorded(sparklog: Sparklog, held: Transaction) -> None:
+def test_describe_shows_a_decision_that_no_topic_has_recorded(sparklog: Sparklog, held: Transaction) -> None:
     held.commit()
     out = sparklog("transactions", "describe", "etl/orders").out
     assert "a: 0 is decided; the next commit or `sparklog retain` records the decision" in out
@@ -156,7 +154,7 @@ def test_an_operator_ends_kafkas_transactions(sparklog: Sparklog, imported: Path
     assert "was never used" in sparklog("transactions", "abort", "tx-open", code=1).err
 
 
-def test_an_id_of_kafkas_and_of_the_roots_own(sparklog: Sparklog, imported: Path) -> None:
+def test_an_id_can_exist_in_kafka_and_in_the_root(sparklog: Sparklog, imported: Path) -> None:
     opened = library.open(imported)
     opened.create_topic("own")
     transaction = transactional(opened, "tx-open").begin()
@@ -171,7 +169,7 @@ def test_an_id_of_kafkas_and_of_the_roots_own(sparklog: Sparklog, imported: Path
     assert sparklog("transactions", "abort", "tx-open").out == "Aborted Kafka's transaction of tx-open in txn-b-1.\n"
 
 
-def test_of_a_kafka_directory_in_kafkas_words(sparklog: Sparklog, fixtures: Path) -> None:
+def test_transactions_of_a_kafka_directory_have_kafkas_states(sparklog: Sparklog, fixtures: Path) -> None:
     place = fixtures / "transactions/data"
     heading, *rows = sparklog("transactions", "list", "--root", place).lines
     assert heading.split() == ["TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "STATE"]
@@ -185,7 +183,7 @@ def test_of_a_kafka_directory_in_kafkas_words(sparklog: Sparklog, fixtures: Path
     sparklog("transactions", "abort", "tx-open", "--root", place, code=1)
 
 
-def test_history_shows_decisions_and_what_they_wrote_to(sparklog: Sparklog, held: Transaction) -> None:
+def test_history_shows_decisions_and_their_topics(sparklog: Sparklog, held: Transaction) -> None:
     heading, *lines = [line.split() for line in sparklog("transactions", "history", "done").lines]
     assert heading == ["ENTRY", "TIME", "OPERATION", "N", "REASON", "WRITES-TO"]
     commit = next(line for line in lines if line[2] == "commit")

@@ -34,7 +34,7 @@ def shown(*words: str, code: int = 0) -> str:
     return result.stdout if not code else result.stderr
 
 
-def test_names_stand_for_roots_and_one_need_not_be_given(
+def test_settings_define_root_names_and_a_default_root(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "Missing option '--root'" in shown("topics", "list", code=2)
@@ -50,7 +50,9 @@ def test_names_stand_for_roots_and_one_need_not_be_given(
     assert "second" in shown("topics", "list", code=1)
 
 
-def test_output_has_the_form_that_is_set(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_define_the_default_output_format(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = ("--root", str(tmp_path / "one"))
     config.write_text('output = "json"\n')
     assert json.loads(shown("topics", "list", *one)) == ["one"]
@@ -60,7 +62,7 @@ def test_output_has_the_form_that_is_set(config: Path, tmp_path: Path, monkeypat
     assert shown("topics", "list", *one) == "name\none\n"
 
 
-def test_tables_are_csv_as_well(config: Path, tmp_path: Path) -> None:
+def test_tables_can_be_printed_as_csv(config: Path, tmp_path: Path) -> None:
     topic = library.open(tmp_path / "one").topic("one")
     topic.append({"value": [b"a", b"b"]})
     library.Groups(library.open(tmp_path / "one")).group('g "quoted", with a comma').alter({"one": {0: 1}})
@@ -78,7 +80,7 @@ def test_tables_are_csv_as_well(config: Path, tmp_path: Path) -> None:
     assert (doc["name"], doc["default"]) == ("retention.ms", "604800000")
 
 
-def test_a_row_of_csv_is_one_of_the_table(config: Path, tmp_path: Path) -> None:
+def test_csv_rows_are_the_rows_of_the_table(config: Path, tmp_path: Path) -> None:
     """Of documents with several lists, or deeper ones."""
     library.open(tmp_path / "one").topic("one").append({"value": [b"a", b"b"]})
     one = ("--root", str(tmp_path / "one"), "--output", "csv")
@@ -103,19 +105,21 @@ def test_a_row_of_csv_is_one_of_the_table(config: Path, tmp_path: Path) -> None:
         ("[roots]\na = 1", "[roots] must contain lines of the form NAME = LOCATION"),
     ],
 )
-def test_a_wrong_file_is_one_line(config: Path, text: str, message: str) -> None:
+def test_an_invalid_settings_file_is_a_one_line_error(config: Path, text: str, message: str) -> None:
     config.write_text(text)
     error = shown("topics", "list", code=2)
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_a_file_that_is_named_has_to_be_there(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_settings_file_given_by_path_must_exist(
+    config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("SPARKLOG_CONFIG", str(tmp_path / "none.toml"))
     assert "given by SPARKLOG_CONFIG, does not exist" in shown("topics", "list", code=2)
 
 
-def test_a_server_takes_the_name_of_a_root(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_accepts_the_name_of_a_root(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.write_text(f'[roots]\nfirst = "{tmp_path}/none"\n')
     assert f"{tmp_path}/none" in shown("serve", "first", code=1)
     monkeypatch.setenv("SPARKLOG_ROOT", "first")

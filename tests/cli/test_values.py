@@ -50,7 +50,7 @@ def stored(root: Path) -> list[tuple[bytes | None, bytes | None]]:
         (("long", "long"), "1:NULL", (struct.pack(">q", 1), None)),
     ],
 )
-def test_lines_are_printed_as_they_were_written(
+def test_printed_lines_equal_the_input(
     sparklog: Sparklog,
     root: Path,
     lines_file: LinesFile,
@@ -70,7 +70,7 @@ def test_lines_are_printed_as_they_were_written(
         assert sparklog("get", "t", "-k", key, "--print-key", *formats).lines == [line.replace(":", "\t", 1)]
 
 
-def test_json_lines_hold_values_as_they_are(sparklog: Sparklog, root: Path, lines_file: LinesFile) -> None:
+def test_json_lines_contain_unconverted_values(sparklog: Sparklog, root: Path, lines_file: LinesFile) -> None:
     lines = '{"key": 1, "value": 1.5}\n\n{"key": "2", "value": null}\n{"value": "NaN"}\n'
     formats = ("--json", "--key-format", "long", "--value-format", "double")
     sparklog("produce", "t", "--file", lines_file(lines), *formats)
@@ -91,14 +91,14 @@ def test_json_values_in_json_lines(sparklog: Sparklog, root: Path, lines_file: L
     assert [json.loads(line)["value"] for line in sparklog("consume", "t", *formats).lines] == [{"a": ["é"]}, "text"]
 
 
-def test_lengths_are_those_of_the_bytes(sparklog: Sparklog, root: Path) -> None:
+def test_lengths_are_lengths_of_the_stored_bytes(sparklog: Sparklog, root: Path) -> None:
     library.open(root).topic("t").append(pa.table({"key": [b"\0\1"], "value": pa.array([None], pa.binary())}))
     printed = sparklog("consume", "t", "--format", r"%k %K %s %S\n", "--key-format", "short", "--value-format", "hex")
     assert printed.out == "1 2  -1\n"
 
 
 @pytest.mark.parametrize(("given", "frame"), [("{}", b""), ("7={}", b"\0\0\0\0\7")])
-def test_avro_is_printed_as_avros_json(
+def test_avro_is_printed_as_json(
     sparklog: Sparklog, root: Path, lines_file: LinesFile, schema: Path, given: str, frame: bytes
 ) -> None:
     formats = ("--value-format", "avro", "--value-schema", given.format(schema))
@@ -115,7 +115,7 @@ def test_avro_is_printed_as_avros_json(
     assert sparklog("get", "t", "-k", line, "--print-key", *key).out == f"{line}\tv\n"
 
 
-def test_a_bad_value_names_its_place(sparklog: Sparklog, root: Path, lines_file: LinesFile) -> None:
+def test_an_undecodable_value_reports_its_position(sparklog: Sparklog, root: Path, lines_file: LinesFile) -> None:
     library.open(root).topic("t").append(pa.table({"value": [b"12345678", b"1234567"]}))
     for words in (("--json",), ("--print-offset",), ("--format", r"%s\n"), ("--group", "g")):
         failed = sparklog("consume", "t", "--value-format", "long", *words, code=1)
@@ -138,7 +138,7 @@ def test_a_bad_value_names_its_place(sparklog: Sparklog, root: Path, lines_file:
         ("{\n", "--value-format json", "line 1, value: expected JSON, found '{' (Expecting"),
     ],
 )
-def test_a_bad_line_is_named_and_nothing_is_written(
+def test_an_invalid_line_is_reported_and_nothing_is_written(
     sparklog: Sparklog, root: Path, lines_file: LinesFile, lines: str, words: str, says: str
 ) -> None:
     failed = sparklog("produce", "t", "--file", lines_file(lines), *words.split(), code=1)
@@ -167,7 +167,7 @@ def test_a_bad_line_is_named_and_nothing_is_written(
         ),
     ],
 )
-def test_wrong_words_are_one_line(sparklog: Sparklog, words: str, code: int, says: str) -> None:
+def test_invalid_formats_are_one_line_errors(sparklog: Sparklog, words: str, code: int, says: str) -> None:
     failed = sparklog(*words.split(), code=code)
     assert says in failed.err
     assert failed.err.count("\n") == 1

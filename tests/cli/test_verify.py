@@ -29,7 +29,7 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_of_a_sound_root_every_byte_is_accounted_for(sparklog: Sparklog, log: Path) -> None:
+def test_verify_accounts_for_every_byte_of_an_intact_root(sparklog: Sparklog, log: Path) -> None:
     (line,) = sparklog("verify").lines
     assert line.startswith("every byte accounted for: 2 topics, 4 commits, 3 files, 2 slices, 2 batches, 4 records, ")
     (quick,) = sparklog("verify", "--quick").lines
@@ -40,7 +40,7 @@ def test_of_a_sound_root_every_byte_is_accounted_for(sparklog: Sparklog, log: Pa
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_damage_is_named_and_the_exit_code_says_so(sparklog: Sparklog, log: Path) -> None:
+def test_verify_reports_damage_and_exits_with_1(sparklog: Sparklog, log: Path) -> None:
     file = only(log, "orders/append/*.slices")
     data = bytearray(file.read_bytes())
     data[70] ^= 4
@@ -59,7 +59,7 @@ def test_damage_is_named_and_the_exit_code_says_so(sparklog: Sparklog, log: Path
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_files_of_nobody_are_listed_and_no_damage(sparklog: Sparklog, log: Path) -> None:
+def test_unreferenced_files_are_listed_and_are_not_damage(sparklog: Sparklog, log: Path) -> None:
     (log / "orders" / "append" / "00000000000000000001-lost.slices").write_bytes(b"12345")
     (log / "notes.txt").write_bytes(b"mine")
     first, orphan, second, foreign, verdict = sparklog("verify").lines
@@ -80,7 +80,7 @@ def test_files_of_nobody_are_listed_and_no_damage(sparklog: Sparklog, log: Path)
         (["--root", "{}/orders", "--topic", "clicks"], "is the directory of topic orders: give its root"),
     ],
 )
-def test_wrong_input_is_one_line(sparklog: Sparklog, log: Path, arguments: list[str], said: str) -> None:
+def test_invalid_input_is_a_one_line_error(sparklog: Sparklog, log: Path, arguments: list[str], said: str) -> None:
     outcome = sparklog("verify", *(each.format(log) for each in arguments), code=1)
     (line,) = outcome.err.splitlines()
     assert said.format(log) in line
@@ -88,7 +88,7 @@ def test_wrong_input_is_one_line(sparklog: Sparklog, log: Path, arguments: list[
 
 
 @pytest.mark.parametrize("folder", ["_groups", "_transactions"])
-def test_the_folder_of_groups_is_no_damaged_root(sparklog: Sparklog, log: Path, folder: str) -> None:
+def test_the_directory_of_groups_is_not_a_damaged_root(sparklog: Sparklog, log: Path, folder: str) -> None:
     root = library.open(log)
     Groups(root).group("billing").join("one").commit({"orders": {0: 1}})
     with transactional(root, "job").begin() as transaction:
@@ -99,7 +99,7 @@ def test_the_folder_of_groups_is_no_damaged_root(sparklog: Sparklog, log: Path, 
         assert "is not a sparklog root" in outcome.err
 
 
-def test_a_root_whose_id_is_gone(sparklog: Sparklog, log: Path) -> None:
+def test_verify_reports_a_missing_root_id(sparklog: Sparklog, log: Path) -> None:
     (log / "_root.json").unlink()
     problem, _ = sparklog("verify", code=1).lines
     assert problem.startswith("missing: _root.json: the root has topics, but no file with its id")

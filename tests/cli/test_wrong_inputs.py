@@ -66,19 +66,19 @@ def answer(place: Path, line: str, code: int) -> str:
         "retain --topic nosuch",
     ],
 )
-def test_a_missing_topic_is_answered_with_those_that_exist(place: Path, line: str) -> None:
+def test_a_missing_topic_error_lists_existing_topics(place: Path, line: str) -> None:
     says = f"topic 'nosuch' does not exist in {place}/r; the topics are clicks, orders [SPARKLOG_NOT_FOUND]"
     assert answer(place, line, 1).endswith(says)
 
 
-def test_deleting_a_missing_topic_says_what_lists_topics(place: Path) -> None:
+def test_deleting_a_missing_topic_suggests_topics_list(place: Path) -> None:
     says = f"topic 'nosuch' does not exist in {place}/r; `sparklog topics list` lists the topics [SPARKLOG_NOT_FOUND]"
     assert answer(place, "topics delete nosuch", 1).endswith(says)
     with pytest.raises(NotFound, match=r"root\.topics\(\) lists the topics$"):
         library.open(place / "r").delete_topic("nosuch")
 
 
-def test_a_missing_topic_of_many_or_none_is_answered_with_some(tmp_path: Path) -> None:
+def test_a_missing_topic_error_lists_at_most_some_topics(tmp_path: Path) -> None:
     root = library.open(tmp_path / "r", create=True)
     assert "does not exist in" in answer(tmp_path, "consume x", 1)
     assert "; the root has no topics [" in answer(tmp_path, "consume x", 1)
@@ -88,14 +88,14 @@ def test_a_missing_topic_of_many_or_none_is_answered_with_some(tmp_path: Path) -
     assert f"; the root has topics such as {some} [" in answer(tmp_path, "consume x", 1)
 
 
-def test_python_is_told_of_python(place: Path) -> None:
+def test_python_errors_suggest_python_calls(place: Path) -> None:
     root = library.open(place / "r")
     ensure = r"the topics are clicks, orders; root.ensure_topic\('nosuch'\) creates it$"
     with pytest.raises(NotFound, match=ensure):
         root.topic("nosuch")
 
 
-def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None:
+def test_disabled_auto_creation_suggests_topics_create(tmp_path: Path) -> None:
     root = library.open(tmp_path / "r", create=True)
     root.alter_defaults({"auto.create.topics.enable": "false"})
     with pytest.raises(NotFound, match=r"because .* is false; create it with root.create_topic\('x'\)"):
@@ -136,17 +136,17 @@ def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None
         ("serve {r} --root {r}", "give --root or LOCATION, not both"),
     ],
 )
-def test_words_of_other_tools_are_answered_with_what_they_are_here(place: Path, line: str, says: str) -> None:
+def test_options_of_other_tools_get_a_hint(place: Path, line: str, says: str) -> None:
     assert says in answer(place, line, 2)
 
 
-def test_help_is_a_word_too_and_topics_may_have_commas(place: Path) -> None:
+def test_help_is_a_command_and_topics_are_separated_by_commas(place: Path) -> None:
     assert invoke(["help", "topics", "list"]).stdout == invoke(["topics", "list", "--help"]).stdout
     lines = invoke(["consume", "orders,clicks", "--root", place / "r"])
     assert (lines.exit_code, lines.stdout) == (0, "1\n")
 
 
-def test_each_command_and_option_that_is_advised_exists() -> None:
+def test_suggested_commands_and_options_exist() -> None:
     for advised in COMMANDS.values():
         for words in advised.split(", or sparklog "):
             path = next(iter(re.findall(r"^[a-z][a-z -]*(?<! )(?= |$)", words)), "").partition(" --")[0]
@@ -184,7 +184,7 @@ def options_below(words: str) -> set[str]:
         ("consume orders --property print.kye=true", 2, "found 'print.kye'"),
     ],
 )
-def test_an_error_names_what_is_wrong(place: Path, line: str, code: int, says: str) -> None:
+def test_errors_report_the_invalid_value(place: Path, line: str, code: int, says: str) -> None:
     (place / "lines").write_text("a\n")
     (place / "badpart").write_text('{"value": "a"}\n{"value": "b", "partition": 9}\n')
     assert says.format(p=place, r=place / "r") in answer(place, line, code)
@@ -195,21 +195,21 @@ def test_values_are_quoted_in_errors_of_python(place: Path) -> None:
         library.open(place / "r").create_topic("x", partitions="3")  # type: ignore[arg-type]
 
 
-def test_no_record_creates_no_topic(sparklog: Sparklog, root: Path) -> None:
+def test_empty_input_does_not_create_a_topic(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True)
     empty = sparklog("produce", "new", "--file", "/dev/null")
     assert empty.err == "Appended 0 records to new, which does not exist; the first record creates it\n"
     assert sparklog("topics", "list").out == ""
 
 
-def test_a_reset_that_creates_a_group_says_so(sparklog: Sparklog, root: Path) -> None:
+def test_reset_reports_that_it_creates_a_group(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True).create_topic("orders")
     reset = ("groups", "reset", "typo", "--topic", "orders", "--to-earliest", "--execute")
     assert "WARN Group 'typo' does not exist and will be created." in sparklog(*reset).err
     assert "does not exist" not in sparklog(*reset).err
 
 
-def test_a_short_retention_is_told_and_periods_are_in_words(sparklog: Sparklog, root: Path) -> None:
+def test_short_retention_is_reported_in_words(sparklog: Sparklog, root: Path) -> None:
     told = "retention.ms=5 is in milliseconds: records expire 5 ms after their timestamp"
     assert told in sparklog("topics", "create", "x", "--config", "retention.ms=5").err
     sparklog("topics", "create", "y", "--config", "retention.ms=-1")
@@ -221,7 +221,7 @@ def test_a_short_retention_is_told_and_periods_are_in_words(sparklog: Sparklog, 
     )
 
 
-def test_an_export_of_groups_says_nothing_of_its_own_root(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+def test_exported_commands_do_not_mention_the_root(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
     log = library.open(root, create=True)
     log.create_topic("orders").append({"value": ["a"]})
     Groups(log).group("billing").alter({"orders": {0: 1}})
@@ -254,7 +254,7 @@ def test_command_lines_of_older_guides_run_as_pasted(sparklog: Sparklog, root: P
 
 @pytest.mark.parametrize("option", ["--bootstrap-server", "--broker-list", "--zookeeper"])
 @pytest.mark.parametrize("command", ["topics list", "produce orders", "compact"])
-def test_without_a_root_a_broker_is_answered_with_root(command: str, option: str) -> None:
+def test_broker_options_without_a_root_suggest_root(command: str, option: str) -> None:
     result = invoke([*command.split(), option, "a:1"], {"SPARKLOG_ROOT": None})
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"{option}: there is no broker; give a root" in result.stderr

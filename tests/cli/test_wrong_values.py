@@ -354,7 +354,9 @@ SEEN: set[str] = set()
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_wrong_value_is_one_line_and_changes_nothing(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_is_a_one_line_error_and_changes_nothing(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(place / "dir")
     command = next(item for item, words in zip(every_command(), commands(), strict=True) if words == name)
     before = contents(place)
@@ -363,7 +365,7 @@ def test_a_wrong_value_is_one_line_and_changes_nothing(name: str, place: Path, m
     assert wrong == {}
 
 
-def test_no_command_is_left_out() -> None:
+def test_every_command_is_covered() -> None:
     assert sorted(RIGHT) == sorted(commands())
 
 

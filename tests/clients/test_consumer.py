@@ -23,7 +23,7 @@ def place() -> Place:
     return Place(partitions=2, sleep_takes_time=True)
 
 
-def test_it_goes_on_where_it_left_off(place: Place) -> None:
+def test_a_consumer_resumes_at_committed_offsets(place: Place) -> None:
     append(place, "a", 0, "1", "2")
     append(place, "a", 1, "3")
     with place.consumer() as consumer:
@@ -50,20 +50,20 @@ def test_batches_have_the_columns_of_a_scan(place: Place) -> None:
     assert batch.to_pydict() == {"value": [b"1"], "offset": [0]}
 
 
-def test_where_a_group_begins(place: Place) -> None:
+def test_starting_offsets_of_a_group(place: Place) -> None:
     append(place, "a", 0, "1")
     with place.consumer(auto_offset_reset="latest") as consumer:
         assert consumer.poll() == []
         append(place, "a", 0, "2")
         assert everything(consumer) == ["2"]
     assert place.committed() == {("a", 0): 2, ("a", 1): 0}
-    with pytest.raises(NotFound, match="group 'g' has no offset committed for b-0; seek, reset the group"):
+    with pytest.raises(NotFound, match="group 'g' has no committed offset for b-0; seek to an offset, reset the group"):
         place.consumer(["a", "b"], auto_offset_reset="none")
     assert Groups(place.root()).group("g").description().state == "Empty"
     assert everything(place.consumer(auto_offset_reset="none")) == []
 
 
-def test_latest_is_remembered_before_anything_came(place: Place) -> None:
+def test_latest_is_resolved_before_records_arrive(place: Place) -> None:
     append(place, "a", 0, "1")
     place.consumer(auto_offset_reset="latest").close()
     append(place, "a", 0, "2")
@@ -74,7 +74,7 @@ def test_offsets_out_of_range_are_reset(place: Place, caplog: pytest.LogCaptureF
     append(place, "a", 0, "1", "2", "3")
     Groups(place.root()).group("g").alter({"a": {0: 1, 1: 7}})
     place.topic("a").delete_records({0: 2})
-    with pytest.raises(NotFound, match="offset 1 of a-0 is out of range: it has 2 to 3"):
+    with pytest.raises(NotFound, match="offset 1 of a-0 is out of range; the valid offsets are 2 to 3"):
         place.consumer(auto_offset_reset="none")
     with place.consumer(auto_offset_reset="latest", enable_auto_commit=False) as consumer:
         assert consumer.positions() == {"a": {0: 3, 1: 0}}
@@ -89,7 +89,7 @@ def test_offsets_out_of_range_are_reset(place: Place, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_what_another_member_commits_before_it_gives_a_partition_up_is_in_range(place: Place, reset: str) -> None:
+def test_offsets_committed_by_the_previous_owner_are_in_range(place: Place, reset: str) -> None:
     append(place, "a", 0, "1", "2")
     append(place, "a", 1, "x", "y")
     older = place.consumer(enable_auto_commit=False)
@@ -109,7 +109,7 @@ def test_what_another_member_commits_before_it_gives_a_partition_up_is_in_range(
     assert everything(older) == []
 
 
-def test_offsets_beyond_the_end_are_believed_while_a_cache_may_hide_the_end(
+def test_offsets_beyond_the_visible_end_are_retried(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(place, "a", 0, "1", "2")
@@ -125,7 +125,7 @@ def test_offsets_beyond_the_end_are_believed_while_a_cache_may_hide_the_end(
     assert everything(consumer) == []
 
 
-def test_seeking_goes_by_where_the_log_begins_and_ends_now(place: Place) -> None:
+def test_seek_uses_the_current_log_start_and_end(place: Place) -> None:
     consumer = place.consumer(auto_offset_reset="latest")
     append(place, "a", 0, "1", "2", "3")
     consumer.seek_to_end()
@@ -135,7 +135,7 @@ def test_seeking_goes_by_where_the_log_begins_and_ends_now(place: Place) -> None
     assert everything(consumer) == ["2", "3"]
 
 
-def test_automatic_commits_are_of_what_earlier_polls_gave(place: Place) -> None:
+def test_automatic_commits_cover_earlier_polls(place: Place) -> None:
     append(place, "a", 0, *map(str, range(10)))
     consumer = place.consumer(max_poll_records=3, auto_commit_interval_ms=5000)
     assert values(consumer.poll()) == ["0", "1", "2"]
@@ -151,7 +151,7 @@ def test_automatic_commits_are_of_what_earlier_polls_gave(place: Place) -> None:
     assert everything(place.consumer()) == ["3", "4", "5", "6", "7", "8", "9"]
 
 
-def test_commits_by_hand(place: Place) -> None:
+def test_explicit_commits(place: Place) -> None:
     append(place, "a", 0, "1", "2", "3")
     consumer = place.consumer(enable_auto_commit=False, max_poll_records=1)
     assert values(consumer.poll()) == ["1"]
@@ -173,7 +173,7 @@ def test_commits_by_hand(place: Place) -> None:
         consumer.poll()
 
 
-def test_a_seek_drops_what_was_read_and_goes_on_from_there(place: Place) -> None:
+def test_a_seek_drops_prefetched_records(place: Place) -> None:
     append(place, "a", 0, "1", "2", "3")
     consumer = place.consumer(max_poll_records=2)
     assert values(consumer.poll()) == ["1", "2"]
@@ -192,7 +192,7 @@ def test_a_seek_drops_what_was_read_and_goes_on_from_there(place: Place) -> None
         consumer.seek("a", 9, 0)
 
 
-def test_several_topics_and_large_backlogs_take_turns(place: Place) -> None:
+def test_topics_with_large_backlogs_are_read_in_turns(place: Place) -> None:
     place.store.limits = Limits(fetch_bytes=200)
     for topic in ("a", "b"):
         for number in range(12):
@@ -206,7 +206,7 @@ def test_several_topics_and_large_backlogs_take_turns(place: Place) -> None:
     assert len({value[:2] for value in found[:12]}) == 4
 
 
-def test_it_waits_and_shows_that_it_lives(place: Place) -> None:
+def test_poll_waits_and_sends_heartbeats(place: Place) -> None:
     consumer = place.consumer(session_timeout_ms=9_000, auto_commit_interval_ms=1_000)
     begun = place.now_ms
     assert consumer.poll(timeout=30) == []
@@ -223,7 +223,7 @@ def test_it_waits_and_shows_that_it_lives(place: Place) -> None:
     consumer.close()
 
 
-def test_it_stops_at_the_last_stable_offset(place: Place) -> None:
+def test_read_committed_stops_at_the_last_stable_offset(place: Place) -> None:
     append(place, "a", 0, "1")
     transaction = place.prepare(place.producer(), a=["open"])
     append(place, "a", 0, "2")
@@ -242,7 +242,7 @@ def test_it_stops_at_the_last_stable_offset(place: Place) -> None:
     assert everything(read) == ["4"]
 
 
-def test_topics_that_go_and_partitions_that_come(place: Place) -> None:
+def test_deleted_topics_and_added_partitions(place: Place) -> None:
     append(place, "a", 0, "1")
     consumer = place.consumer(auto_offset_reset="latest")
     place.topic("a").alter(partitions=3)
@@ -263,9 +263,9 @@ def test_topics_that_go_and_partitions_that_come(place: Place) -> None:
         place.consumer("nope")
 
 
-def test_wrong_settings(place: Place) -> None:
+def test_invalid_options_are_rejected(place: Place) -> None:
     for how, says in (
-        ({"topics": []}, "needs at least one topic"),
+        ({"topics": []}, "requires at least one topic"),
         ({"auto_offset_reset": "newest"}, "auto_offset_reset must be earliest, latest or none, found 'newest'"),
         ({"max_poll_records": 0}, "max_poll_records must be an integer of at least 1"),
         ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms must be an integer of at least 0"),
@@ -323,7 +323,7 @@ def test_consume_transform_produce_is_exactly_once(place: Place) -> None:
         producer._open.send_offsets("g")
 
 
-def test_offsets_are_sent_for_a_member_by_its_metadata(place: Place) -> None:
+def test_transactions_send_offsets_with_the_group_metadata(place: Place) -> None:
     append(place, "a", 0, "1", "2")
     consumer, producer = place.consumer(enable_auto_commit=False), place.producer()
     member = consumer.group_metadata()

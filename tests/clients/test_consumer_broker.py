@@ -248,7 +248,7 @@ def program(side: Side, strategy: str) -> list[object]:
     return [*seen, one.told.calls, two.told.calls]
 
 
-def test_the_same_program(tmp_path: Path) -> None:
+def test_the_program_reads_the_same_as_with_a_broker(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "log", create=True)
     try:
         started = Broker(tmp_path / "kafka")

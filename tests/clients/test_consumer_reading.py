@@ -41,7 +41,7 @@ def reader(place: Place, group: str | None = "g", **how: object) -> Consumer:
     return sparklog.consumer(root, group, auto_offset_reset="earliest", **how)  # type: ignore[arg-type]
 
 
-def test_partitions_by_hand(place: Place) -> None:
+def test_manual_assignment(place: Place) -> None:
     append(place, "a", 0, "a0")
     append(place, "a", 1, "a1")
     append(place, "b", 0, "b0")
@@ -68,7 +68,7 @@ def test_partitions_by_hand(place: Place) -> None:
     assert Groups(place.root()).group("g").description().state == "Empty"
 
 
-def test_partitions_by_hand_commit_only_while_the_group_has_no_member(place: Place) -> None:
+def test_manual_assignment_commits_only_if_the_group_has_no_members(place: Place) -> None:
     append(place, "a", 0, "1")
     consumer = reader(place, enable_auto_commit=False)
     consumer.assign({"a": [0]})
@@ -81,13 +81,13 @@ def test_partitions_by_hand_commit_only_while_the_group_has_no_member(place: Pla
     assert place.committed()[A0] == 1
 
 
-def test_without_a_group(place: Place) -> None:
+def test_a_consumer_without_a_group(place: Place) -> None:
     append(place, "a", 0, "1")
     for consumer in (reader(place, None, topics="a"), reader(place, None)):
         if not consumer.topics:
             consumer.assign({"a": [0]})
         assert everything(consumer) == ["1"]
-        with pytest.raises(BadRequest, match="commits no offsets: give a group"):
+        with pytest.raises(BadRequest, match="cannot commit offsets: give a group"):
             consumer.commit()
         with pytest.raises(BadRequest, match="has no group"):
             consumer.committed()
@@ -97,7 +97,7 @@ def test_without_a_group(place: Place) -> None:
     assert Groups(place.root()).names() == []
 
 
-def test_a_subscription_is_replaced_and_ended(place: Place) -> None:
+def test_a_subscription_can_be_replaced_and_removed(place: Place) -> None:
     for topic in ("a", "b"):
         append(place, topic, 0, topic)
     noted = Noted()
@@ -124,7 +124,7 @@ def test_a_subscription_is_replaced_and_ended(place: Place) -> None:
         reader(place, listener=noted)
 
 
-def test_a_listener_seeks_and_what_it_raises_comes_out_of_poll(place: Place) -> None:
+def test_a_listener_can_seek_and_its_errors_are_raised_by_poll(place: Place) -> None:
     append(place, "a", 0, "1", "2", "3")
 
     class Seeks(sparklog.RebalanceListener):
@@ -143,7 +143,7 @@ def test_a_listener_seeks_and_what_it_raises_comes_out_of_poll(place: Place) -> 
     assert place.committed()[A0] == 3
 
 
-def test_what_on_revoked_commits_at_the_end_is_kept(place: Place) -> None:
+def test_commits_of_on_revoked_at_close_succeed(place: Place) -> None:
     append(place, "a", 0, "1", "2", "3")
 
     class Commits(sparklog.RebalanceListener):
@@ -155,7 +155,7 @@ def test_what_on_revoked_commits_at_the_end_is_kept(place: Place) -> None:
     assert place.committed()[A0] == 2
 
 
-def test_a_pattern_takes_up_topics_that_come_and_lets_go_of_those_that_go(place: Place) -> None:
+def test_a_pattern_follows_created_and_deleted_topics(place: Place) -> None:
     append(place, "a", 0, "a")
     noted = Noted()
     consumer = reader(
@@ -177,7 +177,7 @@ def test_a_pattern_takes_up_topics_that_come_and_lets_go_of_those_that_go(place:
     assert noted.calls == [("assigned", [A0, A1]), ("assigned", [("new1", 0)]), ("revoked", [A0, A1])]
 
 
-def test_topics_that_come_under_a_pattern_are_read_from_their_start(place: Place) -> None:
+def test_new_topics_of_a_pattern_are_read_from_the_start(place: Place) -> None:
     root = open_root(place.store, env=place.env())
     consumer = sparklog.consumer(root, "g", pattern="new.*", metadata_max_age_ms=0, session_timeout_ms=60_000)
     assert consumer.poll() == []
@@ -266,7 +266,7 @@ def test_records_one_by_one(place: Place) -> None:
     ]  # fmt: skip
 
 
-def test_only_records_that_were_handed_out_are_committed(place: Place) -> None:
+def test_only_returned_records_are_committed(place: Place) -> None:
     append(place, "a", 0, *map(str, range(1200)))
     consumer = reader(place, topics="a", auto_commit_interval_ms=0, consumer_timeout_ms=0)
     for record in consumer:
@@ -285,7 +285,7 @@ def test_only_records_that_were_handed_out_are_committed(place: Place) -> None:
     assert place.committed()[A0] == 1200
 
 
-def test_an_iteration_and_polls_take_turns(place: Place) -> None:
+def test_iteration_and_poll_can_be_mixed(place: Place) -> None:
     append(place, "a", 0, *map(str, range(10)))
     consumer = reader(place, topics="a", consumer_timeout_ms=0, max_poll_records=4)
     assert next(consumer).value == b"0"
@@ -316,7 +316,7 @@ def test_wakeup_from_another_thread() -> None:
     timer.join()
 
 
-def test_commits_that_wait_are_done_in_order_by_the_next_call(place: Place) -> None:
+def test_queued_commits_run_in_order_in_the_next_call(place: Place) -> None:
     append(place, "a", 0, *"123")
     outcomes: list[tuple[object, object]] = []
     consumer = reader(place, topics="a", enable_auto_commit=False, max_poll_records=1)

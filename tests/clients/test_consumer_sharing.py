@@ -62,7 +62,7 @@ def fill(place: Place, count: int = 1) -> None:
         append(place, "a", partition, *(f"{partition}-{number}" for number in range(count)))
 
 
-def test_members_share_and_one_that_closes_hands_over_at_once(place: Place) -> None:
+def test_partitions_of_a_closed_member_are_reassigned_immediately(place: Place) -> None:
     fill(place, 3)
     noted = [Noted(), Noted()]
     one = place.consumer(listener=noted[0], max_poll_records=1)
@@ -89,7 +89,7 @@ def test_members_share_and_one_that_closes_hands_over_at_once(place: Place) -> N
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky"])
-def test_with_an_eager_assignor_all_go_before_all_come(place: Place, strategy: str) -> None:
+def test_eager_members_revoke_all_before_assignment(place: Place, strategy: str) -> None:
     noted = [Noted(), Noted(), Noted()]
     one = place.consumer(listener=noted[0], partition_assignment_strategy=(strategy,))
     one.poll()
@@ -108,7 +108,7 @@ def test_with_an_eager_assignor_all_go_before_all_come(place: Place, strategy: s
     assert sorted(numbers(one) + numbers(two) + numbers(three)) == [0, 1, 2, 3]
 
 
-def test_a_mixed_list_of_assignors_is_eager(place: Place) -> None:
+def test_mixed_assignors_are_eager(place: Place) -> None:
     noted = Noted()
     place.consumer(listener=noted, partition_assignment_strategy=("cooperative-sticky", "range")).poll()
     two = place.consumer("b", partition_assignment_strategy=("range",))
@@ -118,7 +118,7 @@ def test_a_mixed_list_of_assignors_is_eager(place: Place) -> None:
     two.close()
 
 
-def test_a_member_without_partitions_is_told_so_if_eager(place: Place) -> None:
+def test_an_eager_member_without_partitions_is_notified(place: Place) -> None:
     noted = [Noted(), Noted()]
     place.root().create_topic("one")
     members = [
@@ -130,7 +130,7 @@ def test_a_member_without_partitions_is_told_so_if_eager(place: Place) -> None:
     assert ("assigned", []) in noted[1].calls + noted[0].calls
 
 
-def test_a_member_that_stops_is_replaced_after_its_session(place: Place) -> None:
+def test_a_stopped_member_is_replaced_after_the_session_timeout(place: Place) -> None:
     fill(place)
     noted = Noted()
     one, two = place.consumer(listener=noted), place.consumer()
@@ -155,7 +155,7 @@ def test_a_member_that_stops_is_replaced_after_its_session(place: Place) -> None
     assert everything(one) == []
 
 
-def test_one_that_does_not_poll_for_too_long_leaves(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_leaves_after_max_poll_interval(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     noted = Noted()
     one = place.consumer(listener=noted, max_poll_interval_ms=20_000)
     one.poll()
@@ -168,7 +168,7 @@ def test_one_that_does_not_poll_for_too_long_leaves(place: Place, caplog: pytest
     assert noted.take() == [("assigned", [0, 1, 2, 3]), ("lost", [0, 1, 2, 3]), ("assigned", [0, 1, 2, 3])]
 
 
-def test_a_static_member_comes_back_to_its_partitions(place: Place) -> None:
+def test_a_static_member_keeps_its_partitions_after_a_restart(place: Place) -> None:
     noted = [Noted(), Noted()]
     one = place.consumer(listener=noted[0])
     two = place.consumer(group_instance_id="shop-2", listener=noted[1])
@@ -192,7 +192,7 @@ def test_a_static_member_comes_back_to_its_partitions(place: Place) -> None:
     assert numbers(again) == owned
 
 
-def test_what_on_revoked_commits_is_where_the_next_owner_begins(place: Place) -> None:
+def test_the_next_owner_starts_at_offsets_committed_by_on_revoked(place: Place) -> None:
     fill(place, 4)
 
     class Commits(sparklog.RebalanceListener):
@@ -211,7 +211,7 @@ def test_what_on_revoked_commits_is_where_the_next_owner_begins(place: Place) ->
     assert (one.poll(), len(numbers(one))) == ([], 2)
 
 
-def test_new_partitions_and_other_topics_are_shared(place: Place) -> None:
+def test_new_partitions_and_topics_are_assigned(place: Place) -> None:
     one, two = place.consumer("a"), place.consumer(["a", "b"])
     settle(place, one, two)
     place.topic("a").alter(partitions=6)
@@ -228,7 +228,7 @@ def test_new_partitions_and_other_topics_are_shared(place: Place) -> None:
     assert {number for topic, number in two.assignment() if topic == "a"} == set(range(6))
 
 
-def test_members_with_a_pattern_share_topics_that_come(place: Place) -> None:
+def test_members_with_a_pattern_are_assigned_new_topics(place: Place) -> None:
     one, two = (place.consumer(None, pattern="x.*", metadata_max_age_ms=60_000) for _ in range(2))
     settle(place, one, two)
     place.root().create_topic("x1", partitions=2)
@@ -244,7 +244,7 @@ def test_members_with_a_pattern_share_topics_that_come(place: Place) -> None:
     assert read == []
 
 
-def test_look_ups_of_the_group_cost_a_request_per_heartbeat_interval(place: Place) -> None:
+def test_polling_the_group_costs_a_request_per_heartbeat_interval(place: Place) -> None:
     consumer = place.consumer(heartbeat_interval_ms=5_000, enable_auto_commit=False)
     consumer.poll()
     looks: list[int] = []
@@ -255,14 +255,14 @@ def test_look_ups_of_the_group_cost_a_request_per_heartbeat_interval(place: Plac
 
 
 @pytest.mark.parametrize("seeds", CONSUMERS.few())
-def test_nothing_is_missed_and_nothing_read_twice_while_members_come_and_go(seeds: range) -> None:
+def test_records_are_read_once_during_rebalances(seeds: range) -> None:
     for seed in seeds:
         come_and_go(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", CONSUMERS.many())
-def test_many_members_that_come_and_go(seeds: range) -> None:
+def test_many_members_join_and_leave(seeds: range) -> None:
     for seed in seeds:
         come_and_go(seed)
 
@@ -317,7 +317,7 @@ def until(condition: object, seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
-def test_a_consumer_at_work_stays_a_member_until_it_takes_too_long(local: str) -> None:
+def test_a_busy_consumer_is_a_member_until_max_poll_interval(local: str) -> None:
     noted = Noted()
     consumer = sparklog.consumer(
         local, "g", topics="a", listener=noted, client_id="beats",
@@ -337,13 +337,13 @@ def test_a_consumer_at_work_stays_a_member_until_it_takes_too_long(local: str) -
     consumer.close()
 
 
-def test_a_consumer_that_is_forgotten_ends_its_thread(local: str) -> None:
+def test_a_garbage_collected_consumer_stops_its_thread(local: str) -> None:
     consumer = sparklog.consumer(local, "g", topics="a", client_id="beats", heartbeat_interval_ms=20)
     assert [thread for thread in threading.enumerate() if thread.name == "beats"]
     del consumer
 
 
-def test_a_consumer_is_of_the_process_that_made_it(local: str) -> None:
+def test_a_consumer_cannot_be_used_in_a_forked_process(local: str) -> None:
     consumer = sparklog.consumer(local, "g", topics="a", client_id="beats")
 
     def work(answers: multiprocessing.SimpleQueue[str]) -> None:

@@ -40,7 +40,7 @@ class Filled:
         return report.backlog
 
 
-def test_an_open_segment_waits_for_nobody() -> None:
+def test_an_open_segment_is_not_in_the_backlog() -> None:
     filled = Filled({"segment.ms": HOUR_MS})
     assert filled.backlog() == Backlog(unsealed_bytes=0)
     filled.append("a")
@@ -50,7 +50,7 @@ def test_an_open_segment_waits_for_nobody() -> None:
     assert backlog.dirty_ratio is None
 
 
-def test_a_closed_segment_waits_from_when_it_was_closed() -> None:
+def test_a_closed_segment_is_in_the_backlog_since_its_closing() -> None:
     filled = Filled({"segment.ms": 3 * HOUR_MS})
     filled.append("a")
     closed_ms = filled.world.now_ms + 3 * HOUR_MS
@@ -61,7 +61,7 @@ def test_a_closed_segment_waits_from_when_it_was_closed() -> None:
     assert filled.compact(seal_only=True) == Backlog(unsealed_bytes=0)
 
 
-def test_segments_closed_by_size_wait_since_their_newest_record() -> None:
+def test_segments_closed_by_size_are_in_the_backlog_since_their_latest_record() -> None:
     filled = Filled({"segment.bytes": 1024, "compression.type": "uncompressed"})
     filled.append(*("k" * 700 + str(number) for number in range(2)))
     newest_ms = filled.world.now_ms
@@ -71,7 +71,7 @@ def test_segments_closed_by_size_wait_since_their_newest_record() -> None:
     assert (due.since_ms, due.allowed_ms) == (newest_ms, MAX_WAIT_MS)
 
 
-def test_what_an_open_transaction_holds_back_cannot_be_sealed() -> None:
+def test_segments_with_an_open_transaction_are_not_in_the_backlog() -> None:
     from sparklog.transactions.producer import transactional
 
     filled = Filled({"segment.ms": HOUR_MS})
@@ -82,7 +82,7 @@ def test_what_an_open_transaction_holds_back_cannot_be_sealed() -> None:
     assert filled.backlog().due == ()
 
 
-def test_a_dirty_log_waits_until_it_is_compacted() -> None:
+def test_a_dirty_log_is_in_the_backlog() -> None:
     filled = Filled(CLEANED)
     filled.append("a", "b", "a")
     filled.world.now_ms += 2 * HOUR_MS
@@ -95,7 +95,7 @@ def test_a_dirty_log_waits_until_it_is_compacted() -> None:
     assert filled.compact() == Backlog(unsealed_bytes=0, dirty_ratio=0.0)
 
 
-def test_max_compaction_lag_says_since_when() -> None:
+def test_max_compaction_lag_determines_the_start_of_the_backlog() -> None:
     filled = Filled({**CLEANED, "min.cleanable.dirty.ratio": "0.9", "max.compaction.lag.ms": 12 * HOUR_MS})
     filled.append(*map(str, range(50)))
     filled.world.now_ms += DAY_MS
@@ -112,7 +112,7 @@ def test_max_compaction_lag_says_since_when() -> None:
 
 
 @pytest.mark.parametrize("keyless", [False, True])
-def test_defaults_of_a_run_count_and_records_without_a_key_are_left(keyless: bool) -> None:
+def test_the_backlog_uses_run_defaults_and_skips_keyless_records(keyless: bool) -> None:
     """A default that makes a topic compacted does not make such records due: a run would report them each time."""
     filled = Filled({"segment.ms": HOUR_MS})
     if keyless:

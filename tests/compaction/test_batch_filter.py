@@ -176,7 +176,7 @@ def test_filtered_passes_over_random_histories_equal_the_plain_model(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_filter_finds_the_data_that_kafkas_tracker_calls_aborted(seed: int) -> None:
+def test_the_filter_finds_the_same_aborted_data_as_kafka(seed: int) -> None:
     history = History(random.Random(seed))
     history.write(200)
     history.end_transactions()
@@ -231,7 +231,7 @@ def actions(
     return batch_filter.actions(Window(data, 0, headers, "x.log")), headers
 
 
-def test_a_marker_stays_while_data_of_its_transaction_is_met() -> None:
+def test_a_marker_is_kept_while_its_data_is_read() -> None:
     abort = Aborted(7, 0, 2, 3)
     found, _ = actions(
         [data_batch(0, 0, 7), data_batch(1, 1, 8), marker(2, 7, commit=False), marker(3, 8, commit=True)],
@@ -243,13 +243,13 @@ def test_a_marker_stays_while_data_of_its_transaction_is_met() -> None:
     assert found.aborted.last_offsets.tolist() == [2]
 
 
-def test_what_no_transaction_wrote_is_never_aborted() -> None:
+def test_nontransactional_data_is_never_aborted() -> None:
     parts = [data_batch(0, 0, 7), data_batch(1, 1, 7, transactional=False), marker(2, 7, commit=False)]
     found, _ = actions(parts, aborted=[Aborted(7, 0, 2, 3)])
     assert found.discard_data.tolist() == [True, False, False]
 
 
-def test_a_marker_of_which_nothing_is_left_is_stamped_once_and_goes_when_the_horizon_is_reached() -> None:
+def test_a_marker_without_data_gets_a_horizon_and_is_dropped_after_it() -> None:
     fresh = [marker(2, 7, commit=False), marker(3, 8, commit=True)]
     found, _ = actions(fresh, aborted=[Aborted(7, 0, 2, 3)])
     assert found.stamp_control.tolist() == [True, True]
@@ -262,7 +262,7 @@ def test_a_marker_of_which_nothing_is_left_is_stamped_once_and_goes_when_the_hor
         assert not found.stamp_control.any()
 
 
-def test_a_marker_with_a_horizon_stays_if_its_data_is_met_after_all() -> None:
+def test_a_marker_with_a_horizon_is_kept_if_its_data_is_read() -> None:
     found, _ = actions([data_batch(0, 0, 8), marker(1, 8, commit=True, horizon=1)])
     assert not found.drop_control.any()
 
@@ -275,7 +275,7 @@ def test_an_emptied_data_batch_keeps_its_marker() -> None:
     assert found.aborted.last_offsets.tolist() == [4]
 
 
-def test_the_second_of_two_markers_finds_nothing_left() -> None:
+def test_the_second_of_two_markers_has_no_data() -> None:
     found, _ = actions([data_batch(0, 0, 8), marker(1, 8, commit=True), marker(2, 8, commit=True)])
     assert found.stamp_control.tolist() == [False, False, True]
 
@@ -289,7 +289,7 @@ def test_other_control_batches_are_never_touched() -> None:
     assert not (found.stamp_control | found.drop_control | found.discard_data).any()
 
 
-def test_an_emptied_marker_is_neither_stamped_nor_counted_as_one() -> None:
+def test_an_empty_marker_gets_no_horizon_and_is_not_a_marker() -> None:
     empty = emptied(next(decoded(marker(1, 8, commit=True)))).to_bytes()
     found, _ = actions([data_batch(0, 0, 8), empty, marker(2, 8, commit=True)])
     assert not found.stamp_control.any()
@@ -318,7 +318,7 @@ def test_the_last_batch_of_the_cleanable_range_is_retained() -> None:
     assert found.retain_empty.tolist() == [False, True, False]
 
 
-def test_without_producers_nothing_is_kept_or_dropped_but_the_last_of_the_range() -> None:
+def test_without_producers_only_the_last_batch_is_retained() -> None:
     data = data_batch(0, 4, transactional=False) + data_batch(5, 9, transactional=False)
     batch_filter = BatchFilter(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10)
     found = batch_filter.actions(Window(data, 0, scan_headers(data), "x.log"))
@@ -328,7 +328,7 @@ def test_without_producers_nothing_is_kept_or_dropped_but_the_last_of_the_range(
 
 
 @pytest.mark.parametrize("wrong", [data_batch(3, 3, 7, transactional=False), marker(3, 7, commit=True)])
-def test_producers_where_the_log_says_there_are_none_are_an_error(wrong: bytes) -> None:
+def test_unexpected_producers_are_an_error(wrong: bytes) -> None:
     data = data_batch(0, 2, transactional=False) + wrong
     headers = scan_headers(data)
     with pytest.raises(Corrupt, match="in a slice without any according to the log") as caught:
@@ -340,7 +340,7 @@ def test_producers_where_the_log_says_there_are_none_are_an_error(wrong: bytes) 
         aborted_batches(None, headers)
 
 
-def test_a_marker_that_cannot_be_read_is_named() -> None:
+def test_an_unreadable_marker_is_reported() -> None:
     whole = bytearray(marker(3, 7, commit=True))
     whole[66:68] = b"\xff\xff"  # a negative version
     batch_filter = BatchFilter(
@@ -351,7 +351,7 @@ def test_a_marker_that_cannot_be_read_is_named() -> None:
     assert (caught.value.file, caught.value.position, caught.value.offset) == ("x.log", 50, 3)
 
 
-def test_an_empty_window_has_no_verdicts() -> None:
+def test_an_empty_window_has_no_actions() -> None:
     found, _ = actions([])
     assert len(found.retain_empty) == 0
 

@@ -143,7 +143,7 @@ def random_configs(rng: random.Random) -> PlainConfigs:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", first_of(range(24), 8))
-def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
+def test_random_logs_are_cleaned_by_the_rules(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     configs = random_configs(rng)
     codecs = rng.choice(((0,), (0, 2, 4), (1, 3)))
@@ -275,7 +275,7 @@ def place(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
 
 
-def test_the_last_value_of_each_key_stays_and_its_offset_with_it(place: CountedRoot) -> None:
+def test_the_last_value_of_each_key_keeps_its_offset(place: CountedRoot) -> None:
     topic = updated(place)
     before = contents(topic)
     latest = {key: (offset, key, value) for offset, key, value in before}
@@ -291,7 +291,7 @@ def test_the_last_value_of_each_key_stays_and_its_offset_with_it(place: CountedR
     assert not done.more
 
 
-def test_tombstones_go_two_phases(place: CountedRoot) -> None:
+def test_tombstones_are_removed_in_two_phases(place: CountedRoot) -> None:
     topic = place.topic(1, {**COMPACTED, "delete.retention.ms": 1000})
     append(topic, [Row(b"a", b"1"), Row(b"b", b"1"), Row(b"a", None)])
     seal(topic)
@@ -305,7 +305,7 @@ def test_tombstones_go_two_phases(place: CountedRoot) -> None:
         assert [key for _, key, _ in contents(topic)].count(b"a") == len(left) - 1
 
 
-def test_tombstones_of_formats_v0_and_v1_go_in_two_phases_too(place: CountedRoot, tmp_path: Path) -> None:
+def test_tombstones_of_formats_v0_and_v1_are_removed_in_two_phases(place: CountedRoot, tmp_path: Path) -> None:
     partition = tmp_path / "log" / "t-0"
     partition.mkdir(parents=True)
     old = [
@@ -355,7 +355,7 @@ def test_a_second_run_finds_nothing_to_do(place: CountedRoot) -> None:
     assert topic.log.state().version == version
 
 
-def test_of_two_passes_at_once_one_stands(place: CountedRoot) -> None:
+def test_one_of_two_concurrent_passes_is_committed(place: CountedRoot) -> None:
     topic = updated(place)
     (work,) = plan(topic)
     first, second = work.run(), work.run()
@@ -371,7 +371,7 @@ def test_of_two_passes_at_once_one_stands(place: CountedRoot) -> None:
     assert contents(topic) == after
 
 
-def test_small_maps_reach_the_same_in_several_passes(tmp_path: Path) -> None:
+def test_small_maps_need_several_passes_for_the_same_result(tmp_path: Path) -> None:
     ends = []
     for slots in (None, 12, 25):
         topic = updated(CountedRoot("memory", tmp_path))
@@ -385,7 +385,7 @@ def test_small_maps_reach_the_same_in_several_passes(tmp_path: Path) -> None:
     assert ends[0] == ends[1] == ends[2]
 
 
-def test_what_lies_beyond_the_map_is_left_alone(place: CountedRoot) -> None:
+def test_records_beyond_the_map_are_not_cleaned(place: CountedRoot) -> None:
     topic = updated(place)
     before = {batch.base: batch for _, batches, _ in state(topic) for batch in batches}
     records = contents(topic)
@@ -398,7 +398,7 @@ def test_what_lies_beyond_the_map_is_left_alone(place: CountedRoot) -> None:
     assert [batch.raw for batch in untouched] == [batch.raw for batch in before.values() if batch.base >= 200]
 
 
-def test_each_pass_hashes_with_another_key(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_pass_uses_a_new_hash_key(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = updated(place)
     (work,) = plan(topic)
     used: list[set[tuple[int, int]]] = []
@@ -417,7 +417,7 @@ def test_each_pass_hashes_with_another_key(place: CountedRoot, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("tombstone", [False, True])
-def test_batches_that_keep_nothing_are_opened_once(
+def test_batches_without_retained_records_are_opened_once(
     place: CountedRoot, monkeypatch: pytest.MonkeyPatch, tombstone: bool
 ) -> None:
     topic = place.topic(1, COMPACTED)
@@ -443,7 +443,7 @@ def test_batches_that_keep_nothing_are_opened_once(
     assert contents(topic) == [(7, b"b", b"x"), (8, b"a", b"5")]
 
 
-def test_records_without_a_key_go_and_are_counted(place: CountedRoot) -> None:
+def test_keyless_records_are_dropped_and_counted(place: CountedRoot) -> None:
     topic = place.topic(1, {"index.interval.bytes": 200})
     append(topic, [Row(None, b"x"), Row(b"a", b"1"), Row(None, None), Row(b"a", b"2")])
     seal(topic)
@@ -487,7 +487,9 @@ def in_a_length(data: bytes) -> int:
 
 @pytest.mark.parametrize("where", [in_a_record, in_a_base_offset, in_a_leader_epoch, in_a_length])
 @pytest.mark.parametrize("part", ["clean", "dirty"])
-def test_damage_is_named_and_nothing_is_committed(place: CountedRoot, where: Callable[[bytes], int], part: str) -> None:
+def test_damage_is_reported_and_nothing_is_committed(
+    place: CountedRoot, where: Callable[[bytes], int], part: str
+) -> None:
     topic = updated(place, parts=2)
     committed(topic, plan(topic)[0])
     for seed in (7, 8, 9):
@@ -515,7 +517,7 @@ def test_damage_is_named_and_nothing_is_committed(place: CountedRoot, where: Cal
     assert topic.log.snapshot().slices.all().base.tolist() == before
 
 
-def test_a_segment_that_is_gone_means_to_plan_again(place: CountedRoot) -> None:
+def test_a_deleted_segment_requires_a_new_plan(place: CountedRoot) -> None:
     topic = updated(place)
     (work,) = plan(topic)
     place.inner.delete(sealed_keys(topic)[2])
@@ -542,7 +544,7 @@ def test_a_failing_store_leaves_no_half_segment(place: CountedRoot, monkeypatch:
     assert not any(key.endswith(".log") and key[:-3] + "index" not in left for key in left)
 
 
-def test_progress_counts_what_is_read(place: CountedRoot) -> None:
+def test_progress_counts_read_bytes(place: CountedRoot) -> None:
     topic = updated(place)
     size = int(topic.log.snapshot().slices.all().size.sum())
     seen: list[tuple[int, int]] = []
@@ -551,7 +553,7 @@ def test_progress_counts_what_is_read(place: CountedRoot) -> None:
     assert sum(records for records, _ in seen) == 2 * done.reports[0].records_before
 
 
-def test_work_travels_to_a_task(tmp_path: Path) -> None:
+def test_a_work_item_can_be_pickled(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
     topic = updated(place)
     (work,) = plan_cleaning(place.inner, topic.log.snapshot(), Settings(NOW_MS))
@@ -582,7 +584,7 @@ def test_only_compacted_topics_are_cleaned(place: CountedRoot) -> None:
     assert plan(topic) == []
 
 
-def test_segments_below_the_log_start_are_not_named(place: CountedRoot) -> None:
+def test_segments_below_the_log_start_are_not_referenced(place: CountedRoot) -> None:
     topic = place.topic(1, {**COMPACTED, "cleanup.policy": "compact,delete", "segment.bytes": 300})
     append(topic, [Row(b"only-%d" % i, b"x") for i in range(8)])
     append(topic, [Row(b"a", b"1"), Row(b"b", b"1")])
@@ -598,7 +600,7 @@ def test_segments_below_the_log_start_are_not_named(place: CountedRoot) -> None:
     assert topic.log.state().first_dirty_offset.tolist() == [12]
 
 
-def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> None:
+def test_a_log_without_keys_becomes_an_empty_batch(place: CountedRoot) -> None:
     """The last batch of the range stays, emptied, so that the log's end can be told from its batches."""
     topic = place.topic(1, {"index.interval.bytes": 200})
     for _ in range(3):
@@ -615,7 +617,7 @@ def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> Non
     assert topic.log.state().first_dirty_offset.tolist() == [6]
 
 
-def test_a_full_index_begins_another_segment(place: CountedRoot) -> None:
+def test_a_full_index_starts_a_new_segment(place: CountedRoot) -> None:
     topic = updated(place, parts=1, **{"segment.index.bytes": 10_000})
     many = len(contents(topic))
     topic.alter(configs={"segment.index.bytes": 36})
@@ -631,7 +633,7 @@ def test_a_full_index_begins_another_segment(place: CountedRoot) -> None:
     assert len(contents(topic)) < many
 
 
-def test_append_times_stay(place: CountedRoot) -> None:
+def test_append_times_are_preserved(place: CountedRoot) -> None:
     topic = place.topic(1, {**COMPACTED, "message.timestamp.type": "LogAppendTime"})
     append(topic, [Row(b"a", b"1"), Row(b"b", b"1")])
     place.world.now_ms += 5000
@@ -652,9 +654,7 @@ def times(topic: Topic) -> tuple[list[int], list[int]]:
     return table["offset"].to_pylist(), table["timestamp"].cast(pa.int64()).to_pylist()
 
 
-def test_batches_that_become_too_large_together_are_opened_one_by_one(
-    place: CountedRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_batches_are_opened_one_by_one(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = place.topic(1, COMPACTED)
     append(topic, keyed(2000, 300), codec="lz4", batch_bytes=3000)
     seal(topic)
@@ -682,7 +682,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_memory_is_that_of_a_few_windows(codec: str, tmp_path: Path) -> None:
+def test_memory_is_limited_to_a_few_windows(codec: str, tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
     topic = place.topic(1, COMPACTED)
     value = b"x" * 4000 if codec != "none" else random.Random(1).randbytes(4000)
@@ -707,7 +707,7 @@ def test_memory_is_that_of_a_few_windows(codec: str, tmp_path: Path) -> None:
     assert peak < 5 * DEFAULTS.span_bytes
 
 
-def test_a_cleaner_checkpoint_beyond_the_log_end_brings_no_deleted_key_back(tmp_path: Path) -> None:
+def test_a_checkpoint_beyond_the_log_end_does_not_restore_deleted_keys(tmp_path: Path) -> None:
     """Kafka then takes the whole log for dirty. Taken for clean, the tombstone would go, and not what it hides."""
 
     def one(offset: int, value: bytes | None) -> PlainBatch:
@@ -729,7 +729,7 @@ def test_a_cleaner_checkpoint_beyond_the_log_end_brings_no_deleted_key_back(tmp_
     assert topic.scan().to_table()["key"].to_pylist() == [b"other"]
 
 
-def test_a_missing_segment_keeps_no_other_partition_from_being_compacted(tmp_path: Path) -> None:
+def test_a_missing_segment_does_not_block_other_partitions(tmp_path: Path) -> None:
     """Where `max.compaction.lag.ms` is set, the plan looks into each segment."""
     place = CountedRoot("memory", tmp_path)
     topic = place.topic(2, {**COMPACTED, "max.compaction.lag.ms": 1000})

@@ -26,7 +26,7 @@ def found(one: Pass, segments: Sequence[Segment]) -> Cleanable:
 
 @pytest.mark.parametrize("empty", [True, False], ids=["all", "without 0-byte segments"])
 @pytest.mark.parametrize("one", all_passes(), ids=lambda each: each.name)
-def test_it_finds_what_kafkas_cleaner_found(one: Pass, empty: bool) -> None:
+def test_the_range_agrees_with_kafkas_cleaner(one: Pass, empty: bool) -> None:
     told = one.after.cleaner
     mine = found(one, one.before.segments(empty=empty))
     assert mine.is_due == told["chosen"]
@@ -96,7 +96,7 @@ def test_unsealed_segments_count_as_active() -> None:
     assert mine.segments == (log[0],)
 
 
-def test_without_an_active_segment_the_log_end_bounds() -> None:
+def test_without_an_active_segment_the_log_end_is_the_limit() -> None:
     assert plan(LOG[:3], log_end=30, last_stable=30).first_uncleanable == 30
     assert plan([], log_end=30, last_stable=30) == Cleanable(3, 0, 30, 0, 0, 0.0, False, False, ())
 
@@ -106,20 +106,20 @@ def test_a_checkpoint_outside_the_log_starts_over_at_the_log_start(cleaned: int,
     assert plan(first_dirty_offset=cleaned, log_start=10).first_dirty == first_dirty
 
 
-def test_a_segment_that_straddles_the_checkpoint_counts_as_clean_and_as_dirty() -> None:
+def test_a_segment_that_contains_the_checkpoint_is_clean_and_dirty() -> None:
     mine = plan(first_dirty_offset=15)
     assert (mine.first_dirty, mine.clean_bytes, mine.cleanable_bytes, mine.ratio) == (15, 200, 200, 0.5)
     assert not mine.is_due, "the ratio must exceed min.cleanable.dirty.ratio"
     assert plan(first_dirty_offset=15, min_cleanable_dirty_ratio=0.49).is_due
 
 
-def test_nothing_dirty_is_not_chosen() -> None:
+def test_a_clean_partition_is_not_due() -> None:
     mine = plan(first_dirty_offset=30, min_cleanable_dirty_ratio=0)
     assert (mine.first_uncleanable, mine.clean_bytes, mine.cleanable_bytes, mine.ratio) == (30, 300, 0, 0.0)
     assert not mine.is_due
 
 
-def test_a_checkpoint_behind_the_last_stable_offset_leaves_nothing() -> None:
+def test_a_checkpoint_at_the_last_stable_offset_leaves_no_dirty_offsets() -> None:
     mine = plan(first_dirty_offset=25, last_stable=5)
     assert (mine.first_dirty, mine.first_uncleanable, mine.cleanable_bytes) == (25, 20, 0)
     assert not mine.is_due
@@ -137,21 +137,21 @@ def test_min_compaction_lag_protects_from_the_first_young_segment_on(lag: int, f
     assert plan(log, min_compaction_lag_ms=lag).first_uncleanable == first_uncleanable
 
 
-def test_min_compaction_lag_looks_at_dirty_segments_only() -> None:
+def test_min_compaction_lag_checks_dirty_segments_only() -> None:
     log = [segment(0, 10, max_ts=9999), segment(10, 20), segment(20, 30), active(30, 35)]
     assert plan(log, min_compaction_lag_ms=100, first_dirty_offset=10).first_uncleanable == 30
     assert plan(log, min_compaction_lag_ms=100, first_dirty_offset=9).first_uncleanable == 0
 
 
 @pytest.mark.parametrize(("lag", "overdue"), [(8999, True), (9000, False)])
-def test_max_compaction_lag_makes_old_dirty_data_due_whatever_the_ratio(lag: int, overdue: bool) -> None:
+def test_max_compaction_lag_overrides_the_dirty_ratio(lag: int, overdue: bool) -> None:
     asked: list[int] = []
     mine = plan(first_dirty_offset=20, min_cleanable_dirty_ratio=1, max_compaction_lag_ms=lag, asked=asked)
     assert (mine.overdue, mine.is_due) == (overdue, overdue)
     assert asked == [20], "clean segments are not opened for it"
 
 
-def test_overdue_needs_a_timestamp_and_something_cleanable() -> None:
+def test_overdue_requires_a_timestamp_and_cleanable_offsets() -> None:
     late = {"max_compaction_lag_ms": 10, "min_cleanable_dirty_ratio": 1}
     assert not plan([segment(0, 10, max_ts=-1), active(10, 35)], **late).overdue
     assert not plan([segment(0, 10, max_ts=0), active(10, 35)], **late).overdue

@@ -43,7 +43,7 @@ def bases(
     return [[each.base for each in group] for group in groups]
 
 
-def test_nothing_gives_no_group() -> None:
+def test_no_segments_yield_no_groups() -> None:
     assert group_segments([], [], TopicConfigs(), 0) == []
 
 
@@ -67,5 +67,5 @@ def test_relative_offsets_stay_within_31_bits() -> None:
     assert bases([1, 1, 1], starts=[0, 20, most + 2]) == [[0], [20, most + 2]]
 
 
-def test_a_segment_of_0_bytes_may_lie_further_off() -> None:
+def test_an_empty_segment_may_exceed_the_relative_offset() -> None:
     assert bases([1, 0], starts=[0, 10], first_uncleanable=2**32) == [[0, 10]]

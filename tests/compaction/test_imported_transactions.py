@@ -104,7 +104,7 @@ def test_imported_fixtures_read_as_kafkas_consumer_reads_them(
 
 
 @pytest.mark.parametrize("fixture", ["transactions", "transactions-tv0"])
-def test_the_fixtures_hold_what_matters_here(fixtures: Path, fixture: str) -> None:
+def test_the_fixtures_contain_the_required_cases(fixtures: Path, fixture: str) -> None:
     facts = expected_offsets(fixtures / fixture)
     held = [name for name, own in facts.items() if own["lastStableOffset"] < own["highWatermark"]]
     assert {"txn-a-0", "txn-b-1"} <= set(held)
@@ -114,7 +114,7 @@ def test_the_fixtures_hold_what_matters_here(fixtures: Path, fixture: str) -> No
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))
-def test_what_the_cleaner_leaves_reads_as_what_kafkas_leaves(fixtures: Path, place: CountedRoot, name: str) -> None:
+def test_cleaned_logs_read_like_logs_cleaned_by_kafka(fixtures: Path, place: CountedRoot, name: str) -> None:
     each: Pass = PASSES[name]
     topic = imported(place, each.before)
     cleaned_once(topic, each)
@@ -127,9 +127,7 @@ def test_what_the_cleaner_leaves_reads_as_what_kafkas_leaves(fixtures: Path, pla
 
 
 @pytest.mark.parametrize(("fixture", "stage"), [each for each in stages() if each[0] in NAMES])
-def test_lookups_by_time_are_kafkas_under_both_levels(
-    fixtures: Path, place: CountedRoot, fixture: str, stage: str
-) -> None:
+def test_offsets_by_time_agree_with_kafka(fixtures: Path, place: CountedRoot, fixture: str, stage: str) -> None:
     folder = fixtures / fixture / stage
     import_log_dir(place.root, folder)
     view, own = KafkaView(folder), RootView(place.root)
@@ -228,9 +226,7 @@ def test_random_logs_at_every_step(place: CountedRoot, tmp_path: Path, seed: int
 
 
 @pytest.mark.parametrize("seed", first_of(range(10), 4))
-def test_cleaning_shows_nothing_that_was_aborted_and_keeps_the_latest(
-    place: CountedRoot, tmp_path: Path, seed: int
-) -> None:
+def test_cleaning_hides_aborted_records_and_keeps_the_latest(place: CountedRoot, tmp_path: Path, seed: int) -> None:
     rng = random.Random(100 + seed)
     history = History(rng, tombstones=0.0)
     history.write(120)
@@ -253,7 +249,7 @@ def test_cleaning_shows_nothing_that_was_aborted_and_keeps_the_latest(
         ]
 
 
-def test_merged_slices_know_what_their_markers_take_back(place: CountedRoot, tmp_path: Path) -> None:
+def test_merged_slices_contain_their_aborted_transactions(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
     topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
     compact_topic(topic, Settings(0), InProcess())
@@ -315,7 +311,9 @@ def test_the_markers_are_those_of_kafkas_coordinator(place: CountedRoot, tmp_pat
     assert int(slices.flags[2]) == SliceFlag.KAFKA_PRODUCERS | SliceFlag.KAFKA_ABORTED
 
 
-def test_an_append_ends_them_first(place: CountedRoot, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_append_first_ends_open_transactions(
+    place: CountedRoot, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = opened(place, tmp_path)
     assert topic.append(pa.table({"value": ["new"], "partition": pa.array([0], pa.int32())})).base == {0: 8}
     assert [values(topic, partition) for partition in range(3)] == [[b"a", b"c", b"new"], [], [b"g"]]
@@ -326,7 +324,7 @@ def test_an_append_ends_them_first(place: CountedRoot, tmp_path: Path, caplog: p
     assert topic.log.state().version == version + 1
 
 
-def test_the_import_can_abort_or_refuse_them(place: CountedRoot, tmp_path: Path) -> None:
+def test_the_import_can_abort_or_reject_open_transactions(place: CountedRoot, tmp_path: Path) -> None:
     with pytest.raises(Conflict, match=r"topic t has 3 open transactions \(first: the open Kafka"):
         opened(place, tmp_path, open_transactions="refuse")
     assert [item.key for item in place.inner.list("t/") if "/_log/" not in item.key] == []
@@ -338,7 +336,7 @@ def test_the_import_can_abort_or_refuse_them(place: CountedRoot, tmp_path: Path)
     assert values(topic) == [b"a", b"c"]
 
 
-def test_they_outlive_a_checkpoint_and_go_with_their_records(place: CountedRoot, tmp_path: Path) -> None:
+def test_open_transactions_survive_a_checkpoint(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
     topic.log.refresh()
     topic.log.write_checkpoint()
@@ -352,7 +350,7 @@ def test_they_outlive_a_checkpoint_and_go_with_their_records(place: CountedRoot,
     assert topic.log.state().last_stable().tolist() == [6, 1, 1]
 
 
-def test_two_who_end_them_at_once_write_one_marker(place: CountedRoot, tmp_path: Path) -> None:
+def test_concurrent_ends_write_one_marker(place: CountedRoot, tmp_path: Path) -> None:
     topic, other = opened(place, tmp_path), place.reopened()
     hit: list[Callable[[], object]] = [lambda: other.end_kafka_transactions(producers=[9])]
     real = topic.log.commit
@@ -368,7 +366,7 @@ def test_two_who_end_them_at_once_write_one_marker(place: CountedRoot, tmp_path:
     assert values(topic) == [b"a", b"c"]
 
 
-def test_a_tail_never_passes_the_last_stable_offset(place: CountedRoot, tmp_path: Path) -> None:
+def test_a_tail_stops_at_the_last_stable_offset(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
     tail = Tail(RootView(place.root), "t", READ_COMMITTED, partition=0)
     tail.open()
@@ -406,7 +404,7 @@ def long_log(place: CountedRoot, tmp_path: Path, segments: int = 60) -> Topic:
     return place.root.topic("t")
 
 
-def test_a_plan_reads_what_it_needs_once(place: CountedRoot, tmp_path: Path) -> None:
+def test_a_plan_reads_each_object_once(place: CountedRoot, tmp_path: Path) -> None:
     long_log(place, tmp_path)
     view = RootView(place.root)
     view.refresh(["t"])
@@ -427,7 +425,7 @@ def test_a_plan_reads_what_it_needs_once(place: CountedRoot, tmp_path: Path) -> 
     assert found == [b"c%d" % base for base in range(0, 240, 4)]
 
 
-def test_other_topics_cost_no_request(place: CountedRoot) -> None:
+def test_other_topics_require_no_requests(place: CountedRoot) -> None:
     topic = place.topic(4)
     topic.append(pa.table({"value": [b"x"] * 20}))
     view = RootView(place.root)
@@ -439,7 +437,7 @@ def test_other_topics_cost_no_request(place: CountedRoot) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "cut", "of another segment"])
-def test_a_damaged_transaction_index_is_no_reason_to_show_aborted_records(
+def test_a_damaged_transaction_index_does_not_expose_aborted_records(
     place: CountedRoot, tmp_path: Path, kind: str
 ) -> None:
     topic = long_log(place, tmp_path, 4)
@@ -455,7 +453,7 @@ def test_a_damaged_transaction_index_is_no_reason_to_show_aborted_records(
     assert len(seen(topic, READ_UNCOMMITTED)) == 8
 
 
-def test_a_wrong_index_of_kafkas_is_not_believed(place: CountedRoot, tmp_path: Path) -> None:
+def test_a_wrong_transaction_index_of_kafka_is_ignored(place: CountedRoot, tmp_path: Path) -> None:
     logs = {0: batch(0, [b"a"], producer=1) + marker(1, 1, commit=True), 2: batch(2, [b"b"])}
     folder = write_partition(tmp_path / "kafka", "t-0", logs)
     entry = b"\0\0" + b"".join(n.to_bytes(8, "big") for n in (1, 0, 1, 2))
@@ -464,7 +462,7 @@ def test_a_wrong_index_of_kafkas_is_not_believed(place: CountedRoot, tmp_path: P
     assert values(place.root.topic("t")) == [b"a", b"b"]
 
 
-def test_a_read_that_must_be_planned_anew_still_leaves_out_aborted_records(place: CountedRoot, tmp_path: Path) -> None:
+def test_a_replanned_read_skips_aborted_records(place: CountedRoot, tmp_path: Path) -> None:
     topic = long_log(place, tmp_path, 8)
     scan = topic.scan(columns=("value",))
     expected = scan.to_table()

@@ -164,7 +164,7 @@ def test_dumps_are_those_of_the_fixtures(fixtures: Path, kafka_tools: KafkaTools
 
 
 @pytest.mark.slow
-def test_complaints_are_made_of_what_is_wrong(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
+def test_kafkas_tool_reports_damage(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
     good = copied(fixtures / "damaged/good/data/damaged-0", tmp_path / "good")
     logs = sorted(good.glob("*.log"))
     assert kafka_tools.complaints(logs) == []
@@ -196,7 +196,7 @@ def test_complaints_are_made_of_what_is_wrong(fixtures: Path, kafka_tools: Kafka
     assert kafka_tools.complaints(logs[:1]) == [f"{logs[0].with_suffix('.index')} is missing"]
 
 
-def test_what_is_harmless_is_told_from_what_is_not() -> None:
+def test_harmless_messages_are_distinguished() -> None:
     mismatch = "Found timestamp mismatch in :x"
     emptied, real = "  Index timestamp: 7, log timestamp: -1", "  Index timestamp: 7, log timestamp: 6"
     assert without_emptied([mismatch, emptied, emptied]) == []
@@ -243,7 +243,7 @@ def test_imported_segments_are_accepted(fixtures: Path, kafka_tools: KafkaTools,
     assert sum(check_records(topic, checked.dumped, AioBatch) for topic in topics) > 5_000
 
 
-def test_what_brokers_wrote_is_accepted_after_sealing(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
+def test_sealed_broker_data_is_accepted(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
     topics = []
     for name in ("codecs", "segments", "timestamps", "transactions", "transactions-tv0"):
         configs = {"segment.bytes": 4000, "index.interval.bytes": 300}

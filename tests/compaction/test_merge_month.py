@@ -307,7 +307,7 @@ def test_each_byte_is_rewritten_a_few_times(rate: float) -> None:
 
 
 @pytest.mark.parametrize("every", first_of([3600.0, 300.0, 120.0], 1))
-def test_however_often_it_runs(every: float) -> None:
+def test_merging_at_different_intervals(every: float) -> None:
     found = simulated(steady(10, 2 * KIB, 200 * KIB), every=every, days=min(20.0, every / 60), commits=1)
     assert max(found.most()) <= MANY, found.most()
 
@@ -336,7 +336,7 @@ def test_seven_large_slices_and_one_small_one_over_and_over() -> None:
     assert max(found.most()) <= MANY, found.most()
 
 
-def test_runs_that_come_when_they_come() -> None:
+def test_irregular_runs() -> None:
     source = random.Random(5)
     month = Month(steady(5, 3 * KIB, 60 * KIB, 600 * KIB))
     for _ in range(600):
@@ -359,7 +359,7 @@ def test_slow_partitions_are_sealed_once_a_week() -> None:
         assert all(WEEK_MS < life <= longest for life in lives), lives
 
 
-def test_late_records_do_not_seal_a_partition_at_every_run() -> None:
+def test_late_records_do_not_seal_in_every_run() -> None:
     found = simulated(steady(30.0, KIB), days=15, commits=1, late=True)
     assert [len(lives) for lives in found.lives] == [2, 2]
 

@@ -132,7 +132,7 @@ def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: s
     assert plan(place, topic) == []
 
 
-def test_the_footer_says_what_the_commit_says(memory: CountedRoot) -> None:
+def test_the_footer_agrees_with_the_commit(memory: CountedRoot) -> None:
     topic = memory.topic(3)
     for i in range(5):
         topic.append(random_rows(200, first=i * 200, seed=i))
@@ -230,7 +230,7 @@ def test_gaps_markers_and_flags_are_carried_over(memory: CountedRoot) -> None:
         assert read == expected.filter(pa.compute.greater_equal(expected["offset"], start))
 
 
-def test_slices_without_any_timestamp_keep_the_time_they_were_written_at(memory: CountedRoot) -> None:
+def test_slices_without_timestamps_keep_their_write_time(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for _ in range(2):
         target = topic.log.append_target()
@@ -286,7 +286,7 @@ def test_loads_and_windows_of_any_size_give_the_same(memory: CountedRoot, load: 
     assert whole(topic) == expected
 
 
-def test_what_lies_side_by_side_is_one_request(memory: CountedRoot) -> None:
+def test_adjacent_slices_are_one_request(memory: CountedRoot) -> None:
     topic = memory.topic(16)
     for i in range(9):
         topic.append(random_rows(800, keys=1000, first=i * 800, seed=i))
@@ -333,7 +333,7 @@ class Distant:
         return memoryview(self.get(key, start, length))
 
 
-def test_small_reads_are_under_way_together_where_each_costs_a_round_trip(memory: CountedRoot) -> None:
+def test_small_reads_are_concurrent_on_remote_stores(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for i in range(8):
         topic.append(random_rows(10 if i % 4 else 60, first=i * 100, seed=i), options=small(batch_bytes=400))
@@ -350,7 +350,7 @@ def test_small_reads_are_under_way_together_where_each_costs_a_round_trip(memory
     assert sorted(distant.seen[6:]) == [[size] for size in sizes[6:]]
 
 
-def test_a_merged_slice_is_entered_by_its_index(memory: CountedRoot) -> None:
+def test_a_merged_slice_is_read_from_an_index_position(memory: CountedRoot) -> None:
     memory.store.limits = Limits(span_bytes=512 << 10)
     topic = memory.topic(1)
     for i in range(5):
@@ -401,7 +401,7 @@ def test_progress_and_reports(memory: CountedRoot) -> None:
     assert sum(report.bytes_before for report in done.reports) == work.nbytes
 
 
-def test_what_a_piece_costs_beside_its_bytes_grows_with_its_partitions_alone(
+def test_the_overhead_of_a_work_item_depends_only_on_its_partitions(
     memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic of thousands of partitions is one piece: nothing may be asked of all of them for each of them."""
@@ -449,7 +449,7 @@ def test_a_file_that_cannot_be_finished_is_discarded(memory: CountedRoot, monkey
     assert not left
 
 
-def test_a_piece_that_fails_leaves_no_whole_file_either(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_work_item_leaves_no_files(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hour by hour it would else add what it wrote before the damage, which only the vacuum removes, a day later."""
     memory.store.limits = Limits(own_file_bytes=1000)
     topic = memory.topic(2)
@@ -476,7 +476,7 @@ def test_a_piece_that_fails_leaves_no_whole_file_either(memory: CountedRoot, mon
 # -- what is planned
 
 
-def test_one_lone_file_is_left_as_it_is(memory: CountedRoot) -> None:
+def test_a_single_file_is_not_merged(memory: CountedRoot) -> None:
     topic = memory.topic(4)
     assert plan(memory, topic) == []
     topic.append(random_rows(200))
@@ -619,7 +619,7 @@ def test_a_lone_aborted_file_leaves_nothing(memory: CountedRoot) -> None:
 # -- races and damage
 
 
-def test_an_append_between_plan_and_commit_stays(memory: CountedRoot) -> None:
+def test_an_append_between_plan_and_commit_is_preserved(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     for i in range(4):
         topic.append(random_rows(40, first=i * 40, seed=i))
@@ -649,7 +649,7 @@ def test_a_merge_whose_input_was_sealed_is_dropped(memory: CountedRoot) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: CountedRoot) -> None:
+def test_the_rest_of_a_partly_sealed_file_is_merged(memory: CountedRoot) -> None:
     topic = memory.topic(2)
     topic.append(random_rows(40))
     sealed(memory, topic)
@@ -671,7 +671,7 @@ def test_what_is_left_of_a_file_partly_sealed_is_merged(memory: CountedRoot) -> 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("spot", [30, 2_000])
 @pytest.mark.parametrize("at_once", [1, 16])
-def test_a_damaged_slice_is_named_and_nothing_else_is(memory: CountedRoot, spot: int, at_once: int) -> None:
+def test_only_the_damaged_slice_is_reported(memory: CountedRoot, spot: int, at_once: int) -> None:
     memory.inner.parallel_reads = at_once  # type: ignore[attr-defined]
     topic = memory.topic(3)
     for i in range(4):
@@ -699,7 +699,7 @@ def test_a_damaged_slice_is_named_and_nothing_else_is(memory: CountedRoot, spot:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_large_damaged_slice_is_named(memory: CountedRoot) -> None:
+def test_a_large_damaged_slice_is_reported(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for i in range(2):
         topic.append(random_rows(400, first=i * 400, seed=i), options=small(batch_bytes=500))
@@ -732,7 +732,7 @@ def test_batches_out_of_order_are_corrupt(memory: CountedRoot, request_bytes: in
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("at_once", [1, 16])
-def test_a_file_that_is_gone_means_plan_again(memory: CountedRoot, at_once: int) -> None:
+def test_a_deleted_file_requires_a_new_plan(memory: CountedRoot, at_once: int) -> None:
     memory.inner.parallel_reads = at_once  # type: ignore[attr-defined]
     topic = memory.topic(2)
     for i in range(3):

@@ -28,7 +28,7 @@ TOLD = {
 @pytest.mark.parametrize(
     "one", [each for each in all_passes() if each.before.fixture != OLD_FORMATS], ids=lambda each: each.name
 )
-def test_it_leaves_what_kafka_left(one: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plain_cleaner_agrees_with_kafka(one: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
     # Positions in the indexes are Kafka's where its batches of gzip have the size that zlib gives them.
     monkeypatch.setattr(compression, "_isal", lambda: zlib)
     log, after = one.before.plain, one.after.plain
@@ -54,7 +54,7 @@ def test_it_leaves_what_kafka_left(one: Pass, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_newest_value_of_every_key_survives_random_histories(seed: int) -> None:
+def test_the_latest_value_of_every_key_survives_random_histories(seed: int) -> None:
     history = History(random.Random(seed), codecs=(0, 2, 4), append_time=0.2)
     history.write(120)
     history.end_transactions()

@@ -73,7 +73,7 @@ def snapshot(path: Path) -> dict[int, ReplayedProducer]:
 
 
 @pytest.mark.parametrize("stage", all_stages(), ids=lambda each: f"{each.fixture}/{each.name}")
-def test_the_replay_ends_where_kafkas_snapshot_does(stage: Stage) -> None:
+def test_the_replay_agrees_with_kafkas_snapshot(stage: Stage) -> None:
     found = replay_files(stage.files, stage.log_end)
     path = stage.files[0].path.with_name(f"{stage.log_end:020d}.snapshot")
     assert active(found.producers, stage.now_ms, DAY_MS) == snapshot(path)
@@ -168,7 +168,7 @@ def emptied_marker(offset: int, producer_id: int, epoch: int) -> bytes:
     return emptied(whole).to_bytes()
 
 
-def test_a_new_epoch_forgets_the_data_of_the_old() -> None:
+def test_a_new_epoch_resets_the_data_of_the_old_epoch() -> None:
     same = replay_parts([(0, [batch(0, 4, 7, 3), end(5, 7, 3)], [])])
     assert same.producers == {7: ReplayedProducer(3, 4, 60, -1)}
     raised = replay_parts([(0, [batch(0, 4, 7, 3), end(5, 7, 4)], [])])
@@ -225,7 +225,7 @@ def test_batches_of_the_active_part_are_shifted() -> None:
     assert found.last_stable == 6
 
 
-def test_an_index_file_knows_where_a_transaction_began_whose_first_data_is_gone() -> None:
+def test_an_index_file_contains_the_start_of_a_transaction_with_deleted_data() -> None:
     parts = [(10, [batch(14, 15), end(16)], [Aborted(7, 3, 16, 12)]), (17, [], [])]
     assert rows(replay_parts(parts)) == [(7, 3, 16, 12)]
     # All of its data is gone: the entry is still Kafka's.
@@ -233,7 +233,7 @@ def test_an_index_file_knows_where_a_transaction_began_whose_first_data_is_gone(
     assert rows(replay_parts(parts)) == [(7, 3, 16, 12)]
 
 
-def test_an_index_file_that_begins_a_transaction_too_late_does_not_shorten_it() -> None:
+def test_an_index_file_with_a_late_start_does_not_shorten_a_transaction() -> None:
     parts = [(10, [batch(14, 14), batch(15, 15), end(16)], [Aborted(7, 15, 16, 16)]), (17, [], [])]
     assert rows(replay_parts(parts)) == [(7, 14, 16, 17)]
 
@@ -255,14 +255,14 @@ def test_an_index_file_that_begins_a_transaction_too_late_does_not_shorten_it() 
         "ends before it begins",
     ],
 )
-def test_an_index_file_that_does_not_fit_the_markers_is_passed_over(wrong: list[Aborted]) -> None:
+def test_an_index_file_that_contradicts_the_markers_is_ignored(wrong: list[Aborted]) -> None:
     committed = [batch(10, 10), end(11, commit=True)]
     aborted = [batch(14, 15), end(16), batch(17, 18), end(19, commit=True)]
     found = replay_parts([(10, committed + aborted, wrong), (20, [], [])])
     assert rows(found) == [(7, 14, 16, 17)]
 
 
-def test_a_damaged_index_file_is_passed_over() -> None:
+def test_a_damaged_index_file_is_ignored() -> None:
     store = MemoryStore(lambda: 0)
     log = b"".join((batch(14, 15), end(16)))
     for index in (b"", b"x" * 34, b"x" * 33):
@@ -286,7 +286,7 @@ def test_slices_without_kafkas_producers_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("span", [8 << 20, 200], ids=["whole", "in windows"])
-def test_a_damaged_slice_is_named(span: int) -> None:
+def test_a_damaged_slice_is_reported(span: int) -> None:
     store = MemoryStore(lambda: 0)
     store.limits = Limits(span_bytes=span)
     parts = [batch(0, 4), batch(5, 9), batch(10, 14), end(15)]
@@ -301,7 +301,7 @@ def test_a_damaged_slice_is_named(span: int) -> None:
     assert caught.value.position == (len(parts[0]) if span > 200 else 0)
 
 
-def test_a_missing_file_is_named() -> None:
+def test_a_missing_file_is_reported() -> None:
     store = MemoryStore(lambda: 0)
     sources = stored(store, [(0, batch(0, 4), b""), (5, b"", b"")])
     store.delete(sources.row(0).file)
@@ -320,7 +320,7 @@ def test_a_producer_expires_once_its_time_is_reached_unless_its_transaction_is_o
     assert set(active(producers, 1099, 1000)) == {1, 2, 3}
 
 
-def test_turns_are_the_ends_of_runs_of_each_producer() -> None:
+def test_run_boundaries_are_the_ends_of_runs_of_each_producer() -> None:
     rng = random.Random(1)
     for _ in range(200):
         many = rng.randrange(0, 12)

@@ -147,7 +147,7 @@ def rewritten_by_another(work: Fake, *partitions: int) -> None:
     assert not outcome.dropped
 
 
-def test_each_piece_is_a_commit_in_the_order_seal_merge_clean() -> None:
+def test_work_items_are_committed_in_the_order_seal_merge_clean() -> None:
     _, _, topic = place(2)
     before = topic.log.state().version
     shown: list[str] = []
@@ -194,7 +194,7 @@ def test_seal_only_and_roll_are_passed_on() -> None:
     assert merger.planned == []
 
 
-def test_an_edit_that_somebody_else_was_faster_with_is_planned_again() -> None:
+def test_a_conflicting_edit_is_planned_again() -> None:
     _, _, topic = place()
     merger = Merger(once(lambda work: rewritten_by_another(work, 1)))
     shown: list[WorkResult | SparklogError] = []
@@ -210,7 +210,7 @@ def test_an_edit_that_somebody_else_was_faster_with_is_planned_again() -> None:
     assert [piece.partition for piece in done.reports] == [0, 2]
 
 
-def test_only_the_partitions_that_lost_are_planned_again() -> None:
+def test_only_conflicting_partitions_are_planned_again() -> None:
     _, _, topic = place()
 
     def race(work: Fake) -> None:
@@ -224,7 +224,7 @@ def test_only_the_partitions_that_lost_are_planned_again() -> None:
     assert not report.failed
 
 
-def test_who_always_loses_waits_gives_up_and_says_so() -> None:
+def test_repeated_conflicts_are_reported_after_max_retries() -> None:
     world, _, topic = place(2)
     count = [0]
 
@@ -253,7 +253,7 @@ def test_who_always_loses_waits_gives_up_and_says_so() -> None:
     assert slices_of(topic) == [1, 2]
 
 
-def test_a_partition_that_loses_with_two_pieces_is_reported_once() -> None:
+def test_a_partition_with_two_conflicts_is_reported_once() -> None:
     _, _, topic = place(1)
 
     def gone(work: Fake) -> None:
@@ -266,7 +266,7 @@ def test_a_partition_that_loses_with_two_pieces_is_reported_once() -> None:
     assert [failure.partitions for failure in report.failures] == [(0,)]
 
 
-def test_each_step_has_its_own_tries() -> None:
+def test_each_step_has_its_own_retries() -> None:
     _, _, topic = place(1)
     left = {SEAL: MAX_RETRIES, MERGE: MAX_RETRIES}
 
@@ -283,7 +283,7 @@ def test_each_step_has_its_own_tries() -> None:
     assert not report.failed
 
 
-def test_inputs_that_are_gone_are_planned_again() -> None:
+def test_deleted_inputs_are_planned_again() -> None:
     _, _, topic = place(1)
 
     def gone(work: Fake) -> None:
@@ -304,7 +304,7 @@ def test_inputs_that_are_gone_are_planned_again() -> None:
     assert failure.message.startswith("no such file; gave up")
 
 
-def test_a_file_that_is_missing_is_damage_and_not_somebody_who_was_faster() -> None:
+def test_a_missing_file_is_damage_and_not_a_conflict() -> None:
     _, _, topic = place(1)
     rows = topic.log.snapshot().slices.select(0)
     topic.store.create(file_key("t", rows.path(0)), b"")
@@ -330,7 +330,7 @@ def corrupt_in(partition: int, *, named: bool) -> Hook:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_corrupt_partition_is_left_and_reported_and_the_others_are_done(named: bool) -> None:
+def test_a_corrupt_partition_is_reported_and_others_are_processed(named: bool) -> None:
     _, _, topic = place(4)
     merger = Merger(corrupt_in(2, named=named))
     report = compact_topic(topic, SETTINGS, InProcess(), plans=merger.plans())
@@ -344,7 +344,7 @@ def test_a_corrupt_partition_is_left_and_reported_and_the_others_are_done(named:
     ]
 
 
-def test_an_error_that_blames_the_wrong_partition_leaves_no_sound_one_undone() -> None:
+def test_an_error_with_a_wrong_partition_does_not_skip_intact_partitions() -> None:
     _, _, topic = place(3)
     wrong = corrupt_in(0, named=True)
 
@@ -359,7 +359,7 @@ def test_an_error_that_blames_the_wrong_partition_leaves_no_sound_one_undone() -
     assert [failure.partitions for failure in report.failures] == [(2,)]
 
 
-def test_a_failed_partition_is_left_alone_by_the_steps_that_follow() -> None:
+def test_a_failed_partition_is_skipped_by_later_steps() -> None:
     _, _, topic = place(2)
     seal = Merger(corrupt_in(0, named=True))
     merge = Merger()
@@ -368,7 +368,7 @@ def test_a_failed_partition_is_left_alone_by_the_steps_that_follow() -> None:
     assert merge.planned == []
 
 
-def test_a_topic_deleted_in_the_middle_is_left_and_the_others_are_done() -> None:
+def test_a_topic_deleted_during_a_run_is_skipped() -> None:
     _, root, topic = place()
     other = filled(root, "u")
 
@@ -385,7 +385,7 @@ def test_a_topic_deleted_in_the_middle_is_left_and_the_others_are_done() -> None
     assert not topic.root.engine.log("t").refresh().topic_state.exists
 
 
-def test_a_topic_created_again_in_the_middle_is_not_touched() -> None:
+def test_a_topic_recreated_during_a_run_is_not_changed() -> None:
     _, root, _ = place()
 
     def again(work: Fake) -> None:
@@ -399,7 +399,7 @@ def test_a_topic_created_again_in_the_middle_is_not_touched() -> None:
     assert slices_of(root.topic("t")) == [2]
 
 
-def test_files_below_the_upload_floor_are_written_again() -> None:
+def test_files_below_the_retention_floor_are_written_again() -> None:
     _, _, topic = place(1)
 
     def vacuum(work: Fake) -> None:
@@ -414,7 +414,7 @@ def test_files_below_the_upload_floor_are_written_again() -> None:
 
 
 @pytest.mark.parametrize(("error", "over"), [(Fenced, True), (Corrupt, True), (Unavailable, False)])
-def test_a_commit_that_fails_is_reported_and_other_topics_go_on(
+def test_a_failed_commit_is_reported_and_other_topics_continue(
     error: Callable[[str], SparklogError], over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, root, topic = place(2)
@@ -435,7 +435,7 @@ def test_a_commit_that_fails_is_reported_and_other_topics_go_on(
     assert slices_of(other) == [1, 1]
 
 
-def test_what_became_of_a_commit_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_commit_result_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit whose outcome is unknown may have landed: the rest of the run leaves that partition alone."""
     _, _, topic = place(2)
     commit = topic.log.commit
@@ -473,7 +473,7 @@ def passes(through: Sequence[int]) -> Plans:
     return Plans(nothing, nothing, clean)
 
 
-def test_a_full_map_is_followed_by_another_pass_while_passes_get_further() -> None:
+def test_a_full_map_is_followed_by_another_pass_while_passes_progress() -> None:
     _, _, topic = place(1)
     report = compact_topic(topic, SETTINGS, InProcess(), plans=passes((3, 6, 9)))
     assert topic.log.state().first_dirty_offset.tolist() == [9]
@@ -482,7 +482,7 @@ def test_a_full_map_is_followed_by_another_pass_while_passes_get_further() -> No
     assert report.totals()[0].actions == {"compact": 1}, "it took in nothing: once more would be once more for ever"
 
 
-def test_nothing_to_do_commits_nothing() -> None:
+def test_a_run_without_work_commits_nothing() -> None:
     _, _, topic = place(1)
     version = topic.log.state().version
     assert compact_topic(topic, SETTINGS, InProcess(), plans=Plans(nothing, nothing, nothing)).totals() == []
@@ -512,7 +512,7 @@ class Recording(InProcess):
         return super().run(works)
 
 
-def test_the_pieces_of_all_topics_run_together_the_dirtiest_first() -> None:
+def test_work_items_of_all_topics_run_dirtiest_first() -> None:
     _, root, _ = place(2)
     filled(root, "u", 2)
     ratios = {("t", 0): 0.6, ("t", 1): 0.9, ("u", 0): 0.95, ("u", 1): 0.7}
@@ -530,7 +530,7 @@ def test_the_pieces_of_all_topics_run_together_the_dirtiest_first() -> None:
     assert runner.batches == [["compact u-0", "compact t-1", "compact u-1", "compact t-0"]]
 
 
-def test_topics_are_those_that_were_named_or_all() -> None:
+def test_topics_are_the_given_topics_or_all() -> None:
     _, root, topic = place(1)
     other = filled(root, "u", 1)
     filled(root, "gone").delete()
@@ -541,12 +541,12 @@ def test_topics_are_those_that_were_named_or_all() -> None:
     assert slices_of(topic) == [1]
 
 
-def test_a_root_without_topics_is_no_report_at_all() -> None:
+def test_a_root_without_topics_has_no_reports() -> None:
     world = World()
     assert compact_root(world.root(), SETTINGS, InProcess(), plans=Merger().plans()) == []
 
 
-def test_a_topic_that_is_not_there_is_reported_and_the_others_are_done() -> None:
+def test_a_missing_topic_is_reported_and_others_are_processed() -> None:
     _, root, topic = place(1, "orders")
     reports = compact_root(
         root, SETTINGS, InProcess(), CompactOptions(topics=("order", "orders")), plans=Merger().plans()
@@ -556,7 +556,7 @@ def test_a_topic_that_is_not_there_is_reported_and_the_others_are_done() -> None
     assert slices_of(topic) == [1]
 
 
-def test_a_topic_that_cannot_be_read_is_reported_and_the_others_are_done() -> None:
+def test_an_unreadable_topic_is_reported_and_others_are_processed() -> None:
     _, root, topic = place(1)
     filled(root, "broken", 1)
     store = root.store
@@ -570,7 +570,7 @@ def test_a_topic_that_cannot_be_read_is_reported_and_the_others_are_done() -> No
     assert slices_of(topic) == [1]
 
 
-def test_a_planner_that_fails_stops_its_topic_only() -> None:
+def test_a_failing_planner_stops_only_its_topic() -> None:
     _, root, topic = place(1)
     filled(root, "u", 1)
     merger = Merger()

@@ -127,7 +127,7 @@ def appended(topic: Topic, count: int, each: int = 10, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sealed_records_are_what_was_appended(kind: str, tmp_path: Path) -> None:
+def test_sealed_records_equal_the_appended_records(kind: str, tmp_path: Path) -> None:
     place = CountedRoot(kind, tmp_path)
     topic = place.topic(3, {"segment.bytes": 3000, "index.interval.bytes": 200})
     appended(topic, 20, 30, batch_bytes=400)
@@ -157,7 +157,7 @@ def test_sealed_records_are_what_was_appended(kind: str, tmp_path: Path) -> None
         ("retention/ms/before/expiring-0", {"segment.bytes": 4096, "index.interval.bytes": 512}),
     ],
 )
-def test_what_kafka_appended_is_sealed_into_kafkas_files(
+def test_sealing_kafkas_batches_yields_kafkas_files(
     memory: CountedRoot, fixtures: Path, folder: str, configs: dict[str, object]
 ) -> None:
     """Each of Kafka's batches appended as a commit of its own, offsets and leader epochs taken out of it."""
@@ -177,7 +177,7 @@ def test_what_kafka_appended_is_sealed_into_kafkas_files(
     }
 
 
-def test_the_tail_stays_until_it_is_large_or_old_enough(memory: CountedRoot) -> None:
+def test_the_active_segment_is_not_sealed(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 1500, "segment.ms": 1000})
     for i in range(5):
         topic.append(random_rows(10, first=i, seed=i), options=small())
@@ -340,7 +340,7 @@ def test_aborted_slices_are_dropped_and_leave_a_gap(memory: CountedRoot) -> None
     assert len(done.rewrites[0].inputs) == 4
 
 
-def test_of_an_aborted_segment_nothing_is_left(memory: CountedRoot) -> None:
+def test_an_aborted_segment_is_dropped(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 14})
     for number, committed in ((1, False), (2, True), (3, False)):
         prepared(memory, topic, random_rows(5, first=number * 5), "tx", number)
@@ -354,7 +354,7 @@ def test_of_an_aborted_segment_nothing_is_left(memory: CountedRoot) -> None:
     assert [row[0] for row in scanned(topic)] == [*range(5, 10), 15]
 
 
-def test_an_open_transaction_holds_sealing_back(memory: CountedRoot) -> None:
+def test_an_open_transaction_delays_sealing(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 1500})
     appended(topic, 3)
     prepared(memory, topic, random_rows(10), "tx", 1)
@@ -379,7 +379,7 @@ def test_the_stable_offset_itself_is_not_sealed(memory: CountedRoot) -> None:
     assert shape(topic) == [(0, 10, True), (10, 11, False), (11, 21, False)]
 
 
-def test_a_forced_roll_seals_what_is_stable(memory: CountedRoot) -> None:
+def test_roll_seals_up_to_the_last_stable_offset(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended(topic, 3)
     prepared(memory, topic, random_rows(10), "tx", 1)
@@ -405,7 +405,7 @@ def test_a_log_start_inside_a_slice(memory: CountedRoot) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_damage_is_found_and_nothing_is_named(memory: CountedRoot) -> None:
+def test_damage_is_reported_and_nothing_is_sealed(memory: CountedRoot) -> None:
     topic = memory.topic(2, {"segment.bytes": 1500})
     for i in range(4):
         for partition in range(2):
@@ -460,7 +460,7 @@ def test_damage_that_no_batch_checksum_covers_is_found_in_windows(
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_file_that_was_replaced_meanwhile_is_a_conflict(memory: CountedRoot) -> None:
+def test_a_concurrently_replaced_file_is_a_conflict(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended(topic, 2)
     (work,) = plan(memory, topic, roll=True)
@@ -473,7 +473,7 @@ def test_a_file_that_was_replaced_meanwhile_is_a_conflict(memory: CountedRoot) -
         work.run()
 
 
-def test_a_segment_that_lost_its_race_leaves_the_others_standing(memory: CountedRoot) -> None:
+def test_a_conflicting_segment_does_not_affect_the_others(memory: CountedRoot) -> None:
     topic = memory.topic(1, {"segment.bytes": 1500})
     appended(topic, 7)
     before = scanned(topic)
@@ -499,7 +499,7 @@ def test_unsealed_slices_between_segments_are_closed(memory: CountedRoot) -> Non
     assert shape(topic) == [(0, 20, True), (20, 40, True), (40, 60, True), (60, 70, False)]
 
 
-def test_what_a_slice_says_of_its_records_is_carried_over(memory: CountedRoot) -> None:
+def test_the_flags_of_a_slice_are_preserved(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     topic.append(random_rows(5, keys=None), options=small())
     topic.append(random_rows(5, first=5), options=small())
@@ -512,7 +512,7 @@ def test_what_a_slice_says_of_its_records_is_carried_over(memory: CountedRoot) -
     assert after.records.tolist() == [10]
 
 
-def test_each_segment_says_only_what_holds_of_its_own_slices(memory: CountedRoot) -> None:
+def test_each_segment_has_the_flags_of_its_slices(memory: CountedRoot) -> None:
     """Indexes that are full at once: every batch is a segment, though slices are written together."""
     topic = memory.topic(1, {"segment.index.bytes": 16, "index.interval.bytes": 0})
     for i, keys in enumerate((None, 5, None)):
@@ -558,7 +558,7 @@ def test_records_without_timestamps_keep_the_time_of_their_file(memory: CountedR
     assert list(zip(found.min_ts.tolist(), found.max_ts.tolist(), strict=True)) == [(-1, 5000), (700, 700)]
 
 
-def test_kafkas_transactions_beside_our_own_appends(memory: CountedRoot, fixtures: Path) -> None:
+def test_kafkas_transactions_and_native_appends(memory: CountedRoot, fixtures: Path) -> None:
     topic = memory.topic(1, {"segment.bytes": 2000})
     appended(topic, 4)
     logs = sorted((fixtures / "transactions/data/txn-a-0").glob("*.log"))
@@ -637,7 +637,7 @@ def test_work_is_packed_up_to_a_size(memory: CountedRoot) -> None:
     assert all(sealed for p in range(6) for _, _, sealed in shape(topic, p))
 
 
-def test_work_holds_so_many_partitions_segments_and_slices(memory: CountedRoot) -> None:
+def test_work_items_limit_partitions_segments_and_slices(memory: CountedRoot) -> None:
     topic = memory.topic(5)
     partition = pa.array(range(5), pa.int32())
     topic.append(random_rows(5).append_column("partition", partition), options=small())
@@ -650,7 +650,7 @@ def test_work_holds_so_many_partitions_segments_and_slices(memory: CountedRoot) 
     assert [work.partitions for work in plan(memory, topic, roll=True)] == [(0, 1), (2, 3), (4,)]
 
 
-def test_the_runs_own_defaults_count_where_a_topic_sets_nothing(memory: CountedRoot) -> None:
+def test_run_defaults_apply_if_the_topic_sets_no_config(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     appended(topic, 3)
     given = Settings(memory.world.now_ms, {"segment.bytes": "14", "index.interval.bytes": "0"})
@@ -691,7 +691,7 @@ def test_an_error_leaves_no_half_written_segment(tmp_path: Path) -> None:
     assert [path for path in (tmp_path / "t/sealed").rglob("*") if path.is_file()] == []
 
 
-def test_planning_is_light() -> None:
+def test_planning_imports_no_heavy_modules() -> None:
     assert not loaded_by("sparklog.compaction.seal_plan")["sparklog.compaction.seal_plan"] & set(HEAVY)
 
 
@@ -742,7 +742,7 @@ def play(place: CountedRoot, topic: Topic, steps: list[Step], rng: random.Random
 
 @given(STEPS, CONFIGS, st.integers(0, 2**32), st.booleans())
 @examples(20, 60)
-def test_whatever_was_appended_reads_the_same_once_sealed(
+def test_random_appends_read_the_same_after_sealing(
     steps: list[Step], configs: dict[str, object], seed: int, roll: bool
 ) -> None:
     rng = random.Random(seed)

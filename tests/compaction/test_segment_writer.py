@@ -75,9 +75,7 @@ KAFKA_WROTE: list[tuple[str, dict[str, object]]] = [
 
 @pytest.mark.parametrize("at_once", [1, 3, 10_000])
 @pytest.mark.parametrize(("folder", "configs"), KAFKA_WROTE)
-def test_kafkas_files_come_out_of_kafkas_log(
-    fixtures: Path, folder: str, configs: dict[str, object], at_once: int
-) -> None:
+def test_kafkas_log_yields_kafkas_files(fixtures: Path, folder: str, configs: dict[str, object], at_once: int) -> None:
     place = store()
     writer = writer_of(place, **configs)
     expected: Written = {}
@@ -136,7 +134,7 @@ def test_each_index_is_full_by_its_own_count(step: int, most: int) -> None:
             assert writer.fits(headers[fitting_now : fitting_now + more]) == min(more, most - fitting_now)
 
 
-def test_what_a_commit_learns_of_a_segment() -> None:
+def test_the_metadata_of_a_segment_in_a_commit() -> None:
     place = store()
     writer = writer_of(place)
     writer.begin(100)
@@ -180,7 +178,7 @@ def test_batches_exactly_an_interval_apart_are_not_far_enough() -> None:
     assert files(place)[f"{0:020}.index"] == struct.pack(">iiii", 2, 122, 4, 244)
 
 
-def test_a_file_stays_within_what_kafka_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_does_not_exceed_kafkas_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_writer, "MAX_SEGMENT_BYTES", 130)
     writer = writer_of(store())
     writer.begin(0)
@@ -209,7 +207,7 @@ def test_a_segment_without_timestamps_has_the_time_it_was_changed() -> None:
     assert len(files(place)["00000000000000000020.index"]) == 8
 
 
-def test_segments_without_batches_leave_nothing() -> None:
+def test_segments_without_batches_are_not_written() -> None:
     place = store()
     writer = writer_of(place)
     assert writer.close() == ()
@@ -221,7 +219,7 @@ def test_segments_without_batches_leave_nothing() -> None:
     assert files(place) == {}
 
 
-def test_the_transaction_index_has_what_it_was_told() -> None:
+def test_the_transaction_index_contains_the_given_entries() -> None:
     place = store()
     writer = writer_of(place)
     entries = AbortedTransactions(ints(7, 8, 7), ints(0, 1, 5), ints(4, 6, 9), ints(1, 5, 10))
@@ -270,7 +268,7 @@ def test_segment_bytes_counts_whole_batches() -> None:
     assert MAX_SEGMENT_BYTES == 2**31 - 1
 
 
-def test_batches_that_do_not_follow_are_refused() -> None:
+def test_batches_out_of_order_are_rejected() -> None:
     place = store()
     writer = writer_of(place)
     with pytest.raises(BadRequest, match="begin"):
@@ -292,7 +290,7 @@ def test_batches_that_do_not_follow_are_refused() -> None:
     assert files(place) == {}
 
 
-def test_giving_up_leaves_nothing_not_even_whole_segments() -> None:
+def test_discard_deletes_all_segments() -> None:
     """A pass that fails every hour at the same damaged segment would fill the disk with what it wrote before it."""
     place = store()
     place.create("t/append/other", b"of somebody else")
@@ -308,7 +306,7 @@ def test_giving_up_leaves_nothing_not_even_whole_segments() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
-def test_giving_up_takes_a_log_whose_indexes_could_not_be_written(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discard_deletes_a_log_without_indexes(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = store()
     writer = writer_of(place)
     writer.begin(0)
@@ -329,9 +327,7 @@ def test_giving_up_takes_a_log_whose_indexes_could_not_be_written(suffix: str, m
 
 
 @pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
-def test_a_segment_that_fails_while_the_next_one_is_written_is_named_and_leaves_nothing(
-    suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_background_failure_is_reported_and_leaves_no_files(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_writer, "BACKGROUND_BYTES", 0)
     place = store()
     writer = writer_of(place)
@@ -361,7 +357,7 @@ def test_a_segment_that_fails_while_the_next_one_is_written_is_named_and_leaves_
     assert files(place) == {}
 
 
-def test_segments_that_become_durable_aside_are_given_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_synced_in_the_background_are_returned_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for least in (0, 1 << 30):
         monkeypatch.setattr(segment_writer, "BACKGROUND_BYTES", least)
@@ -375,7 +371,7 @@ def test_segments_that_become_durable_aside_are_given_in_order(monkeypatch: pyte
     assert [file.base for file in made[0][0]] == [(base,) for base in range(5)]
 
 
-def test_a_store_that_deletes_nothing_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_delete_does_not_hide_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     place = store()
     writer = writer_of(place)
     writer.begin(0)
@@ -399,7 +395,7 @@ RUNS = st.lists(
 
 @given(RUNS, st.sampled_from([0, 61, 100, 200, 500]), st.integers(0, 15), st.integers(0, 10), st.booleans())
 @examples(50, 150)
-def test_steps_give_what_one_build_gives_and_no_index_overflows(
+def test_incremental_indexes_equal_complete_indexes(
     runs: list[list[tuple[int, int, int]]], interval: int, entries: int, base: int, limited: bool
 ) -> None:
     """Against the indexes built at once from all batches, and against the roll rule asked before every batch."""

@@ -45,7 +45,7 @@ DATA = [
 ]
 
 
-def test_each_batch_gets_what_its_slice_says() -> None:
+def test_each_batch_gets_the_values_of_its_slice() -> None:
     data, starts = joined(*DATA)
     headers, row = scan_slices(data, ROWS, starts)
     assert row.tolist() == [0, 0, 1, 2, 3, 3]
@@ -59,14 +59,14 @@ def test_each_batch_gets_what_its_slice_says() -> None:
         assert getattr(patched, name).tolist() == getattr(found, name).tolist()
 
 
-def test_offsets_count_from_the_bases_given() -> None:
+def test_offsets_are_relative_to_the_given_bases() -> None:
     data, starts = joined(*DATA)
     headers, row = scan_slices(data, ROWS, starts)
     patch_batches(data, headers, ROWS, row, np.array([100, 100, 110, 110]))
     assert scan_headers(data).base_offset.tolist() == [0, 3, 5, 0, 1, 2]
 
 
-def test_one_slice_is_patched_as_many_are() -> None:
+def test_one_slice_is_patched_like_many_slices() -> None:
     for row, given in zip(ROWS, DATA, strict=True):
         alone, several = bytearray(given), bytearray(given * 2)
         headers, index = scan_slices(alone, [row], np.zeros(1, np.int64))
@@ -137,7 +137,7 @@ def test_batches_beyond_their_slice_or_out_of_order(wrong: bytes, place: int, of
     ids=["cut", "a byte more", "zeros behind", "second cut", "zeros"],
 )
 @pytest.mark.parametrize("last", [True, False])
-def test_slices_that_are_no_whole_batches(wrong: bytes, last: bool) -> None:
+def test_slices_with_incomplete_batches_are_corrupt(wrong: bytes, last: bool) -> None:
     rows = [row_of(90, 100), row_of(100, 105, position=40), row_of(105, 107)][: 2 if last else 3]
     data, starts = joined(*[batch(0, 10), wrong, batch(0, 2)][: len(rows)])
     with pytest.raises(Corrupt) as caught:
@@ -145,7 +145,7 @@ def test_slices_that_are_no_whole_batches(wrong: bytes, last: bool) -> None:
     assert caught.value.file == "t/append/100"
 
 
-def test_a_batch_that_calls_itself_an_old_message_is_not_patched() -> None:
+def test_a_batch_with_an_old_magic_is_not_patched() -> None:
     """The magic byte is not in the checksum, and messages of formats v0 and v1 have other fields in these places."""
     data, starts = joined(*DATA)
     data[len(DATA[0]) + 16] = 1

@@ -35,7 +35,7 @@ def view() -> MemoryView:
     return found
 
 
-def test_everything(view: MemoryView) -> None:
+def test_a_batch_read_returns_all_records_by_default(view: MemoryView) -> None:
     assert ranges(view, subscribe="t,u") == [("t", 0, 0, 10), ("t", 1, 0, 4), ("u", 0, 0, 3)]
     assert ranges(view, subscribePattern="[tu]") == ranges(view, subscribe="u,t")
     assert ranges(view, subscribePattern="nothing") == []
@@ -43,7 +43,7 @@ def test_everything(view: MemoryView) -> None:
 
 
 @pytest.mark.parametrize("loss", ["true", "false"])
-def test_a_topic_deleted_since_it_was_listed_is_left_out(view: MemoryView, loss: str) -> None:
+def test_a_topic_deleted_after_listing_is_skipped(view: MemoryView, loss: str) -> None:
     view.deleted_once_listed = ("u",)
     assert ranges(view, subscribePattern="[tu]", failOnDataLoss=loss) == [("t", 0, 0, 10), ("t", 1, 0, 4)]
     view.create("u")
@@ -54,12 +54,12 @@ def test_a_topic_deleted_since_it_was_listed_is_left_out(view: MemoryView, loss:
     ("kind", "options"),
     [(ROOT, {"subscribe": "t,gone"}), (ROOT, {"assign": '{"gone":[0]}'}), (TOPIC, {"subscribePattern": "go.*"})],
 )
-def test_a_topic_that_the_user_named_must_exist(view: MemoryView, kind: str, options: dict[str, str]) -> None:
+def test_a_topic_given_by_the_user_must_exist(view: MemoryView, kind: str, options: dict[str, str]) -> None:
     with pytest.raises(NotFound, match="There is no topic 'gone' at memory"):
         ranges(view, kind, "gone", **options)
 
 
-def test_a_topic_folder_is_itself(view: MemoryView) -> None:
+def test_a_topic_directory_reads_its_topic(view: MemoryView) -> None:
     assert ranges(view, TOPIC, "t") == [("t", 0, 0, 10), ("t", 1, 0, 4)]
     assert ranges(view, TOPIC, "t", assign='{"t":[0]}') == [("t", 0, 0, 10)]
     assert ranges(view, TOPIC, "u", subscribePattern="u|x") == [("u", 0, 0, 3)]
@@ -67,7 +67,7 @@ def test_a_topic_folder_is_itself(view: MemoryView) -> None:
         ranges(view, TOPIC, "t", subscribe="u")
 
 
-def test_internal_topics_only_by_name(view: MemoryView) -> None:
+def test_internal_topics_are_read_only_by_name(view: MemoryView) -> None:
     view.create("__consumer_offsets")
     view.add("__consumer_offsets", 1)
     assert {r[0] for r in ranges(view, KAFKA_DIRECTORY)} == {"t", "u"}
@@ -95,7 +95,7 @@ def test_times(view: MemoryView) -> None:
     assert ranges(view, subscribe="t", startingTimestamp="950", **strategy) == [("t", 0, 10, 10), ("t", 1, 0, 4)]
 
 
-def test_a_time_range_the_wrong_way_round_is_empty(view: MemoryView) -> None:
+def test_a_reversed_time_range_is_empty(view: MemoryView) -> None:
     assert ranges(view, assign='{"t":[0]}', startingTimestamp="700", endingTimestamp="300") == [("t", 0, 3, 3)]
 
 
@@ -134,7 +134,7 @@ def test_start_after_end(view: MemoryView) -> None:
         ranges(view, subscribe="u", startingOffsets='{"u":{"0":2}}', endingOffsets='{"u":{"0":1}}')
 
 
-def test_partitions_not_read_may_not_be_named(view: MemoryView) -> None:
+def test_offsets_of_unread_partitions_are_rejected(view: MemoryView) -> None:
     with pytest.raises(BadRequest, match="endingOffsets names partitions that are not read: u-0"):
         ranges(view, subscribe="t", endingOffsets='{"t":{"0":1,"1":1},"u":{"0":1}}')
     with pytest.raises(BadRequest, match="startingOffsets must name each partition that is read; missing: t-1"):

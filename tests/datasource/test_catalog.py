@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> str:
         (created(path="/log/a=http:/h"), {"path": "/log/a=http:/h"}),
     ],
 )
-def test_the_catalogs_own_properties_are_left_out(given: dict[str, str], expected: dict[str, str] | None) -> None:
+def test_properties_of_the_catalog_are_omitted(given: dict[str, str], expected: dict[str, str] | None) -> None:
     assert catalog.of_create(given) == expected
 
 
@@ -58,7 +58,7 @@ def test_one_topic_is_read_and_written(given: dict[str, str], added: dict[str, s
     assert catalog.complete_topic_options(given) == {**given, **added}
 
 
-def test_the_columns_bring_the_options(root: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_columns_contain_the_options(root: str, caplog: pytest.LogCaptureFixture) -> None:
     """With options of reads and of writes, of batches and of streams: none of them is refused or warned of."""
     both = {"num.partitions": "1", "maxOffsetsPerTrigger": "5", "topic.retention.ms": "604800000"}
     schema = SparklogDataSource(created(path=root, subscribe="orders", includeHeaders="true", **both)).schema()
@@ -74,14 +74,14 @@ def test_the_columns_bring_the_options(root: str, caplog: pytest.LogCaptureFixtu
     assert "no effect" not in caplog.text
 
 
-def test_a_brokers_password_does_not_travel_with_the_columns(root: str) -> None:
+def test_the_columns_do_not_contain_passwords(root: str) -> None:
     options = {"path": root, "topic": "orders", "kafka.sasl.jaas.config": "secret", "kafka.bootstrap.servers": "host:1"}
     schema = SparklogDataSource(created(**options)).schema()
     assert isinstance(schema, StructType)
     assert schema.fields[0].metadata == {"sparklog.options": f'{{"path": "{root}", "topic": "orders"}}'}
 
 
-def test_columns_that_were_selected_are_no_table(root: str) -> None:
+def test_selected_columns_are_not_a_table(root: str) -> None:
     schema = SparklogDataSource(created(path=root, topic="orders")).schema()
     assert isinstance(schema, StructType)
     for columns in (StructType(schema.fields[:2]), StructType().add("value", "string")):
@@ -99,6 +99,6 @@ def test_columns_that_were_selected_are_no_table(root: str) -> None:
         ({"subscribe": "orders", "columns": "value"}, "A table has all columns: remove the option 'columns'"),
     ],
 )
-def test_a_table_that_could_not_be_read_is_refused(root: str, more: dict[str, str], expected: str) -> None:
+def test_an_unreadable_table_is_rejected(root: str, more: dict[str, str], expected: str) -> None:
     with pytest.raises(Exception, match=expected):
         SparklogDataSource(created(**{"path": root, **more})).schema()

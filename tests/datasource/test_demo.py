@@ -14,7 +14,7 @@ from tests.datasource.spark_session import REPOSITORY
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark_folder")
-def test_the_demo_ends_well() -> None:
+def test_the_demo_succeeds() -> None:
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "examples" / "demo.py")],
         cwd=REPOSITORY,

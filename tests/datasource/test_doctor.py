@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-def test_a_running_session_is_asked(spark: SparkSession) -> None:
+def test_doctor_checks_a_running_session(spark: SparkSession) -> None:
     settings, (finding,) = check_session()
     assert finding.status == OK, finding
     assert f"Python {'.'.join(map(str, sys.version_info[:3]))}" in finding.found
@@ -24,7 +24,7 @@ def test_a_running_session_is_asked(spark: SparkSession) -> None:
     assert spark.range(3).count() == 3
 
 
-def test_a_session_that_sets_nothing_is_asked(spark: SparkSession) -> None:
+def test_doctor_checks_a_session_without_settings(spark: SparkSession) -> None:
     before = spark.conf.get(ARROW_BYTES)
     spark.conf.unset(ARROW_BYTES)
     try:

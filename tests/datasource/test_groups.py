@@ -98,7 +98,7 @@ def stream_starts(world: TopicsWorld, **options: str) -> dict[tuple[str, int], i
 
 
 @pytest.mark.parametrize(("starts", "default"), [(batch_starts, 0), (stream_starts, 10)])
-def test_reads_begin_where_the_group_stands(world: TopicsWorld, starts: Callable[..., Any], default: int) -> None:
+def test_reads_start_at_the_committed_offsets(world: TopicsWorld, starts: Callable[..., Any], default: int) -> None:
     group(world).alter({"a": {0: 4}, "b": {1: 10}})
     reset = "kafka_auto_offset_reset"
     both = {"subscribe": "a,b"}
@@ -113,7 +113,7 @@ def test_reads_begin_where_the_group_stands(world: TopicsWorld, starts: Callable
 
 
 @pytest.mark.parametrize("starts", [batch_starts, stream_starts])
-def test_an_offset_beyond_the_end_is_no_lost_record(world: TopicsWorld, starts: Callable[..., Any]) -> None:
+def test_an_offset_beyond_the_end_is_not_data_loss(world: TopicsWorld, starts: Callable[..., Any]) -> None:
     before = world.store.snapshot()
     world.topic("a").append(rows("x", partition=0))
     group(world).alter({"a": {0: 11, 1: 4}})
@@ -145,7 +145,7 @@ def test_an_offset_out_of_range(
 
 
 @pytest.mark.parametrize("starts", [batch_starts, stream_starts])
-def test_what_is_committed_while_a_read_is_planned_is_in_range(
+def test_offsets_committed_during_planning_are_in_range(
     world: TopicsWorld, starts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group(world).alter({"a": {0: 4, 1: 4}})
@@ -160,7 +160,7 @@ def test_what_is_committed_while_a_read_is_planned_is_in_range(
     assert starts(world, kafka_auto_offset_reset="earliest") == {("a", 0): 12, ("a", 1): 4}
 
 
-def test_offsets_of_a_topic_of_before_mean_nothing(world: TopicsWorld) -> None:
+def test_offsets_of_an_earlier_topic_are_ignored(world: TopicsWorld) -> None:
     group(world).alter({"a": {0: 4, 1: 4}})
     world.root().delete_topic("a")
     world.root().create_topic("a", partitions=2)
@@ -168,7 +168,7 @@ def test_offsets_of_a_topic_of_before_mean_nothing(world: TopicsWorld) -> None:
     assert batch_starts(world, kafka_auto_offset_reset="earliest") == {("a", 0): 0, ("a", 1): 0}
 
 
-def test_offsets_that_a_transaction_commits_count_once_it_is_decided(world: TopicsWorld) -> None:
+def test_transactional_offsets_apply_after_the_decision(world: TopicsWorld) -> None:
     producer = world.producer()
     transaction = producer.begin()
     transaction.send_offsets("g", {"a": {0: 9, 1: 9}})
@@ -176,7 +176,7 @@ def test_offsets_that_a_transaction_commits_count_once_it_is_decided(world: Topi
     assert batch_starts(world, kafka_auto_offset_reset="none") == {("a", 0): 9, ("a", 1): 9}
 
 
-def test_a_batch_ends_where_it_is_told_to(world: TopicsWorld) -> None:
+def test_a_batch_ends_at_the_ending_offsets(world: TopicsWorld) -> None:
     group(world).alter({"a": {0: 8, 1: 2}})
     view = RootView(world.root())
     options = {"subscribe": "a", "startingoffsets": "group", "kafka.group.id": "g"}
@@ -208,7 +208,7 @@ def test_a_batch_ends_where_it_is_told_to(world: TopicsWorld) -> None:
         ),
     ],
 )
-def test_a_mistake_gives_one_line(options: dict[str, str], expected: str) -> None:
+def test_a_mistake_is_a_one_line_error(options: dict[str, str], expected: str) -> None:
     with pytest.raises(BadRequest) as error:
         parse_options(options)
     assert expected in str(error.value)
@@ -225,7 +225,7 @@ def test_settings_of_groups_are_those_of_kafkas_clients() -> None:
         ).check_write()
 
 
-def test_nothing_is_published_in_a_kafka_directory() -> None:
+def test_offsets_are_not_committed_to_a_kafka_directory() -> None:
     place = Location(KAFKA_DIRECTORY, "/kafka", "/kafka")
     check_group_location(parse_options({}).read, place)
     with pytest.raises(BadRequest, match=r"/kafka is a Kafka log directory, which is read-only: remove kafka.group.id"):
@@ -240,7 +240,7 @@ def test_nothing_is_published_in_a_kafka_directory() -> None:
 # -- what a query publishes
 
 
-def test_progress_is_published_when_the_next_batch_is_planned(world: TopicsWorld) -> None:
+def test_progress_is_committed_when_the_next_batch_is_planned(world: TopicsWorld) -> None:
     query = Query(world, maxOffsetsPerTrigger="4", kafka_group_instance_id="copier")
     ends = [query.batch()]
     description = group(world).description()
@@ -254,7 +254,7 @@ def test_progress_is_published_when_the_next_batch_is_planned(world: TopicsWorld
     assert offsets(world) == {("a", 0): 10, ("a", 1): 10}
 
 
-def test_several_topics_and_one_commit_for_each_batch_that_moved(world: TopicsWorld) -> None:
+def test_each_batch_with_progress_is_one_commit(world: TopicsWorld) -> None:
     counting = CountingStore(world.store)
     query = Query(world, world.root(counting), subscribe="a,b")
     query.batch()
@@ -274,7 +274,7 @@ def test_several_topics_and_one_commit_for_each_batch_that_moved(world: TopicsWo
     assert len(set(times.values())) == 1
 
 
-def test_a_restart_publishes_what_was_done_and_nothing_that_is_known(world: TopicsWorld) -> None:
+def test_a_restart_commits_only_new_progress(world: TopicsWorld) -> None:
     first = Query(world, maxOffsetsPerTrigger="8")
     first.batch()
     first.batch()
@@ -293,7 +293,7 @@ def test_a_restart_publishes_what_was_done_and_nothing_that_is_known(world: Topi
     assert group(world).state().op == "join"
 
 
-def test_the_newest_query_wins(world: TopicsWorld) -> None:
+def test_the_latest_query_fences_earlier_ones(world: TopicsWorld) -> None:
     old, new = Query(world, maxOffsetsPerTrigger="4"), Query(world, maxOffsetsPerTrigger="4")
     old.batch()
     new.batch()
@@ -303,7 +303,7 @@ def test_the_newest_query_wins(world: TopicsWorld) -> None:
     assert offsets(world) == {("a", 0): 2, ("a", 1): 2}
 
 
-def test_a_reset_is_refused_while_the_query_lives_and_stops_one_that_was_silent_for_too_long(
+def test_a_reset_is_rejected_while_the_query_is_active(
     world: TopicsWorld,
 ) -> None:
     query = Query(world, maxOffsetsPerTrigger="4", kafka_session_timeout_ms="30000")
@@ -318,7 +318,7 @@ def test_a_reset_is_refused_while_the_query_lives_and_stops_one_that_was_silent_
     assert offsets(world) == {("a", 0): 0, ("a", 1): 2}
 
 
-def test_an_idle_query_shows_that_it_lives(world: TopicsWorld) -> None:
+def test_an_idle_query_sends_heartbeats(world: TopicsWorld) -> None:
     query = Query(world, kafka_session_timeout_ms="30000")
     query.batch()
     query.batch()
@@ -330,7 +330,7 @@ def test_an_idle_query_shows_that_it_lives(world: TopicsWorld) -> None:
     assert group(world).state().number == number + 6
 
 
-def test_who_has_read_everything_there_was_leaves(world: TopicsWorld) -> None:
+def test_an_available_now_query_leaves_the_group(world: TopicsWorld) -> None:
     query = Query(world)
     query.batch()
     query.planner.prepare_available_now()
@@ -344,7 +344,9 @@ def test_who_has_read_everything_there_was_leaves(world: TopicsWorld) -> None:
     assert group(world).state().number == number
 
 
-def test_a_group_that_cannot_be_written_holds_no_query_up(world: TopicsWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_that_cannot_be_written_does_not_stop_a_query(
+    world: TopicsWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = [True]
 
     def script(call: Any) -> Fault | None:
@@ -366,7 +368,7 @@ def test_a_group_that_cannot_be_written_holds_no_query_up(world: TopicsWorld, ca
     assert group(world).description().state == "Stable"
 
 
-def test_topics_that_are_gone_are_left_out(world: TopicsWorld) -> None:
+def test_deleted_topics_are_skipped(world: TopicsWorld) -> None:
     query = Query(world, subscribe="a,b", failOnDataLoss="false")
     query.batch()
     world.root().delete_topic("a")
@@ -380,7 +382,7 @@ def test_topics_that_are_gone_are_left_out(world: TopicsWorld) -> None:
     assert offsets(world) == {("b", 0): 1}
 
 
-def test_the_last_word_of_a_run_that_ends_does_not_wait(world: TopicsWorld) -> None:
+def test_the_last_commit_of_a_run_does_not_wait(world: TopicsWorld) -> None:
     broken = [True]
 
     def script(call: Any) -> Fault | None:
@@ -396,7 +398,7 @@ def test_the_last_word_of_a_run_that_ends_does_not_wait(world: TopicsWorld) -> N
     assert (group(world).description().state, offsets(world)) == ("Empty", {("a", 0): 10, ("a", 1): 10})
 
 
-def test_a_restored_root_keeps_the_offsets_that_it_was_restored_with(world: TopicsWorld) -> None:
+def test_a_restored_root_keeps_its_committed_offsets(world: TopicsWorld) -> None:
     group(world).alter({"a": {0: 7, 1: 7}})
     before = world.store.snapshot()
     world.topic("a").alter(partitions=3)
@@ -419,7 +421,7 @@ def test_a_restored_root_keeps_the_offsets_that_it_was_restored_with(world: Topi
     assert offsets(world) == {("a", 0): 10, ("a", 1): 10}
 
 
-def test_killed_at_every_step_the_next_run_catches_up() -> None:
+def test_a_killed_run_is_completed_by_the_next_run() -> None:
     for nth in range(200):
         world = TopicsWorld()
         world.topic("a").append(rows(*VALUES))
@@ -466,7 +468,7 @@ finally:
 """
 
 
-def test_a_query_that_spark_ends_by_a_signal_leaves_its_group_at_once(tmp_path: Path) -> None:
+def test_a_query_stopped_by_sigterm_leaves_its_group(tmp_path: Path) -> None:
     pytest.importorskip("pyspark", "4.2")
     root = open_root(tmp_path / "log", create=True)
     root.create_topic("in").append(rows("x"))

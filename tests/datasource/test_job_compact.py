@@ -93,7 +93,7 @@ def test_spark_tasks_seal_merge_and_clean(
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_corrupt_partition_is_one_line_and_the_others_are_done(
+def test_a_corrupt_partition_is_a_one_line_error(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orders, clicks = filled(tmp_path, "orders", COMPACTED), filled(tmp_path, "clicks", {})
@@ -139,7 +139,7 @@ def orders_of(topic: Topic, partition: int) -> list[dict[str, object]]:
     return found.to_pylist()  # type: ignore[no-any-return]
 
 
-def test_a_dry_run_says_why_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_reasons_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     orders = filled(tmp_path, "orders", COMPACTED)
     before = orders.log.state().version, sorted(tmp_path.rglob("*"))
     assert job(InProcess(), tmp_path, "--dry-run") == 0
@@ -161,7 +161,7 @@ def test_a_dry_run_says_why_and_changes_nothing(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("more", [(), ("--roll",), ("--seal-only",)])
-def test_a_dry_run_foretells_the_run(tmp_path: Path, more: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_predicts_the_run(tmp_path: Path, more: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     filled(tmp_path, "orders", COMPACTED)
     filled(tmp_path, "clicks", {"segment.bytes": 1000})
     assert job(InProcess(), tmp_path, "--dry-run", "--json", *more) == 0
@@ -175,7 +175,7 @@ def test_a_dry_run_foretells_the_run(tmp_path: Path, more: Sequence[str], capsys
         assert would
 
 
-def test_a_dry_run_says_what_is_overdue_and_what_is_not_due(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_reports_overdue_and_not_due_partitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configs = {**COMPACTED, "min.cleanable.dirty.ratio": 1.0, "max.compaction.lag.ms": 3_600_000}
     filled(tmp_path, "orders", configs)
     now = int(time.time() * 1000)
@@ -209,7 +209,7 @@ def test_json_is_one_document_on_stdout(tmp_path: Path, capsys: pytest.CaptureFi
     assert "compact orders-0: done" in said.err
 
 
-def test_the_given_clock_closes_what_is_old_and_drops_tombstones(tmp_path: Path) -> None:
+def test_now_ms_closes_old_segments_and_drops_tombstones(tmp_path: Path) -> None:
     """`--now-ms` alone decides what is old: the same records, a week or a day later."""
     configs = {**COMPACTED, "segment.bytes": 1 << 20, "min.cleanable.dirty.ratio": 0.0}
     orders = filled(tmp_path, "orders", configs)
@@ -309,7 +309,7 @@ def test_topics_may_be_repeated_or_joined_by_commas(tmp_path: Path, capsys: pyte
     assert [topic["topic"] for topic in json.loads(capsys.readouterr().out)["topics"]] == ["a", "b", "d"]
 
 
-def test_a_root_without_topics_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_root_without_topics_prints_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sparklog.open(tmp_path, create=True)
     assert job(InProcess(), tmp_path) == 0
     said = capsys.readouterr()
@@ -317,7 +317,7 @@ def test_a_root_without_topics_is_one_message(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(("more", "words"), [((), "nowhere"), (("--topic", "ordres"), "did you mean 'orders'?")])
-def test_what_is_not_there_is_one_line_and_exit_code_1(
+def test_a_missing_topic_is_one_line_and_exit_code_1(
     tmp_path: Path, more: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if more:
@@ -328,7 +328,7 @@ def test_what_is_not_there_is_one_line_and_exit_code_1(
     assert words in said.err
 
 
-def test_two_runs_at_once_do_no_harm(tmp_path: Path) -> None:
+def test_concurrent_runs_are_safe(tmp_path: Path) -> None:
     """Each piece of one run meets a whole other run: what both rewrote stays what it was."""
     orders = filled(tmp_path, "orders", COMPACTED)
     before = records(orders)
@@ -398,7 +398,7 @@ def test_an_interrupted_run_ends_with_130(
     assert capsys.readouterr().err == f"sparklog compact: interrupted; {stays}\n"
 
 
-def test_an_interrupted_run_counts_what_it_did(
+def test_an_interrupted_run_reports_completed_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Stopped(InProcess):
@@ -450,7 +450,7 @@ def test_results_come_as_they_are_finished(spark: SparkSession, tmp_path: Path) 
         assert result.reports[0].partition != os.getpid(), "in a worker"
 
 
-def test_a_worker_does_one_piece_after_the_other(spark: SparkSession) -> None:
+def test_a_worker_runs_one_work_item_at_a_time(spark: SparkSession) -> None:
     """A worker that Spark starts anew loads the kernels anew, which takes longer than most pieces."""
     works = [Small(f"piece {n}", error=None if n % 2 else Conflict("plan again")) for n in range(6)]
     works += [Small(f"later piece {n}") for n in range(12)]
@@ -460,7 +460,7 @@ def test_a_worker_does_one_piece_after_the_other(spark: SparkSession) -> None:
     assert len(set(workers)) < 8, "as many as were idle before, at most"
 
 
-def test_an_error_of_a_task_comes_back_as_itself(spark: SparkSession, standard_error: StandardError) -> None:
+def test_a_task_error_keeps_its_type(spark: SparkSession, standard_error: StandardError) -> None:
     errors = (
         Corrupt("bad CRC", file="t/x.log", position=5, offset=7),
         Conflict("plan again"),
@@ -482,7 +482,7 @@ def test_an_error_of_a_task_comes_back_as_itself(spark: SparkSession, standard_e
     assert [error for error in errors if standard_error.shows(str(error), seconds=0)] == []
 
 
-def test_what_kills_a_task_is_one_line_and_the_others_are_done(spark: SparkSession) -> None:
+def test_a_killed_task_is_a_one_line_error(spark: SparkSession) -> None:
     works = [
         Small("faulty", error=ZeroDivisionError("a fault of ours")),
         Small("sound"),
@@ -497,7 +497,7 @@ def test_what_kills_a_task_is_one_line_and_the_others_are_done(spark: SparkSessi
     assert "log.cleaner.dedupe.buffer.size" in str(found["big"])
 
 
-def test_a_run_that_is_given_up_cancels_what_still_runs(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_abandoned_run_cancels_its_tasks(spark: SparkSession, tmp_path: Path) -> None:
     never = tmp_path / "never"
     works = [Small("quick"), Small("endless", never), Small("begun as the first ends", never)]
     running = SparkRunner(spark, parallelism=2).run(works)
@@ -510,7 +510,7 @@ def test_a_run_that_is_given_up_cancels_what_still_runs(spark: SparkSession, tmp
     assert not status.getActiveJobsIds()
 
 
-def test_spark_is_used_where_it_runs_and_left_running(spark: SparkSession) -> None:
+def test_a_running_spark_session_is_reused(spark: SparkSession) -> None:
     runner = SparkIfNeeded("tests", sparklog.configure, Settings(0))
     (found,) = runner.run([Small("piece")])
     assert isinstance(found[1], WorkResult)
@@ -519,7 +519,7 @@ def test_spark_is_used_where_it_runs_and_left_running(spark: SparkSession) -> No
     assert spark.sparkContext.parallelize(range(3), 1).count() == 3
 
 
-def test_without_pyspark_work_is_done_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyspark_the_work_runs_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     runner = SparkIfNeeded("tests", sparklog.configure, Settings(0, spark_min_bytes=0))
     assert list(runner.run([])) == []
@@ -540,7 +540,7 @@ def test_without_pyspark_work_is_done_in_this_process(monkeypatch: pytest.Monkey
         ([(1, 5), (1, 5)], "10 files, and spark.min.files=10"),
     ],
 )
-def test_little_work_starts_no_spark(
+def test_little_work_does_not_start_spark(
     sizes: list[tuple[int, int]], reason: str | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def configure(builder: object) -> NoReturn:
@@ -559,7 +559,7 @@ def test_little_work_starts_no_spark(
     assert f"sparklog tests: starting Spark: {reason}" in capfd.readouterr().err
 
 
-def test_without_java_work_is_done_in_this_process(tmp_path: Path) -> None:
+def test_without_java_the_work_runs_in_this_process(tmp_path: Path) -> None:
     """Where pyspark is installed and Java is not, which a cron job finds out at night."""
     filled(tmp_path / "root", "orders", COMPACTED)
     given = [sys.executable, str(REPOSITORY / "jobs" / "compact.py"), "--root", str(tmp_path / "root"), "--json"]
@@ -585,5 +585,5 @@ def test_without_java_work_is_done_in_this_process(tmp_path: Path) -> None:
     assert json.loads(answer.stdout)["topics"][0]["partitions"][0]["actions"]["seal"] == 1
 
 
-def test_no_work_starts_no_job(spark: SparkSession) -> None:
+def test_no_work_does_not_start_a_job(spark: SparkSession) -> None:
     assert list(SparkRunner(spark).run([])) == []

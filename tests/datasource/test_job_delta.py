@@ -44,7 +44,7 @@ def avsc(tmp_path: Path) -> str:
     return str(tmp_path / "order.avsc")
 
 
-def test_a_command_line_says_what_rows_are(avsc: str) -> None:
+def test_options_determine_the_rows(avsc: str) -> None:
     raw = to_delta.arguments(TO)
     assert raw.rows == Payload("raw", False, keys=("key",), headers=True)
     assert (raw.mode, raw.bad_records, raw.starting_offsets, raw.follow) == ("append", "fail", "earliest", False)
@@ -115,7 +115,7 @@ def test_packages_are_those_of_the_release_of_spark(monkeypatch: pytest.MonkeyPa
         assert delta.settings(environ, "4.2.1") == delta.SETTINGS
 
 
-def test_a_session_without_the_jars_is_told_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jars_are_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "version", lambda name: "4.4.0")
     missing = JavaPackage("x", None)
     jvm = SimpleNamespace(
@@ -144,7 +144,7 @@ TABLE = StructType([StructField("id", LongType(), nullable=False), StructField("
         ([("id", IntegerType())], ["id"], "column 'id' is bigint in the table and int in the rows: change --schema"),
     ],
 )
-def test_columns_that_a_table_lacks(rows: list[tuple[str, Any]], missing: list[str], says: str) -> None:
+def test_missing_columns_of_a_table(rows: list[tuple[str, Any]], missing: list[str], says: str) -> None:
     schema = StructType([StructField(*each) for each in rows])
     assert delta.missing_columns(TABLE, schema, grow=True) == missing
     if not says:
@@ -176,7 +176,7 @@ def test_an_avro_value_is_read_between_its_frame_and_its_end() -> None:
 @pytest.mark.parametrize(
     ("schema", "says"), [("{", "is not JSON"), ('"long"', "a record schema"), ("[]", "a record schema")]
 )
-def test_an_avro_schema_that_makes_no_columns(schema: str, says: str) -> None:
+def test_an_avro_schema_without_columns_is_rejected(schema: str, says: str) -> None:
     with pytest.raises(BadRequest, match=says):
         framed_schema(schema, None)
 
@@ -199,7 +199,7 @@ def test_a_relative_path_of_a_table_becomes_absolute(spark: SparkSession) -> Non
 
 
 @pytest.mark.spark
-def test_what_an_interrupted_creation_leaves_is_no_file_of_others(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_interrupted_table_creation_can_be_repeated(spark: SparkSession, tmp_path: Path) -> None:
     def remainders() -> dict[str, bool]:
         folder, files = delta._folder(spark, str(tmp_path))
         return {

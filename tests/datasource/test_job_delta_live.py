@@ -176,7 +176,7 @@ def test_after_any_history_the_rows_are_those_of_the_topics_table(driver: Driver
 
 @pytest.mark.parametrize("step", ["write_bad", "write_rows"])
 @pytest.mark.parametrize("mode", ["append", "upsert"])
-def test_kills_between_steps_lose_and_repeat_nothing(
+def test_kills_between_steps_do_not_lose_or_repeat_records(
     driver: Driver, spark_folder: Path, tmp_path: Path, step: str, mode: str
 ) -> None:
     options = ("--payload", "json", "--schema", DDL, "--bad-records", "quarantine", "--key-columns", "id")
@@ -353,7 +353,7 @@ def test_a_raw_table_goes_back_as_it_came(driver: Driver, tmp_path: Path) -> Non
     assert {row["key"]: row["value"] for row in back} == {row["key"]: row["value"] for row in read(case.table)}
 
 
-def test_what_is_wrong_with_a_table_is_one_line(driver: Driver, tmp_path: Path) -> None:
+def test_table_errors_are_one_line(driver: Driver, tmp_path: Path) -> None:
     plain, rows = tmp_path / "plain", tmp_path / "rows"
     driver.sql(f"CREATE TABLE delta.`{plain}` (id BIGINT) USING delta")
     driver.sql(

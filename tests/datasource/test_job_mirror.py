@@ -49,7 +49,7 @@ class FakeKafka:
         return f"grow {name} to {partitions}"
 
 
-def test_what_a_command_line_means(tmp_path: Path) -> None:
+def test_options_of_a_command_line(tmp_path: Path) -> None:
     config = tmp_path / "client.properties"
     config.write_text("# as Kafka's tools take it\nsecurity.protocol=SASL_SSL\nsasl.mechanism: PLAIN\n")
     given = [*INTO_ROOT, "--topics", "orders, clicks,orders", "--kafka-config", str(config), "--follow"]
@@ -137,7 +137,7 @@ def test_a_topic_deleted_since_the_pattern_was_looked_up_is_left_out(tmp_path: P
         ({"new": 1, "a b": 1}, "new,a b", BadRequest, "may contain only letters"),
     ],
 )
-def test_what_cannot_be_mirrored_is_said_and_changes_nothing(
+def test_unsupported_topics_are_reported_and_nothing_is_changed(
     tmp_path: Path, topics: dict[str, int], what: str, kind: type[SparklogError], says: str
 ) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
@@ -158,7 +158,7 @@ def test_a_pattern_that_nothing_matches_and_paths_that_are_no_roots(tmp_path: Pa
             mirror.RootEndpoint(str(fixtures / "transactions" / "data"), target=target)
 
 
-def test_without_the_connector_it_says_what_to_give(
+def test_a_missing_connector_error_suggests_the_package(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     into_root = [str(tmp_path / "root") if word == "root" else word for word in INTO_ROOT]
@@ -193,7 +193,7 @@ class FakeQuery:
         self.stopped += 1
 
 
-def test_topics_that_come_while_the_job_runs(
+def test_topics_created_while_the_job_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kafka = FakeKafka(o1=2)
@@ -231,7 +231,7 @@ def test_topics_that_come_while_the_job_runs(
     assert said[-1] == "new topics: o4"
 
 
-def test_the_line_that_is_said_of_an_error() -> None:
+def test_the_error_line_of_kafka_exceptions() -> None:
     lost = "[STREAM_FAILED] Query terminated with exception: Some data may have been lost\nCaused by: other"
     assert reason(lost) == lost.splitlines()[0]
     sent = (
@@ -265,7 +265,7 @@ def test_rows_of_the_connector_become_rows_of_the_sink(spark: SparkSession) -> N
     }
 
 
-def test_a_partition_that_is_read_in_pieces_is_sent_in_its_order(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_split_partition_is_sent_in_order(spark: SparkSession, tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
     for name in ("a", "b"):
         topic = root.create_topic(name, partitions=3)

@@ -193,7 +193,7 @@ def test_from_kafka_exactly_once(servers: str, spark_folder: Path, tmp_path: Pat
     assert {name: sparklog.open(root).topic(name).log.state().partitions for name in topics} == topics
 
 
-def test_a_topic_that_comes_while_the_job_runs(servers: str, spark_folder: Path, tmp_path: Path) -> None:
+def test_a_topic_created_while_the_job_runs(servers: str, spark_folder: Path, tmp_path: Path) -> None:
     first, second, root = {"come-1": 2}, {"come-1": 2, "come-2": 3}, tmp_path / "root"
     create(servers, first)
     produce(servers, "come-1", 2, range(200))
@@ -253,7 +253,7 @@ def test_into_kafka_at_least_once_and_in_order(servers: str, spark_folder: Path,
     assert sum(map(len, of_kafka(servers, topics).values())) == before
 
 
-def test_what_cannot_be_done_is_one_line(servers: str, spark_folder: Path, tmp_path: Path) -> None:
+def test_unsupported_copies_are_one_line_errors(servers: str, spark_folder: Path, tmp_path: Path) -> None:
     patience = ["--kafka-option", "request.timeout.ms=1000", "--kafka-option", "default.api.timeout.ms=2000"]
     for at, says in (
         ("127.0.0.1:9", "cannot describe the topics of kafka://127.0.0.1:9: "),
@@ -268,7 +268,7 @@ def test_what_cannot_be_done_is_one_line(servers: str, spark_folder: Path, tmp_p
         assert not (tmp_path / "root").exists()
 
 
-def test_why_nothing_could_be_sent_is_one_line(servers: str, spark_folder: Path, tmp_path: Path) -> None:
+def test_send_failures_are_one_line_errors(servers: str, spark_folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "root"
     sparklog.open(place, create=True).create_topic("refused").append(pa.table({"value": ["a"]}))
     given = ["--from", str(place), "--to", f"kafka://{servers}", "--topics", "refused", "--kafka-option", "acks=bogus"]

@@ -67,7 +67,7 @@ def test_a_bad_path_is_one_line_before_spark_starts(
     assert not (place / "new").exists()
 
 
-def test_an_interrupt_while_spark_starts_counts_once_it_runs_and_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_during_startup_stops_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would end the JVM that a session was about to come from."""
     steps: list[str] = []
 

@@ -91,7 +91,7 @@ def test_a_dry_run_then_a_run_then_the_files_a_day_later(place: Path, capsys: py
     assert capsys.readouterr().out == "1 topic: nothing was deleted\n"
 
 
-def test_idle_topics_take_no_line_of_the_log(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_topics_are_not_logged(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         sparklog.open(place).create_topic(name)
     assert retain.run(chosen(place, *clock(START_MS + 24 * HOUR_MS))) == 0
@@ -101,7 +101,7 @@ def test_idle_topics_take_no_line_of_the_log(place: Path, capsys: pytest.Capture
     assert lines[-1][1] == "retain: 2 topics had nothing to delete"
 
 
-def test_an_interrupt_says_how_many_topics_are_done(
+def test_an_interrupt_reports_the_processed_topics(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def retain_root(*args: object, on_done: Callable[[object, int], None], **options: object) -> None:
@@ -152,7 +152,7 @@ def test_a_properties_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--root", "nowhere"], "nowhere"),
     ],
 )
-def test_what_is_not_there_is_one_line_and_exit_code_1(
+def test_a_missing_topic_is_one_line_and_exit_code_1(
     place: Path, given: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert retain.run(chosen(place, *given)) == 1
@@ -187,9 +187,7 @@ def test_wrong_usage_ends_with_2(
     assert says in capsys.readouterr().err
 
 
-def test_a_topic_that_fails_is_said_on_stderr_and_the_rest_is_done(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_topic_is_reported_and_others_are_processed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hourly(sparklog.open(place).create_topic("other", configs={"retention.ms": 1, "segment.ms": 1}), 3)
     (place / "orders" / "_log" / f"{24:020d}.json").write_text("{}")
     assert retain.run(chosen(place, *clock(START_MS + 24 * HOUR_MS))) == 1
@@ -220,7 +218,7 @@ def test_many_deletions_are_spread_over_tasks(
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_what_an_hour_leaves_behind_is_deleted_without_spark(place: Path) -> None:
+def test_a_few_deletions_do_not_start_spark(place: Path) -> None:
     """The crontab says so: one commit a second are 3,600 append files an hour."""
 
     class Nobody:
@@ -237,7 +235,7 @@ def test_what_an_hour_leaves_behind_is_deleted_without_spark(place: Path) -> Non
     assert not list(folder.glob("*orphan*"))
 
 
-def test_little_to_do_starts_no_spark(place: Path) -> None:
+def test_little_work_starts_no_spark_session(place: Path) -> None:
     given = [str(REPOSITORY / "jobs" / "retain.py"), "--root", str(place), *clock(START_MS + 24 * HOUR_MS)]
     code = (
         "import runpy, sys; sys.argv = sys.argv[1:]\n"

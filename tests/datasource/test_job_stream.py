@@ -47,7 +47,7 @@ def test_topics_keep_their_names_and_records_and_a_second_run_writes_nothing(
             assert len(source) > 0
 
 
-def test_one_topic_takes_all_records(spark: SparkSession, tmp_path: Path, fixtures: Path) -> None:
+def test_all_records_can_be_written_to_one_topic(spark: SparkSession, tmp_path: Path, fixtures: Path) -> None:
     copy = copied(tmp_path, fixtures, "--topic", "archive", "--num-partitions", "3", "--max-offsets-per-trigger", "50")
     assert stream.run(spark, copy) == 0
     root = sparklog.open(copy.root)
@@ -57,7 +57,7 @@ def test_one_topic_takes_all_records(spark: SparkSession, tmp_path: Path, fixtur
     assert root.topic("archive").log.state().partitions == 3
 
 
-def test_a_group_of_the_source_shows_how_far_it_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_progress_is_committed_to_a_group_of_the_source(spark: SparkSession, tmp_path: Path) -> None:
     source = tmp_path / "source"
     feed(source, "t", range(10), partitions=1)
     given = ["--source", str(source), "--subscribe", "t", "--group", "archive"]
@@ -68,7 +68,7 @@ def test_a_group_of_the_source_shows_how_far_it_is(spark: SparkSession, tmp_path
     assert {place: item.offset for place, item in committed.items()} == {("t", 0): 10}
 
 
-def test_a_record_without_a_time_gets_that_of_its_writing(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_record_without_a_timestamp_gets_the_write_time(spark: SparkSession, tmp_path: Path) -> None:
     write_partition(tmp_path / "kafka", "t-0", {0: batch(0, [b"timed"]) + batch(1, [b"timeless"], timestamp=-1)})
     given = ["--source", str(tmp_path / "kafka"), "--root", str(tmp_path / "root"), "--checkpoint", str(tmp_path / "c")]
     begun = int(time.time() * 1000)
@@ -152,7 +152,7 @@ def test_an_interrupt_stops_spark_and_is_one_line(
     )
 
 
-def test_a_terminal_shows_what_a_query_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_progress_of_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
     class Query:
         looks = iter((False, False, True))
         recentProgress: list[dict[str, int]] = []  # noqa: N815, RUF012

@@ -47,7 +47,7 @@ def damaged(place: Path) -> str:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_sound_root_then_a_flipped_bit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_of_an_intact_root_and_a_flipped_bit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.run(InProcess(), chosen(place)) == 0
     said = capsys.readouterr()
     assert said.out.startswith(
@@ -75,7 +75,7 @@ def test_wrong_input(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         assert stopped.value.code == 2
 
 
-def test_an_empty_root_is_sound_and_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_root_is_intact_and_reported_as_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sparklog.open(tmp_path / "root", create=True)
     assert verify.run(InProcess(), chosen(tmp_path / "root")) == 0
     said = capsys.readouterr()

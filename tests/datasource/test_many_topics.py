@@ -48,7 +48,7 @@ def plan(place: CountedRoot) -> list[OffsetRange]:
 
 
 @pytest.mark.parametrize("kind", KINDS_AND_BUCKET)
-def test_a_topic_of_a_pattern_is_looked_at_once(kind: str, tmp_path: Path) -> None:
+def test_a_topic_of_a_pattern_is_read_once(kind: str, tmp_path: Path) -> None:
     place = CountedRoot(kind, tmp_path)
     topics_of(place, MANY)
     place.store.reset()
@@ -59,7 +59,7 @@ def test_a_topic_of_a_pattern_is_looked_at_once(kind: str, tmp_path: Path) -> No
     assert {verb: place.store.counts[verb] for verb in place.store.counts} == expected, place.store.keys
 
 
-def test_one_more_topic_is_few_calls(tmp_path: Path) -> None:
+def test_each_additional_topic_costs_few_calls(tmp_path: Path) -> None:
     counts = []
     for number in (MANY, 2 * MANY):
         place = CountedRoot("local", tmp_path / str(number))

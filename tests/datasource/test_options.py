@@ -47,7 +47,7 @@ def test_defaults_are_those_of_the_connector_but_for_the_isolation_level() -> No
     assert (write.partitions, write.auto_create, write.replay_mismatch, write.codec) == (1, True, "error", None)
 
 
-def test_choices_are_those_of_what_defines_them() -> None:
+def test_choices_equal_their_definitions() -> None:
     assert CORRUPT_RECORDS == POLICIES
     assert option_table.CODECS == CODECS
     assert ISOLATION_LEVELS == (READ_COMMITTED, READ_UNCOMMITTED)
@@ -62,7 +62,7 @@ def test_names_are_found_in_any_case() -> None:
         assert find_option(option.name.lower()) == find_option(option.name.upper()) == option
 
 
-def test_the_table_fills_every_field_and_says_what_each_option_does() -> None:
+def test_the_table_documents_every_option_and_fills_every_field() -> None:
     made = {"subscription", "keys", "start", "end", "as_of", "no_match_is_latest", "configs", "partitions_given"}
     wanted = [each.name for kind in (ReadOptions, SinkOptions) for each in fields(kind) if each.name not in made]
     assert sorted(option.field for option in OPTIONS if option.field) == sorted(wanted)
@@ -79,7 +79,7 @@ def test_settings_of_kafka_clients_are_accepted_without_effect() -> None:
 
 
 @pytest.mark.parametrize("side", ["starting", "ending"])
-def test_of_several_bounds_the_connectors_first_counts(side: str) -> None:
+def test_bounds_have_the_precedence_of_the_connector(side: str) -> None:
     """A time for all, times one by one, offsets; what is hidden is not even looked at."""
     names = [f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"]
     texts = dict(zip(names, ("7", '{"a":{"0":8}}', '{"a":{"0":9}}'), strict=True))
@@ -100,7 +100,7 @@ def test_of_several_bounds_the_connectors_first_counts(side: str) -> None:
     )
 
 
-def test_a_brokers_security_has_no_effect_and_is_answered() -> None:
+def test_broker_security_options_have_no_effect_and_warn() -> None:
     names = ["kafka.security.protocol", "kafka.sasl.jaas.config", "kafka.ssl.truststore.location"]
     (warning,) = parse_options(dict.fromkeys(names, "secret")).warnings
     assert warning.startswith(f"{', '.join(sorted(names))} have no effect: it secures connections to brokers")
@@ -114,7 +114,7 @@ def test_a_brokers_security_has_no_effect_and_is_answered() -> None:
     "name",
     ["transactional.id.expiration.ms", "log.flush.interval.messages", "request.required.acks", "processing.guarantee"],
 )
-def test_names_that_are_kafkas_own_get_no_hint_by_their_spelling(name: str) -> None:
+def test_names_of_kafka_configs_get_no_spelling_hint(name: str) -> None:
     for given in (name, f"kafka.{name}"):
         answer = message({given: "1"})
         assert answer.startswith(f"Unknown option '{given}': ")
@@ -142,7 +142,7 @@ def test_how_long_a_transaction_may_stay_open() -> None:
     assert message({"transaction.timeout": "1"}).endswith("did you mean 'transaction.timeout.ms'?")
 
 
-def test_our_own_name_beats_kafkas() -> None:
+def test_the_sparklog_name_overrides_the_kafka_name() -> None:
     for order in (("compression.type", "kafka.compression.type"), ("kafka.compression.type", "compression.type")):
         given = {name: "lz4" if name == "compression.type" else "gzip" for name in order}
         assert parse_options(given).write.codec == "lz4"
@@ -242,11 +242,11 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"path": " "}, "path is empty"),
     ],
 )
-def test_a_mistake_gives_one_line(options: dict[str, str], expected: str) -> None:
+def test_a_mistake_is_a_one_line_error(options: dict[str, str], expected: str) -> None:
     assert expected in message(options)
 
 
-def test_what_only_one_side_allows() -> None:
+def test_options_of_reads_and_of_writes() -> None:
     assert "latest is for streams" in message({"startingoffsets": "latest"}, "check_batch_read")
     assert "a-1: latest (-1) is for streams" in message({"startingoffsets": '{"a":{"0":1,"1":-1}}'}, "check_batch_read")
     assert "reads nothing" in message({"endingoffsets": "earliest"}, "check_batch_read")
@@ -275,7 +275,7 @@ def test_what_only_one_side_allows() -> None:
         ("write", {"includeheaders": "true", "topic": "t"}, None),
     ],
 )
-def test_an_option_without_effect_is_warned_of(use: str, given: dict[str, str], warning: str | None) -> None:
+def test_an_option_without_effect_warns(use: str, given: dict[str, str], warning: str | None) -> None:
     warnings = parse_options(given).idle(use)  # type: ignore[arg-type]
     assert len(warnings) == (warning is not None)
     assert warning is None or warning in warnings[0]
@@ -305,7 +305,7 @@ def test_times_are_milliseconds_or_iso(text: str, ms: int) -> None:
 @pytest.mark.parametrize(
     "given", [{"startingtimestamp": "1700000000"}, {"endingoffsetsbytimestamp": '{"a":{"0":1700000000}}'}]
 )
-def test_seconds_are_warned_of(given: dict[str, str]) -> None:
+def test_timestamps_in_seconds_warn(given: dict[str, str]) -> None:
     (warning,) = parse_options(given).warnings
     assert warning.endswith(
         ": 1700000000 is 1970-01-20T16:13:20.000Z, because times are in milliseconds; if it is in seconds, give "

@@ -44,7 +44,7 @@ def run(*queries: Query | str, max_restarts: int = 2) -> tuple[Any, int]:
         return str(error), len(left)
 
 
-def test_a_lost_worker_starts_a_query_again_a_bounded_number_of_times() -> None:
+def test_a_lost_worker_restarts_the_query_up_to_a_limit() -> None:
     done = Query(None)
     assert run(done) == (done, 0)
     assert run(Query(LOST), LOST, done) == (done, 0)
@@ -59,6 +59,6 @@ def test_every_other_error_is_raised(first: Query | str) -> None:
     assert run(first, Query(None)) == (OTHER, 1)
 
 
-def test_a_negative_number_of_restarts_is_refused() -> None:
+def test_a_negative_number_of_restarts_is_rejected() -> None:
     with pytest.raises(sparklog.BadRequest, match="max_restarts must be an integer of at least 0, found -1"):
         run(Query(None), max_restarts=-1)

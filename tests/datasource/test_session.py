@@ -36,7 +36,7 @@ class Builder:
         self._options[name] = value
 
 
-def test_configure_sets_what_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configure_sets_missing_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "kept")
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter")
     given = {"spark.python.unix.domain.socket.enabled": "false"}
@@ -56,7 +56,7 @@ def test_configure_sets_what_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None
         (lambda: sparklog.partitioned(None, 2), "df must be a DataFrame, found None"),
     ],
 )
-def test_wrong_arguments_are_named(call: Callable[[], object], says: str) -> None:
+def test_invalid_arguments_are_reported(call: Callable[[], object], says: str) -> None:
     with pytest.raises(sparklog.BadRequest, match=f"^{re.escape(says)}"):
         call()
 
@@ -178,9 +178,7 @@ def test_workers_that_do_not_start_are_one_line_with_their_host() -> None:
 
 
 @pytest.mark.spark
-def test_register_leaves_a_session_that_knows_the_format_alone(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_register_does_not_change_a_registered_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark would warn that the source "replaced a statically registered data source"."""
     monkeypatch.setattr(session, "_checked", set())
     monkeypatch.setattr("pyspark.sql.datasource.DataSourceRegistration.register", None)

@@ -35,7 +35,7 @@ def keyed(spark: SparkSession, n: int, first: int = 0) -> DataFrame:
     return spark.range(first, first + n).selectExpr("concat('k', id) AS key", "concat('v', id) AS value")
 
 
-def test_what_is_appended_is_scanned(spark: SparkSession, root: str) -> None:
+def test_appended_records_are_scanned(spark: SparkSession, root: str) -> None:
     when = datetime.datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     rows = [
         ("a", b"1", 2, when, [("h", b"x"), ("h", None), ("\u00e9", b"")], "left out"),
@@ -101,7 +101,7 @@ def test_several_topics_in_one_write(spark: SparkSession, root: str) -> None:
     assert read(spark, root, assign='{"t0":[0,1],"all":[0]}').select("topic").distinct().count() == 2
 
 
-def test_a_null_topic_publishes_nothing(spark: SparkSession, root: str) -> None:
+def test_a_null_topic_commits_nothing(spark: SparkSession, root: str) -> None:
     df = spark.range(10).selectExpr("if(id = 7, null, 't') AS topic", "'v' AS value")
     with pytest.raises(Exception, match=r"\[SPARKLOG_BAD_REQUEST\]: The topic column has a null"):
         write(df, root)
@@ -270,7 +270,7 @@ def test_sql_views(spark: SparkSession, root: str) -> None:
     assert spark.sql("SELECT count(*) FROM v WHERE offset >= 2").first()[0] == 3
 
 
-def test_a_backup_is_read_and_not_written(spark: SparkSession, root: str) -> None:
+def test_a_backup_is_read_only(spark: SparkSession, root: str) -> None:
     place = f"{root}-backup"
     sparklog.open(root, create=True).create_topic("t").append({"value": ["x"]})
     sparklog.backup(root, place)

@@ -85,7 +85,7 @@ def test_spark_submit_says_where_a_job_runs(cluster: Cluster, root: str, tmp_pat
     assert values(root, "in") == ALL
 
 
-def test_a_worker_killed_in_the_middle(cluster: Cluster, spark_folder: Path, root: str) -> None:
+def test_a_worker_killed_during_a_task(cluster: Cluster, spark_folder: Path, root: str) -> None:
     feed(root, "in", range(RECORDS))
     with driver(spark_folder, cluster.master, root, "copying", **SPECULATION) as running:
         lines = running.lines()
@@ -101,7 +101,7 @@ def test_a_worker_killed_in_the_middle(cluster: Cluster, spark_folder: Path, roo
     assert sparklog.verify(root).sound
 
 
-def test_a_copy_of_a_slow_task_writes_nothing_twice(
+def test_speculative_tasks_do_not_duplicate_records(
     cluster: Cluster, spark_folder: Path, root: str, tmp_path: Path
 ) -> None:
     settings = {**SPECULATION, MARKS: str(tmp_path / "marks")}
@@ -111,7 +111,7 @@ def test_a_copy_of_a_slow_task_writes_nothing_twice(
     assert values(root, "speculative") == ALL
 
 
-def test_a_stage_that_is_run_again_writes_nothing_twice(
+def test_a_repeated_stage_does_not_duplicate_records(
     cluster: Cluster, spark_folder: Path, root: str, tmp_path: Path
 ) -> None:
     with driver(spark_folder, cluster.master, root, "retried_stage", **{MARKS: str(tmp_path / "marks")}) as running:

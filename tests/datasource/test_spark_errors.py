@@ -50,7 +50,7 @@ def test_options_are_checked_at_load(spark: SparkSession, root: str) -> None:
     assert nameless in line(lambda: spark.readStream.format("sparklog").load(root))
 
 
-def test_what_the_topics_do_not_have(spark: SparkSession, root: str) -> None:
+def test_missing_topics_partitions_and_offsets_are_errors(spark: SparkSession, root: str) -> None:
     assert "[SPARKLOG_NOT_FOUND]: There is no topic 'order' at" in line(
         lambda: load(spark, root, subscribe="order").count()
     )
@@ -61,7 +61,7 @@ def test_schemas_of_reads(spark: SparkSession, root: str) -> None:
     assert "names a column 'offsett' (did you mean 'offset'?)" in line(lambda: stream.load(root).count())
 
 
-def test_what_cannot_be_written(spark: SparkSession, root: str) -> None:
+def test_invalid_writes_are_rejected(spark: SparkSession, root: str) -> None:
     def write(sql: str, **options: str) -> Any:
         return spark.sql(sql).write.format("sparklog").mode("append").options(**options).save(root)
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_written(spark: SparkSession, root: str) -> None:
     assert sparklog.open(root).topic("orders").log.state().log_end.tolist() == [10]
 
 
-def test_a_newer_format(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_later_format_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     feed(tmp_path / "log", "t", range(3))
     path = tmp_path / "log" / "_root.json"
     document = dict(decode(path.read_bytes(), "_root.json", "root").document)

@@ -43,7 +43,7 @@ def behind(root: str) -> int:
     return sum(row.lag or 0 for row in lag(sparklog.open(root), ["g"]))
 
 
-def test_a_running_query_is_seen_and_not_to_be_reset(spark: SparkSession, root: str, tmp_path: Path) -> None:
+def test_the_group_of_a_running_query_cannot_be_reset(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in", range(20), partitions=1)
     stream = source(spark, f"{root}/in", **GROUP, **{"kafka.group.instance.id": "copier"})
     query = copy(stream, root, tmp_path / "c").trigger(processingTime="0 seconds").start()
@@ -109,7 +109,7 @@ def test_lag_of_a_query_that_goes_on_is_right_within_one_batch(spark: SparkSessi
 
 
 @needs_read_limits
-def test_the_driver_sees_how_far_queries_are_behind(spark: SparkSession, root: str, tmp_path: Path) -> None:
+def test_the_driver_reports_the_lag_of_queries(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in", range(40), partitions=1)
     lines: list[str] = []
     lags = sparklog.watch(spark, tell=lines.append, metrics_file=tmp_path / "lag.prom")
@@ -139,7 +139,7 @@ def test_a_batch_that_is_replayed_counts_once_it_is_done(spark: SparkSession, ro
     assert group(root).description().generation == 2 or not READ_LIMITS
 
 
-def test_a_newer_query_stops_the_older_one(spark: SparkSession, root: str, tmp_path: Path) -> None:
+def test_a_later_query_fences_the_earlier_one(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in", range(10), partitions=1)
     old = copy(source(spark, f"{root}/in", **GROUP), root, tmp_path / "c").trigger(processingTime="0 seconds").start()
     try:
@@ -153,7 +153,7 @@ def test_a_newer_query_stops_the_older_one(spark: SparkSession, root: str, tmp_p
         old.stop()
 
 
-def test_reads_begin_where_the_group_stands(spark: SparkSession, root: str, tmp_path: Path) -> None:
+def test_reads_start_at_the_committed_offsets(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in", range(10), partitions=1)
     sparklog.open(root).topic("in").alter(partitions=2)
     group(root).alter({"in": {0: 4}})
@@ -187,7 +187,7 @@ def test_reads_begin_where_the_group_stands(spark: SparkSession, root: str, tmp_
     assert committed(root) == expected
 
 
-def test_what_cannot_be_is_said_in_one_line(spark: SparkSession, root: str, tmp_path: Path) -> None:
+def test_unsupported_options_are_one_line_errors(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in", range(3), partitions=1)
     none = {"startingOffsets": "group", "kafka.auto.offset.reset": "none"}
     message = failure(copy(source(spark, f"{root}/in", **GROUP, **none), root, tmp_path / "c"))

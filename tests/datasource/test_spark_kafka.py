@@ -135,7 +135,7 @@ def test_a_batch_at_damage(spark: SparkSession, fixtures: Path, standard_error: 
 
 
 @needs_read_limits
-def test_a_stream_goes_on_behind_damage_that_is_skipped(
+def test_a_stream_continues_after_skipped_damage(
     spark: SparkSession, fixtures: Path, tmp_path: Path, standard_error: StandardError
 ) -> None:
     path = fixtures / "damaged/bit-flipped/data"

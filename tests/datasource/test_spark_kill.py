@@ -233,7 +233,7 @@ def sessions(spark: SparkSession, spark_folder: Path) -> tuple[SparkSession, Pat
 
 
 @pytest.mark.slow
-def test_driver_killed_at_any_moment(sessions: tuple[SparkSession, Path], tmp_path: Path) -> None:
+def test_driver_killed_at_random_times(sessions: tuple[SparkSession, Path], tmp_path: Path) -> None:
     run_with_kills(sessions, on_disk(tmp_path), range(1), seed=1)
 
 

@@ -47,7 +47,7 @@ def test_a_replayed_batch_changes_nothing_also_with_another_task_layout(
     assert values(root, "out") == list(range(70))
 
 
-def test_asynchronous_progress_that_is_forced_writes_nothing_and_loses_nothing(
+def test_forced_asynchronous_progress_is_rejected_without_data_loss(
     spark: SparkSession, root: str, tmp_path: Path
 ) -> None:
     feed(root, "in", range(5))
@@ -97,9 +97,7 @@ def test_a_restored_checkpoint_is_an_error_and_never_a_silent_skip(
     assert values(root, "out") == list(range(27))
 
 
-def test_a_replay_of_another_size_is_taken_where_the_user_says_so(
-    spark: SparkSession, root: str, tmp_path: Path
-) -> None:
+def test_a_replay_of_another_size_is_accepted_if_configured(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in", range(10))
     finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
     forget_commit(tmp_path / "c", 0)
@@ -137,7 +135,7 @@ def test_a_deleted_checkpoint_is_a_new_query_unless_it_has_a_name(
     assert values(root, "named") == list(range(15))
 
 
-def test_two_writes_in_one_foreach_batch_both_land(spark: SparkSession, root: str, tmp_path: Path) -> None:
+def test_two_writes_in_one_foreach_batch_are_both_committed(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in", range(10))
 
     def twice(df: DataFrame, batch: int) -> None:

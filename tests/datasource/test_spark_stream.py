@@ -73,7 +73,7 @@ def test_the_first_batch_keeps_its_start_over_a_crash(spark: SparkSession, root:
     assert sorted(value for batch in seen for value in batch) == list(range(10, 15))
 
 
-def test_a_tail_sees_what_is_appended_new_partitions_and_topics(spark: SparkSession, root: str, tmp_path: Path) -> None:
+def test_a_stream_reads_new_records_partitions_and_topics(spark: SparkSession, root: str, tmp_path: Path) -> None:
     feed(root, "in-a", range(5), partitions=1)
     stream = source(spark, root, subscribePattern="in-.*", **{"metadata.max.age.ms": 100})
     query = copy(stream, root, tmp_path / "c").trigger(processingTime="0 seconds").start()

@@ -54,7 +54,7 @@ class OldQuery:
         return end, self.plan(start, end) if planned and start != end else []
 
 
-def test_a_task_gets_what_reads_and_not_the_reader_that_plans(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_gets_a_read_task_instead_of_the_reader(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = OldQuery(root, monkeypatch, subscribe="in").reader
     assert type(pickle.loads(pickle.dumps(reader))) is ReadTask
 
@@ -79,7 +79,7 @@ def test_limits_hold_without_a_start(root: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_a_restarted_query_goes_on_behind_its_checkpoint(
+def test_a_restarted_query_resumes_after_its_checkpoint(
     root: Path, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     first = OldQuery(root, monkeypatch, maxOffsetsPerTrigger="3")
@@ -141,7 +141,7 @@ writer(None, None).abort([], 1)
 """
 
 
-def test_what_is_missing_has_a_stand_in_and_a_newer_spark_is_one_line() -> None:
+def test_missing_features_have_fallbacks() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False True True"
     tried = "sparklog: pyspark 5.1.0 is later than the releases with which this sparklog was tested (up to 4.3)"
@@ -185,7 +185,7 @@ def test_rows_are_shuffled_by_hash_where_spark_has_nothing_better() -> None:
         ("5.0.0.dev0", "pyspark 5.0.0.dev0 is later than the releases"),
     ],
 )
-def test_a_spark_that_was_not_tried(
+def test_an_untested_spark_warns(
     version: str, expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(spark_workers, "_warned", set())

@@ -107,7 +107,7 @@ def micro_batches(view: LogView, **options: str) -> list[list[int]]:
     return found
 
 
-def test_a_stream_passes_gaps_at_once(view: LogView) -> None:
+def test_a_stream_skips_gaps_in_one_batch(view: LogView) -> None:
     assert [len(batch) for batch in micro_batches(view)] == [1000]
     assert [len(batch) for batch in micro_batches(view, maxoffsetspertrigger="125")] == [125] * 8
     assert [len(batch) for batch in micro_batches(view, maxoffsetspertrigger="37")] == [37] * 27 + [1]

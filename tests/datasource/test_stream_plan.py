@@ -71,7 +71,7 @@ def read(ranges: list[OffsetRange]) -> list[tuple[str, int, int, int]]:
     return [(found.topic, found.partition, found.start, found.end) for found in ranges]
 
 
-def test_the_first_answer_carries_its_start_also_when_idle() -> None:
+def test_the_first_result_contains_its_start_even_if_idle() -> None:
     view = view_of(t=3)
     source = planner(view, startingoffsets="latest")
     initial = stored(source.initial())
@@ -104,7 +104,7 @@ def test_a_start_after_the_end_is_an_empty_range() -> None:
     assert planner(view).ranges({"t": {"0": 15}, "$ids": {"t": "id-t"}}, end) == []
 
 
-def test_initial_is_asked_twice_and_stays_the_same() -> None:
+def test_initial_returns_the_same_result_twice() -> None:
     view = view_of(t=2)
     source = planner(view, startingoffsets="latest")
     first = source.initial()
@@ -183,7 +183,7 @@ def test_max_offsets_are_exceeded_where_partitions_are_many_so_that_none_waits()
     assert (sum(end.values()), end["100"]) == (190, 90)
 
 
-def test_every_batch_moves_on_and_all_is_read_once_whatever_the_limits() -> None:
+def test_every_batch_makes_progress_and_records_are_read_once() -> None:
     rng = random.Random(5)
     view = MemoryView()
     view.create("t", 4)
@@ -242,7 +242,7 @@ def test_available_now_reads_to_the_target_and_no_further() -> None:
     assert time.slept == []
 
 
-def test_available_now_does_not_promise_offsets_of_a_topic_that_is_gone() -> None:
+def test_available_now_ignores_a_deleted_topic() -> None:
     view = view_of(t=100)
     source = planner(view, failOnDataLoss="false", maxOffsetsPerTrigger="10")
     source.prepare_available_now()
@@ -286,7 +286,7 @@ def test_new_topics_are_found_when_metadata_is_old_and_begin_at_their_start() ->
 
 @pytest.mark.parametrize("loss", ["true", "false"])
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_a_topic_deleted_since_it_was_listed_is_left_out(start: str, loss: str) -> None:
+def test_a_topic_deleted_after_listing_is_skipped(start: str, loss: str) -> None:
     view = view_of(orders=2, ordinary=3)
     view.deleted_once_listed = ("ordinary",)
     source = planner(view, subscribepattern="ord.*", startingoffsets=start, failOnDataLoss=loss)
@@ -309,7 +309,7 @@ def test_new_partitions_begin_at_their_log_start() -> None:
     assert read(source.ranges(end, following)) == [("t", 1, 0, 4)]
 
 
-def test_a_partition_without_records_is_no_news() -> None:
+def test_a_partition_without_records_does_not_start_a_batch() -> None:
     view = view_of(t=5)
     source = planner(view)
     end = source.latest(source.initial(), limited=True)
@@ -392,7 +392,7 @@ ELSEWHERE = (
         ),
     ],
 )
-def test_a_checkpoint_that_does_not_fit(
+def test_a_checkpoint_of_another_query_is_an_error(
     checkpoint: Document, options: dict[str, str], error: type[Exception], expected: str
 ) -> None:
     view = view_of(t=5, u=5)
@@ -406,7 +406,7 @@ def test_a_checkpoint_that_does_not_fit(
             planner(view, **options).ranges({"$ids": {}}, start)
 
 
-def test_with_losses_allowed_a_topic_that_is_no_longer_subscribed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unsubscribed_topic_is_skipped_if_data_loss_is_allowed(caplog: pytest.LogCaptureFixture) -> None:
     view = view_of(t=5, u=5)
     start = {"t": {"0": 3}, "u": {"0": 3}, "$ids": {"t": "id-t", "u": "id-u"}}
     source = planner(view, failOnDataLoss="false")
@@ -630,7 +630,7 @@ def test_a_batch_waits_until_what_was_decided_when_it_was_planned_is_decided_her
 
 @pytest.mark.parametrize("loss", ["true", "false"])
 @pytest.mark.parametrize("ask", ["ranges", "latest"])
-def test_what_the_checkpoint_has_read_is_never_lost(ask: str, loss: str) -> None:
+def test_records_of_the_checkpoint_are_never_reported_as_lost(ask: str, loss: str) -> None:
     """A mount hides it for longer than caches last: the query fails, again and again, until it is there."""
     start, end = {"t": {"0": 1}, "$ids": {"t": "id-t"}}, {"t": {"0": 10, "1": 2}, "$ids": {"t": "id-t"}}
     view = view_of(t=4)
@@ -707,7 +707,7 @@ def test_a_topic_that_was_created_again_is_not_waited_for() -> None:
     assert time.slept == []
 
 
-def test_a_question_asked_again_with_nothing_new_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_call_reuses_the_previous_result(monkeypatch: pytest.MonkeyPatch) -> None:
     view = view_of(t=3, u=2)
     source = planner(view, subscribe="t,u")
     at_end = stored(source.latest(stored(source.initial()), limited=True))

@@ -68,7 +68,7 @@ def read(root: Root, *columns: str, **options: str) -> list[list[dict[str, objec
     return [[row for batch in reader.read(task) for row in batch.to_pylist()] for task in tasks]
 
 
-def test_the_latest_of_each_key(root: Root) -> None:
+def test_a_table_has_the_latest_record_of_each_key(root: Root) -> None:
     (rows,) = read(root)
     assert [(row["key"], row["value"], row["offset"], row["partition"]) for row in rows] == [
         (b"a", b"3", 2, 0),
@@ -83,9 +83,7 @@ def test_the_latest_of_each_key(root: Root) -> None:
 
 
 @pytest.mark.parametrize("view", ["log", "table"])
-def test_a_topic_deleted_since_it_was_listed_is_left_out(
-    root: Root, view: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_deleted_after_listing_is_skipped(root: Root, view: str, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = RootEngine.all_topics
 
     def deleted_at_once(self: RootEngine) -> Iterator[str]:
@@ -127,7 +125,7 @@ def test_what_is_refused(root: Root, options: dict[str, str], kind: type[Sparklo
 
 
 @pytest.mark.parametrize("options", [{"view": "table"}, {"asOfTimestamp": "1"}, {"asOfOffsets": OFFSETS}])
-def test_a_stream_has_no_table(root: Root, options: dict[str, str]) -> None:
+def test_a_stream_rejects_table_options(root: Root, options: dict[str, str]) -> None:
     pytest.importorskip("pyspark", "4.2")
     source = SparklogDataSource({"path": root.location, "subscribe": "t", **options})
     reader = source.streamReader(schema())

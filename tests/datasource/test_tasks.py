@@ -48,7 +48,7 @@ def test_many_small_partitions_are_a_few_tasks() -> None:
     assert len(plan([5] * 1000, [500] * 1000)) == 2
 
 
-def test_partitions_worth_a_task_have_one_each() -> None:
+def test_large_partitions_have_their_own_task() -> None:
     assert len(plan([1000] * 16, [PACK_BYTES - 1] * 16)) == 16
 
 
@@ -152,7 +152,7 @@ def test_max_records_bounds_the_whole_task() -> None:
         assert all(sum(piece.records for piece in task) <= 3 for task in tasks)
 
 
-def test_a_plan_leaves_out_empty_ranges() -> None:
+def test_a_plan_skips_empty_ranges() -> None:
     view = MemoryView()
     view.create("t", 3)
     view.add("t", 4, 0)

@@ -56,7 +56,7 @@ def _keep_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIDE_TRACEBACK, "")
 
 
-def test_an_error_on_purpose_is_one_line_under_its_code() -> None:
+def test_a_sparklog_error_is_one_line_with_its_code() -> None:
     @user_errors()
     def fail() -> None:
         raise NotFound("there is\nno topic")
@@ -68,7 +68,7 @@ def test_an_error_on_purpose_is_one_line_under_its_code() -> None:
     assert os.environ[HIDE_TRACEBACK] == "1"
 
 
-def test_an_error_nobody_meant_keeps_its_kind() -> None:
+def test_an_unexpected_error_keeps_its_type() -> None:
     @user_errors()
     def fail() -> None:
         raise KeyError("bug")
@@ -87,7 +87,7 @@ def test_an_error_nobody_meant_keeps_its_kind() -> None:
         next(found)
 
 
-def test_importing_the_source_pulls_no_heavy_module(tmp_path: Path) -> None:
+def test_importing_the_source_imports_no_heavy_modules(tmp_path: Path) -> None:
     """Spark starts Pythons to look for formats, to make the source, to plan, and to answer for a stream."""
     topic = sparklog.open(tmp_path, create=True).create_topic("t")
     topic.append(pa.table({"value": [b"v"]}))
@@ -536,7 +536,7 @@ def test_a_task_hands_the_driver_what_is_small_for_one_of_thousands(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_root_made_again_between_plan_and_commit(tmp_path: Path) -> None:
+def test_a_root_recreated_between_plan_and_commit_is_an_error(tmp_path: Path) -> None:
     import shutil
 
     root = str(tmp_path / "log")
@@ -550,7 +550,7 @@ def test_a_root_made_again_between_plan_and_commit(tmp_path: Path) -> None:
         write_task(sink, [rows(range(4))], "x")
 
 
-def test_a_wrong_key_is_an_error_before_a_topic_is_made(tmp_path: Path) -> None:
+def test_an_invalid_key_is_an_error_before_a_topic_is_created(tmp_path: Path) -> None:
     schema, root = StructType().add("value", StringType()), tmp_path / "log"
     options = {"path": str(root), "topic": "t", "txnappid": "a"}
     with pytest.raises(Exception, match="txnAppId is set without txnVersion"):
@@ -560,7 +560,7 @@ def test_a_wrong_key_is_an_error_before_a_topic_is_made(tmp_path: Path) -> None:
     assert not root.exists()
 
 
-def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_is_created_with_its_configs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = str(tmp_path / "log")
     configs = {"topic.retention.ms": "-1", "topic.cleanup.policy": "compact,delete"}
     plan(root, topic="kept", num_partitions="3", **configs)
@@ -599,7 +599,7 @@ def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog:
         ),
     ],
 )
-def test_a_write_that_may_not_create_shows_what_would(tmp_path: Path, folder: str, expected: str) -> None:
+def test_a_write_without_auto_creation_suggests_the_command(tmp_path: Path, folder: str, expected: str) -> None:
     sparklog.open(tmp_path / "log", create=True)
     path = str(tmp_path / folder)
     let_it = "let this write create it with auto.create.topics.enable=true, the default"
@@ -743,7 +743,7 @@ def test_few_objects_are_visited_after_a_task_that_loaded_kernels(tmp_path: Path
 
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "meanwhile"])
-def test_a_signal_of_spark_lets_the_last_work_be_done(meanwhile: bool) -> None:
+def test_sigterm_is_deferred_until_the_block_ends(meanwhile: bool) -> None:
     """Spark closes the socket of a query's process, and sends it a signal then: the group is left in any case."""
     end = "os.kill(os.getpid(), signal.SIGTERM)"
     program = f"""

@@ -32,7 +32,7 @@ def progress(*sources: Any, name: str | None = "copy", run: str = "r1", batch: i
 
 
 @pytest.mark.parametrize("form", [dict, json.dumps])
-def test_what_lies_between_the_two_offsets(form: Any) -> None:
+def test_lag_is_the_difference_of_the_offsets(form: Any) -> None:
     found = source_lags("copy", "r1", 3, 0, source(form(ORDERS.endOffset), form(ORDERS.latestOffset)))
     assert found == [QueryLag("copy", "r1", 3, 0, "audit", 1, 0, 0), QueryLag("copy", "r1", 3, 0, "orders", 2, 11, 10)]
 
@@ -49,7 +49,7 @@ def test_what_lies_between_the_two_offsets(form: Any) -> None:
         ('{"orders":{"0":5},"$ids":{},"$new":1}', '{"orders":{"0":9}}'),
     ],
 )
-def test_other_sources_and_batches_that_were_not_planned_say_nothing(end: Any, latest: Any) -> None:
+def test_other_sources_and_unplanned_batches_have_no_lag(end: Any, latest: Any) -> None:
     assert source_lags("copy", "r1", 3, 0, source(end, latest)) == []
 
 
@@ -88,7 +88,7 @@ def test_lines_figures_and_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_metrics_file_does_not_stop_the_query(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lags = QueryLags(None, print, str(tmp_path / "no" / "queries.prom"))  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         lags.onQueryProgress(progress(ORDERS))

@@ -96,7 +96,7 @@ def test_paths_are_checked_at_load(root: str, tmp_path: Path) -> None:
     assert "No path: give the root" in line(lambda: source(None).schema())
 
 
-def test_topics_that_are_not_named_are_said_at_load(root: str) -> None:
+def test_missing_topic_options_are_reported_at_load(root: str) -> None:
     nameless = "is a root with the topics orders, payments: select topics with 'subscribe'"
     assert nameless in line(lambda: source(root).schema())
     assert nameless in line(lambda: source(root, startingOffsets="earliest").schema())
@@ -129,7 +129,7 @@ def test_topics_that_are_not_named_are_said_at_load(root: str) -> None:
         ({"subscribe": "orders", "startingOffsets": "latest"}, "startingOffsets=latest is for streams"),
     ],
 )
-def test_what_the_topics_do_not_have(root: str, options: dict[str, str], expected: str) -> None:
+def test_missing_topics_partitions_and_offsets_are_errors(root: str, options: dict[str, str], expected: str) -> None:
     assert expected in line(lambda: plan(root, **options))
 
 
@@ -164,12 +164,12 @@ def test_schemas_of_reads(root: str, schema: StructType, expected: str) -> None:
         (VALUE, {"subscribe": "orders"}, "name the topic to write with 'topic'"),
     ],
 )
-def test_what_cannot_be_written(root: str, schema: StructType, options: dict[str, str], expected: str) -> None:
+def test_invalid_writes_are_rejected(root: str, schema: StructType, options: dict[str, str], expected: str) -> None:
     assert expected in line(lambda: source(root, **options).writer(schema, False))
     assert sparklog.open(root).topic("orders").log.state().log_end.tolist() == [10]
 
 
-def test_an_id_that_is_not_for_users(root: str) -> None:
+def test_internal_ids_are_rejected_as_options(root: str) -> None:
     writer = source(root, txnAppId="one-write:x", txnVersion="1").writer(TOPIC_AND_VALUE, False)
     expected = "ids that begin with 'one-write:' are reserved; choose another id"
     assert expected in line(lambda: writer.commit([]))
@@ -209,7 +209,7 @@ def test_the_folder_of_a_far_partition_costs_no_memory() -> None:
         ),
     ],
 )
-def test_what_has_no_effect_is_a_warning(
+def test_options_without_effect_warn(
     root: str,
     use: Callable[[str], object],
     warning: str,

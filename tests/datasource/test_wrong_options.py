@@ -55,7 +55,7 @@ def refusal(call: Callable[[], object]) -> str:
     return ""
 
 
-def test_every_wrong_value_is_refused_by_name() -> None:
+def test_every_invalid_value_is_rejected_by_name() -> None:
     wrong, count = [], 0
     for option in OPTIONS:
         for value in wrong_values(option):
@@ -74,7 +74,7 @@ def named(value: str, said: str) -> bool:
     return any(repr(part[:40])[1:-1] in said for part in parts) or "nested too deeply" in said
 
 
-def test_a_misspelled_name_is_answered_with_the_right_one() -> None:
+def test_a_misspelled_name_suggests_the_correct_name() -> None:
     for option in OPTIONS:
         name = option.name.removesuffix("*")
         typo = name[:2] + name[3:]

@@ -81,13 +81,13 @@ def test_columns_of_a_filter_are_not_among_the_rows(place: Place) -> None:
     assert place.dataset.to_table().column_names == list(COLUMNS)
 
 
-def test_a_dataset_is_of_the_time_it_was_made(place: Place) -> None:
+def test_a_dataset_is_as_of_its_creation(place: Place) -> None:
     before = place.dataset
     place.topic.append(random_rows(7))
     assert (before.count_rows(), place.dataset.count_rows()) == (APPENDS * ROWS, APPENDS * ROWS + 7)
 
 
-def test_isolation_and_log_starts_hold_as_in_a_scan(place: Place) -> None:
+def test_isolation_and_log_starts_are_those_of_a_scan(place: Place) -> None:
     place.topic.delete_records({0: 25})
     writing = transactional(place.root, "job").begin()
     writing.append("t", random_rows(4))
@@ -104,7 +104,7 @@ def test_topics_are_opened_by_name(place: Place) -> None:
     assert sorted(sparklog.datasets(place.root)) == ["orders", "t"]
     opened = sparklog.datasets(place.root, topics=["t", "t"])
     assert list(opened) == ["t"]
-    with pytest.raises(NotFound, match="topic 'order' was not opened here"):
+    with pytest.raises(NotFound, match="topic 'order' was not opened"):
         _ = opened["order"]
     with pytest.raises(LookupError, match="did you mean 'orders'"):
         _ = sparklog.datasets(place.root)["order"]
@@ -135,6 +135,6 @@ def test_unsupported_methods_of_a_dataset_are_rejected(place: Place, call: str) 
         ({0: 1, 2: 3}, [[(0, 0), (2, 0)], [(2, 1)], [(2, 2)]]),
     ],
 )
-def test_partitions_take_turns(counts: dict[int, int], expected: list[list[tuple[int, int]]]) -> None:
+def test_partitions_are_read_in_turns(counts: dict[int, int], expected: list[list[tuple[int, int]]]) -> None:
     ranges = [OffsetRange("t", partition, 10 * n, 10 * n + 5) for partition, of in counts.items() for n in range(of)]
     assert [[(each.partition, each.start // 10) for each in turn] for turn in _rounds(ranges)] == expected

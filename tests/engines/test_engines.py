@@ -72,7 +72,7 @@ def ordered(table: pa.Table) -> list[dict[str, Any]]:
         (pc.field("headers").is_null(), 1000),
     ],
 )
-def test_a_filter_reads_what_can_match_and_gives_what_does(topic: Topic, expression: Any, offsets: int) -> None:
+def test_a_filter_reads_possible_matches_and_returns_matches(topic: Topic, expression: Any, offsets: int) -> None:
     dataset: Any = sparklog.datasets(topic.root)["orders"]
     ranges = dataset.ranges(expression, columns_of(expression))
     assert sum(each.end - each.start for each in ranges) == offsets
@@ -94,7 +94,7 @@ def test_the_first_and_the_last_time_of_a_slice_are_found(tmp_path: Path) -> Non
             assert dataset.to_table(filter=pc.equal(TIME, time(START_MS + 1000 * commit + ms))).num_rows == 0
 
 
-def test_columns_of_a_filter_are_read_beside_those_that_are_wanted(topic: Topic) -> None:
+def test_columns_of_a_filter_are_read_in_addition(topic: Topic) -> None:
     dataset = sparklog.datasets(topic.root)["orders"]
     assert columns_of((OFFSET > 1) & pc.field("headers").is_null()) == {"offset", "headers"}
     assert dataset.to_table(columns=["value"], filter=OFFSET == 1).column_names == ["value"]
@@ -149,13 +149,13 @@ def test_wrong_input_is_one_line(topic: Topic, call: Any, kind: type[Exception],
     assert "\n" not in str(raised.value)
 
 
-def test_polars_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, topic: Topic) -> None:
+def test_missing_polars_is_reported(monkeypatch: pytest.MonkeyPatch, topic: Topic) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(BadRequest, match=r'requires Polars: pip install "polars>=1\.33"'):
         sparklog.polars(topic.root)
 
 
-def test_polars_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, topic: Topic) -> None:
+def test_old_polars_is_reported(monkeypatch: pytest.MonkeyPatch, topic: Topic) -> None:
     monkeypatch.setattr("polars.io.plugins.register_io_source", lambda io_source, *, schema: None)
     with pytest.raises(BadRequest, match=r'requires Polars 1.33 or newer, found [\d.]+: pip install "polars>=1.33"'):
         sparklog.polars(topic.root)
@@ -209,7 +209,7 @@ def test_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], snip
         '"offset" % 9 = 0',
     ],
 )
-def test_duckdb_gives_what_it_gives_of_a_table(topic: Topic, where: str) -> None:
+def test_duckdb_returns_the_same_as_for_a_table(topic: Topic, where: str) -> None:
     con = pytest.importorskip("duckdb", reason="duckdb is not installed").connect()
     assert sparklog.duckdb(con, topic.root) == ["orders"]
     plain = pa.table(topic.scan())
@@ -220,7 +220,7 @@ def test_duckdb_gives_what_it_gives_of_a_table(topic: Topic, where: str) -> None
 
 
 @pytest.mark.usefixtures("damaged")
-def test_duckdb_tells_an_error(topic: Topic) -> None:
+def test_duckdb_reports_errors(topic: Topic) -> None:
     con = pytest.importorskip("duckdb", reason="duckdb is not installed").connect()
     con.register("scan", topic.scan())
     with pytest.raises(Exception, match=re.escape(LINE)) as raised:
@@ -228,7 +228,7 @@ def test_duckdb_tells_an_error(topic: Topic) -> None:
     assert "\n" not in str(raised.value).strip()
 
 
-def test_polars_gives_what_it_gives_of_a_frame(topic: Topic) -> None:
+def test_polars_returns_the_same_as_for_a_frame(topic: Topic) -> None:
     pl = pytest.importorskip("polars", reason="polars is not installed")
     translated = import_module("sparklog.engines.datasets").translated
     late = datetime(2023, 11, 14, 22, 28, tzinfo=timezone.utc)

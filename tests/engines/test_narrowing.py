@@ -84,7 +84,7 @@ def test_records_without_a_time_and_times_beyond_nanoseconds_are_left() -> None:
     assert left(pc.field("timestamp") < stamp(0), spans(rows)) == [0, 1, 2, 3]
 
 
-def test_another_partition_and_topic_leave_nothing() -> None:
+def test_other_partitions_and_topics_are_excluded() -> None:
     assert left(pc.field("partition") == 4, spans()) == []
     assert left(pc.field("topic") == "u", spans()) == []
     assert set(left(pc.field("partition") == 3, spans())) >= offsets_of(SPANS)

@@ -23,7 +23,7 @@ for match in SNIPPETS:
         run(match, globals())
 
 
-def test_none_of_them_hides_another() -> None:
+def test_names_of_tests_in_the_guide_are_unique() -> None:
     shown = [name for match in SNIPPETS for name in re.findall(r"^def (test_\w+)", match[1], re.MULTILINE)]
     assert len(shown) == len(set(shown)) >= 9
     assert sum(SPARK in match[1] for match in SNIPPETS) == 1

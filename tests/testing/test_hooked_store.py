@@ -65,7 +65,7 @@ def test_an_action_runs_once_at_the_next_request_with_its_label(world: World) ->
     assert seen == [b"2"]
 
 
-def test_capabilities_and_limits_of_its_own(world: World) -> None:
+def test_a_hooked_store_has_its_own_limits(world: World) -> None:
     store = HookedStore(world.store, limits=Limits(checkpoint_commits=3), parallel_reads=8, writable=False)
     assert (store.limits.checkpoint_commits, store.parallel_reads, store.writable) == (3, 8, False)
     assert (world.store.limits, world.store.parallel_reads, world.store.writable) == (Limits(), 1, True)

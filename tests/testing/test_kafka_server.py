@@ -20,7 +20,7 @@ def test_a_producer_and_a_group_of_another_client(kafka_server: KafkaServer) -> 
     assert kafka_server.groups.group("g").committed()["made", 0].offset == 1
 
 
-def test_the_clock_is_the_tests(kafka_server: KafkaServer) -> None:
+def test_the_clock_is_controlled_by_the_test(kafka_server: KafkaServer) -> None:
     from kafka import KafkaConsumer
 
     topic = kafka_server.root.create_topic("t", configs={"message.timestamp.type": "LogAppendTime"})

@@ -35,7 +35,7 @@ def test_the_guide_lists_all_fixtures() -> None:
     assert fixtures == set(re.findall(r"^\| `(\w+)` \|", GUIDE.read_text(), re.MULTILINE))
 
 
-def test_pytest_finds_it_by_its_own_name() -> None:
+def test_pytest_finds_the_plugin_by_name() -> None:
     """Then `pytest_plugins` may name it, too: a module cannot be a plugin under two names."""
     assert project()["project"]["entry-points"]["pytest11"] == {NAME: NAME}
     manager = pytest.PytestPluginManager()
@@ -44,7 +44,7 @@ def test_pytest_finds_it_by_its_own_name() -> None:
     assert manager.get_name(import_module(NAME)) == NAME
 
 
-def test_loading_it_loads_nothing_else() -> None:
+def test_loading_the_plugin_imports_no_other_module() -> None:
     code = f"import sys, pytest, json; before = {{*sys.modules}}; import {NAME}; "
     code += "print(json.dumps([*set(sys.modules) - before]))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
@@ -53,7 +53,7 @@ def test_loading_it_loads_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("turn", [1, 2])
-def test_each_test_has_a_root_and_a_clock_of_its_own(
+def test_each_test_has_its_own_root_and_clock(
     turn: int,
     sparklog_root: Root,
     sparklog_disk_root: Root,
@@ -68,7 +68,7 @@ def test_each_test_has_a_root_and_a_clock_of_its_own(
     sparklog_clock.advance(hours=1)
 
 
-def test_the_fixtures_are_of_one_root(
+def test_the_fixtures_share_one_root(
     sparklog_root: Root, sparklog_world: World, sparklog_clock: ManualClock, sparklog_requests: CountingStore
 ) -> None:
     sparklog_requests.reset()
@@ -80,7 +80,7 @@ def test_the_fixtures_are_of_one_root(
     assert seen.timestamp() * 1000 == START_MS + 60_000
 
 
-def test_a_wait_moves_the_clock_and_takes_no_time(sparklog_root: Root, sparklog_clock: ManualClock) -> None:
+def test_waiting_advances_the_clock_without_delay(sparklog_root: Root, sparklog_clock: ManualClock) -> None:
     sparklog_root.create_topic("t")
     with sparklog.consumer(sparklog_root, "g", topics="t") as consumer:
         assert consumer.poll(5.0) == []
@@ -88,7 +88,7 @@ def test_a_wait_moves_the_clock_and_takes_no_time(sparklog_root: Root, sparklog_
     assert sparklog_clock.slept
 
 
-def test_faults_are_tried_again_until_there_are_too_many(sparklog_root: Root, sparklog_faults: Script) -> None:
+def test_faults_are_retried_up_to_a_limit(sparklog_root: Root, sparklog_faults: Script) -> None:
     topic = sparklog_root.create_topic("t")
     sparklog_faults.fail("create:commit", times=3)
     topic.append(ROW)
@@ -98,7 +98,7 @@ def test_faults_are_tried_again_until_there_are_too_many(sparklog_root: Root, sp
         topic.append(ROW)
 
 
-def test_a_root_on_a_disk_is_one_that_others_open(sparklog_disk_root: Root) -> None:
+def test_a_root_on_disk_can_be_opened_by_other_processes(sparklog_disk_root: Root) -> None:
     sparklog_disk_root.create_topic("t").append(ROW)
     assert sparklog.open(sparklog_disk_root.location).topic("t").scan().to_table().num_rows == 1
     assert pickle.loads(pickle.dumps(sparklog_disk_root)).topics() == ["t"]

@@ -10,7 +10,7 @@ from sparklog.testing.records import SCHEMA, RecordStream
 from sparklog.testing.world import START_MS
 
 
-def test_first_records_stay_what_they_are() -> None:
+def test_the_first_records_do_not_change() -> None:
     """Users may have written them down."""
     rows = RecordStream(seed=7, keys=3, value_bytes=4, step_ms=1000).take(3)
     assert rows.schema == SCHEMA
@@ -20,7 +20,7 @@ def test_first_records_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("parts", [[100], [1, 99], [0, 50, 50], [33] * 3 + [1]])
-def test_it_does_not_matter_how_many_are_taken_at_a_time(parts: list[int]) -> None:
+def test_records_do_not_depend_on_the_batch_size(parts: list[int]) -> None:
     stream, other = (RecordStream(seed=1, tombstones=0.2, late_ms=50) for _ in range(2))
     tables = [stream.take(records) for records in parts]
     assert pa.concat_tables(tables) == other.take(100) == stream.taken()
@@ -28,7 +28,7 @@ def test_it_does_not_matter_how_many_are_taken_at_a_time(parts: list[int]) -> No
     assert RecordStream(seed=2, tombstones=0.2, late_ms=50).take(100) != stream.taken()
 
 
-def test_values_never_repeat_and_shares_are_about_right() -> None:
+def test_values_are_unique_and_fractions_are_approximate() -> None:
     table = RecordStream(keys=4, tombstones=0.25, late_ms=10, value_bytes=0).take(2000)
     values = [value for value in table["value"].to_pylist() if value is not None]
     assert len(set(values)) == len(values)
@@ -38,14 +38,14 @@ def test_values_never_repeat_and_shares_are_about_right() -> None:
     assert set(late) == set(range(11))
 
 
-def test_a_stream_without_keys_has_no_latest(sparklog_root: Root) -> None:
+def test_a_stream_without_keys_has_no_latest_values(sparklog_root: Root) -> None:
     stream = RecordStream(keys=0)
     sparklog_root.create_topic("t", partitions=3).append(stream.take(9))
     assert stream.latest() == {}
     assert sparklog_root.topic("t").scan().to_table()["key"].null_count == 9
 
 
-def test_the_latest_are_those_that_get_returns(sparklog_root: Root) -> None:
+def test_latest_values_agree_with_get(sparklog_root: Root) -> None:
     stream = RecordStream(keys=6, tombstones=0.4, seed=3)
     topic = sparklog_root.create_topic("t", partitions=2)
     topic.append(stream.take(40))

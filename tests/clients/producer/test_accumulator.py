@@ -20,7 +20,7 @@ def accumulator(world: World, linger_ms: float = 60_000, batch_size: int = 1 << 
     return Accumulator(producer_options(options), world.env())
 
 
-def test_a_batch_is_due_once_it_has_waited_for_the_linger() -> None:
+def test_a_batch_is_due_after_the_linger_time() -> None:
     world = World()
     waiting = accumulator(world)
     for number in range(3):
@@ -36,7 +36,7 @@ def test_a_batch_is_due_once_it_has_waited_for_the_linger() -> None:
     assert list(records.select([2, 0]).numbers) == [2, 0]
 
 
-def test_a_full_batch_is_due_and_others_are_not() -> None:
+def test_a_full_batch_is_due_before_the_linger_time() -> None:
     waiting = accumulator(World(), batch_size=250)
     waiting.append("u", ROW, 100)
     for _ in range(3):
@@ -44,7 +44,7 @@ def test_a_full_batch_is_due_and_others_are_not() -> None:
     assert [batch.topic for batch in waiting.drain()] == ["t"]
 
 
-def test_memory_is_free_once_a_batch_is_done() -> None:
+def test_memory_is_released_when_a_batch_is_done() -> None:
     waiting = accumulator(World(), batch_size=100, records=2)
     waiting.append("t", ROW, 100)
     waiting.append("t", ROW, 100)
@@ -57,7 +57,7 @@ def test_memory_is_free_once_a_batch_is_done() -> None:
     waiting.append("t", ROW, 100)
 
 
-def test_a_closed_one_gives_what_it_has_and_takes_no_more() -> None:
+def test_a_closed_accumulator_drains_and_rejects_records() -> None:
     waiting = accumulator(World())
     future = waiting.append("t", ROW, 100)
     waiting.close()

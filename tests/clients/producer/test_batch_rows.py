@@ -16,7 +16,7 @@ def placed(
     return PartitionedRows(np.array(partitions, np.int32), times, by_commit, rows, count or len(partitions))
 
 
-def test_each_record_counts_on_in_its_partition_over_batches_too() -> None:
+def test_offsets_increase_per_partition_across_batches() -> None:
     outcome = AppendOutcome(1, {0: 100, 2: 7}, {}, 6, time_ms=9)
     base = dict(outcome.base)
     first = placed([2, 0, 2, 2]).positions(outcome, base)
@@ -27,7 +27,7 @@ def test_each_record_counts_on_in_its_partition_over_batches_too() -> None:
     assert base == {0: 102, 2: 11}
 
 
-def test_records_that_came_before_have_no_place() -> None:
+def test_repeated_records_have_no_position() -> None:
     outcome = AppendOutcome(1, {0: 5}, {}, 2)
     places = placed([0, 0], numbers=[1, 3], count=4).positions(outcome, dict(outcome.base))
     assert places.partition.tolist() == [-1, 0, -1, 0]

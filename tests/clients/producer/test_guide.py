@@ -10,7 +10,7 @@ import sparklog
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "producer.md"
 
 
-def test_the_snippets_run_in_order_and_again(tmp_path: Path) -> None:
+def test_the_snippets_run_in_order_and_repeatedly(tmp_path: Path) -> None:
     snippets = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     program = "\n".join(snippets)
     assert program.count('"/data/log"') == 1

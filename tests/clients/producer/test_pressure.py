@@ -38,7 +38,7 @@ class Gate:
         self.root.engine.log("t").commit_append = wait  # type: ignore[assignment, method-assign]
 
 
-def test_send_blocks_until_there_is_room() -> None:
+def test_send_blocks_until_memory_is_free() -> None:
     gate = Gate()
     with sparklog.producer(gate.root, linger_ms=LATER, buffer_memory=2000) as producer:
         futures = [producer.send("t", b"x" * 100) for _ in range(6)]
@@ -50,7 +50,7 @@ def test_send_blocks_until_there_is_room() -> None:
     assert [future.result().offset for future in futures] == list(range(7))
 
 
-def test_send_gives_up_after_max_block_ms() -> None:
+def test_send_fails_after_max_block_ms() -> None:
     gate = Gate()
     with sparklog.producer(gate.root, buffer_memory=2000, max_block_ms=50) as producer:
         futures = [producer.send("t", b"x" * 100) for _ in range(6)]
@@ -64,7 +64,7 @@ def test_send_gives_up_after_max_block_ms() -> None:
     assert [future.result().offset for future in futures] == list(range(7))
 
 
-def test_records_accumulate_while_a_commit_is_under_way() -> None:
+def test_records_accumulate_during_a_commit() -> None:
     gate = Gate()
     version = gate.root.topic("t").log.state().version
     with sparklog.producer(gate.root, linger_ms=0) as producer:
@@ -78,7 +78,7 @@ def test_records_accumulate_while_a_commit_is_under_way() -> None:
     assert [row["value"] for _, row in sorted(records(gate.root).items())] == [b"%d" % n for n in range(100)]
 
 
-def test_flush_and_close_give_up_in_time() -> None:
+def test_flush_and_close_time_out() -> None:
     gate = Gate()
     producer = sparklog.producer(gate.root, linger_ms=LATER)
     future = producer.send("t", "a")
@@ -93,7 +93,7 @@ def test_flush_and_close_give_up_in_time() -> None:
     assert isinstance(future.exception(), Unavailable)
 
 
-def test_a_record_that_the_topic_refuses_fails_alone() -> None:
+def test_only_the_rejected_record_fails() -> None:
     world = World()
     root = root_with(2, world, max_message_bytes=1000)
     root.topic("t").alter(configs={"message.timestamp.before.max.ms": 3_600_000})
@@ -114,7 +114,7 @@ def test_a_record_that_the_topic_refuses_fails_alone() -> None:
             assert there[future.result()[1:3]]["value"] == b"%d" % number
 
 
-def test_a_compacted_topic_refuses_records_without_a_key() -> None:
+def test_a_compacted_topic_rejects_keyless_records() -> None:
     root = root_with(2, cleanup_policy="compact")
     with sparklog.producer(root, linger_ms=LATER) as producer:
         futures = [producer.send("t", "x", key=None if number == 3 else "k") for number in range(6)]
@@ -139,7 +139,7 @@ def faulty(script: Script, world: World) -> Root:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_write_that_fails_publishes_nothing_and_says_so() -> None:
+def test_a_failed_write_publishes_nothing() -> None:
     script, world = Script(), World()
     with sparklog.producer(faulty(script, world), linger_ms=LATER) as producer:
         producer.send("t", "0")
@@ -153,14 +153,14 @@ def test_a_write_that_fails_publishes_nothing_and_says_so() -> None:
         script.faults.clear()
         good = [producer.send("t", str(number)) for number in range(3)]
     for future in failed:
-        with pytest.raises(Unavailable, match="none of 3 sent together is published: send again"):
+        with pytest.raises(Unavailable, match="none of 3 sent together was published: send the records again"):
             future.result()
     assert told == [0, 1, 2]
     assert [future.result().offset for future in good] == [1, 2, 3]
     assert len({id(future.exception()) for future in failed}) == 3 or failed[0].exception() is not failed[1].exception()
 
 
-def test_a_commit_of_unknown_outcome_says_so() -> None:
+def test_a_commit_with_unknown_result_is_reported() -> None:
     script, world = Script(), World()
     root = faulty(script, world)
     with sparklog.producer(root, linger_ms=LATER) as producer:
@@ -170,16 +170,12 @@ def test_a_commit_of_unknown_outcome_says_so() -> None:
         failed = producer.send("t", "1")
         producer.flush()
         script.faults.clear()
-    with pytest.raises(
-        Unavailable, match=r"whether the records of this commit \(1\) are published is unknown: look at"
-    ):
+    with pytest.raises(Unavailable, match=r"whether the records of this commit \(1\) were published: check"):
         failed.result()
 
 
 @pytest.mark.parametrize("cause", ["clock", "right"])
-def test_a_commit_that_was_refused_before_anything_was_written_says_so(
-    monkeypatch: pytest.MonkeyPatch, cause: str
-) -> None:
+def test_a_commit_rejected_before_writing_is_reported(monkeypatch: pytest.MonkeyPatch, cause: str) -> None:
     def denied(store: FaultyStore, key: str, data: bytes) -> bool:
         raise Unavailable(f"cannot create {key}", is_denied=True)
 
@@ -192,13 +188,13 @@ def test_a_commit_that_was_refused_before_anything_was_written_says_so(
             monkeypatch.setattr(FaultyStore, "create", denied)
         failed = producer.send("t", "1")
         producer.flush()
-    with pytest.raises(Unavailable, match="none of 1 sent together is published: send again") as raised:
+    with pytest.raises(Unavailable, match="none of 1 sent together was published: send the records again") as raised:
         failed.result()
     assert "unknown" not in str(raised.value)
     assert not records(world.root())
 
 
-def test_a_lost_answer_writes_nothing_twice() -> None:
+def test_a_lost_response_does_not_duplicate_records() -> None:
     script, world = Script(), World()
     root = faulty(script, world)
     futures = []
@@ -213,7 +209,7 @@ def test_a_lost_answer_writes_nothing_twice() -> None:
     assert len(script.struck) == 10
 
 
-def test_a_thread_that_dies_fails_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_sender_thread_fails_pending_records(monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object) -> None:
         raise MemoryError("no memory")
 
@@ -229,7 +225,7 @@ def test_a_thread_that_dies_fails_what_waits(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_fork_is_told(tmp_path: Path) -> None:
+def test_a_forked_process_gets_an_error(tmp_path: Path) -> None:
     sparklog.open(tmp_path, create=True).create_topic("t")
     program = f"""
         import os, sparklog
@@ -257,7 +253,7 @@ def test_a_fork_is_told(tmp_path: Path) -> None:
     assert sorted(values) == [b"a", b"c", b"d"]
 
 
-def test_the_end_of_the_interpreter_sends_what_is_left(tmp_path: Path) -> None:
+def test_interpreter_exit_sends_pending_records(tmp_path: Path) -> None:
     sparklog.open(tmp_path, create=True).create_topic("t")
     run(
         f"""
@@ -269,7 +265,7 @@ def test_the_end_of_the_interpreter_sends_what_is_left(tmp_path: Path) -> None:
     assert sparklog.open(tmp_path).topic("t").count().records == 1
 
 
-def test_a_producer_that_is_forgotten_sends_and_ends() -> None:
+def test_a_garbage_collected_producer_sends_and_stops() -> None:
     root = root_with()
     future = sparklog.producer(root, linger_ms=LATER).send("t", "a")
     assert future.result(10).offset == 0

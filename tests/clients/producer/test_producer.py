@@ -40,7 +40,7 @@ def records(root: Root, topic: str = "t") -> dict[tuple[int, int], dict[str, Any
     return {(row["partition"], row["offset"]): row for row in rows}
 
 
-def test_futures_say_where_each_record_is() -> None:
+def test_futures_return_the_position_of_each_record() -> None:
     root = root_with(4)
     sent: list[tuple[RecordFuture, bytes]] = []
     with sparklog.producer(root, linger_ms=1) as producer:
@@ -89,7 +89,7 @@ def test_records_of_a_partition_keep_the_order_of_each_thread() -> None:
     assert sum(map(len, seen.values())) == 1200
 
 
-def test_what_accumulates_is_one_commit() -> None:
+def test_accumulated_records_are_one_commit() -> None:
     root = root_with()
     before = root.topic("t").log.state().version
     with sparklog.producer(root, linger_ms=LATER) as producer:
@@ -111,7 +111,7 @@ def test_linger_ends_without_a_flush() -> None:
         assert 0.028 <= time.monotonic() - begun < 5
 
 
-def test_keys_have_the_partitions_of_kafka_python() -> None:
+def test_keys_are_partitioned_as_in_kafka_python() -> None:
     partitioner = pytest.importorskip("kafka.partitioner.default")
     root = root_with(7)
     keys = [os.urandom(number % 20) for number in range(200)]
@@ -133,7 +133,7 @@ def test_records_without_a_key_change_their_partition_with_each_commit() -> None
     assert len(set.union(*places)) == 3
 
 
-def test_a_partitioner_of_the_caller() -> None:
+def test_a_custom_partitioner_selects_the_partition() -> None:
     def last_byte(key: bytes | None, every: list[int], _: list[int]) -> int:
         return 0 if key is None else every[key[-1] % len(every)]
 
@@ -143,7 +143,7 @@ def test_a_partitioner_of_the_caller() -> None:
     assert [future.result().partition for future in (keyed, keyless, explicit)] == [2, 0, 1]
 
 
-def test_timestamps_default_to_the_moment_of_the_send() -> None:
+def test_timestamps_default_to_the_time_of_send() -> None:
     world = World()
     root = root_with(1, world)
     with sparklog.producer(root, linger_ms=LATER) as producer:
@@ -155,7 +155,7 @@ def test_timestamps_default_to_the_moment_of_the_send() -> None:
     assert [first.result().timestamp, second.result().timestamp] == [sent_ms - 70, sent_ms]
 
 
-def test_log_append_time_is_that_of_the_commit() -> None:
+def test_log_append_time_is_the_commit_time() -> None:
     world = World()
     root = root_with(2, world, message_timestamp_type="LogAppendTime")
     with sparklog.producer(root, linger_ms=LATER) as producer:
@@ -168,7 +168,7 @@ def test_log_append_time_is_that_of_the_commit() -> None:
         assert metadata.timestamp == int(stored.timestamp() * 1000) == root.topic("t").log.state().time_ms
 
 
-def test_partitions_that_were_added_are_used() -> None:
+def test_added_partitions_are_used() -> None:
     world = World()
     root = root_with(1, world)
     with sparklog.producer(root, linger_ms=5) as producer:
@@ -185,7 +185,7 @@ def test_partitions_that_were_added_are_used() -> None:
     assert all(there[future.result()[1:3]]["value"] == b"b" for future in futures)
 
 
-def test_callbacks_come_in_order_and_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+def test_callbacks_run_in_order_and_errors_are_contained(caplog: pytest.LogCaptureFixture) -> None:
     called: list[object] = []
     with sparklog.producer(root_with(1), linger_ms=LATER) as producer:
         first = producer.send("t", "a").add_callback(called.append).add_errback(called.append)
@@ -203,7 +203,7 @@ def test_callbacks_come_in_order_and_do_no_harm(caplog: pytest.LogCaptureFixture
     assert "a callback of a record" in caplog.text
 
 
-def test_a_callback_that_would_wait_for_itself_is_told() -> None:
+def test_flush_in_a_callback_is_rejected() -> None:
     errors: list[BaseException | None] = []
     with sparklog.producer(root_with(1)) as producer:
 
@@ -302,13 +302,13 @@ def test_avro() -> None:
         ({"bootstrap_servers": "a:9092"}, "bootstrap_servers"),
     ],
 )
-def test_options_that_mean_something_else_are_refused(options: dict[str, Any], text: str) -> None:
+def test_options_with_unsupported_values_are_rejected(options: dict[str, Any], text: str) -> None:
     with pytest.raises(BadRequest, match=text) as refused:
         sparklog.producer(root_with(), **options)
     assert "\n" not in str(refused.value)
 
 
-def test_options_that_mean_the_same_are_taken() -> None:
+def test_options_with_equivalent_values_are_accepted() -> None:
     names: dict[str, Any] = {"acks": -1, "retries": 2**31 - 1, "max_in_flight_requests_per_connection": 1}
     with sparklog.producer(root_with(), enable_idempotence=True, client_id="mine", **names) as producer:
         assert "mine" in repr(producer)
@@ -329,18 +329,18 @@ def test_options_that_mean_the_same_are_taken() -> None:
         ({"partition": True}, "partition must be an integer .*, found True"),
         ({"timestamp": -1}, "milliseconds since 1970"),
         ({"timestamp": 1.5}, "milliseconds since 1970"),
-        ({"sequence": 1}, "sequence=1 needs a producer_id"),
-        ({}, "needs a key or a value"),
-        ({"partition": 1, "timestamp": 5}, "needs a key or a value"),
+        ({"sequence": 1}, "sequence=1 requires a producer_id"),
+        ({}, "requires a key or a value"),
+        ({"partition": 1, "timestamp": 5}, "requires a key or a value"),
     ],
 )
-def test_wrong_records_are_refused_at_once(send: dict[str, Any], text: str) -> None:
+def test_invalid_records_are_rejected_by_send(send: dict[str, Any], text: str) -> None:
     with sparklog.producer(root_with()) as producer, pytest.raises(BadRequest, match=text) as refused:
         producer.send("t", **send)
     assert "\n" not in str(refused.value)
 
 
-def test_a_serializer_that_fails_names_the_value() -> None:
+def test_a_serializer_error_reports_the_value() -> None:
     with sparklog.producer(root_with(), value_serializer="integer") as producer:
         with pytest.raises(BadRequest, match="value_serializer failed for 'x'"):
             producer.send("t", "x")
@@ -358,7 +358,7 @@ def test_a_topic_must_exist() -> None:
             producer.partitions_for("tt")
 
 
-def test_a_producer_that_is_closed_says_so() -> None:
+def test_a_closed_producer_rejects_calls() -> None:
     producer = sparklog.producer(root_with(), linger_ms=LATER)
     future = producer.send("t", "a")
     producer.close()
@@ -368,7 +368,7 @@ def test_a_producer_that_is_closed_says_so() -> None:
         producer.send("t", "b")
 
 
-def test_many_topics_are_committed_each() -> None:
+def test_each_topic_is_committed_separately() -> None:
     root = World().root()
     for number in range(5):
         root.create_topic(f"t{number}", partitions=number + 1)

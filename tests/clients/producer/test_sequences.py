@@ -35,7 +35,7 @@ def open_producer(root: Root) -> sparklog.Producer:
     return sparklog.producer(root, producer_id="p", linger_ms=LATER)
 
 
-def test_a_program_that_starts_again_goes_on_after_the_last() -> None:
+def test_a_restarted_program_resumes_after_the_last_sequence() -> None:
     world = World()
     root_with(1, world)
     for stop in (5, 9, 9, 20):
@@ -46,7 +46,7 @@ def test_a_program_that_starts_again_goes_on_after_the_last() -> None:
     assert numbers(world.root()) == list(range(1, 21))
 
 
-def test_a_repeat_is_dropped_and_says_so() -> None:
+def test_a_repeated_record_is_dropped_and_reported() -> None:
     world = World()
     root_with(2, world)
     with open_producer(world.root()) as producer:
@@ -65,7 +65,7 @@ def test_a_repeat_is_dropped_and_says_so() -> None:
     assert sorted(numbers(world.root())) == [3, 5, 8, 9, 12]
 
 
-def test_an_older_producer_of_the_id_is_fenced() -> None:
+def test_an_older_producer_with_the_same_id_is_fenced() -> None:
     world = World()
     root_with(1, world)
     old = open_producer(world.root())
@@ -86,7 +86,7 @@ def test_an_older_producer_of_the_id_is_fenced() -> None:
     assert numbers(world.root()) == [1, 2]
 
 
-def test_two_that_begin_at_once_write_nothing_twice() -> None:
+def test_concurrent_producers_do_not_duplicate_records() -> None:
     for seed in range(10):
         world = World(seed=1000 * seed)
         root_with(1, world)
@@ -110,7 +110,7 @@ def test_two_that_begin_at_once_write_nothing_twice() -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_after_a_commit_that_failed_nothing_is_published_until_it_is_asked() -> None:
+def test_a_failed_commit_blocks_sends_until_last_sequence() -> None:
     world, script = World(), Script()
     root_with(1, world)
     with open_producer(world.root(FaultyStore(world.store, script, world.sleep))) as producer:
@@ -131,7 +131,7 @@ def test_after_a_commit_that_failed_nothing_is_published_until_it_is_asked() -> 
     assert numbers(world.root()) == [1, 2, 3]
 
 
-def test_sequences_are_for_producers_with_an_id() -> None:
+def test_sequences_require_a_producer_id() -> None:
     with sparklog.producer(root_with()) as producer, pytest.raises(BadRequest, match="no producer_id"):
         producer.last_sequence("t")
     with open_producer(root_with()) as producer:
@@ -201,11 +201,11 @@ def seeded(source: random.Random) -> Callable[[Call], Fault | None]:
 
 
 @pytest.mark.parametrize("seed", first_of(range(25), 8))
-def test_under_faults_each_record_is_there_once(seed: int) -> None:
+def test_records_are_published_once_despite_faults(seed: int) -> None:
     assert simulate(seeded, seed) == []
 
 
-def test_a_rule_that_keeps_repeats_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_detects_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TopicSequences, "new_rows", lambda _, sequences: list(range(len(sequences))))
     monkeypatch.setattr(TopicSequences, "read_last", lambda self: (TopicSequences_read_last(self), 0)[1])
     assert any("twice" in wrong for seed in range(10) for wrong in simulate(seeded, seed))
@@ -249,13 +249,13 @@ def outage(late: int) -> tuple[list[int], int]:
     return numbers(world.root()), failed_at
 
 
-def test_a_commit_that_failed_lands_at_any_moment_later() -> None:
+def test_a_failed_commit_may_succeed_later() -> None:
     seen, failed_at = outage(NEVER)
     assert seen == [1, 2, 3, 4]
     assert [seen for late in range(failed_at, failed_at + 30, 2) if (seen := outage(late)[0]) != [1, 2, 3, 4]] == []
 
 
-def test_a_rule_that_enters_no_new_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_detects_a_missing_new_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(self: TopicSequences) -> int:
         if self._failure is None:
             return TopicSequences_read_last(self)
@@ -268,7 +268,7 @@ def test_a_rule_that_enters_no_new_run_is_found(monkeypatch: pytest.MonkeyPatch)
     assert any(seen.count(2) > 1 for late in range(failed_at, failed_at + 60) for seen in outage(late)[:1])
 
 
-def test_a_commit_that_lands_late_is_fenced() -> None:
+def test_a_late_commit_is_fenced() -> None:
     root = root_with(1)
     log = root.engine.log("t")
     sequences = TopicSequences(log, "p")
@@ -283,7 +283,7 @@ def test_a_commit_that_lands_late_is_fenced() -> None:
     assert numbers(root) == [5]
 
 
-def test_a_commit_that_landed_without_an_answer_is_known_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_sequence_includes_a_commit_with_a_lost_response(monkeypatch: pytest.MonkeyPatch) -> None:
     root = root_with(1)
     append = TopicLog.commit_append
 

@@ -33,7 +33,7 @@ def test_an_object_with_a_method_is_a_serializer() -> None:
         ("json", {1, 2}, "key_serializer failed for"),
     ],
 )
-def test_a_value_that_does_not_fit(name: str, value: object, text: str) -> None:
+def test_an_unsupported_value_is_an_error(name: str, value: object, text: str) -> None:
     serialize = serializer("key_serializer", name)
     assert serialize is not None
     with pytest.raises(BadRequest, match=text) as refused:

@@ -20,7 +20,7 @@ def root_with_two(world: World | None = None) -> Root:
     return root
 
 
-def test_futures_are_done_with_the_commit() -> None:
+def test_futures_complete_with_the_commit() -> None:
     root = root_with_two()
     with sparklog.producer(root, transactional_id="job", linger_ms=0) as producer:
         futures = []
@@ -42,7 +42,7 @@ def test_futures_are_done_with_the_commit() -> None:
     assert len(records(root, "a")) + len(records(root, "b")) == len({future.result() for future in futures}) == 120
 
 
-def test_an_abort_shows_nothing() -> None:
+def test_aborted_records_are_not_read() -> None:
     root = root_with_two()
     with sparklog.producer(root, transactional_id="job", linger_ms=LATER) as producer:
         producer.begin_transaction()
@@ -60,7 +60,7 @@ def test_an_abort_shows_nothing() -> None:
     assert kept.result().topic == "a"
 
 
-def test_a_record_that_is_refused_fails_the_transaction() -> None:
+def test_a_rejected_record_fails_the_transaction() -> None:
     root = root_with_two()
     with sparklog.producer(root, transactional_id="job", linger_ms=LATER) as producer:
         producer.begin_transaction()
@@ -79,7 +79,7 @@ def test_a_record_that_is_refused_fails_the_transaction() -> None:
     assert [len(records(root, topic)) for topic in "ab"] == [0, 1]
 
 
-def test_offsets_of_a_group_go_with_it() -> None:
+def test_group_offsets_are_committed_with_the_transaction() -> None:
     root = root_with_two()
     root.topic("a").append({"value": ["1", "2", "3"], "partition": [0, 0, 0]})
     with (
@@ -101,7 +101,7 @@ def test_offsets_of_a_group_go_with_it() -> None:
     assert [row["value"] for _, row in sorted(records(root, "b").items())] == [b"1!", b"2!", b"3!"]
 
 
-def test_close_aborts_what_is_open() -> None:
+def test_close_aborts_an_open_transaction() -> None:
     root = root_with_two()
     producer = sparklog.producer(root, transactional_id="job")
     producer.begin_transaction()
