@@ -1,4 +1,4 @@
-"""Running commands: in this process, and for what only a real one shows, in its own."""
+"""Fixtures that run commands in this process, or in a separate process if a test requires one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended, and what it wrote."""
+    """The result of a command: its exit code and its output."""
 
     code: int
     out: str
@@ -35,13 +35,13 @@ Sparklog = Callable[..., Outcome]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where a root may come to be."""
+    """Return the path at which a root may be created."""
     return tmp_path / "root"
 
 
 @pytest.fixture
 def sparklog(root: Path) -> Sparklog:
-    """Runs a command with SPARKLOG_ROOT set to `root`; `code` is what it must exit with."""
+    """Return a function that runs a command with SPARKLOG_ROOT set to `root`. The command must exit with `code`."""
 
     def run(*arguments: object, code: int = 0) -> Outcome:
         result = invoke(arguments, {"SPARKLOG_ROOT": str(root)})
@@ -55,7 +55,7 @@ def sparklog(root: Path) -> Sparklog:
 
 @pytest.fixture
 def process(root: Path) -> Callable[..., subprocess.Popen[bytes]]:
-    """Starts a command as a process of its own, with pipes."""
+    """Return a function that starts a command in a separate process with pipes."""
 
     def start(*arguments: object) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -65,7 +65,7 @@ def process(root: Path) -> Callable[..., subprocess.Popen[bytes]]:
             stderr=subprocess.PIPE,
             cwd=REPOSITORY,
             env={**os.environ, "SPARKLOG_ROOT": str(root)},
-            # Tests that a shell runs in the background are born deaf to it, and so would be what they start.
+            # A shell starts background processes with SIGINT ignored, and their child processes would inherit this.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
@@ -74,7 +74,7 @@ def process(root: Path) -> Callable[..., subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def lines_file(tmp_path: Path) -> Callable[[str], Path]:
-    """Text as a file for `produce --file`."""
+    """Write text to a file for `produce --file`."""
 
     def write(text: str) -> Path:
         path = tmp_path / "input"

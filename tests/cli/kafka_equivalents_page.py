@@ -1,6 +1,7 @@
-"""The page of Kafka's options: `python -m tests.cli.kafka_equivalents_page` writes `docs/reference/kafka-words.md`.
+"""Generates the page of Kafka's options: `python -m tests.cli.kafka_equivalents_page` writes
+`docs/reference/kafka-words.md`.
 
-Its rows are the options of Kafka's tools, from `kafka_options.json`, and the equivalents in
+The rows are the options of Kafka's tools, from `kafka_options.json`, and the equivalents in
 `sparklog.console.kafka_equivalents`.
 """
 
@@ -62,7 +63,7 @@ settings. `-o s@TIME` is `--from-timestamp`, `-o e@TIME` is `--to-timestamp`, an
 
 @cache
 def options_of(command: str) -> Mapping[str, bool]:
-    """The options of a command here, and whether each takes a value."""
+    """Return the options of a sparklog command, and whether each option takes a value."""
     tree = command_of(command)
     options = [
         option for option in tree.get_params(Context(tree, **tree.context_settings)) if isinstance(option, Option)
@@ -71,7 +72,7 @@ def options_of(command: str) -> Mapping[str, bool]:
 
 
 def in_sparklog_terms(words: Sequence[str]) -> list[str]:
-    """The words of a command line, without Kafka's."""
+    """Return the arguments of a command line after the translation of Kafka's options."""
     line = translate_command(words)
     for path in (" ".join(line[:2]), line[0]):
         if path in (*WORDS, *(f"{name} {item.arguments}" for name in ACTIONS for item in ACTIONS[name].values())):
@@ -81,7 +82,7 @@ def in_sparklog_terms(words: Sequence[str]) -> list[str]:
 
 
 def commands_of(tool: str) -> list[str]:
-    """The commands that do what a tool does, or a command of kafka-transactions."""
+    """Return the commands that correspond to a tool, or to a command of kafka-transactions."""
     name, _, below = tool.partition(" ")
     command = TOOLS[name]
     actions = ACTIONS.get(command, {})
@@ -95,7 +96,9 @@ def commands_of(tool: str) -> list[str]:
 
 
 def equivalent_of(tool: str, option: str) -> Equivalent | None:
-    """The equivalent to an option of a tool; None: a command has it. `KeyError` if there is none."""
+    """Return the equivalent of an option of a tool, or None if a command has the option. Raises `KeyError` if there is
+    no entry.
+    """
     name, _, below = tool.partition(" ")
     actions = ACTIONS.get(TOOLS[name], {})
     if below in actions and actions[below].arguments is None:
@@ -120,7 +123,7 @@ def equivalent_of(tool: str, option: str) -> Equivalent | None:
 
 
 def cell(equivalent: Equivalent | None) -> str:
-    """An equivalent in a table."""
+    """Return the table cell of an equivalent."""
     if equivalent is None:
         return THE_SAME
     if isinstance(equivalent.arguments, Mapping):
@@ -138,7 +141,7 @@ def cell(equivalent: Equivalent | None) -> str:
 
 
 def rows(equivalents: Mapping[str, Equivalent | None]) -> Iterator[str]:
-    """A table, a row for each equivalent."""
+    """Return a table with a row for each equivalent."""
     options: dict[str, list[str]] = defaultdict(list)
     for option, equivalent in equivalents.items():
         options[cell(equivalent)].append(f"`{option}`")
@@ -161,14 +164,14 @@ def lines() -> Iterator[str]:
     yield from ("", "## kcat", "", KCAT_HEAD)
     for mode, table in KCAT.items():
         letters = [letter for letter, name in KCAT_MODES.items() if name == mode]
-        # What has no words is read elsewhere, or left out.
+        # A property without an equivalent is read in another way, or ignored.
         equivalents = {letter.rstrip(":"): Equivalent(words) for letter, words in table.items() if words}
         yield from ("", f"`kcat {letters[0]}` is `sparklog {mode}`:", *rows(equivalents))
     yield ""
 
 
 def properties_of(command: str) -> list[tuple[str, Mapping[str, Equivalent]]]:
-    """The properties of a command, each table with the options that take it."""
+    """Return the properties of a command. Each table is preceded by the options that accept the properties."""
     tables = PROPERTIES.get(command, {})
     unique = {id(table): table for table in tables.values()}
     names = [" and ".join(f"`{name}`" for name, item in tables.items() if item is table) for table in unique.values()]

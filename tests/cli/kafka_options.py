@@ -1,4 +1,6 @@
-"""The options of Kafka's command-line tools: `kafka_options.json`, made from their `--help` by `python -m` of this."""
+"""The options of Kafka's command-line tools in `kafka_options.json`. Running this module generates the file from the
+`--help` of the tools.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,13 @@ TOOLS = {
     "kafka-consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
 }
 TRANSACTIONS = ("list", "describe", "describe-producers", "abort", "find-hanging", "forceTerminateTransaction")
-# jopt-simple begins a line with an option, `<` or `[` its value. argparse4j indents it, and its value is in capitals.
+# jopt-simple starts a line with an option, and its value starts with `<` or `[`. argparse4j indents the option, and its
+# value is in capitals.
 OPTION = re.compile(r"^(?:  (?:-\w, )?)?(--[a-z][\w.-]*)(?: ([<\[A-Z]|host:)|  .*\n  (<))?", re.MULTILINE)
 
 
 def help_of(tool: str, *words: str) -> str:
-    """What a tool prints for `--help`."""
+    """Return the output of a tool for `--help`."""
     classes = os.pathsep.join([f"{kafka_jars()}{os.sep}*", console_jars()])
     java = [find_java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", classes]
     done = subprocess.run([*java, TOOLS[tool], *words, "--help"], capture_output=True, text=True, timeout=60)
@@ -41,13 +44,13 @@ def help_of(tool: str, *words: str) -> str:
 
 
 def options_in(text: str) -> dict[str, str]:
-    """Each option of a help text, and whether it takes a value: `flag`, `value` or `optional`."""
+    """Return each option of a help text, and whether it takes a value: `flag`, `value` or `optional`."""
     kinds = {"": "flag", "[": "optional"}
     return {name: kinds.get(mark + below, "value") for name, mark, below in sorted(OPTION.findall(text))}
 
 
 def of_the_jars() -> dict[str, dict[str, str]]:
-    """The options of all tools, and of the commands of kafka-transactions, which has them in place of options."""
+    """Return the options of all tools, and of the commands of kafka-transactions, which are not options."""
     options = {tool: options_in(help_of(tool)) for tool in TOOLS}
     for command in TRANSACTIONS:
         text = help_of("kafka-transactions", "--bootstrap-server", "localhost:1", command)

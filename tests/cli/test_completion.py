@@ -1,4 +1,4 @@
-"""Names that a shell completes: of topics, groups and configs; nothing where they are not known at once."""
+"""Shell completion of topic, group and config names. There are none if the names are not available in time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Complete = Callable[[str], list[str]]
 
 @pytest.fixture
 def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Complete:
-    """Asks for what goes on from the last word of a line, as bash does."""
+    """Request the completions of the last word of a line, as bash does."""
     monkeypatch.setenv("SPARKLOG_CONFIG", str(tmp_path / "settings.toml"))
     (tmp_path / "settings.toml").write_text(f'[roots]\nprod = "{tmp_path / "root"}"\n')
     log = library.open(tmp_path / "root", create=True)

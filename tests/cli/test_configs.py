@@ -1,4 +1,4 @@
-"""`sparklog configs`: describe, alter, docs."""
+"""`sparklog configs`: describe, alter and docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Commands that the pages show exist and have the options shown; those of "Daily questions" work as marked."""
+"""Commands in the documentation exist and accept the displayed options. The commands of "Daily questions" work as
+described.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ INLINE = re.compile(r"`(sparklog [a-z][^`\n]*)`")
 
 
 def commands_of(page: str) -> set[str]:
-    """Return the commands in fenced blocks, indented blocks and inline code; a line of prose is none."""
+    """Return the commands in fenced blocks, indented blocks and inline code, but not in prose."""
     prose = FENCED.sub("", page)
     blocks = [line for block in FENCED.findall(page) for line in IN_A_BLOCK.findall(block)]
     return {*blocks, *INDENTED.findall(prose), *INLINE.findall(prose)}
@@ -31,9 +33,9 @@ COMMANDS = sorted(set().union(*(commands_of(page.read_text()) for page in PAGES)
 
 
 def help_of(sparklog: Sparklog, command: str) -> tuple[list[str], list[str], str]:
-    """The words of a command's name, the options that are given, and the command's help."""
+    """Return the name of a command, the given options, and the help of the command."""
     words = in_sparklog_terms(shlex.split(command.partition(" | ")[0], comments=True)[1:])
-    # Of a group of commands the second word is one, too.
+    # The second word is also part of the name if the command is a group.
     grouped = len(words) > 1 and "COMMAND [ARGS]" in sparklog(words[0], "--help").out
     path = words[:2] if grouped else words[:1]
     return path, [word for word in words if word.startswith("--")], sparklog(*path, "--help").out

@@ -1,4 +1,4 @@
-"""A topic that cannot be read hides no other one from commands about all of them: said on stderr, exit code 1."""
+"""Commands for all topics continue if a topic cannot be read. They report the topic on stderr and exit with code 1."""
 
 from __future__ import annotations
 

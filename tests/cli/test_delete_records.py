@@ -1,4 +1,4 @@
-"""`sparklog delete-records`, from Kafka's file and for one partition."""
+"""`sparklog delete-records` with Kafka's offset file and for one partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.conftest import Sparklog
 
 @pytest.fixture
 def log(root: Path) -> Root:
-    """Topics a and b with ten records in partition 0 each, and c, which is compacted."""
+    """Topics a and b with ten records each in partition 0, and the compacted topic c."""
     opened = library.open(root, create=True)
     for name in ("a", "b"):
         rows = pa.table({"value": [str(n).encode() for n in range(10)], "partition": [0] * 10})

@@ -1,4 +1,4 @@
-"""`sparklog dump-log`: files and folders, options, and what is no file of a log."""
+"""`sparklog dump-log`: files, directories, options, and files that are not log files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command: its help has an example, the example does what it says when it is copied, and so with --json."""
+"""Every command has an example in its help, which works if it is copied, and also with --json."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ IN_TURN = (
     *("groups delete-offsets", "groups delete", "configs alter", "delete-records", "topics alter", "topics delete"),
     "conf",
 )
-"""What one leaves behind the next may need, as in a day's work."""
+"""These commands run in this order, because a command may need the result of an earlier command."""
 JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta", "serve")
-"""Commands that hand their arguments on to a job (`tests/test_wheel.py` runs them), or go on until they are ended."""
+"""Commands that pass their arguments to a job (`tests/test_wheel.py` runs them), or that run until they are stopped."""
 MONDAY_MS = 1_769_421_600_000
-"""A day before the time that examples look back to, 2026-01-26T10:00:00Z."""
+"""One day before 2026-01-26T10:00:00Z, which is the time that the examples use."""
 TEXT_ONLY = ("metrics", "produce", "conf", "perf consume")
-"""What these print is a format of its own, or nothing; --json of `produce` is about what it reads."""
+"""Commands that print their own format, or nothing. The option --json of `produce` describes the input."""
 
 
 def commands() -> Iterator[str]:
-    """Words of all that can be run."""
+    """Return the names of all commands."""
     for name in MODULE_OF:
         below = getattr(command_of(name), "commands", None)
         yield from [name] if below is None else (f"{name} {each}" for each in below)
 
 
 def run(line: str) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     result = invoke(shlex.split(line), {"SPARKLOG_ROOT": None})
     assert result.exception is None or isinstance(result.exception, SystemExit), (line, result.exception)
     assert result.exit_code == 0 or line.startswith("doctor"), (line, result.stderr)
@@ -70,13 +70,13 @@ def run(line: str) -> str:
 
 
 def examples(command: str) -> list[str]:
-    """The lines below `Example:`."""
+    """Return the lines below `Example:`."""
     shown = run(f"{command} --help").partition("Example:\n")[2]
     return [line.strip() for line in shown.splitlines() if "sparklog " in line]
 
 
 def rows(count: int) -> pa.Table:
-    """Records of twenty customers, where the partitioner puts them."""
+    """Return records of twenty customers, in the partitions that the partitioner selects."""
     return pa.table(
         {
             "key": [b"customer-%d" % (number % 20) for number in range(count)],
@@ -86,7 +86,7 @@ def rows(count: int) -> pa.Table:
 
 
 def furnish(root: Root) -> None:
-    """Topics, a group that nobody is in, an open transaction: what the examples are about."""
+    """Create the topics, an inactive group and the open transaction that the examples use."""
     for name in ("orders", "clicks", "old"):
         root.create_topic(name, partitions=2).append(rows(300))
     Groups(root).group("billing").alter({name: {0: 5, 1: 6} for name in ("orders", "old")})
@@ -97,7 +97,7 @@ def furnish(root: Root) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine's folders, with a root that was begun on Monday."""
+    """The directories of a host, with a root that was created on Monday."""
     for name in ("data/log", "data/empty", "backup", "node_exporter"):
         (tmp_path / name).mkdir(parents=True)
     begin_on_monday(str(tmp_path / "data" / "log"))
@@ -128,13 +128,13 @@ def test_a_missing_option_value_is_a_one_line_error(command: str) -> None:
 
 def is_option_with_a_value(option: Any) -> bool:
     is_option = option.param_type_name == "option"
-    # The value of some may be left out.
+    # The value of some options is optional.
     return is_option and not option.is_flag and not option.count and not option._flag_needs_value
 
 
 def on_this_machine(line: str, command: str, place: Path, bucket: str | None = None) -> str:
-    """An example as somebody would type it whose folders lie below `place`, or its roots in a bucket; no `sparklog`."""
-    # A topic is created, or taken out of Kafka's directory, where it is not there yet.
+    """Return an example with directories below `place`, or roots in a bucket, without the word `sparklog`."""
+    # Create the topic, or import it from Kafka's directory, if it does not exist.
     root = "data/empty" if command in ("topics create", "import") else "data/log"
     line = re.sub(r"/data/log(?=$| )", f"/{root}", line).replace("/var/lib/kafka/data", "/data/kafka-logs")
     if bucket is not None:
@@ -160,7 +160,7 @@ def test_examples_run_on_a_disk(place: Path, monkeypatch: pytest.MonkeyPatch, mo
 @pytest.mark.slow
 @pytest.mark.java
 def test_examples_run_on_a_bucket(place: Path, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
-    """Each root, and the backups, are named by a URL in place of a path."""
+    """The root and the backups are given as URLs instead of paths."""
     shutil.rmtree(place / "data")
     begin_on_monday(join(bucket, "data/log"))
     run_the_examples(place, monkeypatch, "", bucket)
@@ -187,7 +187,7 @@ def run_the_examples(place: Path, monkeypatch: pytest.MonkeyPatch, more: str, bu
 
 
 def json_of(text: str) -> list[object]:
-    """One document, or one a line; no NaN in it."""
+    """Parse a single JSON document, or one document per line. NaN is not allowed."""
     try:
         return [json.loads(text, parse_constant=float.fromhex)]
     except ValueError:

@@ -1,4 +1,4 @@
-"""What commands say about records that expire, and about configs that an import takes along."""
+"""Messages about records that expire, and about configs that an import reads from Kafka."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEVEN_DAYS = "expire seven days after their"
 DAY_MS = 86_400_000
 BOTH = {"cleanup.policy": "compact,delete", "retention.ms": "-1"}
 IDS = {"keep": "40c2729b400a48609dadb66421d4575200", "gone": "c488b591d39641099006870a5778b41f00"}
-# Values of records as a broker of Kafka 4.1 wrote them.
+# Values of records as written by a broker of Kafka 4.1.
 TOPIC_KEEP = bytes.fromhex("010200056b656570" + IDS["keep"])
 POLICY = bytes.fromhex("01040002056b6565700f636c65616e75702e706f6c6963790f636f6d706163742c64656c65746500")
 DELAY = bytes.fromhex("01040002056b6565701566696c652e64656c6574652e64656c61792e6d7306363030303000")
@@ -59,7 +59,7 @@ def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_create_reports_when_records_expire(
     root: Path, sparklog: Sparklog, configs: tuple[str, ...], told: bool
 ) -> None:
-    """Once, on stderr, and only where nobody has chosen a retention."""
+    """The message is printed once, on stderr, and only if no retention is set."""
     package.open(root, create=True)
     created = sparklog("topics", "create", "t", *(word for text in configs for word in ("-c", text)))
     assert created.err.count(SEVEN_DAYS) == len(created.err.splitlines()) == int(told)
@@ -127,7 +127,7 @@ def test_import_reads_configs_from_the_metadata_log(
     given: tuple[str, ...],
     configs: dict[str, str],
 ) -> None:
-    """A snapshot counts in place of the log below its offset, 2."""
+    """The snapshot replaces the log below its offset, 2."""
     folder = write_partition(log_dir, "__cluster_metadata-0", {0: kafka_batch(0, records)})
     if snapshot is not None:
         (folder / "00000000000000000000-0000000000.checkpoint").write_bytes(kafka_batch(0, [TOPIC_GONE]))

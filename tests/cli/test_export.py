@@ -1,4 +1,4 @@
-"""`sparklog export`: what it writes, what it says, and what it refuses."""
+"""`sparklog export`: written files, output, and rejected options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kafka.logs import read
 
 @pytest.fixture
 def orders(root: Path) -> Path:
-    """A topic of three partitions and three appends."""
+    """A topic with three partitions and three appends."""
     topic = package.open(root, create=True).create_topic(
         "orders", partitions=3, configs={"retention.ms": -1, "segment.bytes": 5000}
     )
@@ -70,7 +70,7 @@ def test_export_writes_groups_as_offsets_topic_and_csv(orders: Path, sparklog: S
     found = said.lines.index("Groups: audit, billing")
     assert said.lines[found - 1].startswith("Topic: __consumer_offsets\tTopicId: ")
     assert "\tPartitionCount: 50\tConfigs: cleanup.policy=compact,compression.type=producer," in said.lines[found - 1]
-    # Of each group its state and two offsets, in the partition of its name; the others are empty.
+    # Each group has its state and two offsets in the partition of its name. The other partitions are empty.
     assert [line.split()[:4] for line in said.lines[found + 2 :]] == [
         [str(number), "0", "3", "3"] for number in sorted(group_partition(name, 50) for name in ("audit", "billing"))
     ]

@@ -1,4 +1,4 @@
-"""`sparklog get`, and what it is made of: the latest record of a key, in roots and in Kafka's directories."""
+"""`sparklog get`: the latest record of a key, in roots and in Kafka directories."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_get_finds_a_key_in_another_partition(sparklog: Sparklog, log: Root) -> 
 
 
 def value_of(topic: Topic, key: str) -> bytes | None:
-    """The newest value of a key, or what it has no record of."""
+    """Return the latest value of a key, or None for a tombstone."""
     found = topic.get(key)
     assert found is not None
     value: bytes | None = found.column("value")[0].as_py()
@@ -111,13 +111,13 @@ def test_get_searches_the_partitions_before_partitions_were_added(sparklog: Spar
 
 
 def test_get_returns_the_latest_record_of_several_partitions(root: Path) -> None:
-    """A partition that was added holds newer ones; of others the greatest timestamp tells."""
+    """Records in an added partition are later. Among other partitions, the greatest timestamp decides."""
     topic = library.open(root, create=True).create_topic("t", partitions=4)
     keys = [b"k%d" % number for number in range(60)]
     for round_number, partitions in enumerate((4, 6, 9)):
         if partitions > 4:
             topic.alter(partitions=partitions)
-        # Each round leaves out some keys, whose newest record lies where they were before.
+        # Each round omits some keys, so that their latest record is in the partition before the change.
         chosen = [key for at, key in enumerate(keys) if at % 3 >= round_number]
         topic.append(keyed_rows(*((key, b"%d" % round_number) for key in chosen)))
     for at, key in enumerate(keys):
@@ -139,7 +139,7 @@ def test_a_record_in_an_added_partition_ends_the_search(root: Path, monkeypatch:
     monkeypatch.setattr(key_lookup, "_latest_offset", counted)
     for key in keys:
         assert topic.get(key) is not None
-    # Twice as many partitions: a key stays where it was, or is in a new one.
+    # If the number of partitions is doubled, a key keeps its partition or goes to a new partition.
     assert len(looked) == len(keys)
 
 
@@ -174,7 +174,7 @@ def test_keys_are_strings_bytes_or_numbers(sparklog: Sparklog, log: Root) -> Non
 
 
 def model(view: LogView, topic: str, partition: int, isolation: str) -> dict[bytes | None, int]:
-    """Key -> offset of its last record, read in order."""
+    """Return the offset of the last record of each key, from a sequential read."""
     bounds = view.bounds(topic)[partition]
     wanted = OffsetRange(topic, partition, bounds.log_start, bounds.end(isolation))
     found: dict[bytes | None, int] = {}
@@ -186,7 +186,7 @@ def model(view: LogView, topic: str, partition: int, isolation: str) -> dict[byt
 
 @pytest.mark.parametrize("run_bytes", [1, 500, 4 << 20])
 def test_get_agrees_with_a_scan(root: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int) -> None:
-    """Runs of one offset, of several and of all of them give what reading everything gives."""
+    """Reads of one offset, of several offsets and of all offsets agree with a scan."""
     monkeypatch.setattr(key_lookup, "FIRST_CHUNK_BYTES", run_bytes)
     chance = random.Random(run_bytes)
     log = library.open(root, create=True)

@@ -1,4 +1,4 @@
-"""`sparklog groups`: the tables of Kafka's tool, resets that show before they do, and what is refused."""
+"""`sparklog groups`: the tables of Kafka's tool, dry runs of resets, and rejected options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OFFSETS = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "L
 
 @pytest.fixture
 def member(root: Path) -> Membership:
-    """Topic a with 3 and 1 records; group `billing` at 2 and 1, its member has left; group `audit` is active."""
+    """Topic a with 3 and 1 records, group `billing` at offsets 2 and 1 without members, and an active group `audit`."""
     opened = library.open(root, create=True)
     topic = opened.create_topic("a", partitions=2)
     topic.append(pa.table({"value": [b"x"] * 4, "partition": pa.array([0, 0, 0, 1], pa.int32())}))
@@ -60,7 +60,7 @@ def test_describe_shows_offsets_and_lag(sparklog: Sparklog, member: Membership) 
     assert float(first[6]) >= 0
     assert found.err == "Consumer group 'billing' has no active members.\n"
     rows = [line.split() for line in sparklog("groups", "describe", "--all-groups").lines[1:]]
-    # Of a group that is active also partitions without an offset, as Kafka's tool shows them.
+    # As in Kafka's tool, partitions without an offset are shown for an active group.
     assert [row[:6] for row in rows[:2]] == [["audit", "a", "0", "-", "3", "-"], ["audit", "a", "1", "0", "1", "1"]]
     assert len(rows) == 4
     as_json = json.loads(sparklog("groups", "describe", "billing", "--json").out)
@@ -156,7 +156,7 @@ def test_members_are_shown_as_in_kafkas_tool(sparklog: Sparklog, root: Path, mem
     assert heading == ["GROUP", "CONSUMER-ID", "HOST", "CLIENT-ID", "#PARTITIONS"]
     assert row == ["shop", dynamic.group_metadata().member_id, socket.gethostname(), "till", "2"]
     heading, row = [line.split(maxsplit=5) for line in sparklog(*described, "--verbose").lines]
-    # As Kafka 4.1 has them; the target differs while partitions move.
+    # As in Kafka 4.1, the target assignment differs during a rebalance.
     assert heading[5].split() == ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT"]
     assert row[5].split() == ["1", "a:0,1", "1", "a:0,1"]
     (document,) = json.loads(sparklog(*described, "--json").out)
@@ -182,7 +182,7 @@ def test_members_are_shown_as_in_kafkas_tool(sparklog: Sparklog, root: Path, mem
     static.close()
     empty = sparklog(*described)
     assert (len(empty.lines), empty.err) == (1, "Consumer group 'shop' has no active members.\n")
-    # A query owns all: its name is all there is.
+    # A query owns all partitions, and only its name is shown.
     assert sparklog("groups", "describe", "audit", "--members").lines[1].split() == ["audit", "two", "-", "-", "-"]
     sparklog("groups", "describe", "shop", "--verbose", code=2)
     sparklog("groups", "delete", "shop", "--group", "other", code=2)

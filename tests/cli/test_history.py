@@ -1,4 +1,4 @@
-"""`sparklog history`: a line for each commit, newest first."""
+"""`sparklog history`: one line per commit, latest commit first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = pa.table({"key": [b"k"] * 3, "value": [b"v" * 100] * 3})
 
 @pytest.fixture
 def topic(root: Path) -> library.Topic:
-    """Versions 0 to 5: created, three kinds of appends, altered, sealed."""
+    """Create versions 0 to 5: created, three kinds of appends, altered, sealed."""
     log = library.open(root, create=True)
     topic = log.create_topic("t")
     topic.append(ROWS)

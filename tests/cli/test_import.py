@@ -1,4 +1,4 @@
-"""`sparklog import`: a Kafka log directory taken into a root from the command line."""
+"""`sparklog import`: imports a Kafka log directory into a root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kafka.logs import segment, write_partition
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Path:
-    """Two topics, one of two partitions, of three records each partition."""
+    """Two topics with three records in each partition. One topic has two partitions."""
     place = tmp_path / "kafka"
     place.mkdir()
     for name in ("orders-0", "orders-1", "clicks-0"):
@@ -124,7 +124,7 @@ def test_invalid_input_does_not_create_a_root(
 
 
 def test_a_root_inside_the_log_directory_is_rejected(log_dir: Path, sparklog: Sparklog) -> None:
-    """A broker does not start with a folder in its log dir that is no partition's."""
+    """A broker does not start if its log directory contains a directory that is not a partition."""
     for place in (log_dir / "sparklog", log_dir / "orders-0" / "log"):
         said = sparklog("import", log_dir, "--root", place, code=1)
         assert "is inside the Kafka directory" in said.err

@@ -1,4 +1,6 @@
-"""Ctrl-C: one line on stderr that says what stays, exit code 130, in every command and in the files of the jobs."""
+"""Ctrl-C prints one line on stderr that reports which changes remain, and exits with code 130, in all commands and
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +62,11 @@ def test_an_interrupted_consumer_reports_its_record_count(
     def write(data: bytes) -> None:
         printed(data)
         if b"2" in data:
-            # As soon as the reader of the output sees them.
+            # The interrupt arrives as soon as the reader of the output sees the records.
             raise KeyboardInterrupt
 
     monkeypatch.setattr(printing, "write", write)
-    # One batch a partition.
+    # There is one batch per partition.
     monkeypatch.setattr("sparklog.log.read.decode_slices.joined", lambda batches, _: batches)
     outcome = sparklog(*line.split(), "--from-beginning" if "--follow" in line else "--print-value", code=130)
     assert outcome.err.startswith("sparklog: interrupted: processed a total of 2 messages; nothing was changed")
@@ -82,7 +84,7 @@ def test_an_interrupted_consumer_commits_printed_records(
     code: int,
     again: list[str],
 ) -> None:
-    """But not where the reader of a pipe left: it is not known how far it came."""
+    """Offsets are not committed if the reader of a pipe exits, because it is unknown which records it has read."""
     from sparklog.cli import printing
     from sparklog.cli.commands import consume
 

@@ -1,4 +1,4 @@
-"""`sparklog jobs`, and exit codes for cron and probes: of `doctor --max-age` and `groups describe --max-lag`."""
+"""`sparklog jobs`, and the exit codes of `doctor --max-age` and `groups describe --max-lag` for cron and probes."""
 
 from __future__ import annotations
 

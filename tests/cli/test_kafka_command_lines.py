@@ -1,4 +1,4 @@
-"""Commands beside Kafka's own command lines, over the same log on a broker: their answers, and the same words."""
+"""Commands and Kafka's command lines have the same output for the same log and the same arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ADD = "cleanup.policy=[compact,delete],retention.ms=86400000,segment.ms=5"
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    """It runs, with a topic of 120 records over 40 keys in three partitions, and a compacted one."""
+    """A running broker with a topic of 120 records over 40 keys in three partitions, and a compacted topic."""
     try:
         found = Broker(tmp_path / "broker")
     except Missing as missing:
@@ -51,7 +51,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def _produce(broker: Broker) -> None:
-    """By kafka-python, whose default partitioner is Kafka's; `kept` has one record."""
+    """Produce with kafka-python, whose default partitioner is the same as Kafka's. `kept` has one record."""
     from kafka import KafkaProducer
 
     producer = KafkaProducer(bootstrap_servers=broker.address)
@@ -89,7 +89,7 @@ def test_commands_agree_with_a_broker(broker: Broker, sparklog: Sparklog, root: 
         assert (ours.keys(), ours["version"]) == (said.keys(), said["version"])
         assert ours["brokers"][0].keys() == said["brokers"][0].keys()
         here, there = (document["brokers"][0]["logDirs"][0] for document in (ours, said))
-        # A root also says what lies in it that no log names any more.
+        # For a root, unreferenced files are also reported.
         more = {"unreferencedFiles", "unreferencedBytes"} if place == root else set()
         assert here.keys() == there.keys() | more
         wanted = sorted(there["partitions"], key=lambda each: each["partition"])
@@ -114,11 +114,11 @@ def test_commands_agree_with_a_broker(broker: Broker, sparklog: Sparklog, root: 
 
 
 def test_options_of_the_console_tools(broker: Broker, sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
-    """What is produced with the same words are the same records, and what is consumed the same lines."""
+    """The same arguments produce the same records and consume the same lines."""
     file = tmp_path / "lines"
     library.open(root, create=True)
     for number, (words, lines, _) in enumerate(PRODUCED):
-        # The newer name came with 4.2.
+        # The new option name was added in Kafka 4.2.
         topic = ("--topic", f"lines-{number}", *shlex.split(words.replace("--reader-", "--")))
         broker.create(f"lines-{number}", 1)
         broker.tool(PRODUCER, *topic, text=lines)
@@ -138,7 +138,7 @@ def test_options_of_the_console_tools(broker: Broker, sparklog: Sparklog, root: 
 
 
 def test_patterns(broker: Broker, sparklog: Sparklog) -> None:
-    """Topics and partitions that patterns choose."""
+    """Patterns select topics and partitions."""
     root = ("--root", broker.data)
     for line in (
         "--list --topic or.*",

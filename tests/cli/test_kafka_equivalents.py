@@ -1,4 +1,4 @@
-"""Command lines of Kafka's tools and of kcat: taken, or answered in one line. Every option has an answer."""
+"""Command lines of Kafka's tools and kcat are accepted or rejected with a one-line error. Every option has an entry."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONG = "org.apache.kafka.common.serialization.LongDeserializer"
 PRODUCED: list[tuple[str, str, list[tuple[object, ...]]]] = [
     ("--property parse.key=true", "k\tv\n", [("k", "v", None)]),
     ("--property key.separator=: --reader-property parse.key=true", "k:v\n", [("k", "v", None)]),
-    # Kafka does not look for a separator without it.
+    # Without this option, Kafka does not search for a separator.
     ("--property key.separator=:", "k:v\n", [(None, "k:v", None)]),
     ("--property parse.key=false --property key.separator=:", "k:v\n", [(None, "k:v", None)]),
     (r"--property parse.key=true --property key.separator='\t'", "k\\tv\n", [("k", "v", None)]),
@@ -60,7 +60,7 @@ PRODUCED: list[tuple[str, str, list[tuple[object, ...]]]] = [
         [(None, "v", None)],
     ),
 ]
-"""Words for a console producer, its lines, and key, value and headers of the records."""
+"""Arguments of a console producer, its input lines, and the key, value and headers of the records."""
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def place(root: Path) -> Path:
     return root
 
 
-# The answers.
+# -- the table of equivalents
 
 
 def test_every_option_of_every_tool_has_an_entry() -> None:
-    """`equivalent_of` raises where there is none; what takes a value in Kafka takes one here."""
+    """`equivalent_of` raises if there is no entry. An option with a value in Kafka also has a value here."""
     options = [(tool, option, kind) for tool, table in stored().items() for option, kind in table.items()]
     answers = {(tool, option): equivalent_of(tool, option) for tool, option, _ in options if option != "--help"}
     assert len(answers) > 180
@@ -101,7 +101,7 @@ def test_every_option_of_every_tool_has_an_entry() -> None:
 
 
 def tables() -> Iterator[tuple[str, str, Equivalent]]:
-    """Command, option or property, and answer."""
+    """Return each command, option or property, and its equivalent."""
     for command, table in WORDS.items():
         yield from ((command, option, answer) for option, answer in table.items())
     for command, letters in KCAT.items():
@@ -119,7 +119,7 @@ def test_equivalents_are_options_of_the_command() -> None:
         names = {name for path in paths for name in options_of(path.partition(" --")[0])}
         for word in (word for text in texts for word in text.split() if word.startswith("-")):
             assert word in names, (command, option)
-        # An error says why; what a command has under Kafka's name needs no answer.
+        # The error contains the reason. An option with the same name as in Kafka needs no entry.
         assert answer.reason or answer.arguments is not None, (command, option)
         assert command in KCAT or option not in names, (command, option)
 
@@ -129,7 +129,7 @@ def test_the_page_of_equivalents_is_generated() -> None:
 
 
 def test_command_lines_of_the_page_run(sparklog: Sparklog, root: Path, lines_file: Callable[[str], Path]) -> None:
-    """Run the command lines of Kafka's tools on the page of commands, in order."""
+    """Run the command lines of Kafka's tools that the page of commands contains, in order."""
     commands = (PAGE.parent / "command-line.md").read_text().partition("```sh\n")[2].partition("```")[0].splitlines()
     assert len(commands) > 5
     for command in commands:
@@ -153,7 +153,7 @@ def test_the_options_are_those_of_kafkas_tools() -> None:
     assert options == stored(), "run python -m tests.cli.kafka_options"
 
 
-# What is taken.
+# -- accepted command lines
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_the_options_are_those_of_kafkas_tools() -> None:
     ],
 )  # fmt: skip
 def test_translated_command_lines_have_the_same_output(sparklog: Sparklog, place: Path, line: str, here: str) -> None:
-    # The lag in seconds grows between the two commands.
+    # The lag in seconds may increase between the two commands.
     printed, expected = (re.sub(r"\d{6,}\.\d", "SECONDS", sparklog(*shlex.split(each)).out) for each in (line, here))
     assert printed == expected
     assert printed
@@ -234,14 +234,14 @@ def test_producer_properties_are_translated(
 
 
 def test_codecs(place: Path) -> None:
-    """An option whose value may be left out takes the next word if that is no option."""
+    """If the value of an option is optional, the option consumes the next word if that is not an option."""
     options = dict.fromkeys(("--compression", "--linger-ms", "--root"), True)
     for line, words in (
         ("t --compression-codec", "t --compression gzip"),
         ("t --compression-codec zstd", "t --compression zstd"),
         ("--compression-codec --sync t", "--compression gzip --linger-ms 0 t"),
         ("--compression-codec=snappy t", "--compression snappy t"),
-        # Values and what is after -- are not looked at.
+        # Values, and words after --, are not translated.
         ("--root --sync -- --sync", "--root --sync -- --sync"),
         ("--property parse.headers=true -- t", "--headers -- t"),
     ):
@@ -249,7 +249,7 @@ def test_codecs(place: Path) -> None:
 
 
 def test_changes(sparklog: Sparklog, place: Path) -> None:
-    """Words that change something do it."""
+    """Translated options that change topics have an effect."""
     line = "topics --create --if-not-exists --topic new --partitions 3 --replication-factor 1 --config retention.ms=7"
     assert sparklog(*line.split()).out.startswith("Created topic new with 3 partitions in ")
     sparklog(*shlex.split("topics --alter --topic new --partitions 4"))
@@ -306,7 +306,7 @@ def test_options_without_effect_are_reported(sparklog: Sparklog, place: Path) ->
     )
 
 
-# What is answered.
+# -- rejected command lines
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Words that a user of Kafka's and kcat's commands types on the first day, and what they answer here."""
+"""Command lines that users of Kafka and kcat type on the first day, and their output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 @pytest.fixture
 def place(root: Path) -> Path:
-    """Topic `orders` with v0 to v4 in partition 0 and w0, w1 in 1, a second apart; `clicks`, `old` with one record."""
+    """Topic `orders` with v0 to v4 in partition 0 and w0, w1 in partition 1, one second apart, and `clicks` and `old`
+    with one record each.
+    """
     opened = library.open(root, create=True)
     rows = {
         "key": [b"k0", None, b"k2", b"k3", b"", b"l0", b"l1"],
@@ -43,7 +45,7 @@ def committed(root: Path, group: str) -> dict[tuple[str, int], int]:
 @pytest.mark.parametrize(
     ("line", "printed"),
     [
-        # The topic, as an argument or as Kafka's option.
+        # The topic as an argument, or as the option of Kafka's tools.
         ("topics create --topic new", "Created topic new with 1 partition in ROOT."),
         ("topics create new --topic new", "Created topic new with 1 partition in ROOT."),
         ("topics alter --topic clicks --partitions 2", "Altered topic clicks."),
@@ -63,7 +65,7 @@ def committed(root: Path, group: str) -> dict[tuple[str, int], int]:
         ("consume --topic clicks,orders -n 2", "c0|v0"),
         ("consume --include 'cl.*'", "c0"),
         ("consume --include 'clicks,ord.*' -n 2", "c0|v0"),
-        # Where to start, and where to end.
+        # The start and the end of a read.
         ("consume orders -p 0 -o -2", "v3|v4"),
         ("consume orders -p 0 -o -9", "v0|v1|v2|v3|v4"),
         ("consume orders -o -1 --null-literal NIL", "v4|NIL"),
@@ -80,7 +82,7 @@ def committed(root: Path, group: str) -> dict[tuple[str, int], int]:
         (r"consume orders -n 1 --format '%h'", "h=x,n="),
         (r"consume clicks --format 'one\n'", "one"),
         (r"consume orders -n 2 --print-key --key-separator '\t|' --null-literal '\0'", "k0\t\\|v0|\0\t\\|v1"),
-        # A table without rows has its header.
+        # A table without rows has a header.
         ("transactions list", "TRANSACTIONAL-ID  NEWEST  STATE  HOLDS-BACK"),
         ("groups list --state", "GROUP  STATE  GENERATION  CONSUMER-ID  SESSION-TIMEOUT-MS  PENDING  #MEMBERS"),
         ("groups list", ""),

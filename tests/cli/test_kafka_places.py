@@ -1,4 +1,4 @@
-"""The command line over directories that Kafka wrote: what Kafka's own tools say about them."""
+"""Commands on directories written by Kafka have the same output as Kafka's tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def expected_offsets(fixture: Path) -> dict[str, Any]:
 
 
 def printed(fixture: Path, sparklog: Sparklog, *arguments: str) -> dict[str, int]:
-    """`topic-partition` -> offset, of the lines that `offsets` prints."""
+    """Return the offset of each topic-partition from the output of `offsets`."""
     lines = sparklog("offsets", "--root", fixture / "data", *arguments).lines
     rows = [line.rsplit(":", 2) for line in lines if not line.startswith("__")]
     return {f"{topic}-{partition}": int(offset) for topic, partition, offset in rows}

@@ -1,6 +1,7 @@
-"""What commands may load of heavy libraries: each costs a tenth of a second of CPU or more.
+"""Which heavy libraries commands may import. Each of them takes at least a tenth of a second of CPU time.
 
-One process runs them all, so that its start is paid once. It forks for those that share an allowance; they run in turn.
+One process runs all commands, so that it is started only once. It forks for commands with the same allowance, which run
+one after the other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SMALL = (
     *("sparklog.log.state.commit_intents", "sparklog.log.write.append_target", "sparklog.log.topic.backup_manifest"),
     *("sparklog.log.read.fetch", "sparklog.storage.probe", "hashlib", "importlib.metadata"),
 )
-"""A hundredth of a second each, or less: what only lists does without them."""
+"""Modules that take at most a hundredth of a second each. Commands that only list do not import them."""
 PROGRAM = """
 import json, os, signal, socket, struct, sys, tempfile, threading
 os.environ.pop("SPARKLOG_ROOT", None)
@@ -85,7 +86,7 @@ LISTS = (
 ARROW = ("numpy", "pyarrow")
 RECORDS = (*ARROW, "zstandard")
 JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta")
-"""They read their own words, `--help` too."""
+"""Jobs parse their own arguments, including `--help`."""
 HELP = [f"{command} --help" for command in commands() if command not in JOBS]
 COLUMNS = "--print-key --print-timestamp --print-headers --print-offset --print-partition"
 INPUTS = {
@@ -108,7 +109,7 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
         ),
     ),
     (
-        # Commits carry documents of earlier ones: those that are written, and those that a history reads.
+        # Commits contain copies of earlier commits, which are read by a history and written by other commands.
         (*NUMBERS, "zstandard"),
         (
             *("log-dirs ROOT", "transactions abort job ROOT"),
@@ -126,7 +127,7 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
             "restore BACKUP --to NEW",
         ),
     ),
-    # It lags in many partitions: their records are read together.
+    # The group lags in many partitions, whose records are read together.
     (RECORDS, ("groups reset late --to-earliest --topic many --execute ROOT", "groups describe late ROOT")),
     ((*RECORDS, "jinja2"), ("report --html PAGE ROOT",)),
     (
@@ -145,7 +146,7 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
             "repartition orders --to orders-3 --partitions 3 --move-groups ROOT",
         ),
     ),
-    # Futures of records can be awaited.
+    # The futures of records can be awaited.
     ((*RECORDS, "asyncio"), ("perf produce --topic orders --num-records 5 --record-size 9 ROOT",)),
 ]
 
@@ -159,7 +160,7 @@ def root(tmp_path: Path) -> Path:
     transaction = sparklog.transactional(log, "job", timeout_ms=3_600_000).begin()
     transaction.append("orders", pa.table({"value": [b"2"]}))
     transaction._prepare_topics()
-    # It has read everything: else its lag has an age, for which a record is read.
+    # The group has read all records. Otherwise, a record would be read to compute the age of the lag.
     Groups(log).group("h").join("one").leave()
     Groups(log).group("g").alter({"orders": dict(enumerate(log.topic("orders").log.state().log_end.tolist()))})
     log.create_topic("many", partitions=20).append(pa.table({"value": [b"v"] * 20, "partition": range(20)}))
@@ -192,13 +193,13 @@ def test_commands_import_only_required_modules(root: Path) -> None:
 
 
 def loaded_by_numpy() -> set[str]:
-    """numpy 1 loads hashlib."""
+    """Return the modules that numpy loads, for example hashlib in numpy 1."""
     program = f"import numpy, sys; print(*{{*{SMALL}}}.intersection(sys.modules))"
     return {*subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()}
 
 
 def test_every_command_is_covered() -> None:
-    """But for jobs that need a cluster, or go on until they are ended."""
+    """Except jobs that need a cluster, or that run until they are stopped."""
     lines = [line for _, group in ALLOWED for line in group if not line.endswith("--help")]
     left_out = {command for command in commands() if not any(line.startswith(f"{command} ") for line in lines)}
     assert left_out == {"stream", "mirror", "to-delta", "from-delta"}

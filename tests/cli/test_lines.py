@@ -1,4 +1,4 @@
-"""Runs of whole lines from a pipe, and points in time."""
+"""Chunks of complete lines from a pipe, and parsing of times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparklog.console.options import parse_time
 
 
 def runs_of(data: bytes, run_bytes: int) -> list[bytes]:
-    """What a reader makes of a pipe that holds `data` and is closed."""
+    """Return the chunks that are read from a closed pipe with `data`."""
     read, write = os.pipe()
     os.write(write, data)
     os.close(write)
@@ -75,7 +75,9 @@ def test_an_interrupt_returns_the_buffered_complete_lines() -> None:
     looks: list[float] = []
 
     def clock() -> float:
-        """Read when the bytes have come and again when they are held: the interrupt comes while more is waited for."""
+        """The clock is read when bytes arrive and when more bytes are awaited. The interrupt arrives at the second
+        call.
+        """
         looks.append(time.monotonic())
         if len(looks) == 2:
             signal.setitimer(signal.ITIMER_REAL, 0.05)

@@ -1,4 +1,4 @@
-"""`sparklog log-dirs`: bytes per partition, of roots and of Kafka's directories."""
+"""`sparklog log-dirs`: sizes of partitions in roots and Kafka directories."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_append_files_and_sealed_segments(sparklog: Sparklog, root: Path) -> Non
     assert after["t-0"]["sealedBytes"] == segments
     assert after["t-0"]["size"] == segments + int(str(after["t-0"]["appendBytes"]))
     assert (after["t-0"]["records"], after["t-0"]["slices"], after["t-1"]["appendBytes"]) == (30, 2, 0)
-    # Sealing has left the first append file to the vacuum; a hold keeps it.
+    # After sealing, the first append file is unreferenced, and a lease protects it from the vacuum.
     waiting = f"In addition, `sparklog retain` will delete {files[0].stat().st_size} bytes in 1 unreferenced file."
     assert sparklog("log-dirs").lines[-1] == waiting
     assert '"unreferencedFiles": 1' in sparklog("log-dirs", "--json").out
@@ -77,7 +77,7 @@ def test_the_table_and_the_topic_list(sparklog: Sparklog, root: Path) -> None:
 
 
 def test_a_kafka_directory(sparklog: Sparklog) -> None:
-    """Sizes are those of the `.log` files, as kafka-log-dirs gives them."""
+    """The sizes are the sizes of the `.log` files, as in kafka-log-dirs."""
     found = partitions(sparklog("log-dirs", "--root", KAFKA, "--json").out)
     for name, each in found.items():
         logs = sorted((KAFKA / name).glob("*.log"))

@@ -1,4 +1,4 @@
-"""`-v` and `--debug`: what sparklog logs, requests to the store, and where an error was raised."""
+"""`-v` and `--debug` print log messages, store requests and tracebacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_debug_logs_each_request(sparklog: Sparklog, root: Path) -> None:
     lines = shown.err.splitlines()
     assert any(re.fullmatch(r"sparklog: get t/_log/0{20}\.json [0-9.]+ ms [0-9]+ bytes ok", line) for line in lines)
     assert all(re.fullmatch(r"sparklog: \w+( \S+)? [0-9.]+ ms (-|[0-9]+) bytes .+", line) for line in lines)
-    # What one command turns on is off for the next one of this process.
+    # Logging that one command enables is disabled for the next command in this process.
     assert sparklog("topics", "list").err == ""
     assert logging.getLogger("sparklog").level == logging.NOTSET
 
@@ -59,7 +59,7 @@ def test_every_command_accepts_verbose_and_debug(command: str) -> None:
 
 
 def test_jobs_accept_verbose_and_debug(sparklog: Sparklog, root: Path) -> None:
-    """They read their own words."""
+    """Jobs parse their own arguments."""
     library.open(root, create=True).create_topic("t")
     assert set(JOBS) >= {"retain"}
     assert " get t/_log/" in sparklog("retain", "--debug").err

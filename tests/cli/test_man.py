@@ -1,4 +1,4 @@
-"""The man page, and the sections of `sparklog --help`: no command is left out, and roff takes each line."""
+"""The man page and the sections of `sparklog --help` contain all commands, and the man page is valid roff."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_man_page_has_every_command_and_is_valid_roff(sparklog: Sparklog) ->
     ]
     assert {line.split()[0] for line in lines if line.startswith(".")} == MACROS
     assert all(line and not line.startswith("'") for line in lines)
-    # Options are typed with the character that a reader copies.
+    # Options contain the character that readers can copy.
     assert ".B \\-n, \\-\\-max\\-messages N" in lines
     assert re.search(r"escapes such as \\e0 and \\ex1f", page)
     if shutil.which("groff"):
@@ -48,7 +48,7 @@ def test_help_lists_the_commands_by_purpose(sparklog: Sparklog) -> None:
 
 
 def help_of(words: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The help of a command on a terminal of so many columns; click's own runner has 80."""
+    """Return the help of a command on a terminal with this number of columns. click's test runner has 80 columns."""
     monkeypatch.setenv("COLUMNS", str(columns))
     command = command_of(words)
     return Context(command, info_name=words, **command.context_settings).get_help()

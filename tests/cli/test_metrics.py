@@ -1,4 +1,4 @@
-"""`sparklog metrics`: read back by Prometheus' own parser, and held against what the other commands say."""
+"""`sparklog metrics`: the output is parsed with Prometheus' parser and compared with the output of other commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def samples(text: str) -> Samples:
-    """(name, labels) -> value, each once."""
+    """Return the value of each sample by name and labels. Each sample must be unique."""
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         assert family.type == "gauge"
@@ -33,7 +33,7 @@ def samples(text: str) -> Samples:
 
 @pytest.fixture
 def filled(root: Path) -> Path:
-    """Topic a, 3 and 1 records, two more held open; a group that is at 2 in partition 0, and is active."""
+    """Topic a with 3 and 1 records and two open records, and an active group at offset 2 of partition 0."""
     opened = library.open(root, create=True)
     opened.create_topic("empty")
     topic = opened.create_topic("a", partitions=2)
@@ -67,9 +67,9 @@ def test_metrics_are_those_of_the_root(sparklog: Sparklog, filled: Path) -> None
     assert 0 <= value("group_lag_seconds", **group) < 3600
     assert value("group_active", group=HOSTILE) == 1
     assert value("group_members", group=HOSTILE) == 1
-    # The store's clock is that of file timestamps, which the kernel takes some milliseconds late.
+    # The store's clock is the clock of file timestamps, which may be some milliseconds late.
     assert value("metrics_timestamp_seconds") >= value("topic_commit_timestamp_seconds", topic="a") - 0.02
-    # Nothing is committed in partition 1: no lag there, not a lag of 0.
+    # If no offset is committed in partition 1, there is no lag metric instead of a lag of 0.
     assert ("sparklog_group_lag", (("group", HOSTILE), ("topic", "a"), ("partition", "1"))) not in found
 
 

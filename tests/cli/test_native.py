@@ -1,4 +1,4 @@
-"""The command line over a sparklog root: create, describe, alter, delete, produce, consume, offsets."""
+"""Commands on a sparklog root: create, describe, alter, delete, produce, consume and offsets."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_topic_directory_can_be_read(sparklog: Sparklog, lines_file: LinesFile
 
 @pytest.fixture
 def while_it_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
-    """Takes what happens when a follower is at the end for the first time, however long it took to get there."""
+    """Return a function that runs an action when a follower reaches the log end for the first time."""
 
     def happens(event: Callable[[], None]) -> None:
         left = [event]

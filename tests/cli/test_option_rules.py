@@ -1,4 +1,4 @@
-"""Options that exclude or need each other: each rule of each command holds, and nothing that is typed is dropped."""
+"""Options that exclude or require each other: each rule of each command is enforced, and no given option is ignored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def every_command() -> Iterator[FunctionCommand]:
 
 
 def typed(parameter: Parameter, name: str) -> list[str]:
-    """A parameter on a command line, with a value that is not its default."""
+    """Return the words of a parameter on a command line, with a value that is not the default."""
     if isinstance(parameter, Argument):
         return ["word"]
     assert isinstance(parameter, Option)
@@ -44,7 +44,7 @@ def typed(parameter: Parameter, name: str) -> list[str]:
 
 
 def lines_that_break_rules(command: FunctionCommand) -> Iterator[tuple[list[str], str]]:
-    """Command lines that break one rule each, and what must be said of them."""
+    """Yield command lines that break one rule each, and the expected error."""
     parameters = command.get_params(Context(command))
     named = {name: parameter for parameter in parameters for name in names_of(parameter)}
 
@@ -54,7 +54,7 @@ def lines_that_break_rules(command: FunctionCommand) -> Iterator[tuple[list[str]
     for option, rule in command.rules.items():
         own = next(parameter for parameter in parameters if parameter.name == option)
         name = names_of(own)[0]
-        # Options that must be given, so that their absence is not what the error is about.
+        # Add required options, so that the error is not about a missing option.
         needed = [names for item in parameters if item.required and item is not own for names in names_of(item)[:1]]
         line = typed(own, name)
         for other in rule.excludes:

@@ -1,6 +1,6 @@
-"""Parameters of a function as options and arguments: what each type takes, and what the function gets."""
+"""Parameters of a function as options and arguments: accepted values, and the arguments of the function."""
 
-# Without `annotations` of the future: classes of a test are looked for in its module.
+# Do not use `from __future__ import annotations`, because the classes of a test are looked up in its module.
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +29,7 @@ def words(
     dry_run: Annotated[bool, Option("--dry-run", help="Only say.")] = False,
     file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Read it.")] = None,
 ) -> Output:
-    """Say what was given."""
+    """Print the values of the parameters."""
     values = [names, root, pair.first, pair.second, again, kind, copy, dry_run, file and file.name]
     return Output(values, lambda: print(*values))
 

@@ -1,4 +1,4 @@
-"""Topics by a pattern: shown first, and changed with --execute alone."""
+"""Topics selected by a pattern are changed only with --execute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sparklog perf`: the options and the lines of Kafka's performance tools; what is sent is there, once."""
+"""`sparklog perf`: options and output of Kafka's performance tools. Sent records are stored exactly once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_perf_produce_counts_records_like_kafka(sparklog: Sparklog, root: Path) 
     total = TOTAL.fullmatch(lines[-1])
     assert total
     assert total[1] == "300"
-    # 299 records by 1,500 a second.
+    # 299 records at 1,500 per second.
     rate = float(lines[-1].split("sent, ")[1].split()[0])
     assert rate < 1_650
 

@@ -1,4 +1,4 @@
-"""What only a real process shows: pipes, interrupts, the environment, and what gets imported."""
+"""Tests that need a separate process: pipes, interrupts, the environment and imports."""
 
 from __future__ import annotations
 

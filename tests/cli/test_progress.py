@@ -1,4 +1,6 @@
-"""Progress of long commands: one line on a terminal with done and total, a total line at its end, nothing elsewhere."""
+"""Progress of long commands: a line with done and total on a terminal, a summary line at the end, and no output
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from sparklog import output
 from tests.cli.conftest import Sparklog
 
 SIZE = r"[\d.]+ k?B"
-"""Bytes as people read them; the texts below demand that as many were done as were planned."""
+"""A size in a human-readable form. The texts below require that the planned amount was completed."""
 COMMANDS = {
     "backup --to {tmp}/backups": (rf"(\d+) of \1 files, ({SIZE}) of \2", ""),
     "export orders keyed --to {tmp}/kafka": (

@@ -1,4 +1,6 @@
-"""Each entry point refuses to create a root in a folder with other content, in one line, and writes nothing."""
+"""All entry points reject a directory with other content as a root, with a one-line error, and do not write to the
+directory.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ NOT_MADE = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder like /etc."""
+    """Create a directory like /etc."""
     made = tmp_path / "etc"
     (made / "cron.d").mkdir(parents=True)
     (made / "hosts").write_text("127.0.0.1 localhost\n")

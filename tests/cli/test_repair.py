@@ -1,4 +1,4 @@
-"""`sparklog repair`: what it says, and how it ends."""
+"""`sparklog repair`: output and exit codes."""
 
 from __future__ import annotations
 

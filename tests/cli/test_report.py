@@ -1,4 +1,4 @@
-"""The command line: `sparklog report`."""
+"""`sparklog report` on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defaults of a root on the command line: describe, alter, a broker's file, and what creates topics by them."""
+"""Root defaults on the command line: describe, alter, import from server.properties, and use in new topics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ log.retention.hours=168
 log.segment.bytes=1073741824
 log.retention.check.interval.ms=300000
 """
-"""The settings of Kafka 4.1's config/server.properties, without its comments."""
+"""The settings of config/server.properties in Kafka 4.1, without comments."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`sparklog table`: a topic as a table in a shell."""
+"""`sparklog table`: prints a topic as a table."""
 
 from __future__ import annotations
 

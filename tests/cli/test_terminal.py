@@ -1,4 +1,4 @@
-"""What commands print: nothing that steers a terminal, names on one line, one style of JSON, help where it is meant."""
+"""Output on a terminal: no control characters, names on one line, one style of JSON, and help where it is useful."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_control_characters_of_records_are_escaped_on_a_terminal(sparklog: Spark
     os.close(terminal)
     shown = b""
     while not shown.endswith(b"\n"):
-        # The kernel hands on what was written when it gets to it, perhaps in pieces.
+        # The kernel may deliver the output later and in pieces.
         shown += os.read(watched, 1000)
     assert shown.decode() == "k\\x1b[31m\ta\tb\\x07\\x9bc é\r\n"
     os.close(watched)
-    # A file or a pipe gets the bytes that are there.
+    # A file or a pipe gets the original bytes.
     piped = subprocess.run(arguments, capture_output=True, cwd=REPOSITORY, check=True, timeout=300)
     assert piped.stdout == "k\x1b[31m\ta\tb\x07\x9bc é\n".encode()
 
@@ -85,7 +85,7 @@ def test_a_name_that_the_encoding_cannot_represent_is_escaped(hostile: Path) -> 
 def test_tables_are_not_truncated_without_a_terminal(
     sparklog: Sparklog, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipe is not as wide as the terminal that the command was typed into."""
+    """The width of the terminal does not apply to a pipe."""
     name = "t" * 100
     sparklog("topics", "create", name)
     package.open(root).topic(name).append(pa.table({"value": [b"v"] * 4}))
@@ -116,7 +116,7 @@ def _names(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         for name, each in value.items():
             yield name
-            # Below these are names of configs and topics.
+            # The keys below these are names of configs and topics.
             yield from () if name in ("configs", "topics") and isinstance(each, dict) else _names(each)
     elif isinstance(value, list):
         for each in value:

@@ -1,4 +1,4 @@
-"""Lines out and in: Kafka's console formats, on Arrow batches."""
+"""Conversion of lines in Kafka's console formats from and to Arrow batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ ALL = Layout(timestamp=True, partition=True, offset=True, headers=True, key=True
 
 
 def records(*rows: tuple[object, ...]) -> pa.RecordBatch:
-    """Rows (key, value, timestamp, timestampType, headers) of partition 3 from offset 7 on, as a view returns them."""
+    """Return rows (key, value, timestamp, timestampType, headers) of partition 3, starting at offset 7, as a view
+    returns them.
+    """
     return pa.RecordBatch.from_pylist(
         [
             {

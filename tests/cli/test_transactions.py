@@ -1,4 +1,4 @@
-"""`sparklog transactions`, and what `topics describe` says of them."""
+"""`sparklog transactions`, and the transactions in `topics describe`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADING = "TRANSACTIONAL-ID  NEWEST  STATE  HOLDS-BACK"
 
 @pytest.fixture
 def held(root: Path) -> Transaction:
-    """A root with a committed transaction of `done`, and one of `etl/orders` that is open in two topics."""
+    """A root with a committed transaction of `done`, and an open transaction of `etl/orders` in two topics."""
     opened = library.open(root, create=True)
     for name in ("a", "b"):
         opened.create_topic(name)
@@ -112,12 +112,12 @@ def test_a_root_without_transactions(sparklog: Sparklog) -> None:
     assert json.loads(sparklog("transactions", "list", "--json").out) == []
 
 
-# ---------------------------------------------------------------- Kafka's, imported open
+# -- transactions of Kafka that were open when they were imported
 
 
 @pytest.fixture
 def imported(fixtures: Path, root: Path) -> Path:
-    """Topics in which transaction tx-open is open, in txn-a without anybody knowing whose it is."""
+    """Topics in which transaction tx-open is open. The transactional id is not known for topic txn-a."""
     opened = library.open(root, create=True)
     folder = fixtures / "transactions/data"
     import_log_dir(opened, folder, ImportOptions(topics=["txn-b"]))

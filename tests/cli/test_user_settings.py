@@ -1,4 +1,4 @@
-"""Settings of a user: names for roots, a root that need not be given, the form of output; and CSV."""
+"""User settings: names of roots, a default root, the output format, and CSV."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file, not there yet; two roots `one` and `two` with a topic of that name."""
+    """Return the path of the settings file, which does not exist, and create two roots `one` and `two` with a topic of
+    the same name.
+    """
     for name in ("one", "two"):
         library.open(tmp_path / name, create=True).create_topic(name, partitions=2)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -81,7 +83,7 @@ def test_tables_can_be_printed_as_csv(config: Path, tmp_path: Path) -> None:
 
 
 def test_csv_rows_are_the_rows_of_the_table(config: Path, tmp_path: Path) -> None:
-    """Of documents with several lists, or deeper ones."""
+    """Also for documents with several lists, or with nested documents."""
     library.open(tmp_path / "one").topic("one").append({"value": [b"a", b"b"]})
     one = ("--root", str(tmp_path / "one"), "--output", "csv")
     rows = list(csv.DictReader(io.StringIO(shown("log-dirs", *one))))

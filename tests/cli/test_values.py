@@ -22,7 +22,7 @@ LinesFile = Callable[[str], Path]
 
 @pytest.fixture
 def schema(tmp_path: Path) -> Path:
-    """A file with an Avro schema."""
+    """Write an Avro schema to a file."""
     pytest.importorskip("fastavro", reason="fastavro is not installed: pip install 'sparklog[avro]'")
     file = tmp_path / "order.avsc"
     file.write_text(SCHEMA)

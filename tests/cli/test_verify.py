@@ -1,4 +1,4 @@
-"""`sparklog verify`: what it says, and how it ends."""
+"""`sparklog verify`: output and exit codes."""
 
 from __future__ import annotations
 

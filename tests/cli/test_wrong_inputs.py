@@ -1,4 +1,4 @@
-"""Wrong inputs of a first day: each is answered by one line that says what is wrong and what to do."""
+"""Mistakes of new users are answered with one line that reports the problem and the solution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.command_line import command_of, invoke
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a root `r` of two topics, and files that the inputs name."""
+    """A directory with a root `r` of two topics, and files that the command lines use."""
     folder = tmp_path_factory.mktemp("place")
     root = library.open(folder / "r", create=True)
     root.create_topic("orders", partitions=3).append({"key": ["a"], "value": ["1"]})
@@ -29,7 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(place: Path, line: str, code: int) -> str:
-    """What a wrong command line is answered: one line on stderr, and nothing else."""
+    """Return the error of an invalid command line, which must be one line on stderr without other output."""
     words = shlex.split(line.format(p=place, r=place / "r"))
     result = invoke(words, {"SPARKLOG_ROOT": str(place / "r")})
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -160,7 +160,7 @@ def test_suggested_commands_and_options_exist() -> None:
 
 
 def options_below(words: str) -> set[str]:
-    """The options of a command, or of all that are below it."""
+    """Return the options of a command, or of all commands of a group."""
     command = command_of(words)
     names = {name for item in command.get_params(Context(command)) for name in (*item.opts, *item.secondary_opts)}
     below = command.list_commands(Context(command)) if isinstance(command, Group) else []
@@ -244,7 +244,7 @@ OLDER_GUIDES = (
 
 
 def test_command_lines_of_older_guides_run_as_pasted(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
-    """With a root in SPARKLOG_ROOT: broker options have no effect, and a note says so."""
+    """If SPARKLOG_ROOT is set, broker options have no effect, and a note reports this."""
     (tmp_path / "lines").write_text("a message\n")
     for line in OLDER_GUIDES:
         outcome = sparklog(*shlex.split(line.format(p=tmp_path)))

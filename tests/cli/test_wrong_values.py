@@ -1,7 +1,7 @@
-"""Wrong values of every option of every command: one line that names the value, and nothing is written.
+"""Invalid values of every option of every command: the error is one line with the value, and nothing is written.
 
-The table is made from the declarations: what is wrong follows from the kind of an option's value, so a new option is in
-it by itself. The hand-written parts are a right command line for each command, and what is special about a few options.
+The table is generated from the declarations. The invalid values depend on the kind of an option's value, so new options
+are covered automatically. Only a valid command line for each command and some special cases are written by hand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.command_line import invoke
 
 KAFKA = Path(__file__).parents[2] / "examples" / "data" / "kafka-log-dir"
 NEVER_RUN = [name for name in ON_SPARK if name not in ("compact", "retain")]
-"""Only their arguments are read: what follows would start Spark."""
+"""Commands of which only the arguments are parsed, because the commands would start Spark."""
 RIGHT: Mapping[str, Mapping[str, str | None]] = {
     "topics create": {"TOPIC": "new"},
     "topics list": {},
@@ -89,7 +89,7 @@ RIGHT: Mapping[str, Mapping[str, str | None]] = {
     "perf produce": {"--topic": "orders", "--num-records": "1", "--record-size": "5"},
     "perf consume": {"--topic": "orders", "--messages": "1"},
 }
-"""A right command line for each command, `{p}` the folder of `place`, `{r}` its root."""
+"""A valid command line for each command. `{p}` is the directory of `place`, and `{r}` is its root."""
 INSTEAD: Mapping[str, Mapping[str, str | None]] = {
     "--key-schema": {"--key-format": "avro", "--key-separator": ":"},
     "--value-schema": {"--value-format": "avro"},
@@ -100,7 +100,7 @@ INSTEAD: Mapping[str, Mapping[str, str | None]] = {
     "--tls-key": {"--tls-cert": "{p}/file"},
     "--interval": {"--follow": None},
 }
-"""Further options with which the value of an option is looked at."""
+"""Additional options that are required to validate the value of an option."""
 ALTERNATIVES = (
     {"TOPIC", "--topic", "--pattern", "--include", "--topic-partitions", "--topic-list"},
     {"GROUP", "--group"},
@@ -111,7 +111,7 @@ ALTERNATIVES = (
     *({"--offset-json-file", name} for name in ("TOPIC", "--partition", "--offset")),
     {"--topics", "--subscribe", "--subscribe-pattern", "--pattern"},
 )
-"""Options of which a command line has one."""
+"""Groups of options, of which a command line contains one."""
 SURROGATE, HUGE, LONG = "\udcff", "9" * 30, "9" * 5000
 
 FREE = (
@@ -120,7 +120,7 @@ FREE = (
     *("--checkpoint", "--starting-offsets", "--source", "--subscribe", "--subscribe-pattern", "--topics"),
     *("--key-columns", "--kafka-option", "--schema"),
 )
-"""Any text is a value of these, or it is looked at after Spark has started."""
+"""Options that accept any text, or whose values are validated after Spark has started."""
 OUTPUTS = ("--html", "--output-file", "--output")
 FOLDERS = ("--to", "--from", "PATH", "LOCATION", "--store", "--files", "--table")
 FORMS: Mapping[str, tuple[str, ...]] = {
@@ -157,12 +157,14 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "ID": ("nosuch",),
     "--pattern": ("(", "["),
 }
-"""Wrong values of texts that have a form, by what help shows for a value."""
+"""Invalid values of options with a format, by the metavar in the help."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command line with one wrong value. `places`: the value is a path, which errors show without quotes."""
+    """A command line with one invalid value. `places` is True if the value is a path, which errors print without
+    quotes.
+    """
 
     command: str
     words: tuple[str, ...]
@@ -188,7 +190,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int] | None]:
-    """All files and folders, with what tells whether they were changed."""
+    """Return all files and directories, with attributes that show changes."""
     found: dict[str, tuple[int, int] | None] = {}
     for path, _, names in os.walk(folder):
         found[path] = None
@@ -199,7 +201,7 @@ def contents(folder: Path) -> dict[str, tuple[int, int] | None]:
 
 
 def kind_of(parameter: Parameter) -> str:
-    """What a value of an option is: a number, a choice, a root, a file, or a text of some form."""
+    """Return the kind of an option's value: a number, a choice, a root, a file, or a formatted text."""
     name, of = names_of(parameter)[0], parameter.type
     if name in FREE:
         return "free"
@@ -221,7 +223,9 @@ def kind_of(parameter: Parameter) -> str:
 
 
 def wrong_values(command: str, parameter: Parameter, place: Path, *, all_of_them: bool) -> Iterator[str]:
-    """Values that are wrong for an option, by its kind; `all_of_them`: of a kind that other options have as well."""
+    """Return invalid values for an option by its kind. If `all_of_them` is True, include values of kinds that other
+    options also have.
+    """
     name, kind = names_of(parameter)[0], kind_of(parameter)
     creates = command in CREATING.get(name, ())
     if kind == "number":
@@ -259,9 +263,9 @@ CREATING = {
     "--transactional-id": ("perf produce",),
     "--root": ("topics create", "import", "stream", "to-delta", "from-delta"),
 }
-"""Commands for which a name or a place that does not exist is right."""
+"""Commands for which a name or path that does not exist is valid."""
 ANY = {("topics list", "TOPIC"), ("topics list", "--topic"), ("topics list", "--include"), ("mirror", "--to")}
-"""Filters: what they do not match is not listed; and a place that may be a new folder."""
+"""Filters, which do not list names that do not match, and paths that may be new directories."""
 
 
 def cases(command: FunctionCommand, name: str, place: Path, seen: set[str]) -> Iterator[Case]:
@@ -273,7 +277,7 @@ def cases(command: FunctionCommand, name: str, place: Path, seen: set[str]) -> I
         if getattr(parameter, "is_flag", False) or getattr(parameter, "hidden", False) or (name, option) in ANY:
             continue
         if (name == "doctor" or name in NEVER_RUN) and kind_of(parameter) in ("root", "folder", "file"):
-            # Findings of the doctor are its output; a job looks at places when its arguments are read.
+            # The doctor prints its findings as output. A job checks paths when it parses its arguments.
             continue
         rule = rules[str(parameter.name)]
         excluded = {option, *rule.excludes}
@@ -296,7 +300,7 @@ def cases(command: FunctionCommand, name: str, place: Path, seen: set[str]) -> I
 
 
 def run(case: Case, place: Path) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command line."""
+    """Return the exit code, stdout and stderr of a command line."""
     if case.command in NEVER_RUN:
         job = import_module(f"sparklog.jobs.{case.command.replace('-', '_')}")
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
@@ -313,7 +317,7 @@ def run(case: Case, place: Path) -> tuple[int, str, str]:
 
 
 def problem(case: Case, place: Path, before: Mapping[str, object]) -> str:
-    """What is wrong with the answer to a wrong value; empty: nothing."""
+    """Return the problem of the output for an invalid value, or an empty string."""
     code, out, err = run(case, place)
     line = err.removesuffix("\n")
     after = contents(place)
@@ -330,20 +334,20 @@ def problem(case: Case, place: Path, before: Mapping[str, object]) -> str:
 
 
 def is_named(case: Case, line: str) -> bool:
-    """True if a line has the value, in quotes or behind a sign, or the part of it that is wrong."""
+    """Return True if a line contains the value, in quotes or after an equals sign, or the invalid part of the value."""
     parts = [case.value] if case.is_path else [case.value, *re.split('[=:,{}"]', case.value)]
     for part in filter(None, parts):
         text = repr(part[:20] if len(part) > 60 and not case.is_path else part)[1:-1]
         if text in line if case.is_path else re.search(rf"['\"= (,/-]{re.escape(text)}|found {re.escape(text)}", line):
             return True
-    # click replaces what is not UTF-8.
+    # click replaces bytes that are not UTF-8.
     return case.value == SURROGATE and "\ufffd" in line
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _serve_nothing() -> Iterator[None]:
     async def serve(*arguments: object) -> None:
-        """What was accepted is not served."""
+        """Do not serve accepted command lines."""
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparklog.serve.server.serve_until_signal", serve)
@@ -370,7 +374,9 @@ def test_every_command_is_covered() -> None:
 
 
 def test_an_empty_value_and_a_repeated_option_are_errors() -> None:
-    """Whether an option is required or not: an empty variable of a script selects nothing, and no value is dropped."""
+    """This applies to required and optional options. An unset variable of a script must not select everything, and no
+    value is ignored.
+    """
     count = 0
     for command in every_command():
         parameters = command.get_params(Context(command))

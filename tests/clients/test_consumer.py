@@ -1,4 +1,4 @@
-"""The plain consumer: where it begins, what it gives, what it commits and when, and who fences whom."""
+"""The consumer: its starting offsets, returned records, commits and fencing."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_offsets_committed_by_the_previous_owner_are_in_range(place: Place, rese
     assert sorted(everything(older)) == ["1", "2", "x", "y"]
     older.commit()
     newer = place.consumer(auto_offset_reset=reset)
-    # The newer one has seen the topic by now, and this is beyond what it saw.
+    # The newer member has already refreshed the topic, and this offset is beyond the end that it saw.
     append(place, "a", 0, "3", "4")
     append(place, "a", 1, "z")
     assert sorted(everything(older)) == ["3", "4", "z"]
@@ -146,7 +146,7 @@ def test_automatic_commits_cover_earlier_polls(place: Place) -> None:
     assert place.committed()["a", 0] == 3
     with pytest.raises(ZeroDivisionError), consumer:
         raise ZeroDivisionError
-    # Work that failed is not done.
+    # The failed work must be repeated.
     assert place.committed()["a", 0] == 3
     assert everything(place.consumer()) == ["3", "4", "5", "6", "7", "8", "9"]
 
@@ -212,7 +212,7 @@ def test_poll_waits_and_sends_heartbeats(place: Place) -> None:
     assert consumer.poll(timeout=30) == []
     assert 30_000 <= place.now_ms - begun < 31_000
     assert Groups(place.root()).group("g").description().state == "Stable"
-    # A commit of where it began, then a sign of life each three seconds.
+    # A commit of the starting offsets, and then a heartbeat every three seconds.
     assert 10 <= consumer.group.log.current().number <= 12
     with pytest.raises(Conflict, match="group 'g' is active"):
         Groups(place.root()).group("g").alter({"a": {0: 0}})
@@ -310,7 +310,7 @@ def test_consume_transform_produce_is_exactly_once(place: Place) -> None:
     consumer.seek_to_committed()
     step()
     assert (place.values("b"), place.committed()["a", 0]) == (["1!", "2!"], 2)
-    # Reset by an operator while the step was under way: what it read is not what the group goes on with.
+    # An operator reset the group during the step, so the group does not continue after the records of this step.
     Groups(place.root()).group("g").alter({"a": {0: 2}}, force=True)
     with pytest.raises(Fenced, match="was superseded"), producer.begin() as transaction:
         transaction.send_offsets(consumer)

@@ -1,5 +1,6 @@
-"""One program of two consumers, run with kafka-python on a real broker and with sparklog: the same offsets, callbacks,
-assignments and records."""
+"""A program with two consumers has the same offsets, callbacks, assignments and records with kafka-python and a broker
+as with sparklog.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ Call = tuple[str, list[int]]
 
 
 class Calls:
-    """What a listener was told; Kafka's eager members are also told of nothing."""
+    """The calls of a listener. Kafka also notifies eager members without partitions."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -46,7 +47,7 @@ class Ours(sparklog.RebalanceListener, Calls):
 
 
 class Client(ABC):
-    """A consumer of the topic: what the program needs of it."""
+    """The interface of a consumer that the program needs."""
 
     consumer: Any
     told: Calls
@@ -162,7 +163,7 @@ def _looked_up(first: Mapping[Any, int], last: Mapping[Any, int], times: Mapping
 
 
 class Side(ABC):
-    """A topic in Kafka or in sparklog, and consumers of it."""
+    """A topic in Kafka or in sparklog, with its consumers."""
 
     @abstractmethod
     def new(self, name: str, strategy: str, **how: Any) -> Client: ...
@@ -208,13 +209,15 @@ class InSparklog(Side):
 
 
 def until_settled(wanted: int, *clients: Client) -> list[list[tuple[int, int, bytes]]]:
-    """Poll until each has `wanted` partitions and nothing comes any more; return what each has read."""
+    """Poll until each consumer has `wanted` partitions and no more records arrive. Return the records that each
+    consumer has read.
+    """
     read: list[list[tuple[int, int, bytes]]] = [[] for _ in clients]
     quiet, deadline = 0, time.monotonic() + 60
     with ThreadPoolExecutor(len(clients)) as pool:
         while quiet < 3:
             assert time.monotonic() < deadline, [client.assigned() for client in clients]
-            # At once: a broker answers members that join only when all of them have asked.
+            # Poll in parallel, because a broker responds to joining members only after all of them have sent a request.
             came = list(pool.map(lambda client: client.read(0.5), clients))
             for records, more in zip(read, came, strict=True):
                 records += more
@@ -224,7 +227,7 @@ def until_settled(wanted: int, *clients: Client) -> list[list[tuple[int, int, by
 
 
 def program(side: Side, strategy: str) -> list[object]:
-    """Run the program, and return all that it has seen."""
+    """Run the program, and return everything that it observed."""
     group = f"g-{strategy}"
     side.send(3, "a")
     one = side.new("one", strategy, group_id=group, enable_auto_commit=False)
@@ -235,8 +238,9 @@ def program(side: Side, strategy: str) -> list[object]:
     seen += [until_settled(2, one, two), one.assigned(), two.assigned()]
     side.send(2, "b")
     seen.append(until_settled(2, one, two))
-    # Two commits all that it has read but one record. One commits all: at a rebalance of eager members Java's consumer
-    # and ours go back to what is committed, and kafka-python's does not.
+    # Consumer two commits all records that it has read except one. Consumer one commits all records, because at a
+    # rebalance of eager members, Java's consumer and sparklog resume at the committed offsets, and kafka-python does
+    # not.
     one.commit()
     two.commit(dict.fromkeys(two.assigned(), 4))
     seen.append(two.committed())

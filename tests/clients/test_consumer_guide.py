@@ -1,4 +1,4 @@
-"""The snippets of docs/guides/consumers.md run, and print what the guide says."""
+"""The code of docs/guides/consumers.md runs, and prints the output in the guide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer reads: partitions assigned by hand, patterns, pauses, positions by time, records one by one."""
+"""Reading with a consumer: manual assignment, patterns, pauses, positions by time, and iteration over records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
 
 
 class Noted(sparklog.RebalanceListener):
-    """Writes down what it is told."""
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[tuple[str, int]]]] = []
@@ -57,7 +57,7 @@ def test_manual_assignment(place: Place) -> None:
         consumer.subscribe("a")
     with pytest.raises(BadRequest, match="not a member of a group"):
         consumer.group_metadata()
-    # Those that stay go on, and what was read of the others is committed.
+    # The remaining topics continue, and the read records of the removed topics are committed.
     consumer.assign([A0, A1])
     assert everything(consumer) == ["a0"]
     assert place.committed() == {A1: 1, B0: 1}
@@ -138,7 +138,7 @@ def test_a_listener_can_seek_and_its_errors_are_raised_by_poll(place: Place) -> 
     assert everything(consumer) == ["3"]
     with pytest.raises(ZeroDivisionError):
         consumer.close()
-    # It has left nevertheless.
+    # The member has left the group nevertheless.
     assert Groups(place.root()).group("g").description().state == "Empty"
     assert place.committed()[A0] == 3
 
@@ -272,7 +272,7 @@ def test_only_returned_records_are_committed(place: Place) -> None:
     for record in consumer:
         if record.offset == 700:
             break
-    # The look at the group between two chunks was after record 499.
+    # The check of the group between two chunks was after record 499.
     assert place.committed()[A0] == 500
     assert consumer.position("a", 0) == 701
     assert [values(consumer.poll())[0] for _ in range(1)] == ["701"]
@@ -335,7 +335,7 @@ def test_queued_commits_run_in_order_in_the_next_call(place: Place) -> None:
     for offset in range(100):
         consumer.commit_async({"a": {0: offset}})
     consumer.close()
-    # Commits that wait together are one entry; then it leaves.
+    # Queued commits are written as one entry. Then the member leaves.
     assert place.committed()[A0] == 99
     assert consumer.group.log.refresh().number == before + 4
     with pytest.raises(BadRequest, match="is closed"):

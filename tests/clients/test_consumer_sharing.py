@@ -1,4 +1,4 @@
-"""Consumers of one group: who reads what, what their programs are told, and what becomes of those that stop."""
+"""Consumers of one group: assignments, calls of listeners, and members that stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ A0, A1, A2, A3 = (("a", number) for number in range(4))
 
 
 class Noted(sparklog.RebalanceListener):
-    """Writes down what a member is told, as the numbers of partitions."""
+    """A listener that records its calls, as partition numbers."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
@@ -74,7 +74,7 @@ def test_partitions_of_a_closed_member_are_reassigned_immediately(place: Place) 
     read = settle(place, one, two)
     kept, moved = numbers(one), numbers(two)
     assert (len(kept), sorted(kept + moved)) == (2, [0, 1, 2, 3])
-    # Only what goes and only what comes, and what it had read was committed before.
+    # Only the revoked and the added partitions are reported, and the read records were committed before.
     assert noted[0].take() == [("revoked", moved)]
     assert noted[1].take() == [("assigned", moved)]
     read += everything(one) + everything(two)
@@ -101,7 +101,7 @@ def test_eager_members_revoke_all_before_assignment(place: Place, strategy: str)
     assert sorted(before[0] + before[1]) == [0, 1, 2, 3]
     three = place.consumer(listener=noted[2], partition_assignment_strategy=(strategy,))
     settle(place, one, two, three)
-    # One that keeps what it has is told as well, as in Kafka.
+    # As in Kafka, a member that keeps its partitions is also notified.
     for consumer, calls, owned in zip((one, two), noted, before, strict=False):
         assert calls.take() == [("revoked", owned), ("assigned", numbers(consumer))]
     assert noted[2].take() == [("assigned", numbers(three))]
@@ -146,7 +146,7 @@ def test_a_stopped_member_is_replaced_after_the_session_timeout(place: Place) ->
     two.commit()
     with pytest.raises(Fenced, match=r"was superseded: .* join again"):
         one.commit({"a": {owned[0]: 0}})
-    # It joins again, at what the group has committed.
+    # The member rejoins at the committed offsets of the group.
     assert one.poll() == []
     assert noted.take()[0] == ("lost", owned)
     settle(place, one, two)
@@ -180,7 +180,7 @@ def test_a_static_member_keeps_its_partitions_after_a_restart(place: Place) -> N
     place.now_ms += 3_000
     assert one.poll() == []
     assert noted[0].take() == []
-    # The process before it stops: it would otherwise fence the newer one in turn.
+    # The earlier process must stop, because it would otherwise fence the newer process.
     with pytest.raises(Fenced, match="was superseded"):
         two.poll()
     assert noted[1].take() == [("assigned", owned), ("lost", owned)]
@@ -206,7 +206,7 @@ def test_the_next_owner_starts_at_offsets_committed_by_on_revoked(place: Place) 
     assert sorted(read + everything(two)) == sorted(f"{p}-{n}" for p in numbers(two) for n in (2, 3))
     with pytest.raises(Fenced, match=r"no longer owns .*; call poll to get the new assignment"):
         one.commit({"a": {numbers(two)[0]: 4}})
-    # That was no reason to leave.
+    # The member must not leave for this reason.
     place.now_ms += 3_000
     assert (one.poll(), len(numbers(one))) == ([], 2)
 
@@ -237,7 +237,7 @@ def test_members_with_a_pattern_are_assigned_new_topics(place: Place) -> None:
     for _ in range(16):
         place.now_ms += 4_000
         two.poll()
-    # `one` has not looked for topics, and its session is over.
+    # `one` has not checked for topics, and its session has expired.
     assert sorted(two.assignment()) == [("x1", 0), ("x1", 1)]
     read = settle(place, one, two)
     assert (len(one.assignment()), len(two.assignment())) == (1, 1)
@@ -294,7 +294,7 @@ def come_and_go(seed: int) -> None:
     assert owned == Counter({("a", number): 1 for number in range(4)})
 
 
-# -- in real time, with the thread that sends heartbeats
+# -- in real time, with the heartbeat thread
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def test_a_busy_consumer_is_a_member_until_max_poll_interval(local: str) -> None
     begun = time.monotonic()
     until(lambda: group.log.refresh().number > consumer.membership.state.number + 3)
     assert len(group.state().members) == 1
-    # By itself, without a call of the program.
+    # The heartbeat thread does this without a call of the program.
     until(lambda: group.state().members == ())
     assert time.monotonic() - begun >= 1.4
     consumer.poll()

@@ -1,4 +1,4 @@
-"""A topic as a dataset, for code that asks for more than a filter: how much it reads, and what it refuses."""
+"""A topic as a dataset: how much a scan reads, and which calls are rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APPENDS, ROWS = 6, 20
 
 
 class Place:
-    """Topic `t` of two partitions: twelve slices in six files."""
+    """A topic `t` with two partitions, whose twelve slices are in six files."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -65,7 +65,7 @@ def test_a_filter_saves_requests(place: Place) -> None:
     assert dataset.to_table().num_rows == APPENDS * ROWS
     whole = place.reads()
     place.store.reset()
-    # Offsets 0 to 9 of both partitions are those of the first file.
+    # Offsets 0 to 9 of both partitions are in the first file.
     assert dataset.to_table(filter=pc.field("offset") < 10).num_rows == ROWS
     assert 0 < place.reads() < whole
     place.store.reset()

@@ -1,4 +1,4 @@
-"""Engines read what a scan reads, less of it where a filter tells, and their errors are one line."""
+"""Engines return the same records as a scan, read less data if there is a filter, and report one-line errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_filter_reads_possible_matches_and_returns_matches(topic: Topic, expre
 
 
 def test_the_first_and_the_last_time_of_a_slice_are_found(tmp_path: Path) -> None:
-    """Three appends, three slices: their times are all that tells which of them to read."""
+    """Three appends create three slices, which can be distinguished only by their timestamps."""
     topic = sparklog.open(tmp_path / "log", create=True).create_topic("t", configs={"retention.ms": -1})
     for commit in range(3):
         times = pa.array([START_MS + 1000 * commit + ms for ms in (0, 400, 900)], pa.timestamp("ms"))

@@ -1,4 +1,4 @@
-"""Which offsets a filter leaves to be read: those of spans that can match, with bounds at their very ends."""
+"""Which offsets must be read for a filter: the offsets of spans that can match, including exact bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparklog.engines.narrowing import LATEST_MS, Spans, columns_of, narrowed
 from sparklog.log.state.record_schema import RECORD_SCHEMA
 
 SPANS = [(0, 10, 1000, 1999), (10, 11, 2000, 2000), (11, 40, 1500, 2500), (60, 61, 2501, 2501), (61, 90, 2600, 3000)]
-"""Base, end, smallest and largest time; offsets 40 to 59 are not there."""
+"""Start, end, smallest and largest timestamp of each span. Offsets 40 to 59 do not exist."""
 OPERATORS = {
     "==": operator.eq,
     ">=": operator.ge,
@@ -33,7 +33,7 @@ def spans(rows: list[tuple[int, int, int, int]] = SPANS, *, times: bool = True) 
 
 
 def left(expression: ds.Expression, of: Spans) -> list[int]:
-    """The offsets of partition 3 that are left."""
+    """Return the remaining offsets of partition 3."""
     ranges = narrowed("t", {3: of}, expression, columns_of(expression))
     assert all((each.topic, each.partition) == ("t", 3) for each in ranges)
     return [offset for each in ranges for offset in range(each.start, each.end)]
@@ -44,7 +44,7 @@ def stamp(ms: int) -> pa.Scalar:
 
 
 def may(compare: Callable[[Any, Any], bool], low: int, high: int, bound: int) -> bool:
-    """Whether a time of a span can match. A span may also hold records with negative times, which `low` leaves out."""
+    """Return whether a timestamp of a span can match. Negative timestamps of a span are not in `low`."""
     within = compare(low, bound) or compare(high, bound) or (compare is operator.eq and low <= bound <= high)
     return within or compare(-1, bound)
 
@@ -64,7 +64,7 @@ def test_a_bound_at_the_very_end_of_a_span_keeps_it_and_one_beyond_does_not(name
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_no_offset_is_lost_at_a_bound(name: str) -> None:
-    """More may be left than matches, but of one offset no other."""
+    """More offsets may remain than match, but no offset of another span."""
     for bound in (0, 1, 9, 10, 11, 39, 40, 59, 60, 61, 88, 89):
         for known in (spans(), spans(times=False)):
             found = left(OPERATORS[name](pc.field("offset"), bound), known)

@@ -1,1 +1,1 @@
-"""Tests of `sparklog.testing`: fixtures, clocks and streams for users."""
+"""Tests of `sparklog.testing`: fixtures, clocks, stores and record streams."""

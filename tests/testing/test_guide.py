@@ -1,4 +1,4 @@
-"""What docs/guides/pytest.md shows are tests; here they run as such."""
+"""The tests in docs/guides/pytest.md are run as tests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.test_architecture import REPOSITORY
 GUIDE = REPOSITORY / "docs" / "guides" / "pytest.md"
 SNIPPETS = list(re.finditer(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL))
 SPARK = "spark.readStream"
-"""In the snippet that tests/datasource/test_spark_docs.py runs."""
+"""Text in the code block that tests/datasource/test_spark_docs.py runs."""
 
 
 def run(snippet: re.Match[str], names: dict[str, object]) -> None:
-    """Define what a snippet defines; tracebacks have the lines of the page."""
+    """Execute a code block. Tracebacks contain the line numbers of the page."""
     above = "\n" * GUIDE.read_text()[: snippet.start(1)].count("\n")
     exec(compile(above + snippet[1], str(GUIDE), "exec"), names)
 

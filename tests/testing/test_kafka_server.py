@@ -1,4 +1,4 @@
-"""The fixture `kafka_server`: other people's producers and consumers against it, and its clock."""
+"""The fixture `kafka_server`: producers and consumers of another client, and the clock of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures that pytest finds where sparklog is installed, and what docs/guides/pytest.md shows of them."""
+"""The fixtures that pytest finds if sparklog is installed, and the examples in docs/guides/pytest.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_guide_lists_all_fixtures() -> None:
 
 
 def test_pytest_finds_the_plugin_by_name() -> None:
-    """Then `pytest_plugins` may name it, too: a module cannot be a plugin under two names."""
+    """Then `pytest_plugins` may also contain the module, because a module cannot be a plugin under two names."""
     assert project()["project"]["entry-points"]["pytest11"] == {NAME: NAME}
     manager = pytest.PytestPluginManager()
     manager.register(import_module(NAME), name=NAME)

@@ -1,4 +1,4 @@
-"""The fake stream of records: the same for a seed, and right about what to expect."""
+"""The generated records are the same for a seed, and the expected results are correct."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparklog.testing.world import START_MS
 
 
 def test_the_first_records_do_not_change() -> None:
-    """Users may have written them down."""
+    """Users may have stored the values."""
     rows = RecordStream(seed=7, keys=3, value_bytes=4, step_ms=1000).take(3)
     assert rows.schema == SCHEMA
     assert rows["key"].to_pylist() == [b"k1", b"k0", b"k2"]

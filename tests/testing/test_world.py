@@ -1,4 +1,4 @@
-"""A `World` shows what another process sees."""
+"""A `World` reads a root as another process."""
 
 from __future__ import annotations
 

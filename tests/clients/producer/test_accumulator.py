@@ -1,4 +1,4 @@
-"""What waits for its commit, by the clock of a `World`: when a batch is due, and what its memory is."""
+"""The accumulator: when a batch is due, and how much memory it uses, with the clock of a `World`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROW: Row = (None, VALUE, None, 5, None, None)
 
 
 def accumulator(world: World, linger_ms: float = 60_000, batch_size: int = 1 << 20, records: int = 100) -> Accumulator:
-    """One with room for so many records."""
+    """Create an accumulator with memory for this number of records."""
     memory = records * (RECORD_BYTES + 100)
     options = ProducerOptions(linger_ms=linger_ms, batch_size=batch_size, buffer_memory=memory, max_block_ms=0)
     return Accumulator(producer_options(options), world.env())

@@ -1,4 +1,4 @@
-"""Offsets of records from the base offsets of a commit."""
+"""Offsets of records, computed from the base offsets of a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same records by kafka-python to a real broker and by a producer here: same partitions, offsets and metadata."""
+"""The producer and kafka-python with a broker assign the same partitions, offsets and metadata to the same records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/guides/producer.md shows is run."""
+"""The code of docs/guides/producer.md runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A producer under pressure: full memory, records that a topic refuses, stores that fail, threads and processes."""
+"""A producer under pressure: full memory, rejected records, failing stores, threads and processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.clients.producer.test_producer import LATER, records, root_with
 
 
 class Gate:
-    """Holds back what creates commits, until it is opened."""
+    """Blocks calls that create commits until it is opened."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -44,7 +44,7 @@ def test_send_blocks_until_memory_is_free() -> None:
         futures = [producer.send("t", b"x" * 100) for _ in range(6)]
         threading.Timer(0.2, gate.opened.set).start()
         begun = time.monotonic()
-        # No flush and a long linger: the wait itself makes the batch due.
+        # There is no flush and the linger is long, so waiting for memory must make the batch due.
         futures.append(producer.send("t", b"y" * 100))
         assert time.monotonic() - begun > 0.1
     assert [future.result().offset for future in futures] == list(range(7))
@@ -88,7 +88,7 @@ def test_flush_and_close_time_out() -> None:
     with pytest.raises(Unavailable, match=r"closed with a timeout of 0\.05 s.*unknown"):
         future.result(0)
     gate.opened.set()
-    # It may land yet, as the message says; the future keeps its answer.
+    # The commit may still succeed, as the message says. The result of the future does not change.
     producer._thread.join(10)
     assert isinstance(future.exception(), Unavailable)
 

@@ -1,4 +1,4 @@
-"""A producer from Python: what `send` takes and answers, partitions, order, flush, close, callbacks, asyncio."""
+"""The Python producer: arguments and results of `send`, partitions, order, flush, close, callbacks and asyncio."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sparklog.log.topic.root import Root
 from sparklog.testing import World
 
 LATER = 60_000
-"""A linger that no test waits for."""
+"""A linger that is longer than any test waits."""
 
 
 def root_with(partitions: int = 3, world: World | None = None, **configs: object) -> Root:
@@ -35,7 +35,7 @@ def root_with(partitions: int = 3, world: World | None = None, **configs: object
 
 
 def records(root: Root, topic: str = "t") -> dict[tuple[int, int], dict[str, Any]]:
-    """Records by partition and offset."""
+    """Return the records by partition and offset."""
     rows = root.topic(topic).scan().to_table().to_pylist()
     return {(row["partition"], row["offset"]): row for row in rows}
 

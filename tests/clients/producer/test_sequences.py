@@ -1,4 +1,4 @@
-"""Nothing twice over restarts: producers with a `producer_id`, sequences, crashes at each request, the rule itself."""
+"""Sequences prevent duplicates across restarts, including crashes at each request. Broken rules are detected."""
 
 from __future__ import annotations
 
@@ -142,7 +142,9 @@ def test_sequences_require_a_producer_id() -> None:
 
 
 def run_once(root: Root, source: random.Random, acknowledged: set[int], end: int = MESSAGES) -> bool:
-    """One run of the program, from the last sequence to the end; True if it got there. An error or a crash ends it."""
+    """Run the program once, from the last sequence to the end. Return True if it completed. An error or a crash ends
+    the run.
+    """
     producer = open_producer(root)
     futures: dict[int, sparklog.RecordFuture] = {}
     try:
@@ -162,13 +164,13 @@ def run_once(root: Root, source: random.Random, acknowledged: set[int], end: int
 
 
 def again(producer: sparklog.Producer, futures: dict[int, sparklog.RecordFuture]) -> dict[int, sparklog.RecordFuture]:
-    """Send again what failed, as the errors say."""
+    """Send the failed records again, as the errors suggest."""
     last = producer.last_sequence("t")
     return {n: producer.send("t", str(n), sequence=n) for n, _ in futures.items() if n > last}
 
 
 def simulate(decide: Callable[[random.Random], Callable[[Call], Fault | None]], seed: int) -> list[str]:
-    """Run the program until it is through, faults in most of the runs; return what is wrong in the end."""
+    """Run the program until it completes, with faults in most of the runs. Return the errors in the result."""
     world, source = World(seed=seed * 1000), random.Random(seed)
     root_with(1 + seed % 3, world)
     acknowledged: set[int] = set()
@@ -192,7 +194,7 @@ def simulate(decide: Callable[[random.Random], Callable[[Call], Fault | None]], 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that crash on purpose print nothing."""
+    """Suppress the output of threads that crash on purpose."""
     monkeypatch.setattr("threading.excepthook", lambda _: None)
 
 
@@ -218,9 +220,10 @@ NEVER = 1_000_000
 
 
 def outage(late: int) -> tuple[list[int], int]:
-    """Lose all creates until a commit has failed; the first lands `late` calls later, while the program goes on.
+    """Lose all creates until a commit has failed. The first create takes effect `late` calls later, while the program
+    continues.
 
-    Returns the records that are there in the end, and the calls that were made from the first create to the failure.
+    Return the published records, and the calls from the first create to the failure.
     """
     world, lost = World(seed=late), list[int]()
     root_with(1, world)

@@ -1,4 +1,4 @@
-"""Serializers of a producer by themselves: errors name the option, None is left alone by `send`."""
+"""Serializers of a producer: errors report the option, and `send` does not serialize None."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparklog.errors import BadRequest
 
 
 class WithMethod:
-    """As kafka-python's serializers are."""
+    """A serializer object, as in kafka-python."""
 
     def serialize(self, value: int) -> bytes:
         return b"%d" % value

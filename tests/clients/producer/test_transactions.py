@@ -1,4 +1,6 @@
-"""Transactions of a producer: futures are done at the commit, nothing is shown of an abort, offsets go with it."""
+"""Transactions of a producer: futures complete with the commit, aborted records are not read, and offsets are
+committed.
+"""
 
 from __future__ import annotations
 
