@@ -1,7 +1,8 @@
-"""Stages of the compaction fixtures as the cleaner's plan sees them: segments with their bytes, without an import.
+"""The stages of the compaction fixtures as input of the cleaner's plan: segments with their bytes, without an import.
 
-A stage is a log dir as Kafka left it; all segments but the last are closed, and count as sealed here. Kafka's 0-byte
-segments are kept: sparklog itself has none. `stored` puts segments into a store as an import would.
+A stage is a log directory as Kafka left it. All segments except the last are closed, and are treated as sealed. Kafka's
+empty segments are kept, although sparklog has no empty segments. `stored` writes segments to a store as an import
+would.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from tests.fixture_data import fixture_tree
 
 PARTITION = "compacted-0"
 OLD_FORMATS = "old-formats"
-"""The fixture that begins with messages of formats v0 and v1, which the plain model does not know."""
+"""The fixture that starts with messages of formats v0 and v1, which the plain model does not support."""
 
 
 @dataclass(frozen=True)
 class StageSegment:
-    """One segment's files: the `.log`, its indexes and, where there is one, its `.txnindex` (else empty)."""
+    """The files of a segment: the `.log`, its indexes and its `.txnindex`, which is empty if it does not exist."""
 
     base: int
     path: Path
@@ -54,7 +55,9 @@ class StageSegment:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a fixture: `told` is its entry in fixture.json, `cleaner` what Kafka's cleaner said, if it ran."""
+    """A stage of a fixture. `told` is its entry in fixture.json, and `cleaner` is the output of Kafka's cleaner if it
+    ran.
+    """
 
     fixture: str
     name: str
@@ -86,12 +89,12 @@ class Stage:
 
     @property
     def first_dirty_offset(self) -> int:
-        """The partition's line in cleaner-offset-checkpoint, the log start without one."""
+        """Return the partition's offset in cleaner-offset-checkpoint, or the log start if there is none."""
         return _checkpoint(self.folder / "cleaner-offset-checkpoint", self.log_start)
 
     @property
     def plain(self) -> PlainLog:
-        """For the plain model of Kafka's cleaner."""
+        """Return the log for the plain model of Kafka's cleaner."""
         segments = [
             PlainSegment(
                 base=file.base,
@@ -106,7 +109,7 @@ class Stage:
         return PlainLog(segments, self.log_start, self.log_end, self.first_dirty_offset)
 
     def segments(self, *, empty: bool = True) -> list[Segment]:
-        """As the plan counts them; without `empty`, 0-byte segments are left out, as an import leaves them out."""
+        """Return the segments as the plan sees them. Unless `empty` is True, omit empty segments, as an import does."""
         bases = [file.base for file in self.files] + [self.log_end]
         found = []
         for row, file in enumerate(self.files):
@@ -130,14 +133,16 @@ class Stage:
         return found
 
     def first_batch_ts(self, segment: Segment) -> int:
-        """What `cleanable` asks for: the greatest timestamp of the segment's first batch."""
+        """Return the largest timestamp of the segment's first batch, which `cleanable` requests."""
         headers = self.files[segment.first_row].headers
         return int(headers.max_timestamp[0]) if len(headers) else -1
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One round of Kafka's cleaner: the stage it found, and the one it left (whose `cleaner` says how it went)."""
+    """A round of Kafka's cleaner: the stage before and the stage after the round. The `cleaner` of the latter is the
+    result of the round.
+    """
 
     before: Stage
     after: Stage
@@ -152,7 +157,7 @@ class Pass:
 
     @property
     def plain_configs(self) -> PlainConfigs:
-        """The fixture's configs, with this round's map."""
+        """Return the configs of the fixture with the map size of this round."""
         configs = self.before.configs
         return PlainConfigs(
             segment_bytes=configs.segment_bytes,
@@ -168,49 +173,49 @@ class Pass:
 
 @cache
 def stages(fixture: str) -> tuple[Stage, ...]:
-    """All stages of `compaction/<fixture>`, in the order they were made."""
+    """Return all stages of `compaction/<fixture>` in the order in which they were created."""
     return read_stages(fixture_tree() / "compaction" / fixture)
 
 
 def read_stages(root: Path) -> tuple[Stage, ...]:
-    """All stages of a fixture in this folder."""
+    """Return all stages of a fixture in this directory."""
     told = json.loads((root / "fixture.json").read_text())
     configs = TopicConfigs.of({name.removeprefix("internal."): value for name, value in told["configs"].items()})
     return tuple(_stage(root.name, root / each["stage"], configs, each) for each in told["stages"])
 
 
 def fixture_names() -> list[str]:
-    """The compaction fixtures."""
+    """Return the names of the compaction fixtures."""
     return sorted(path.name for path in (fixture_tree() / "compaction").iterdir() if path.is_dir())
 
 
 def passes(fixture: str) -> list[Pass]:
-    """The rounds of the cleaner in a fixture."""
+    """Return the rounds of the cleaner in a fixture."""
     return passes_between(stages(fixture))
 
 
 def passes_between(found: Sequence[Stage]) -> list[Pass]:
-    """The rounds of the cleaner among these stages."""
+    """Return the rounds of the cleaner between these stages."""
     return [Pass(before, after) for before, after in pairwise(found) if after.cleaner]
 
 
 def all_passes() -> list[Pass]:
-    """The rounds of all fixtures."""
+    """Return the rounds of all fixtures."""
     return [each for name in fixture_names() for each in passes(name)]
 
 
 def partition_files(folder: Path) -> tuple[StageSegment, ...]:
-    """The segments of any partition folder; modification times -1."""
+    """Return the segments of a partition directory. Modification times are -1."""
     return tuple(_segment(path, {"mtimeMs": -1, "largestTimestamp": -1}) for path in sorted(folder.glob("*.log")))
 
 
 def stored(
     store: Store, segments: Sequence[tuple[int, bytes, bytes]], *, topic: str = "compacted", shift: int = 0
 ) -> PlannedSlices:
-    """Put segments (base, `.log`, `.txnindex`) where an import puts them, and what a plan would say of them.
+    """Write segments (base, `.log`, `.txnindex`) as an import does, and return their rows for a plan.
 
-    The last is a slice of an append file (between other bytes), the others are sealed. `shift`: what the last one's
-    batches lack in their base offsets. 0-byte segments are left out.
+    The last segment is a slice of an append file (between other bytes), and the other segments are sealed. `shift` is
+    subtracted from the base offsets of the last segment's batches. Empty segments are omitted.
     """
     rows: list[dict[str, int]] = []
     paths: list[str] = []

@@ -1,13 +1,14 @@
-"""Random logs for the cleaner, as Kafka's producers could have written them, in the terms of the plain model.
+"""Random logs for the cleaner, in the classes of the plain model, as Kafka's producers could have written them.
 
     history = History(random.Random(seed))
     history.write(40); history.roll()
     clean(history.log, configs, now_ms=history.now_ms)
     history.write(10) ...
 
-Writers: one without a producer id, idempotent ones, and transactional ones of transaction.version 0 (a marker carries
-its transaction's epoch) and 2 (the epoch after it). Keys repeat, values are null now and then, transactions overlap,
-some stay open. A segment is closed when the next batch would make it larger than `segment_bytes`.
+The writers are a producer without an id, idempotent producers, and transactional producers of transaction.version 0 (a
+marker has the epoch of its transaction) and 2 (a marker has the next epoch). Keys repeat, some values are null,
+transactions overlap, and some transactions stay open. A segment is closed if the next batch would make it larger than
+`segment_bytes`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.compaction.plain_cleaner import (
 
 @dataclass
 class Writer:
-    """A producer id of -1 is none; `version` None: it writes no transactions."""
+    """A writer. A producer id of -1 means no id. If `version` is None, the writer writes no transactions."""
 
     producer_id: int
     version: int | None = None
@@ -51,7 +52,7 @@ def _writers() -> list[Writer]:
 
 @dataclass
 class History:
-    """`log` grows by `write`, and may be cleaned in between; `now_ms` moves with every batch."""
+    """A random log. `write` appends to `log`, which may be cleaned in between. `now_ms` advances with every batch."""
 
     rng: random.Random
     segment_bytes: int = 600
@@ -66,20 +67,20 @@ class History:
     log: PlainLog = field(default_factory=lambda: PlainLog([PlainSegment(0, [])], 0, 0))
 
     def write(self, batches: int) -> None:
-        """Append so many batches, markers among them."""
+        """Append this number of batches, including markers."""
         for _ in range(batches):
             self.now_ms += self.rng.choice((0, 1, 7, 50))
             writer = self.rng.choice(self.writers)
             if writer.open_since is not None and self.rng.random() < 0.35:
                 self.end_transaction(writer, self.rng.choice((ABORT, COMMIT)))
             elif writer.version is not None and writer.open_since is None and self.rng.random() < 0.05:
-                # A transaction that wrote nothing here: its marker comes all the same.
+                # A transaction that wrote nothing to this partition also gets a marker.
                 self.end_transaction(writer, self.rng.choice((ABORT, COMMIT)))
             else:
                 self.data(writer)
 
     def roll(self) -> None:
-        """Close the active segment; an empty one stays active."""
+        """Close the active segment. An empty segment stays active."""
         active = self.log.segments[-1]
         if active.batches:
             active.index, active.time_index = index_sizes(active, self.index_interval_bytes)
@@ -87,26 +88,30 @@ class History:
             self.log.segments.append(PlainSegment(self.log.log_end, [], self.now_ms))
 
     def delete_records(self) -> None:
-        """Move the log start to any offset: within the dirty range, a batch, a transaction. Segments below it go."""
+        """Move the log start to any offset, possibly inside the dirty range, a batch or a transaction. Delete the
+        segments below it.
+        """
         log = self.log
         lowest = self.rng.choice((log.log_start, max(log.log_start, log.first_dirty_offset)))
         log.log_start = self.rng.randrange(lowest, log.log_end + 1)
         self.drop_segments()
 
     def drop_segments(self) -> None:
-        """Drop closed segments without a batch from the log start on. (Kafka keeps one that ends with a gap there.)"""
+        """Drop closed segments without a batch at or after the log start. (Kafka keeps a segment that ends with a gap
+        at the log start.)
+        """
         *closed, active = self.log.segments
         start = self.log.log_start
         self.log.segments = [each for each in closed if not each.batches or each.batches[-1].last >= start] + [active]
 
     def end_transactions(self) -> None:
-        """End all that are open."""
+        """End all open transactions."""
         for writer in self.writers:
             if writer.open_since is not None:
                 self.end_transaction(writer, self.rng.choice((ABORT, COMMIT)))
 
     def data(self, writer: Writer) -> None:
-        """A batch of one to five records."""
+        """Return a batch of one to five records."""
         base, rng = self.log.log_end, self.rng
         append_time = self.now_ms if rng.random() < self.append_time else None
         records = tuple(self._record(base + i, append_time) for i in range(rng.choice((1, 1, 2, 3, 5))))
@@ -129,7 +134,7 @@ class History:
         self._append(batch)
 
     def end_transaction(self, writer: Writer, kind: int) -> None:
-        """A COMMIT or ABORT marker, with its `.txnindex` entry if it aborts anything."""
+        """Append a COMMIT or ABORT marker, and the `.txnindex` entry of an ABORT marker that aborts records."""
         if writer.version == 2:
             writer.epoch, writer.sequence = writer.epoch + 1, 0
         offset = self.log.log_end

@@ -7,8 +7,7 @@ sparklog's cleaner against it where Kafka made no fixture.
     log = PlainLog(segments=[...], log_start=0, log_end=..., first_dirty_offset=0)     # or histories.History(...).log
     told = clean(log, configs, now_ms=...)          # log is what Kafka would have left, told what its cleaner said
 
-Differences that can be switched: `keep_empty_segments` False drops a group without survivors (Kafka: a 0-byte
-segment).
+Differences that can be switched: `keep_empty_segments` False drops a group without survivors (Kafka: a 0-byte segment).
 """
 
 from __future__ import annotations
@@ -40,7 +39,9 @@ class PlainRecord:
 
 @dataclass(frozen=True)
 class PlainBatch:
-    """A batch of magic 2; `raw` its bytes where it is as somebody else wrote it, None where it was made here."""
+    """A batch of magic 2. `raw` contains its bytes if another program wrote the batch, and is None if it was created
+    here.
+    """
 
     base: int
     last: int
@@ -66,13 +67,13 @@ class PlainBatch:
 
     @property
     def control_type(self) -> int | None:
-        """ABORT, COMMIT or another type; None for an emptied control batch."""
+        """Return ABORT, COMMIT or another type, or None for an empty control batch."""
         return struct.unpack(">hh", self.records[0].key[:4])[1] if self.records and self.records[0].key else None
 
 
 @dataclass(frozen=True)
 class Aborted:
-    """An entry of a `.txnindex`: offsets of the transaction's first batch and of its ABORT marker."""
+    """An entry of a `.txnindex`: the offsets of the transaction's first batch and of its ABORT marker."""
 
     producer_id: int
     first: int
@@ -82,7 +83,9 @@ class Aborted:
 
 @dataclass
 class PlainSegment:
-    """`index` and `time_index`: bytes of the index files; `modified_ms` stands in for a missing timestamp."""
+    """A segment. `index` and `time_index` are the bytes of the index files, and `modified_ms` is used if a timestamp is
+    missing.
+    """
 
     base: int
     batches: list[PlainBatch]
@@ -104,7 +107,7 @@ class PlainSegment:
 
 @dataclass
 class PlainLog:
-    """Segments in offset order; the last one is active."""
+    """Segments in offset order. The last segment is active."""
 
     segments: list[PlainSegment]
     log_start: int
@@ -114,7 +117,7 @@ class PlainLog:
 
 @dataclass(frozen=True)
 class PlainConfigs:
-    """Topic configs by their Kafka names, with their defaults, and the cleaner's own."""
+    """Topic configs with their Kafka names and defaults, and the configs of the cleaner."""
 
     segment_bytes: int = 1 << 30
     segment_index_bytes: int = 10 << 20
@@ -131,7 +134,7 @@ class PlainConfigs:
 
 @dataclass
 class Told:
-    """What the cleaner says of one round; offsets -1 where it chose nothing."""
+    """The output of the cleaner for a round. Offsets are -1 if the cleaner selected no log."""
 
     chosen: bool
     first_dirty: int = -1
@@ -147,7 +150,7 @@ class Told:
 
 @dataclass
 class PlainProducer:
-    """8.1, as far as the cleaner asks: no sequences."""
+    """Rule 8.1, as far as the cleaner needs it, without sequences."""
 
     epoch: int = -1
     last_data_offset: int = -1
@@ -159,7 +162,7 @@ class PlainProducer:
 
 
 def clean(log: PlainLog, configs: PlainConfigs, *, now_ms: int) -> Told:
-    """One round of the cleaner on one log, which is changed in place."""
+    """Run one round of the cleaner on a log, which is changed in place."""
     told = choose(log, configs, now_ms)
     if not told.chosen:
         return told
@@ -176,13 +179,13 @@ def clean(log: PlainLog, configs: PlainConfigs, *, now_ms: int) -> Told:
 
 
 def last_stable(log: PlainLog) -> int:
-    """8.4 with everything replicated: the first offset of the earliest open transaction, or the log end."""
+    """Rule 8.4 with full replication: return the first offset of the earliest open transaction, or the log end."""
     open_since = [each.open_since for each in replayed(log).values() if each.open_since is not None]
     return max(log.log_start, min(open_since, default=log.log_end))
 
 
 def choose(log: PlainLog, configs: PlainConfigs, now_ms: int) -> Told:
-    """7.1 and 7.2 for one log."""
+    """Rules 7.1 and 7.2 for a single log."""
     active = log.segments[-1]
     first_dirty = log.first_dirty_offset if log.log_start <= log.first_dirty_offset <= log.log_end else log.log_start
     uncleanable = min(last_stable(log), active.base)
@@ -210,7 +213,7 @@ def choose(log: PlainLog, configs: PlainConfigs, now_ms: int) -> Told:
 
 
 def _non_active_from(log: PlainLog, offset: int) -> list[PlainSegment]:
-    """The closed segments from the one on that holds `offset`."""
+    """Return the closed segments, starting with the segment that contains `offset`."""
     bases = [each.base for each in log.segments]
     return [each for i, each in enumerate(log.segments[:-1]) if bases[i + 1] > offset]
 
@@ -218,7 +221,7 @@ def _non_active_from(log: PlainLog, offset: int) -> list[PlainSegment]:
 def build_map(
     log: PlainLog, configs: PlainConfigs, first_dirty: int, first_uncleanable: int
 ) -> tuple[dict[bytes, int], int]:
-    """7.3: key -> last offset in the dirty section, and the last offset that it takes in."""
+    """Rule 7.3: return the last offset of each key in the dirty section, and the last offset that the map covers."""
     limit = int(configs.offset_map_slots * configs.load_factor)
     offsets: dict[bytes, int] = {}
     latest = -1
@@ -234,7 +237,7 @@ def build_map(
                     if record.key is None or record.offset < first_dirty:
                         continue
                     if len(offsets) >= limit:
-                        # Also a key that is there already: Kafka looks at the number of entries first.
+                        # This also applies to an existing key, because Kafka checks the number of entries first.
                         return offsets, latest
                     offsets[record.key] = record.offset
                     latest = record.offset
@@ -245,7 +248,7 @@ def build_map(
 
 
 def grouped(segments: list[PlainSegment], configs: PlainConfigs, first_uncleanable: int) -> list[list[PlainSegment]]:
-    """7.4."""
+    """Rule 7.4."""
     groups: list[list[PlainSegment]] = []
     for i, segment in enumerate(segments):
         following = segments[i + 1].base if i + 1 < len(segments) else first_uncleanable
@@ -264,7 +267,7 @@ def grouped(segments: list[PlainSegment], configs: PlainConfigs, first_uncleanab
 
 
 class Round:
-    """7.5 to 7.7 over all groups of one round: the transaction tracker goes on from group to group."""
+    """Rules 7.5 to 7.7 for all groups of a round. The transaction tracker continues from group to group."""
 
     def __init__(
         self, log: PlainLog, configs: PlainConfigs, now_ms: int, offsets: dict[bytes, int], latest: int, told: Told
@@ -294,7 +297,7 @@ class Round:
         return target
 
     def batch(self, batch: PlainBatch) -> PlainBatch | None:
-        """7.7: what becomes of one batch."""
+        """Rule 7.7: return the batch after cleaning."""
         if batch.control:
             discardable = self.tracker.control(batch)
             discard = discardable and batch.horizon is not None and batch.horizon <= self.now_ms
@@ -303,7 +306,7 @@ class Round:
         retain_empty = self.is_last_of_producer(batch) or batch.last + 1 == self.told.first_uncleanable
 
         if not discard or retain_empty:
-            # Kafka does not open a batch that goes as a whole, and counts nothing of it.
+            # Kafka does not open a batch that is dropped completely, and does not count its records.
             self.told.messages_read += len(batch.records)
         if discard:
             survivors: tuple[PlainRecord, ...] = ()
@@ -331,7 +334,7 @@ class Round:
         return batch.control and batch.producer_epoch == producer.epoch
 
     def keeps(self, record: PlainRecord, batch: PlainBatch) -> bool:
-        """7.5: whether a data record survives."""
+        """Rule 7.5: return whether a data record is retained."""
         if record.offset > self.latest:
             return True
         if record.key is None:
@@ -348,7 +351,7 @@ class Round:
 
 
 class Tracker:
-    """7.6, as CleanedTransactionMetadata has it: a heap of aborted transactions that begin later on."""
+    """Rule 7.6, as in CleanedTransactionMetadata: a heap of aborted transactions that start later."""
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Aborted]] = []
@@ -366,7 +369,7 @@ class Tracker:
             self.aborted.setdefault(entry.producer_id, (entry, False))
 
     def data(self, batch: PlainBatch) -> bool:
-        """Whether a data batch is discardable."""
+        """Return whether a data batch can be discarded."""
         self._begin(batch.last)
         if not batch.transactional:
             return False
@@ -377,7 +380,7 @@ class Tracker:
         return False
 
     def control(self, batch: PlainBatch) -> bool:
-        """Whether a control batch is discardable."""
+        """Return whether a control batch can be discarded."""
         self._begin(batch.last)
         if not batch.records:
             return True
@@ -395,13 +398,13 @@ class Tracker:
 
 
 def _entries(log: PlainLog, segment: PlainSegment, start: int, upper: int) -> list[Aborted]:
-    """8.5 step 2: entries of this and later segments that matter to offsets `[start, upper)`."""
+    """Rule 8.5, step 2: return the entries of this and later segments that affect the offsets `[start, upper)`."""
     later = [each for each in log.segments if each.base >= segment.base]
     return [entry for each in later for entry in each.aborted if entry.last >= start and entry.first < upper]
 
 
 def replayed(log: PlainLog) -> dict[int, PlainProducer]:
-    """8.1 and 8.3 from the log alone; an emptied marker still tells its producer's epoch."""
+    """Rules 8.1 and 8.3 for the log alone. An empty marker still contains the epoch of its producer."""
     producers: dict[int, PlainProducer] = {}
     for batch in (batch for segment in log.segments for batch in segment.batches):
         if batch.producer_id < 0:
@@ -423,12 +426,14 @@ def replayed(log: PlainLog) -> dict[int, PlainProducer]:
 
 
 def emptied(batch: PlainBatch) -> PlainBatch:
-    """1.8."""
+    """Rule 1.8."""
     return replace(batch, records=(), codec=0, horizon=None, raw=None)
 
 
 def index_sizes(segment: PlainSegment, interval: int) -> tuple[int, int]:
-    """3.5 with one batch an append: bytes of `.index` and `.timeindex`, the entry at the end included."""
+    """Rule 3.5 with one batch per append: return the sizes of `.index` and `.timeindex`, including the entry at the
+    end.
+    """
     position = since = 0
     entries: list[int] = []
     times: list[tuple[int, int]] = []
@@ -449,7 +454,9 @@ def index_sizes(segment: PlainSegment, interval: int) -> tuple[int, int]:
 
 
 def encoded(batch: PlainBatch) -> bytes:
-    """1.1 to 1.5, 1.8: the batch's bytes; compressed ones are not Kafka's byte by byte."""
+    """Rules 1.1 to 1.5 and 1.8: return the bytes of the batch. Compressed batches do not have the same bytes as
+    Kafka's.
+    """
     attributes = batch.codec | batch.log_append_time << 3 | batch.transactional << 4 | batch.control << 5
     if batch.horizon is not None:
         attributes |= 0x40
@@ -496,10 +503,10 @@ def _varint(number: int) -> bytes:
 
 
 def decoded(data: bytes) -> Iterator[PlainBatch]:
-    """The batches of a `.log`, in order.
+    """Return the batches of a `.log` in order.
 
-    Under LogAppendTime all records have the batch's greatest timestamp, also when they are written again: that loses
-    what the deltas in the records said before.
+    Under LogAppendTime, all records have the largest timestamp of the batch, also when they are written again. The
+    original deltas in the records are lost.
     """
     position = 0
     while position < len(data):
@@ -563,5 +570,5 @@ def _decoded_records(
 
 
 def aborted_entries(data: bytes) -> list[Aborted]:
-    """The entries of a `.txnindex`."""
+    """Return the entries of a `.txnindex`."""
     return [Aborted(*entry[1:]) for entry in ENTRY.iter_unpack(data)]

@@ -1,4 +1,4 @@
-"""What waits for a run of `compact`: the same that a run then does, and nothing after it."""
+"""The backlog of `compact` equals the work of the next run, and is empty after the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLEANED = {"cleanup.policy": "compact", "segment.ms": HOUR_MS}
 
 
 class Filled:
-    """A topic of one partition, to which records are appended at the world's time."""
+    """A topic with one partition, to which records are appended at the time of the world."""
 
     def __init__(self, configs: Mapping[str, object]) -> None:
         self.world = World()
@@ -113,7 +113,7 @@ def test_max_compaction_lag_determines_the_start_of_the_backlog() -> None:
 
 @pytest.mark.parametrize("keyless", [False, True])
 def test_the_backlog_uses_run_defaults_and_skips_keyless_records(keyless: bool) -> None:
-    """A default that makes a topic compacted does not make such records due: a run would report them each time."""
+    """Keyless records of a topic that is only compacted by default are not due, because each run would report them."""
     filled = Filled({"segment.ms": HOUR_MS})
     if keyless:
         filled.topic.append(pa.table({"value": ["v"], "timestamp": [filled.world.now_ms]}))

@@ -51,7 +51,7 @@ DAY_MS = 86_400_000
 
 
 def state_of(log: PlainLog) -> PartitionProducers | None:
-    """As a task finds it: from files in a store; None where the slices say that Kafka's producers wrote nothing."""
+    """Return the state that a task reads from files in a store, or None if Kafka producers wrote no slice."""
     store = MemoryStore(lambda: 0)
     files = [
         (each.base, b"".join(batch.to_bytes() for batch in each.batches), index_bytes(each.aborted))
@@ -73,7 +73,7 @@ def index_bytes(aborted: list[Aborted]) -> bytes:
 def judged(
     log: PlainLog, configs: PlainConfigs, now_ms: int, rng: random.Random
 ) -> tuple[list[PlainBatch], list[Aborted]]:
-    """All batches of the log after a pass, and the `.txnindex` entries of what was cleaned."""
+    """Return all batches of the log after a pass, and the `.txnindex` entries of the cleaned part."""
     told = choose(log, configs, now_ms)
     offsets, latest = build_map(log, configs, told.first_dirty, told.first_uncleanable)
     records = Round(log, configs, now_ms, offsets, latest, Told(True))
@@ -110,7 +110,7 @@ def judged(
 
 
 def applied(records: Round, batch: PlainBatch, actions: BatchActions, i: int, horizon: int) -> PlainBatch | None:
-    """What the actions on batch i make of it."""
+    """Return batch i after the actions."""
     if actions.discard_data[i] or actions.drop_control[i]:
         survivors: tuple[PlainRecord, ...] = ()
     elif batch.control:
@@ -189,7 +189,7 @@ def test_the_filter_finds_the_same_aborted_data_as_kafka(seed: int) -> None:
     headers = scan_headers(data)
     assert aborted_batches(state, headers).tolist() == expected
     assert any(expected)
-    # Windows may come in any order: nothing is remembered.
+    # Windows can be passed in any order, because the filter has no state.
     late = np.arange(len(headers))[::-1]
     assert aborted_batches(state, headers[late]).tolist() == expected[::-1]
 

@@ -1,4 +1,4 @@
-"""The cleaning pass: against the plain model on random logs, and what it owes beside the rules."""
+"""The cleaning pass: comparison with the plain model on random logs, and additional guarantees."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ STAMPED = [
         "ffffffffffffffffffffffffffff0000000118008ff1aafef96200027a0100"
     ),
 ]
-"""From Kafka's `MemoryRecords.filterTo` at that time: a tombstone of v0, a message of v0, a tombstone of v1."""
+"""The output of Kafka's `MemoryRecords.filterTo` at that time: a tombstone of v0, a message of v0, and a tombstone of
+v1.
+"""
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "index.interval.bytes": 200}
 
 
@@ -75,7 +77,7 @@ COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "ind
 
 
 def written(log: PlainLog, folder: Path) -> Path:
-    """A log dir that holds the log as its one topic `t`."""
+    """Write a log directory that contains the log as its only topic `t`."""
     partition = folder / "t-0"
     partition.mkdir(parents=True)
     for segment in log.segments:
@@ -117,7 +119,7 @@ def committed(topic: Topic, work: CleanWork) -> CleanResult:
 
 
 def state(topic: Topic) -> list[tuple[int, list[PlainBatch], list[Aborted]]]:
-    """(base, batches, entries of the `.txnindex`) of all sealed segments."""
+    """Return (base, batches, entries of the `.txnindex`) of all sealed segments."""
     slices = topic.log.snapshot().slices.all()
     found = []
     for row in np.flatnonzero(slices.sealed()).tolist():
@@ -171,7 +173,7 @@ def test_random_logs_are_cleaned_by_the_rules(seed: int, tmp_path: Path) -> None
         if told.chosen:
             assert_told(topic, done, told)
         assert_state(topic, history.log)
-    # Log starts move in odd seeds, and may leave nothing to clean.
+    # In odd seeds, the log start moves, and may leave nothing to clean.
     assert passes > 1 or seed % 2
 
 
@@ -190,7 +192,7 @@ def assert_told(topic: Topic, done: CleanResult, told: Told) -> None:
 
 
 def assert_state(topic: Topic, log: PlainLog) -> None:
-    """Segments, their batches and `.txnindex` entries, the bytes of what is not compressed, and the slices' fields."""
+    """Compare segments, their batches and `.txnindex` entries, uncompressed bytes, and the fields of the slices."""
     closed = [segment for segment in log.segments[:-1] if segment.batches]
     found = state(topic)
     assert [base for base, _, _ in found] == [segment.base for segment in closed]
@@ -199,7 +201,7 @@ def assert_state(topic: Topic, log: PlainLog) -> None:
         assert batches == segment.batches
         for mine, other in zip(batches, segment.batches, strict=True):
             assert mine.codec or mine.raw == other.to_bytes()
-        # Below the log start an import names transactions again whose markers Kafka's cleaner had forgotten.
+        # Below the log start, an import again finds transactions whose markers Kafka's cleaner had dropped.
         assert [each for each in entries if each.last >= log.log_start] == [
             each for each in segment.aborted if each.last >= log.log_start
         ]
@@ -262,7 +264,7 @@ def contents(topic: Topic) -> list[tuple[int, bytes, bytes | None]]:
 
 
 def updated(place: CountedRoot, parts: int = 4, **configs: object) -> Topic:
-    """A topic with 200 updates of 40 keys in each of some sealed segments."""
+    """A topic with 200 updates of 40 keys in each of several sealed segments."""
     topic = place.topic(1, {**COMPACTED, **configs})
     for part in range(parts):
         append(topic, keyed(200, 40, seed=part))
@@ -510,7 +512,8 @@ def test_damage_is_reported_and_nothing_is_committed(
     assert caught.value.file == key
     assert caught.value.position is not None
     if where is not in_a_leader_epoch:
-        # The batch, or the place in it; of a byte that no batch's CRC-32C covers only the segment is known.
+        # The error contains the batch or the position in the batch. For a byte that no CRC-32C covers, it contains only
+        # the segment.
         batch = len(headers) // 2
         assert headers.position[batch] <= caught.value.position < headers.position[batch] + headers.size[batch]
     assert topic.log.state().version == version
@@ -601,7 +604,7 @@ def test_segments_below_the_log_start_are_not_referenced(place: CountedRoot) -> 
 
 
 def test_a_log_without_keys_becomes_an_empty_batch(place: CountedRoot) -> None:
-    """The last batch of the range stays, emptied, so that the log's end can be told from its batches."""
+    """The last batch of the range is kept as an empty batch, so that the log end can be determined from the batches."""
     topic = place.topic(1, {"index.interval.bytes": 200})
     for _ in range(3):
         append(topic, [Row(None, b"x"), Row(None, b"y")])
@@ -666,7 +669,7 @@ def test_large_batches_are_opened_one_by_one(place: CountedRoot, monkeypatch: py
 
 
 class Watched:
-    """A store that notes the largest read."""
+    """A store that records the largest read."""
 
     def __init__(self, inner: LocalStore) -> None:
         self.inner = inner
@@ -703,12 +706,14 @@ def test_memory_is_limited_to_a_few_windows(codec: str, tmp_path: Path) -> None:
     assert done.reports[0].records_before == 16_000
     assert done.reports[0].records_after == 3000
     assert store.largest <= DEFAULTS.span_bytes
-    # 64 MB of records pass through; what is held are a window, its records and its output.
+    # 64 MB of records are processed, but memory contains only a window, its records and its output.
     assert peak < 5 * DEFAULTS.span_bytes
 
 
 def test_a_checkpoint_beyond_the_log_end_does_not_restore_deleted_keys(tmp_path: Path) -> None:
-    """Kafka then takes the whole log for dirty. Taken for clean, the tombstone would go, and not what it hides."""
+    """Kafka then treats the whole log as dirty. If it were treated as clean, the tombstone would be dropped, but not
+    the records that it deletes.
+    """
 
     def one(offset: int, value: bytes | None) -> PlainBatch:
         record = PlainRecord(offset, START_MS, b"k", value)
@@ -730,7 +735,7 @@ def test_a_checkpoint_beyond_the_log_end_does_not_restore_deleted_keys(tmp_path:
 
 
 def test_a_missing_segment_does_not_block_other_partitions(tmp_path: Path) -> None:
-    """Where `max.compaction.lag.ms` is set, the plan looks into each segment."""
+    """If `max.compaction.lag.ms` is set, the plan reads each segment."""
     place = CountedRoot("memory", tmp_path)
     topic = place.topic(2, {**COMPACTED, "max.compaction.lag.ms": 1000})
     topic.append(pa.table({"key": [b"a"] * 4, "value": [b"x"] * 4, "partition": pa.array([0, 1] * 2, pa.int32())}))

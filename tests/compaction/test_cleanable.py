@@ -1,4 +1,4 @@
-"""What a cleaning pass would find: Kafka's own passes say so, and vectors for the rules they do not meet."""
+"""The range of a cleaning pass: comparison with Kafka's passes, and test vectors for other rules."""
 
 from __future__ import annotations
 

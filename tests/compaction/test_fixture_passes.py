@@ -1,7 +1,8 @@
-"""Every pass of Kafka's own cleaner, repeated: a stage imported as it stands, cleaned once, is Kafka's next stage.
+"""Every pass of Kafka's cleaner is repeated: a stage that is imported and cleaned once equals Kafka's next stage.
 
-0-byte segments are left out on both sides: Kafka leaves one where nothing of a group stays, sparklog does not. So where
-a group begins with such, Kafka names what it becomes by their offset, sparklog by that of the first segment with data.
+Empty segments are ignored on both sides, because Kafka leaves an empty segment if no record of a group is retained, and
+sparklog does not. Therefore, if a group starts with empty segments, the resulting segment has their base offset in
+Kafka, and the base offset of the first segment with data in sparklog.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ HEADER_FIELDS = (
 
 @dataclass(frozen=True)
 class Found:
-    """A segment as it lies in a root or in a log dir."""
+    """A segment in a root or in a log directory."""
 
     base: int
     data: bytes
@@ -59,7 +60,7 @@ def imported(place: CountedRoot, stage: Stage) -> Topic:
 
 
 def cleaned_once(topic: Topic, each: Pass) -> CleanResult | None:
-    """One pass with Kafka's clock and map, committed; None if nothing was due."""
+    """Run and commit one pass with Kafka's clock and map. Return None if no pass was due."""
     settings = Settings(now_ms=each.now_ms)
     works = plan_cleaning(topic.store, topic.log.snapshot(), settings, slots=each.after.cleaner.get("offsetMapSlots"))
     assert len(works) <= 1
@@ -76,7 +77,7 @@ def cleaned_once(topic: Topic, each: Pass) -> CleanResult | None:
 
 
 def segments(topic: Topic) -> list[Found]:
-    """All slices: the sealed segments, and the active one's."""
+    """Return all slices: the sealed segments and the active segment."""
     found = []
     slices = topic.log.snapshot().slices.all()
     for row in range(len(slices)):
@@ -93,7 +94,7 @@ def beside(store: Store, key: str) -> bytes:
 
 
 def base_here(each: Pass, base: int) -> int:
-    """The base offset of a segment that Kafka calls `base` after the pass."""
+    """Return the base offset in sparklog of a segment with the offset `base` in Kafka after the pass."""
     later = [file for file in each.before.files if file.base >= base]
     empty = later and later[0].base == base and not later[0].data
     return next(file.base for file in later if file.data) if empty else base
@@ -110,7 +111,7 @@ def expected_segments(each: Pass) -> list[Found]:
 
 
 def assert_same_segment(found: Found, expected: Found) -> None:
-    """Byte by byte where nothing is compressed; headers and records where something is."""
+    """Compare all bytes of uncompressed segments, and the headers and records of compressed segments."""
     assert found.base == expected.base
     ours, theirs = found.headers, expected.headers
     for name in HEADER_FIELDS:
@@ -134,7 +135,7 @@ def assert_same_segment(found: Found, expected: Found) -> None:
 
 
 def expired(topic: Topic, each: Pass) -> Expiry:
-    """Delete what has expired, with Kafka's clock."""
+    """Delete expired segments, with Kafka's clock."""
     snapshot = topic.log.snapshot()
     state, configs = snapshot.state, each.before.configs
     log_end = int(state.log_end[0])
@@ -152,9 +153,10 @@ def expired(topic: Topic, each: Pass) -> Expiry:
 
 
 def expire(topic: Topic, each: Pass) -> int:
-    """What a round ends with on a topic with `delete`: segments that have expired go. The log start that is due.
+    """Delete expired segments, as at the end of a round for a topic with `delete`. Return the expected log start.
 
-    Kafka also moves it over 0-byte segments that expire. Here there are none, and it stays.
+    Kafka also moves the log start past expired empty segments. In sparklog, there are no empty segments, and the log
+    start does not move.
     """
     expiry = expired(topic, each)
     told = each.after.cleaner
@@ -170,7 +172,7 @@ def test_a_stage_cleaned_once_is_the_next_stage(name: str, tmp_path: Path) -> No
 
 
 def assert_pass(each: Pass, place: CountedRoot) -> None:
-    """What Kafka left is what a pass leaves here."""
+    """Assert that a pass has the same result as Kafka's pass."""
     topic = imported(place, each.before)
     done = cleaned_once(topic, each)
     told = each.after.cleaner
@@ -188,7 +190,7 @@ def assert_pass(each: Pass, place: CountedRoot) -> None:
 
 
 def assert_told(topic: Topic, done: CleanResult, each: Pass) -> None:
-    """What Kafka said of the pass: the new checkpoint, the segments before any retention, its statistics."""
+    """Compare the output of Kafka's cleaner: the new checkpoint, the segments before retention, and the statistics."""
     told = each.after.cleaner
     cleaned = done.cleaned
     assert cleaned is not None

@@ -1,4 +1,4 @@
-"""Which segments a pass writes into one: what Kafka's passes left, and the limits one by one."""
+"""The segments that a pass writes into one segment: comparison with Kafka's passes, and each limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Logs of Kafka's that are imported as they grow, sealed and merged in between: readers see what one import shows."""
+"""Kafka's logs that are imported in several steps, and sealed and merged in between, read the same as after a single
+import.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka's own transactions in imported topics: both isolation levels, before and after merging, sealing, cleaning."""
+"""Kafka's transactions in imported topics: both isolation levels, before and after merging, sealing and cleaning."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from tests.support.seeds import first_of
 LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
 NAMES = ("transactions", "transactions-tv0", "compaction-by-broker")
 AGED = 10 * 365 * 86_400_000
-"""Later than any record by more than `segment.ms`."""
+"""A time that is later than any record by more than `segment.ms`."""
 
 
 def stages() -> list[tuple[str, str]]:
-    """Every stage of the fixtures that hold transactions, and of all of the cleaner's."""
+    """Return all stages of the fixtures with transactions, and all stages of the cleaner."""
     tree = fixture_tree()
     names = [*NAMES, *(f"compaction/{path.name}" for path in sorted((tree / "compaction").iterdir()))]
     return [
@@ -69,20 +69,20 @@ def seen(topic: Topic, isolation: str, partition: int = 0, **options: int) -> li
 
 
 def own_partitions(folder: Path) -> list[tuple[str, str, int]]:
-    """(folder name, topic, partition) of all but Kafka's internal topics."""
+    """Return (directory name, topic, partition) of all partitions, except partitions of Kafka's internal topics."""
     named = [(name, *split_partition(name)) for name in partitions(folder)]
     return [each for each in named if not is_internal(each[1])]
 
 
 def sealed_by_now(topic: Topic) -> None:
-    """Whatever may be is sealed and merged; the topic stays sound."""
+    """Seal and merge as much as possible, and check that the topic is intact."""
     report = compact_topic(topic, Settings(topic.root.env.wall_ms() + AGED), InProcess(), CompactOptions(roll=True))
     assert not report.failures
     snapshot = topic.log.snapshot()
     check_state(snapshot.state, snapshot.slices)
 
 
-# ---------------------------------------------------------------- fixtures
+# -- fixtures
 
 
 @pytest.mark.parametrize(("fixture", "stage"), stages())
@@ -143,18 +143,18 @@ def test_offsets_by_time_agree_with_kafka(fixtures: Path, place: CountedRoot, fi
                     (answer,) = own.offsets_for_timestamps(topic_name, target, isolation).values()
                     assert {number: answer} == view.offsets_for_timestamps(topic_name, target, isolation)
                     told = question[isolation]
-                    # Kafka finds nothing where an empty segment lies in front (README of the fixtures).
+                    # Kafka finds no record if an empty segment precedes (see the README of the fixtures).
                     if told.get("offset", -1) >= 0:
                         assert (answer.offset, answer.timestamp) == (told["offset"], told["timestamp"])
                         asked += 1
     assert asked
 
 
-# ---------------------------------------------------------------- random logs
+# -- random logs
 
 
 def log_dir(history: History, folder: Path, shift: int = 0) -> Path:
-    """The history as a log dir of topic t with one partition."""
+    """Write the history as a log directory of topic t with one partition."""
     write_partition(
         folder, "t-0", {each.base: b"".join(b.raw or b"" for b in each.batches) for each in history.log.segments}
     )
@@ -174,7 +174,7 @@ def model_of(history: History) -> Visible:
 
 
 def check(topic: Topic, expected: Visible, rng: random.Random) -> None:
-    """All of it, and some ranges, whose markers may lie behind them."""
+    """Check the whole log and some ranges, whose markers may be after the range."""
     assert int(topic.log.state().last_stable()[0]) == expected.last_stable
     assert seen(topic, READ_UNCOMMITTED) == expected.uncommitted
     assert seen(topic, READ_COMMITTED) == expected.committed
@@ -188,7 +188,7 @@ def check(topic: Topic, expected: Visible, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", first_of(range(25), 4))
 def test_random_logs_at_every_step(place: CountedRoot, tmp_path: Path, seed: int) -> None:
     if seed % 2:
-        # Read in windows, and entered by indexes.
+        # Read in windows, starting at index positions.
         place.store.limits = Limits(span_bytes=400, index_min_bytes=500)
     rng = random.Random(seed)
     history = History(rng, segment_bytes=rng.choice((300, 900, 4000)), codecs=(0, 4) if seed % 3 else (0,))
@@ -206,7 +206,7 @@ def test_random_logs_at_every_step(place: CountedRoot, tmp_path: Path, seed: int
     left = topic.log.state().kafka_open
     assert bool(left) == (expected.last_stable < history.log.log_end)
     if left:
-        # As if Kafka's coordinator had ended them one by one.
+        # End the transactions one by one, as Kafka's coordinator would.
         for each in left:
             kind = rng.choice((True, False))
             assert topic.end_kafka_transactions(producers=[each.producer], commit=kind) == (each,)
@@ -262,7 +262,7 @@ def test_merged_slices_contain_their_aborted_transactions(place: CountedRoot, tm
     assert [values(topic, partition) for partition in range(3)] == [[b"a", b"c", b"new"], [b"new"], [b"g", b"new"]]
 
 
-# ---------------------------------------------------------------- open transactions
+# -- open transactions
 
 OPEN = {
     0: batch(0, [b"a"]) + batch(1, [b"b"], producer=7) + batch(2, [b"c"]),
@@ -380,17 +380,19 @@ def test_a_tail_stops_at_the_last_stable_offset(place: CountedRoot, tmp_path: Pa
     assert polled() == []
     assert tail.positions == {0: 1}
     topic.end_kafka_transactions(producers=[7], commit=True)
-    # Committed later, not skipped; what another one still holds back comes later still.
+    # The records are read after the commit. Records that another transaction still holds back are read later.
     assert polled() == [b"b", b"c"]
     topic.append(pa.table({"value": ["new"], "partition": pa.array([0], pa.int32())}))
     assert polled() == [b"new"]
 
 
-# ---------------------------------------------------------------- requests and damage
+# -- requests and damage
 
 
 def long_log(place: CountedRoot, tmp_path: Path, segments: int = 60) -> Topic:
-    """Each segment: a committed and an aborted record with their markers; the last is active."""
+    """Return a log in which each segment has a committed and an aborted record with their markers. The last segment is
+    active.
+    """
     logs = {}
     for base in range(0, 4 * segments, 4):
         logs[base] = (
@@ -412,7 +414,7 @@ def test_a_plan_reads_each_object_once(place: CountedRoot, tmp_path: Path) -> No
     view.plan([OffsetRange("t", 0, 0, 240)], READ_UNCOMMITTED)
     assert not place.store.keys
     (part,) = view.plan([OffsetRange("t", 0, 120, 124)], READ_COMMITTED)
-    # Three index files of each segment: their checksum covers all of them.
+    # Three index files of each segment are read, because their checksum covers all of them.
     assert len(place.store.keys) == 3 * 16
     assert [value for found in part.read(("value",)) for value in found["value"].to_pylist()] == [b"c120"]
     place.store.reset()
@@ -468,7 +470,7 @@ def test_a_replanned_read_skips_aborted_records(place: CountedRoot, tmp_path: Pa
     expected = scan.to_table()
     old = {item.key for item in place.inner.list("t/")}
     snapshot = topic.log.snapshot()
-    # The whole log is rolled into larger segments, and the files it was planned on are gone.
+    # The whole log is rolled into larger segments, and the files of the plan are deleted.
     topic.alter(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}, force=True)
     topic.log.commit(rewritten(topic))
     for key in old - {item.key for item in place.inner.list("t/") if "/_log/" in item.key}:
@@ -478,7 +480,7 @@ def test_a_replanned_read_skips_aborted_records(place: CountedRoot, tmp_path: Pa
 
 
 def rewritten(topic: Topic) -> RewriteIntent:
-    """Every slice in one segment, as the cleaner writes it where it keeps everything."""
+    """Return every slice in one segment, as written by a cleaner that retains all records."""
     from sparklog.compaction.segment_writer import SegmentWriter
     from sparklog.format.batch_scan import scan_headers
     from sparklog.format.transaction_index import concatenate, parse

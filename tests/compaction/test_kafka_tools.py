@@ -1,6 +1,6 @@
-"""Kafka's own tools and a second parser on the segments that lie in a root: imported, sealed, compacted.
+"""Kafka's tools and another parser read the segments of a root: imported, sealed and compacted segments.
 
-DumpLogSegments is asked in as few runs as can be: all segments of a test at once, where they lie.
+DumpLogSegments is run as rarely as possible, with all segments of a test in one run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMPACTED = (
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A record as a second parser reads it from a `.log`."""
+    """A record that another parser read from a `.log`."""
 
     offset: int
     timestamp: int
@@ -54,7 +54,7 @@ class Parsed:
 
 
 def parsed(log: Path, peer: Any) -> list[Parsed]:
-    """All records of a segment, markers included; each batch's checksum as the peer computes it."""
+    """Return all records of a segment, including markers. The other parser verifies the checksum of each batch."""
     found = []
     data = log.read_bytes()
     headers = scan_headers(data)
@@ -68,19 +68,19 @@ def parsed(log: Path, peer: Any) -> list[Parsed]:
 
 
 def sealed_logs(topic: Topic, partition: int) -> list[Path]:
-    """The sealed segments that the topic names now, in offset order, where they lie."""
+    """Return the sealed segments that the topic references, in offset order."""
     slices = topic.log.snapshot().slices.select(partition)
     folder = Path(topic.store.location) / topic.name
     return [folder / slices.path(row) for row in range(len(slices)) if slices.sealed()[row]]
 
 
 def all_logs(folder: Path) -> list[Path]:
-    """Every sealed segment below a root, those that a later run has replaced included."""
+    """Return all sealed segments below a root, including segments that were replaced by a later run."""
     return sorted(folder.glob("**/sealed/*/*/*.log"))
 
 
 def scanned(topic: Topic, partition: int) -> list[Parsed]:
-    """What a scan returns of the offsets that are sealed."""
+    """Return the result of a scan of the sealed offsets."""
     slices = topic.log.snapshot().slices.select(partition)
     end = int(slices.end[slices.sealed()].max())
     table = topic.scan(partitions=[partition], end=end, isolation_level=READ_UNCOMMITTED).to_table()
@@ -100,7 +100,9 @@ def scanned(topic: Topic, partition: int) -> list[Parsed]:
 
 
 def check_records(topic: Topic, dumped: Dumped, peer: Any) -> int:
-    """A scan, a second parser and Kafka's dump have the same records in the sealed segments; how many."""
+    """Assert that a scan, another parser and Kafka's dump return the same records of the sealed segments. Return their
+    number.
+    """
     records = 0
     for partition in range(topic.log.state().partitions):
         logs = sealed_logs(topic, partition)
@@ -122,7 +124,7 @@ def check_records(topic: Topic, dumped: Dumped, peer: Any) -> int:
 
 
 def joined(files: Sequence[Path]) -> bytes:
-    """The bytes of those that exist, one after the other."""
+    """Return the contents of the existing files, concatenated."""
     return b"".join(file.read_bytes() for file in files if file.exists())
 
 
@@ -131,7 +133,7 @@ def size(data: bytes | None) -> int:
 
 
 def compacted(topic: Topic, now_ms: int, **options: bool) -> None:
-    """One run over a topic; nothing may fail."""
+    """Run compaction on a topic, and assert that nothing fails."""
     from sparklog.compaction.run import CompactOptions
     from tests.support.compaction import compact_topic
 
@@ -139,7 +141,7 @@ def compacted(topic: Topic, now_ms: int, **options: bool) -> None:
     assert not report.failures, report.failures
 
 
-# ---------------------------------------------------------------- the judge itself
+# -- the checks themselves
 
 
 def test_dumps_are_those_of_the_fixtures(fixtures: Path, kafka_tools: KafkaTools) -> None:
@@ -187,7 +189,7 @@ def test_kafkas_tool_reports_damage(fixtures: Path, kafka_tools: KafkaTools, tmp
         assert f"wrong{number}/{file.name}" in said or file.suffix == ".timeindex", said
     assert "Found timestamp mismatch" in said
     assert "Indexed offset: 62, found log offset: 65" in said
-    # These end the tool.
+    # These errors stop the tool.
     flipped = damaged(".log", lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:])
     assert any("Failed to decompress" in line for line in kafka_tools.complaints([flipped]))
     cut = damaged(".index", lambda data: data[:-1])
@@ -207,11 +209,11 @@ def test_harmless_messages_are_distinguished() -> None:
     assert without_gaps(["  1 is followed by 3"]) == ["  1 is followed by 3"]
 
 
-# ---------------------------------------------------------------- imported and compacted by us
+# -- imported segments that sparklog compacted
 
 
 def stages_of(fixture: Path) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Stage, configs and the clock of the pass that follows it (a day later for the last)."""
+    """Return each stage, its configs and the clock of the next pass (one day later for the last stage)."""
     facts = json.loads((fixture / "fixture.json").read_text())
     for each, after in zip(facts["stages"], [*facts["stages"][1:], None], strict=True):
         clock = after["clockMs"] if after else each["clockMs"] + 2 * DAY_MS
@@ -256,9 +258,9 @@ def test_sealed_broker_data_is_accepted(fixtures: Path, kafka_tools: KafkaTools,
                 assert table["offset"].to_pylist() == [record.offset for record in kafka]
                 assert table["value"].to_pylist() == [record.value for record in kafka]
                 if partition in {each.partition for each in topic.log.state().kafka_open}:
-                    continue  # What Kafka left open is not closed yet.
+                    continue  # Transactions that Kafka left open are not closed yet.
                 assert topic.log.snapshot().slices.select(partition).sealed().all()
-                # Segments may be cut elsewhere; what was aborted stays what Kafka says.
+                # Segments may be cut at other offsets, but the aborted transactions are the same as in Kafka.
                 left = fixtures / name / "data" / f"{topic.name}-{partition}"
                 aborted = [log.with_suffix(".txnindex") for log in sealed_logs(topic, partition)]
                 assert joined(aborted) == joined(sorted(left.glob("*.txnindex")))
@@ -292,11 +294,11 @@ def test_compacted_fixtures_are_accepted(
     assert sum(check_records(topic, checked.dumped, PEERS[peer]) for topic in topics) > 1_000
 
 
-# ---------------------------------------------------------------- native topics
+# -- native topics
 
 
 def some_rows(n: int, seed: int, *, keys: int = 40, nulls: bool = True, tombstones: float = 0.1) -> pa.Table:
-    """Rows with repeated keys, null keys where allowed, tombstones, headers, times that go back."""
+    """Return rows with repeated keys, null keys if allowed, tombstones, headers, and timestamps that go back."""
     chance = random.Random(seed)
     key = [None if nulls and chance.random() < 0.1 else b"key-%d" % chance.randrange(keys) for _ in range(n)]
     value = [

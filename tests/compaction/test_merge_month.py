@@ -1,8 +1,9 @@
-"""A month of one commit a second, on slice metadata alone: how many slices there are, how long files live, the cost.
+"""A month with one commit per second, simulated with slice metadata: the number of slices, the lifetime of files, and
+the cost.
 
-Nothing is read or written: appended files are rows of a slice table, and each run of maintenance seals what the roll
-rule closes, plans the merges with the real planner and puts what they would write in place of what they replace. The
-commits between two runs are summed up as a few (the slow test has each of them).
+No data is read or written. Appended files are rows of a slice table. Each maintenance run seals the segments that the
+roll rule closes, plans the merges with the real planner, and replaces the inputs with the outputs. The commits between
+two runs are combined into a few commits (the slow test has all of them).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.sweep
 
 Int64s = npt.NDArray[np.int64]
 Rates = Callable[[float], list[float]]
-"""Seconds since the beginning -> bytes a second of each partition."""
+"""Maps the seconds since the start to the bytes per second of each partition."""
 
 DAY = 86_400
 RECORD_BYTES = 200
@@ -42,30 +43,30 @@ FOOTER = 100
 KIB, MIB = 1 << 10, 1 << 20
 STORE = MemoryStore(lambda: 0)
 MANY = 32
-"""What a partition may have after a run."""
+"""The maximum number of slices of a partition after a run."""
 
 
 @dataclass
 class Measured:
-    """What a simulation saw, over all runs."""
+    """Measurements of a simulation over all runs."""
 
     slices: list[list[int]] = field(default_factory=list)
-    """After each run, unsealed slices per partition."""
+    """The number of unsealed slices per partition after each run."""
     appended: int = 0
     rewritten: int = 0
     lone: int = 0
-    """Runs after which an appended file was left, as nothing was to be gained from merging it."""
+    """The number of runs after which an appended file remained, because merging it would have no benefit."""
     lives: list[list[int]] = field(default_factory=list)
-    """Per partition, of each segment sealed: from its first append until then (ms)."""
+    """For each sealed segment of each partition, the time (ms) from its first append until it was sealed."""
     pinned: int = 0
-    """Most bytes of files whose slices had been sealed or merged, but which others kept alive."""
+    """The maximum size of files whose slices were sealed or merged, but that other slices kept alive."""
 
     def most(self) -> list[int]:
         return np.max(np.array(self.slices), axis=0).tolist()
 
 
 class Month:
-    """One topic: `now` in seconds, rows of unsealed slices as columns."""
+    """A topic with the time `now` in seconds, and rows of unsealed slices as columns."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Month:
         late: bool = False,
         configs: dict[str, object] | None = None,
     ):
-        """`late`: each append holds a record that is as old as can be."""
+        """If `late` is True, each append contains a record that is as old as possible."""
         self.late = late
         self.rates, self.tasks, self.commits = rates, tasks, commits
         self.partitions = len(rates(0.0))
@@ -89,20 +90,20 @@ class Month:
         self.owed = np.zeros(self.partitions)
         self.measured = Measured(lives=[[] for _ in range(self.partitions)])
         self.sealed_ts = [-1] * self.partitions
-        """Greatest timestamp of the newest sealed segment."""
+        """The largest timestamp of the latest sealed segment."""
         self.names: list[str] = []
 
     def run(self, seconds: float) -> None:
-        """Append for some time, then maintain once and look."""
+        """Append for some time, run maintenance, and measure."""
         self.append(seconds)
         self.seal()
         self.merge()
         self.look()
 
-    # -- what writers do
+    # -- writers
 
     def append(self, seconds: float) -> None:
-        """Commits of `tasks` files each, with a slice for each partition that has a record by then."""
+        """Append commits of `tasks` files each, with a slice for each partition that has a record by then."""
         step = seconds / self.commits
         times = self.now + step * np.arange(1, self.commits + 1)
         arrived = np.repeat(
@@ -135,7 +136,7 @@ class Month:
         self.version += self.commits
 
     def put(self, *, files: int, file: Int64s, **values: int | Int64s) -> None:
-        """Rows of some new files, numbered from 0."""
+        """Add rows of new files, which are numbered from 0."""
         values = {"footer_length": FOOTER, "append_time": -1, "txn": -1, **values, "file": file + len(self.names)}
         values["shift"], values["records"] = values["base"], np.subtract(values["end"], values["base"])
         self.names += [f"append/{self.version:020d}-f{len(self.names) + i}.slices" for i in range(files)]
@@ -154,10 +155,10 @@ class Month:
     def columns(self, columns: dict[str, npt.NDArray[Any]]) -> None:
         self.parts = [columns]
 
-    # -- what maintenance does
+    # -- maintenance
 
     def snapshot(self) -> Snapshot:
-        """The table as a reader has it: sorted, with codes for the files that are still named."""
+        """Return the table as a reader sees it: sorted, with codes for the referenced files."""
         columns = self.columns
         order = np.lexsort((columns["base"], columns["partition"]))
         used, codes = np.unique(columns["file"], return_inverse=True)
@@ -180,7 +181,7 @@ class Month:
         return Snapshot("month", STORE, state, table)
 
     def seal(self) -> None:
-        """Closed segments leave the table: what is sealed is no matter of merging."""
+        """Remove closed segments from the table, because sealed segments do not affect merging."""
         rows = self.snapshot().slices.all()
         keep = np.ones(len(rows), np.bool_)
         for partition in range(self.partitions):
@@ -196,7 +197,7 @@ class Month:
         self.columns = {name: column[keep] for name, column in self.columns.items()}
 
     def merge(self) -> None:
-        """Plan, and put outputs in place of inputs."""
+        """Plan merges, and replace the inputs with the outputs."""
         snapshot = self.snapshot()
         works = plan_merges(STORE, snapshot, Settings(int(self.now * 1000)))
         rows = snapshot.slices.all()
@@ -214,7 +215,7 @@ class Month:
         self.version += 1
 
     def write(self, work: MergeWork) -> None:
-        """What the task would write: files of one slice for the large ones, one file for all others."""
+        """Return the files that the task would write: a file per large slice, and one for the others."""
         self.measured.rewritten += work.nbytes
         outputs = np.array(
             [
@@ -250,7 +251,7 @@ class Month:
                 flags=with_tier(0, work.tier),
             )
 
-    # -- what must hold
+    # -- invariants
 
     def look(self) -> None:
         columns = self.columns
@@ -258,7 +259,7 @@ class Month:
         tiers = np.array([merge_tier(flags) for flags in columns["flags"].tolist()])
         grown = columns["size"] >= max(DEFAULTS.own_file_bytes, self.configs.segment_bytes // FAN_IN)
         left = (tiers == 0) & ~grown
-        # An appended file lives one run, unless it is the only one.
+        # An appended file exists for one run, unless it is the only file.
         assert len(np.unique(columns["file"][left])) <= 1
         self.measured.lone += int(left.any())
         files, first = np.unique(columns["file"], return_index=True)
@@ -267,7 +268,7 @@ class Month:
 
 
 def behind_sealed(rows: Slices, max_ts: int) -> Slices:
-    """The rows with the newest sealed segment before them, as the table really has it."""
+    """Return the rows, preceded by the latest sealed segment, as in the real table."""
     values = {"max_ts": max_ts}
     columns = {
         name: np.concatenate((np.array([values.get(name, 0)], column.dtype), column))
@@ -291,16 +292,16 @@ def steady(*rates: float) -> Rates:
 def test_a_month_at_rates_from_a_byte_to_a_megabyte_a_second() -> None:
     found = simulated(steady(1, 30, KIB, 10 * KIB, 100 * KIB, MIB), commits=2)
     assert max(found.most()) <= MANY, found.most()
-    # The fast partitions, of which nearly all bytes are, go from their own files to segments.
+    # The fast partitions, which have nearly all bytes, are sealed from their own files.
     assert found.rewritten < 1.5 * found.appended
-    # What a slow partition keeps alive of a fast one's bytes is little: large slices have files of their own.
+    # A slow partition keeps only a few bytes of a fast partition alive, because large slices have their own files.
     assert found.pinned < 8 * DEFAULTS.own_file_bytes
     assert found.lone == 0
 
 
 @pytest.mark.parametrize("rate", first_of([20 * KIB, 5 * KIB, 100.0], 1))
 def test_each_byte_is_rewritten_a_few_times(rate: float) -> None:
-    """One partition, at rates at which nothing is large: the tiers are what bounds the cost."""
+    """For a partition at rates at which no slice is large, the number of tiers limits the cost."""
     found = simulated(steady(rate), days=14, commits=2, tasks=1)
     assert max(found.most()) <= MANY, found.most()
     assert found.rewritten <= 4.2 * found.appended
@@ -313,7 +314,9 @@ def test_merging_at_different_intervals(every: float) -> None:
 
 
 def bursts(now: float) -> list[float]:
-    """Partitions that are idle for hours and then fast, at times of their own; one flickers around 8 MiB a run."""
+    """Return partitions that are idle for hours and then fast, at different times. One partition alternates around 8
+    MiB per run.
+    """
     source = random.Random(int(now // 900))
     burst = [4 * MIB if source.random() < 0.03 else 0.0 for _ in range(3)]
     return [*burst, source.choice([7.0, 9.0]) * MIB / 900, source.choice([1.0, 7 * MIB / 900, 200 * KIB]), 20.0]
@@ -327,7 +330,7 @@ def test_irregular_rates() -> None:
 
 
 def test_seven_large_slices_and_one_small_one_over_and_over() -> None:
-    """What is large and what is small of one partition alternates, beside one that is always small."""
+    """The slices of a partition alternate between large and small, next to a partition with only small slices."""
 
     def rates(now: float) -> list[float]:
         return [(1.0 if int(now // 900) % FAN_IN == 0 else 9.0) * MIB / 900, 50.0]
@@ -350,7 +353,9 @@ QUARTER_MS = 900_000
 
 @pytest.mark.slow
 def test_slow_partitions_are_sealed_once_a_week() -> None:
-    """However far its slices have been merged: a segment spans `segment.ms`, not that and what was merged first."""
+    """Regardless of how often its slices were merged, a segment spans `segment.ms`, and not that plus the time before
+    the merge.
+    """
     rates = [0.2, 30.0, KIB]
     found = simulated(steady(*rates, 50 * KIB), commits=1)
     for rate, lives in zip(rates, found.lives[:3], strict=True):
@@ -372,7 +377,7 @@ def test_small_segments(segment_bytes: int) -> None:
 
 @pytest.mark.slow
 def test_a_topic_that_is_never_sealed() -> None:
-    """By time or size: the tiers alone hold it."""
+    """The topic is not sealed by time or size, so only the tiers limit the number of slices."""
     never = {"segment.bytes": 2**31 - 1, "segment.ms": 2**62}
     found = simulated(steady(1, 100, KIB), configs=never, commits=1)
     assert max(found.most()) <= MANY, found.most()

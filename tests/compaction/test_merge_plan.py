@@ -1,4 +1,6 @@
-"""Merging: what it writes is what was there, in fewer slices; what it must not touch, and what it does about races."""
+"""Merging: the output has the same records in fewer slices. Also tests files that must not be merged, and concurrent
+changes.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def state(topic: Topic) -> tuple[TopicState, SliceTable]:
 
 
 def merge(place: CountedRoot, topic: Topic) -> list[MergeWork]:
-    """Plan, run and commit."""
+    """Plan, run and commit the merges."""
     works = plan(place, topic)
     for work in works:
         work = replace(work, env=place.world.env())
@@ -88,14 +90,14 @@ def whole(topic: Topic, isolation: str = READ_UNCOMMITTED) -> pa.Table:
 
 
 def layout(topic: Topic) -> list[tuple[int, int, int, int]]:
-    """Partition, base, end and tier of each slice."""
+    """Return the partition, base, end and tier of each slice."""
     found = topic.log.snapshot().slices.all()
     tiers = [merge_tier(flags) for flags in found.flags.tolist()]
     return list(zip(found.partition.tolist(), found.base.tolist(), found.end.tolist(), tiers, strict=True))
 
 
 def batches(place: CountedRoot, topic: Topic, row: int) -> BatchHeaders:
-    """Headers of one slice's batches, whose bytes are checked."""
+    """Return the headers of the batches of a slice, and verify their bytes."""
     found = topic.log.snapshot().slices.all()
     data = place.inner.get(file_key(topic.name, found.path(row)), int(found.position[row]), int(found.size[row]))
     headers = scan_headers(data)
@@ -103,7 +105,7 @@ def batches(place: CountedRoot, topic: Topic, row: int) -> BatchHeaders:
     return headers
 
 
-# -- what comes out
+# -- results
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
@@ -119,7 +121,7 @@ def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: s
     assert work.partitions == (0, 1, 2, 3)
     assert work.nbytes == int(before.size.sum()) == int(after.size.sum())
     assert after.records.sum() == before.records.sum() == 20 * 120
-    # What was there before is named by nothing any more.
+    # The previous files are no longer referenced.
     assert len(topic.log.snapshot().slices.paths()) == 1
     for p in range(4):
         old = before[before.partition_rows(p)]
@@ -154,7 +156,7 @@ def test_append_times_are_patched_in(place: CountedRoot) -> None:
     for i in range(6):
         place.world.now_ms = start + 1000 * i
         topic.append(random_rows(40, first=i * 40, seed=i), options=small("zstd", batch_bytes=400))
-    # Half of it with the times of records: both kinds come together in one slice.
+    # Half of the slices have record timestamps, so a merged slice contains both kinds.
     topic.alter(configs={"message.timestamp.type": "CreateTime"})
     for i in range(2):
         topic.append(random_rows(40, first=i * 40, seed=40 + i))
@@ -175,7 +177,7 @@ def test_append_times_are_patched_in(place: CountedRoot) -> None:
 
 @dataclass(frozen=True)
 class InEpoch(AppendIntent):
-    """An append by a log whose leader epoch is another, as after an import."""
+    """Appends with another leader epoch of the log, as after an import."""
 
     epoch: int = 0
 
@@ -297,12 +299,12 @@ def test_adjacent_slices_are_one_request(memory: CountedRoot) -> None:
     assert [len(file) for file in done.files] == [16]
     commit = publish(topic, work, done).commit
     assert commit is not None
-    # The commit names each file once, however many partitions have slices in it.
+    # The commit lists each file once, regardless of the number of partitions with slices in the file.
     assert [len(item.base) for item in commit.remove] == [16] * 9
 
 
 class Distant:
-    """A store that asks to be read in parallel; `together` small reads must be under way before any is answered."""
+    """A store that reports parallel reads. `together` small reads must be in flight before any response is returned."""
 
     parallel_reads = 8
 
@@ -346,7 +348,7 @@ def test_small_reads_are_concurrent_on_remote_stores(memory: CountedRoot) -> Non
     publish(topic, work, work.run())
     assert whole(topic) == expected
     assert distant.seen[5] == sizes[:6]
-    # Larger ones come alone, so that no more is held than elsewhere.
+    # Larger reads are sequential, so that the memory is not larger than for other stores.
     assert sorted(distant.seen[6:]) == [[size] for size in sizes[6:]]
 
 
@@ -383,7 +385,7 @@ def test_work_can_be_pickled_and_run_twice(memory: CountedRoot) -> None:
     assert (copy.title, copy.op) == ("merge t-0 to 1", "merge")
     expected = whole(topic)
     publish(topic, work, first)
-    # The other attempt finds its inputs replaced.
+    # The inputs of the other attempt were replaced.
     assert len(publish(topic, work, second).dropped) == 2
     assert whole(topic) == expected
 
@@ -404,7 +406,9 @@ def test_progress_and_reports(memory: CountedRoot) -> None:
 def test_the_overhead_of_a_work_item_depends_only_on_its_partitions(
     memory: CountedRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A topic of thousands of partitions is one piece: nothing may be asked of all of them for each of them."""
+    """A topic with thousands of partitions is a single work item, so no work per partition may depend on the number of
+    partitions.
+    """
     partitions, summed = 200, 0
     topic = memory.topic(partitions)
     for _ in range(2):
@@ -450,7 +454,9 @@ def test_a_file_that_cannot_be_finished_is_discarded(memory: CountedRoot, monkey
 
 
 def test_a_failed_work_item_leaves_no_files(memory: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hour by hour it would else add what it wrote before the damage, which only the vacuum removes, a day later."""
+    """Otherwise, each hourly run would add the files that it wrote before the damage, which the vacuum removes only a
+    day later.
+    """
     memory.store.limits = Limits(own_file_bytes=1000)
     topic = memory.topic(2)
     for i in range(3):
@@ -473,7 +479,7 @@ def test_a_failed_work_item_leaves_no_files(memory: CountedRoot, monkeypatch: py
     assert memory.append_files() == files
 
 
-# -- what is planned
+# -- plans
 
 
 def test_a_single_file_is_not_merged(memory: CountedRoot) -> None:
@@ -527,7 +533,7 @@ def test_an_output_is_never_larger_than_a_segment(memory: CountedRoot) -> None:
     after = topic.log.snapshot().slices.all()
     assert after.size.max() <= 9_000
     assert len(after) < len(before) // 2
-    # As few as that allows: no two neighbours would fit into one.
+    # The number of work items is minimal: no two adjacent work items would fit into one.
     for p in range(2):
         sizes = after.size[after.partition_rows(p)]
         assert (sizes[1:] + sizes[:-1] > 9_000).all()
@@ -616,7 +622,7 @@ def test_a_lone_aborted_file_leaves_nothing(memory: CountedRoot) -> None:
     assert topic.log.state().log_end.sum() == 90
 
 
-# -- races and damage
+# -- concurrent changes and damage
 
 
 def test_an_append_between_plan_and_commit_is_preserved(memory: CountedRoot) -> None:
@@ -653,7 +659,7 @@ def test_the_rest_of_a_partly_sealed_file_is_merged(memory: CountedRoot) -> None
     topic = memory.topic(2)
     topic.append(random_rows(40))
     sealed(memory, topic)
-    # A lone file, but half of it is dead: merging frees that.
+    # There is only one file, but half of it is unused, so merging frees space.
     assert len(plan(memory, topic)) == 1
     for i in range(2):
         topic.append(random_rows(40, first=100 + i * 40, seed=i))
@@ -718,7 +724,7 @@ def test_a_large_damaged_slice_is_reported(memory: CountedRoot) -> None:
 
 @pytest.mark.parametrize("request_bytes", [16 << 20, 1])
 def test_batches_out_of_order_are_corrupt(memory: CountedRoot, request_bytes: int) -> None:
-    """Also where each comes in a window of its own."""
+    """Also if each batch is in a separate window."""
     span_bytes = min(request_bytes, DEFAULTS.span_bytes)
     memory.store.limits = Limits(request_bytes=request_bytes, span_bytes=span_bytes)
     topic = memory.topic(1)
@@ -743,7 +749,7 @@ def test_a_deleted_file_requires_a_new_plan(memory: CountedRoot, at_once: int) -
         work.run()
 
 
-# -- everything together
+# -- random histories
 
 
 @given(data=st.data())
@@ -776,7 +782,7 @@ def test_any_history_reads_the_same_after_merging(data: st.DataObject) -> None:
             expected, committed = whole(topic), whole(topic, "read_committed")
             merge(place, topic)
             after = whole(topic)
-            # Nothing new, and all that is committed or open.
+            # No new records, and all committed or open records.
             assert set(after["offset"].to_pylist()) <= set(expected["offset"].to_pylist())
             assert whole(topic, "read_committed") == committed
             assert after.num_rows >= committed.num_rows

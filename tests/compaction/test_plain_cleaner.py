@@ -1,4 +1,4 @@
-"""The plain model of the cleaner leaves what Kafka's cleaner left, so that other tests may trust it."""
+"""The plain model of the cleaner has the same results as Kafka's cleaner, so other tests can use it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOLD = {
     "one", [each for each in all_passes() if each.before.fixture != OLD_FORMATS], ids=lambda each: each.name
 )
 def test_the_plain_cleaner_agrees_with_kafka(one: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Positions in the indexes are Kafka's where its batches of gzip have the size that zlib gives them.
+    # Index positions are equal to Kafka's if its gzip batches have the size of zlib's.
     monkeypatch.setattr(compression, "_isal", lambda: zlib)
     log, after = one.before.plain, one.after.plain
     told = clean(log, one.plain_configs, now_ms=one.now_ms)
@@ -42,7 +42,7 @@ def test_the_plain_cleaner_agrees_with_kafka(one: Pass, monkeypatch: pytest.Monk
         assert log.first_dirty_offset == one.after.first_dirty_offset
     assert [each.base for each in log.segments] == [each["baseOffset"] for each in cleaner["segmentsAfterCleaning"]]
     assert last_stable(log) == one.after.last_stable
-    # A round ends with retention, which takes segments from the front.
+    # A round ends with retention, which removes segments at the start.
     mine = log.segments[-len(after.segments) :]
     for segment, theirs in zip(mine, after.segments, strict=True):
         assert segment.batches == theirs.batches

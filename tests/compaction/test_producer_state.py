@@ -1,4 +1,4 @@
-"""Producers and transactions found by a replay: what Kafka's snapshots and `.txnindex` files hold."""
+"""Producers and transactions from a replay equal the contents of Kafka's snapshots and `.txnindex` files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rows(found: PartitionProducers) -> list[Entry]:
 
 
 def snapshot(path: Path) -> dict[int, ReplayedProducer]:
-    """A `.snapshot` file, by its byte table (docs/reference/kafka-format.md)."""
+    """Return a `.snapshot` file according to the byte table in docs/reference/kafka-format.md."""
     data = path.read_bytes()
     (entries,) = struct.unpack_from(">i", data, 6)
     found = {}
@@ -106,7 +106,7 @@ def test_a_brokers_transactions(fixtures: Path, fixture: str, partition: str) ->
 @pytest.mark.parametrize("partition", ["txn-a-0", "txn-a-1", "txn-b-0", "txn-b-1"])
 @pytest.mark.parametrize("fixture", ["transactions", "transactions-tv0"])
 def test_the_entries_of_a_snapshot_are_kafkas(fixtures: Path, fixture: str, partition: str) -> None:
-    """Sequences, offset deltas and coordinator epochs as well."""
+    """This includes sequences, offset deltas and coordinator epochs."""
     folder = fixtures / fixture / "data" / partition
     found = replay_files(partition_files(folder), expected_offsets(fixtures / fixture)[partition]["logEndOffset"])
     told = parse_snapshot(sorted(folder.glob("*.snapshot"))[-1].read_bytes())
@@ -210,7 +210,9 @@ def test_other_control_records_and_batches_without_a_producer_change_nothing() -
 
 @pytest.mark.parametrize(("log_start", "open_since"), [(4, 0), (5, -1)])
 def test_a_transaction_without_a_batch_from_the_log_start_on_is_not_open(log_start: int, open_since: int) -> None:
-    """Its marker may have gone in a pass while a record of it stayed: it would hold back cleaning for ever."""
+    """A pass may have dropped the marker while a record of the transaction remained. The transaction would block
+    cleaning forever.
+    """
     store = MemoryStore(lambda: 0)
     parts = [(0, batch(0, 4, 7, 3) + batch(5, 9, 8, transactional=False), b""), (10, b"", b"")]
     found = replay(store, stored(store, parts), 10, log_start)
@@ -228,7 +230,7 @@ def test_batches_of_the_active_part_are_shifted() -> None:
 def test_an_index_file_contains_the_start_of_a_transaction_with_deleted_data() -> None:
     parts = [(10, [batch(14, 15), end(16)], [Aborted(7, 3, 16, 12)]), (17, [], [])]
     assert rows(replay_parts(parts)) == [(7, 3, 16, 12)]
-    # All of its data is gone: the entry is still Kafka's.
+    # All data of the transaction was deleted, but the entry is still the same as Kafka's.
     parts = [(10, [end(16)], [Aborted(7, 3, 16, 12)]), (17, [], [])]
     assert rows(replay_parts(parts)) == [(7, 3, 16, 12)]
 

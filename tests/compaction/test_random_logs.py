@@ -1,9 +1,10 @@
-"""Random logs that Kafka's own classes wrote, cleaned and expired, pass by pass: sparklog's passes leave the same.
+"""Random logs that Kafka's classes wrote are cleaned and expired pass by pass. sparklog's passes have the same results.
 
-`RandomLogs.java` makes them in one JVM, in the layout of the compaction fixtures: formats v0, v1 and v2, codecs,
-producers, transactions, tombstones, records without keys, leader epochs, small maps, retention, and log starts moved
-to any offset between two passes. Two things are as after a restart of a broker, since that is what a log dir says by
-itself (docs/design/differences.md): segments below the log start are gone, and producers are those of the batches.
+`RandomLogs.java` creates the logs in one JVM, in the layout of the compaction fixtures: formats v0, v1 and v2, codecs,
+producers, transactions, tombstones, records without keys, leader epochs, small maps, retention, and log starts that
+move to any offset between two passes. Two properties are as after a broker restart, because a log directory alone
+determines them (docs/design/differences.md): segments below the log start are deleted, and producers are derived from
+the batches.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ GENERATOR = Path(__file__).with_name("RandomLogs.java")
 
 @pytest.fixture(scope="module")
 def random_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each seed, as a fixture has it."""
+    """Return a directory for each seed, in the layout of a fixture."""
     try:
         java, jars = find_java(), kafka_jars()
     except Missing as missing:
@@ -60,11 +61,11 @@ def random_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Left:
-    """Batches that hold offsets from the log start on, and what is in them."""
+    """The batches with offsets at or after the log start, and their contents."""
 
     headers: list[tuple[int, ...]]
     plain: list[bytes]
-    """Batches that are not compressed."""
+    """Uncompressed batches."""
     records: list[tuple[object, ...]]
 
     @classmethod
@@ -86,7 +87,7 @@ class Left:
 
 
 def assert_as_kafka(each: Pass, place: CountedRoot) -> bool:
-    """A pass here leaves what Kafka's left of the log; whether it had anything to do."""
+    """Assert that a pass has the same result as Kafka's pass. Return whether the pass was due."""
     topic, told, after = imported(place, each.before), each.after.cleaner, each.after
     done = cleaned_once(topic, each)
     assert (done is not None) == told["chosen"]
@@ -95,7 +96,7 @@ def assert_as_kafka(each: Pass, place: CountedRoot) -> bool:
     expired(topic, each)
     state = topic.log.state()
     assert state.log_end.tolist() == [after.log_end]
-    # Kafka also moves the log start over segments without batches, which a root does not have.
+    # Kafka also moves the log start past segments without batches, which do not exist in a root.
     mine = Left.of([each.data for each in segments(topic)], int(state.log_start[0]))
     kafkas = Left.of([file.data for file in after.files], after.log_start)
     assert mine.headers == kafkas.headers

@@ -1,4 +1,4 @@
-"""A run of compaction with planners made by hand: what is committed, what is planned again, what is reported."""
+"""A compaction run with planners of the test: commits, repeated plans and reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ Hook = Callable[["Fake"], None]
 
 @dataclass(frozen=True)
 class Fake:
-    """Joins all slices of some partitions, one edit each; `hook` is called while it runs, and may raise."""
+    """A work item that joins all slices of some partitions in one edit each. `hook` is called during the run, and may
+    raise.
+    """
 
     op: str
     snapshot: Snapshot
@@ -90,7 +92,7 @@ def nothing(*given: object) -> Sequence[Work]:
 
 @dataclass
 class Merger:
-    """Plans one piece over all partitions with several slices, and remembers over which."""
+    """A planner that plans one work item over all partitions with several slices, and records the partitions."""
 
     hook: Hook = field(default=lambda work: None)
     packed: bool = True
@@ -127,7 +129,7 @@ def slices_of(topic: Topic) -> list[int]:
 
 
 def once(hook: Hook) -> Hook:
-    """A hook that acts the first time only."""
+    """Return a hook that acts only the first time."""
     left = [hook]
 
     def act(work: Fake) -> None:
@@ -138,7 +140,7 @@ def once(hook: Hook) -> Hook:
 
 
 def rewritten_by_another(work: Fake, *partitions: int) -> None:
-    """Somebody else merges these partitions, and is faster."""
+    """Merge these partitions before the run commits."""
     snapshot = replace(work.snapshot)
     done = Fake(SEAL, snapshot, partitions or work.partitions, lambda work: None).run()
     other = World(seed=99).root(work.snapshot.store).topic(work.topic)
@@ -337,7 +339,7 @@ def test_a_corrupt_partition_is_reported_and_others_are_processed(named: bool) -
     assert slices_of(topic) == [1, 1, 2, 1]
     (failure,) = report.failures
     assert (failure.partitions, failure.code, failure.title) == ((2,), "SPARKLOG_CORRUPT", "merge t-2")
-    # Where the error says which partition it is, the others go on being done together.
+    # If the error contains the partition, the other partitions are still processed together.
     assert merger.planned == [(0, 1, 2, 3), *([(0, 1, 3), (2,)] if named else [(0,), (1,), (2,), (3,)])]
     assert [(total.partition, total.failed) for total in report.totals()] == [
         *((0, False), (1, False), (2, True), (3, False))
@@ -436,7 +438,7 @@ def test_a_failed_commit_is_reported_and_other_topics_continue(
 
 
 def test_an_unknown_commit_result_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit whose outcome is unknown may have landed: the rest of the run leaves that partition alone."""
+    """A commit with an unknown result may have succeeded, so the rest of the run skips that partition."""
     _, _, topic = place(2)
     commit = topic.log.commit
 
@@ -460,7 +462,7 @@ def test_an_unknown_commit_result_is_not_guessed(monkeypatch: pytest.MonkeyPatch
 
 
 def passes(through: Sequence[int]) -> Plans:
-    """Cleans partition 0 once for each offset, saying each time that the map was full."""
+    """A work item that cleans partition 0 once for each offset, and reports each time that the map was full."""
     left = list(through)
 
     def clean(snapshot: Snapshot, settings: Settings) -> list[Fake]:
@@ -501,7 +503,7 @@ def test_a_run_without_work_commits_nothing() -> None:
 
 
 class Recording(InProcess):
-    """Remembers what it was given to run at once."""
+    """A runner that records the work items that are run together."""
 
     def __init__(self) -> None:
         super().__init__()

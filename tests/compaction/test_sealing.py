@@ -1,4 +1,4 @@
-"""Sealing: unsealed slices in, Kafka's segments out, and nobody who reads the topic notices."""
+"""Sealing: unsealed slices become Kafka segments, and readers of the topic see no difference."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def plan(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options:
 
 
 def seal(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[WorkResult]:
-    """Plan, run and commit; everything must stand."""
+    """Plan, run and commit, and assert that all work items succeed."""
     found = []
     for work, done in InProcess().run(plan(place, topic, now_ms, **options)):
         if isinstance(done, SparklogError):
@@ -71,19 +71,21 @@ def seal(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options:
 
 
 def shape(topic: Topic, partition: int = 0) -> list[tuple[int, int, bool]]:
-    """(base, end, sealed) of each slice."""
+    """Return (base, end, sealed) of each slice."""
     found = topic.log.snapshot().slices.select(partition)
     return list(zip(found.base.tolist(), found.end.tolist(), found.sealed().tolist(), strict=True))
 
 
 def sealed_files(place: CountedRoot, suffix: str = "") -> dict[str, bytes]:
-    """File name -> bytes of everything in sealed folders."""
+    """Return the contents of all files in directories of sealed segments, by file name."""
     keys = [item.key for item in place.inner.list("t/sealed/")]
     return {key.rsplit("/", 1)[1]: place.inner.get(key) for key in keys if key.endswith(suffix)}
 
 
 def peers_records(place: CountedRoot, topic: Topic, partition: int = 0) -> dict[str, list[tuple[Any, ...]]]:
-    """Per second parser (offset, timestamp, timestamp type, key, value, headers) of all segments, CRCs checked."""
+    """Return the (offset, timestamp, timestamp type, key, value, headers) of all segments from each other parser, with
+    verified CRCs.
+    """
     found: dict[str, list[tuple[Any, ...]]] = {name: [] for name in PEERS}
     slices = topic.log.snapshot().slices.select(partition)
     for row in range(len(slices)):
@@ -103,7 +105,7 @@ def peers_records(place: CountedRoot, topic: Topic, partition: int = 0) -> dict[
 
 
 def scanned(topic: Topic, partition: int = 0, **options: Any) -> list[tuple[Any, ...]]:
-    """The same of the topic's scan."""
+    """Return the same for a scan of the topic."""
     table = topic.scan(partitions=[partition], **options).to_table()
     table = table.set_column(
         table.schema.get_field_index("timestamp"), "timestamp", table["timestamp"].cast(pa.int64())
@@ -160,7 +162,7 @@ def test_sealed_records_equal_the_appended_records(kind: str, tmp_path: Path) ->
 def test_sealing_kafkas_batches_yields_kafkas_files(
     memory: CountedRoot, fixtures: Path, folder: str, configs: dict[str, object]
 ) -> None:
-    """Each of Kafka's batches appended as a commit of its own, offsets and leader epochs taken out of it."""
+    """Each of Kafka's batches is appended in a separate commit, without its offsets and leader epochs."""
     topic = memory.topic(1, configs)
     logs = sorted((fixtures / folder).glob("*.log"))
     for log in logs:
@@ -266,7 +268,9 @@ def test_offsets_too_far_apart_for_one_segment(memory: CountedRoot) -> None:
 
 
 def test_a_batch_alone_reaches_over_31_bits(memory: CountedRoot) -> None:
-    """Two segments out of one slice: the plan cuts at slice ends, the writer where offsets no longer fit."""
+    """Two segments are written from one slice, because the plan cuts at the ends of slices, and the writer where
+    offsets no longer fit.
+    """
     topic = memory.topic(1)
     appended_by_hand(memory, topic, [batch_of(0, [0], 9), batch_of(10, [3], 2**31 - 2), batch_of(2**31 + 9, [0], 1)])
     seal(memory, topic, roll=True)
@@ -292,7 +296,7 @@ def test_append_times_are_patched_in(memory: CountedRoot) -> None:
     assert (headers.attributes & LOG_APPEND_TIME_BIT).all()
     assert headers.max_timestamp.tolist() == sorted(headers.max_timestamp.tolist())
     assert len(crc_failures(data, headers)) == 0
-    # The times of later appends are again the commits'.
+    # The timestamps of later appends are again the commit times.
     memory.world.now_ms = START_MS + 9000
     appended(topic, 1, 1)
     assert scanned(topic)[:-1] == before
@@ -301,7 +305,7 @@ def test_append_times_are_patched_in(memory: CountedRoot) -> None:
 
 @dataclass(frozen=True)
 class LeaderEpoch:
-    """Raises the leader epoch, as a take-over of the topic does."""
+    """Raises the leader epoch, as if another writer had taken over the topic."""
 
     epoch: int
     needs_table: ClassVar[bool] = False
@@ -513,7 +517,7 @@ def test_the_flags_of_a_slice_are_preserved(memory: CountedRoot) -> None:
 
 
 def test_each_segment_has_the_flags_of_its_slices(memory: CountedRoot) -> None:
-    """Indexes that are full at once: every batch is a segment, though slices are written together."""
+    """The indexes are full immediately, so every batch is a segment, although slices are written together."""
     topic = memory.topic(1, {"segment.index.bytes": 16, "index.interval.bytes": 0})
     for i, keys in enumerate((None, 5, None)):
         topic.append(random_rows(4, first=i * 4, keys=keys), options=small())
@@ -526,7 +530,7 @@ def test_each_segment_has_the_flags_of_its_slices(memory: CountedRoot) -> None:
 
 
 def timeless(memory: CountedRoot, topic: Topic, modified_ms: int) -> None:
-    """A slice whose records have no timestamps, as an import makes it: the file's time stands for theirs."""
+    """Return a slice whose records have no timestamps, as created by an import. It has the time of the file."""
     data = BatchHeader(0, 1, 2, NO_TIMESTAMP, NO_TIMESTAMP).pack(b"whatever")
     path = append_path(topic.log.state().version, memory.world.env().new_id())
     output = AppendOutput(memory.inner, "t", path)
@@ -583,7 +587,7 @@ def test_kafkas_transactions_and_native_appends(memory: CountedRoot, fixtures: P
 
 @pytest.mark.parametrize("partition", ["txn-a-0", "txn-b-0"])
 def test_kafkas_transactions_get_kafkas_transaction_index(memory: CountedRoot, fixtures: Path, partition: str) -> None:
-    """A whole partition as one imported slice: the segments that sealing cuts it into are Kafka's own."""
+    """The partition is a single imported slice, and sealing cuts it into the same segments as Kafka's."""
     config = {"txn-a-0": {}, "txn-b-0": {"segment.bytes": 6000, "index.interval.bytes": 500}}[partition]
     topic = memory.topic(1, config)
     logs = sorted((fixtures / "transactions" / "data" / partition).glob("*.log"))
@@ -697,7 +701,7 @@ def test_planning_imports_no_heavy_modules() -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """One append of the random history: `kind` of plain, committed, aborted, open."""
+    """An append of the random history. `kind` is plain, committed, aborted or open."""
 
     kind: str
     records: int
@@ -752,7 +756,7 @@ def test_random_appends_read_the_same_after_sealing(
         if rng.random() < 0.2:
             seal(place, topic)
     before = [scanned(topic, partition) for partition in range(2)]
-    # A look-up counts aborted records as long as they are there, as Kafka's does.
+    # As in Kafka, a lookup includes aborted records while they exist.
     targets = [] if any(step.kind == "aborted" for step in steps) else range(START_MS, START_MS + 3040, 400)
     times = [topic.offset_for_timestamp(target) for target in targets]
     seal(place, topic, roll=roll)

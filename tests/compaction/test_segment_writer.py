@@ -1,4 +1,4 @@
-"""Segments as files: Kafka's bytes again from Kafka's own logs, and where a segment must end."""
+"""Segments as files: Kafka's logs yield Kafka's bytes, and segments end where they must."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def writer_of(place: MemoryStore, **configs: object) -> SegmentWriter:
 
 
 def files(place: MemoryStore) -> Written:
-    """Name without the folder -> bytes of everything in the run's folder."""
+    """Return the contents of all files of the run by file name."""
     return {item.key.removeprefix(FOLDER + "/"): place.get(item.key) for item in place.list("")}
 
 
 def batch(base: int, offsets: int = 1, stamp: int = 1000, payload: int = 0) -> bytes:
-    """A batch whose payload nobody looks at."""
+    """Return a batch whose payload is not read."""
     return BatchHeader(base, offsets - 1, offsets, stamp, stamp).pack(bytes(payload))
 
 
@@ -122,7 +122,9 @@ def test_a_full_index_ends_a_segment_where_kafka_ended_it(fixtures: Path) -> Non
 
 @pytest.mark.parametrize(("step", "most"), [(1, 10), (-1, 16)])
 def test_each_index_is_full_by_its_own_count(step: int, most: int) -> None:
-    """120 bytes: 15 offset entries, or 9 time entries where every batch is the youngest so far; none for the first."""
+    """120 bytes are 15 offset index entries, or 9 time index entries if the timestamps increase with every batch. The
+    first batch has no entry.
+    """
     for held in range(1, most + 2):
         writer = writer_of(store(), index_interval_bytes=0, segment_index_bytes=120)
         writer.begin(0)
@@ -291,7 +293,9 @@ def test_batches_out_of_order_are_rejected() -> None:
 
 
 def test_discard_deletes_all_segments() -> None:
-    """A pass that fails every hour at the same damaged segment would fill the disk with what it wrote before it."""
+    """Otherwise, a pass that fails every hour at the same damaged segment would fill the disk with the segments before
+    it.
+    """
     place = store()
     place.create("t/append/other", b"of somebody else")
     writer = writer_of(place)
@@ -398,7 +402,7 @@ RUNS = st.lists(
 def test_incremental_indexes_equal_complete_indexes(
     runs: list[list[tuple[int, int, int]]], interval: int, entries: int, base: int, limited: bool
 ) -> None:
-    """Against the indexes built at once from all batches, and against the roll rule asked before every batch."""
+    """The indexes equal the indexes built from all batches, and the roll rule is evaluated before every batch."""
     place = store()
     limit = max(4, entries * 12) if limited else 10 << 20
     writer = writer_of(place, index_interval_bytes=interval, segment_index_bytes=limit)
@@ -438,7 +442,9 @@ def test_incremental_indexes_equal_complete_indexes(
 
 
 def fitting(held: list[bytes], more: list[bytes], base: int, interval: int, limit: int) -> int:
-    """How many of `more` Kafka would append to a segment that holds `held` before it rolls: asked before each."""
+    """Return how many of `more` Kafka would append to a segment with `held` before it rolls, evaluated before each
+    batch.
+    """
     count = 0
     while count < len(more):
         there = held + more[:count]

@@ -1,4 +1,4 @@
-"""Many slices in one buffer: every batch gets its own slice's numbers, and wrong ones are told by their place."""
+"""Many slices in one buffer: each batch gets the values of its slice, and errors report the position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def batch(base: int, offsets: int, attributes: int = 0) -> bytes:
 
 
 def row_of(base: int, end: int, position: int = 0, **changes: int) -> PlannedSlice:
-    """A slice of a file of its own, whose batches count from 0."""
+    """Return a slice of a separate file, whose batch offsets start at 0."""
     path = f"append/{base}"
     numbers = (position, 0, base, end, base, 0, 0, 0, 0, 0, -1, 9, 1, 0, 0)
     row = PlannedSlice(*numbers, "t", 0, path, f"t/{path}", None)
@@ -78,7 +78,7 @@ def test_one_slice_is_patched_like_many_slices() -> None:
 
 
 def test_slices_of_several_partitions() -> None:
-    """Offsets begin again where the next partition does, but not within a slice."""
+    """Offsets restart at the next partition, but not within a slice."""
     rows = [row_of(100, 105), row_of(105, 107), row_of(3, 8), row_of(50, 52)]
     data, starts = joined(batch(0, 5), batch(0, 2), batch(0, 2) + batch(3, 2), batch(0, 2))
     headers, row = scan_slices(data, rows, starts)
@@ -104,7 +104,7 @@ def test_as_many_times_as_slices() -> None:
 
 
 def test_the_first_window_and_a_later_one() -> None:
-    """A window in the middle of a slice: its bytes do not begin where the slice does."""
+    """A window in the middle of a slice does not start at the first byte of the slice."""
     row = row_of(100, 105, position=5000)
     data = bytearray(batch(3, 2))
     headers, index = scan_slices(data, [row], np.array([-68]), after=102)
@@ -146,7 +146,9 @@ def test_slices_with_incomplete_batches_are_corrupt(wrong: bytes, last: bool) ->
 
 
 def test_a_batch_with_an_old_magic_is_not_patched() -> None:
-    """The magic byte is not in the checksum, and messages of formats v0 and v1 have other fields in these places."""
+    """The checksum does not cover the magic byte, and messages of formats v0 and v1 have other fields at these
+    positions.
+    """
     data, starts = joined(*DATA)
     data[len(DATA[0]) + 16] = 1
     with pytest.raises(Corrupt) as caught:

@@ -1,4 +1,4 @@
-"""What Kafka's consumer sees of a log at each isolation level, from its batches alone, the plainest way."""
+"""A simple model of the records that Kafka's consumer returns at each isolation level, based on the batches alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from tests.compaction.plain_cleaner import ABORT, COMMIT, PlainBatch
 
 Seen = tuple[int, bytes | None, bytes | None]
-"""Offset, key and value of a record."""
+"""The offset, key and value of a record."""
 
 
 @dataclass(frozen=True)
 class Visible:
-    """All records, those of committed transactions (and of none) below the last stable offset, and that offset."""
+    """All records, the committed and non-transactional records below the last stable offset, and that offset."""
 
     uncommitted: list[Seen]
     committed: list[Seen]
@@ -22,7 +22,7 @@ class Visible:
 
 
 def visible(batches: Sequence[PlainBatch], log_end: int) -> Visible:
-    """A producer's marker decides over all it has written since its marker before."""
+    """A marker of a producer decides on all records that the producer has written since its previous marker."""
     undecided: dict[int, list[PlainBatch]] = {}
     aborted: set[int] = set()
     for batch in batches:
