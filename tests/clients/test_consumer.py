@@ -79,7 +79,7 @@ def test_offsets_out_of_range_are_reset(place: Place, caplog: pytest.LogCaptureF
     with place.consumer(auto_offset_reset="latest", enable_auto_commit=False) as consumer:
         assert consumer.positions() == {"a": {0: 3, 1: 0}}
     consumer = place.consumer()
-    assert "offset 7 of a-1 is out of range: it has 0 to 0; continuing at 0" in caplog.text
+    assert "offset 7 of a-1 is out of range; the valid offsets are 0 to 0; continuing at 0" in caplog.text
     assert everything(consumer) == ["3"]
     append(place, "a", 0, "4", "5")
     place.topic("a").delete_records({0: 4})
@@ -281,7 +281,7 @@ def test_invalid_options_are_rejected(place: Place) -> None:
             "partition_assignment_strategy must be a list of range, roundrobin, sticky, coop",
         ),
         ({"topics": None, "pattern": "("}, r"pattern must be a regular expression, found '\('"),
-        ({"pattern": "b"}, "subscribes to topics or to a pattern"),
+        ({"pattern": "b"}, "expected topics or a pattern"),
         ({"group_instance_id": 7}, "group_instance_id must be a string or None"),
         ({"listener": print}, "listener must be a RebalanceListener"),
     ):

@@ -92,7 +92,7 @@ def test_a_consumer_without_a_group(place: Place) -> None:
         with pytest.raises(BadRequest, match="has no group"):
             consumer.committed()
         consumer.close()
-    with pytest.raises(NotFound, match="without a group has no offset committed for a-0; seek"):
+    with pytest.raises(NotFound, match="without a group has no committed offset for a-0; seek"):
         sparklog.consumer(place.root(), topics="a", auto_offset_reset="none")
     assert Groups(place.root()).names() == []
 

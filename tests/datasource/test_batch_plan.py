@@ -137,5 +137,5 @@ def test_start_after_end(view: MemoryView) -> None:
 def test_offsets_of_unread_partitions_are_rejected(view: MemoryView) -> None:
     with pytest.raises(BadRequest, match="endingOffsets names partitions that are not read: u-0"):
         ranges(view, subscribe="t", endingOffsets='{"t":{"0":1,"1":1},"u":{"0":1}}')
-    with pytest.raises(BadRequest, match="startingOffsets must name each partition that is read; missing: t-1"):
+    with pytest.raises(BadRequest, match="startingOffsets must contain each partition that is read; missing: t-1"):
         ranges(view, subscribe="t", startingOffsets='{"t":{"0":1}}')

@@ -100,10 +100,10 @@ def test_columns_come_in_the_order_of_the_schema() -> None:
     ("schema", "expected"),
     [
         (struct(("timestamptype", "int")), "column 'timestamptype' (did you mean 'timestampType'?)"),
-        (struct(("value", "string")), "Column 'value' must have the type binary; the schema says string"),
-        (struct(("key", "binary"), ("key", "binary")), "names the column 'key' twice"),
-        (struct(("headers", SPARK_TYPES["headers"], False)), "may hold nulls"),
-        (struct(), "names no column"),
+        (struct(("value", "string")), "Column 'value' must have the type binary, but has the type string"),
+        (struct(("key", "binary"), ("key", "binary")), "contains the column 'key' twice"),
+        (struct(("headers", SPARK_TYPES["headers"], False)), "can contain nulls"),
+        (struct(), "contains no columns"),
     ],
 )
 def test_wrong_read_schemas(schema: types.StructType, expected: str) -> None:
@@ -119,10 +119,10 @@ def test_wrong_read_schemas(schema: types.StructType, expected: str) -> None:
         ({"columns": "value", "includeHeaders": "true"}, None, ["value", "headers"]),
         ({"columns": "headers,value", "includeHeaders": "true"}, None, ["headers", "value"]),
         ({"columns": "value"}, struct(("value", "binary")), ["value"]),
-        ({"columns": ""}, None, "must be column names out of key, value, topic"),
+        ({"columns": ""}, None, "must be a comma-separated list of the columns key, value, topic"),
         ({"columns": "value,"}, None, "found 'value,'"),
         ({"columns": "value,timestamptype"}, None, "found 'timestamptype' (did you mean 'timestampType'?)"),
-        ({"columns": "value,key,value"}, None, "Option 'columns' names 'value' twice: remove one"),
+        ({"columns": "value,key,value"}, None, "Option 'columns' contains 'value' twice: remove one"),
         (
             {"columns": "key,value"},
             struct(("value", "binary")),
@@ -185,7 +185,7 @@ def test_write_columns() -> None:
     ("schema", "topic", "expected"),
     [
         (struct(("key", "string")), "t", "A column 'value' (string or binary) is required; the columns are key"),
-        (struct(("value", "int")), "t", "Column 'value' must be string or binary but is int: cast it"),
+        (struct(("value", "int")), "t", "Column 'value' must be string or binary but is int: cast the column"),
         (struct(("value", "string"), ("partition", "bigint")), "t", "Column 'partition' must be int but is bigint"),
         (
             struct(("value", "string"), ("timestamp", "bigint")),

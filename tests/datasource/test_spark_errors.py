@@ -58,7 +58,7 @@ def test_missing_topics_partitions_and_offsets_are_errors(spark: SparkSession, r
 
 def test_schemas_of_reads(spark: SparkSession, root: str) -> None:
     stream = spark.read.format("sparklog").schema("offsett long").option("subscribe", "orders")
-    assert "names a column 'offsett' (did you mean 'offset'?)" in line(lambda: stream.load(root).count())
+    assert "contains the unknown column 'offsett' (did you mean 'offset'?)" in line(lambda: stream.load(root).count())
 
 
 def test_invalid_writes_are_rejected(spark: SparkSession, root: str) -> None:
@@ -66,7 +66,9 @@ def test_invalid_writes_are_rejected(spark: SparkSession, root: str) -> None:
         return spark.sql(sql).write.format("sparklog").mode("append").options(**options).save(root)
 
     wrong_type = line(lambda: write("SELECT 5 AS value", topic="orders"))
-    assert wrong_type.startswith("[SPARKLOG_BAD_REQUEST]: Column 'value' must be string or binary but is int: cast it")
+    assert wrong_type.startswith(
+        "[SPARKLOG_BAD_REQUEST]: Column 'value' must be string or binary but is int: cast the column"
+    )
     assert "expected partitions 0 to 0, found 5" in line(
         lambda: write("SELECT 'v' AS value, 5 AS partition", topic="orders")
     )

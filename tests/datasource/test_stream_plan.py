@@ -263,7 +263,7 @@ def test_a_topic_that_assign_no_longer_names_is_an_error_of_one_line() -> None:
     source = planner(view, assign='{"t":[0],"u":[0]}')
     start = source.initial()
     end = stored(source.latest(start, limited=True))
-    with pytest.raises(BadRequest, match=r"holds offsets of u-0, which this query does not read \(assign: t-0\)"):
+    with pytest.raises(BadRequest, match=r"contains offsets of u-0, which this query does not read \(assign: t-0\)"):
         planner(view, assign='{"t":[0]}').ranges(start, end)
     lenient = planner(view, assign='{"t":[0]}', failOnDataLoss="false")
     assert read(lenient.ranges(start, end)) == [("t", 0, 0, 5)]
@@ -347,7 +347,7 @@ def test_a_batch_planned_before_the_topic_was_created_again(caplog: pytest.LogCa
         assert planner(view, failOnDataLoss="false").ranges(start, end) == []
 
 
-OWN = "give this query a checkpointLocation of its own"
+OWN = "give this query a separate checkpointLocation"
 ELSEWHERE = (
     f", or the checkpoint belongs to another root: then {OWN}. If this loss is acceptable, set failOnDataLoss=false"
 )
@@ -416,7 +416,7 @@ def test_an_unsubscribed_topic_is_skipped_if_data_loss_is_allowed(caplog: pytest
     assert (end["t"], "u" in end, read(source.ranges(start, end))) == ({"0": 5}, False, [("t", 0, 3, 5)])
     (record,) = caplog.records
     assert (
-        "offsets of u-0, which this query does not read; with failOnDataLoss=false the query ignores them"
+        "offsets of u-0, which this query does not read; because failOnDataLoss=false, the query ignores them"
         in record.getMessage()
     )
 
@@ -492,7 +492,7 @@ def test_starting_offsets_and_timestamps() -> None:
         planner(view, startingoffsets="", startingTimestamp="31").initial()
     latest = planner(view, startingoffsets="", startingTimestamp="31", startingOffsetsByTimestampStrategy="latest")
     assert latest.initial()["t"] == {"0": 3, "1": 0}
-    with pytest.raises(BadRequest, match="must name each partition that is read; missing: t-1"):
+    with pytest.raises(BadRequest, match="must contain each partition that is read; missing: t-1"):
         planner(view, startingoffsets='{"t":{"0":1}}').initial()
     with pytest.raises(BadRequest, match="names partitions that are not read: t-7"):
         planner(view, startingoffsets='{"t":{"0":1,"1":1,"7":1}}').initial()

@@ -484,7 +484,7 @@ def test_a_sink_that_names_other_topics_after_a_restart(tmp_path: Path) -> None:
     publish(sink, [write_task(sink, [rows(range(10), ["a", "b"])], "x")], WriterKey("q", 4, "r2"))
     assert values(root, "a") == []
     for number in (4, 3):
-        with pytest.raises(Conflict, match=r"replay mismatch|checkpoint older"):
+        with pytest.raises(Conflict, match=r"replay mismatch|checkpoint is older"):
             publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], WriterKey("q", number, "r3"))
     assert sparklog.open(root).topic("t").log.state().registry["q"].run == "r2", "what is refused takes nothing over"
     publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], WriterKey("q", 5, "r3"))
@@ -520,7 +520,7 @@ def test_a_topic_created_again_between_tasks(tmp_path: Path) -> None:
     first = write_task(sink, [rows(range(4), ["t"])], "x")
     sparklog.open(root).delete_topic("t")
     second = write_task(sink, [rows(range(4), ["t"])], "x")
-    with pytest.raises(Conflict, match="was deleted and created again while this write ran"):
+    with pytest.raises(Conflict, match="was deleted and created again during this write"):
         publish(sink, [first, second], None)
 
 
@@ -619,7 +619,7 @@ def test_a_write_creates_topics_by_the_defaults_of_the_root(tmp_path: Path, capl
     plan(path, topic="a", **{"topic.retention.ms": "5"})
     assert not caplog.messages, "the topic has that value from its root"
     root.alter_defaults({"auto.create.topics.enable": False})
-    with pytest.raises(NotFound, match=r"'c' does not exist.*auto\.create\.topics\.enable=false"):
+    with pytest.raises(NotFound, match=r"'c' does not exist.*auto\.create\.topics\.enable is false"):
         plan(path, topic="c")
 
 

@@ -112,7 +112,7 @@ def test_missing_topic_options_are_reported_at_load(root: str) -> None:
         ({}, "is a root with the topics orders, payments: select topics with 'subscribe'"),
         (
             {"assign": '{"orders":[4]}'},
-            "Option 'assign' names partition 4 of topic 'orders', which has partition 0 only",
+            "Option 'assign' contains partition 4 of topic 'orders', which has partition 0 only",
         ),
         (
             {"subscribe": "orders", "startingOffsets": '{"orders":{"0":99}}'},
@@ -124,7 +124,7 @@ def test_missing_topic_options_are_reported_at_load(root: str) -> None:
         ),
         (
             {"subscribe": "orders", "startingOffsets": '{"orders":{"1":0}}'},
-            "startingOffsets names partitions that are not read: orders-1",
+            "startingOffsets contains partitions that are not read: orders-1",
         ),
         ({"subscribe": "orders", "startingOffsets": "latest"}, "startingOffsets=latest is for streams"),
     ],
@@ -136,9 +136,9 @@ def test_missing_topics_partitions_and_offsets_are_errors(root: str, options: di
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        (StructType().add("offsett", LongType()), "names a column 'offsett' (did you mean 'offset'?)"),
-        (StructType().add("offset", IntegerType()), "Column 'offset' must have the type bigint; the schema says int"),
-        (StructType().add("key", BinaryType(), nullable=False), "Column 'key' may hold nulls"),
+        (StructType().add("offsett", LongType()), "contains the unknown column 'offsett' (did you mean 'offset'?)"),
+        (StructType().add("offset", IntegerType()), "Column 'offset' must have the type bigint, but has the type int"),
+        (StructType().add("key", BinaryType(), nullable=False), "Column 'key' can contain nulls"),
     ],
 )
 def test_schemas_of_reads(root: str, schema: StructType, expected: str) -> None:
@@ -151,7 +151,7 @@ def test_schemas_of_reads(root: str, schema: StructType, expected: str) -> None:
         (
             StructType().add("value", IntegerType()),
             {"topic": "orders"},
-            "[SPARKLOG_BAD_REQUEST]: Column 'value' must be string or binary but is int: cast it",
+            "[SPARKLOG_BAD_REQUEST]: Column 'value' must be string or binary but is int: cast the column",
         ),
         (StructType().add("key", StringType()), {"topic": "orders"}, "A column 'value' (string or binary) is required"),
         (VALUE, {}, "No topic: set the option 'topic'"),

@@ -318,11 +318,11 @@ def test_options_with_equivalent_values_are_accepted() -> None:
     ("send", "text"),
     [
         ({"value": 5}, "expected value to be bytes"),
-        ({"value": "\ud800"}, "UTF-8 cannot encode"),
+        ({"value": "\ud800"}, "as UTF-8"),
         ({"key": [1]}, "expected key to be bytes"),
         ({"headers": 5}, "expected headers as pairs"),
         ({"headers": [("a",)]}, "expected headers as pairs"),
-        ({"headers": [(1, b"")]}, "the key of a header"),
+        ({"headers": [(1, b"")]}, "header keys to be str"),
         ({"headers": {"a": 1}}, "a header to be bytes"),
         ({"partition": 3}, "has partitions 0 to 2, found partition 3"),
         ({"partition": -1}, "partition must be an integer .*, found -1"),
