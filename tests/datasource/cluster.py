@@ -1,7 +1,7 @@
-"""A standalone cluster of Spark: one master and two workers, processes with folders of their own.
+"""A standalone Spark cluster with one master and two workers, which are processes with their own directories.
 
-Nothing is shared but the code (as an image would have it) and what the test gives all of them, a bucket. Drivers are
-processes, too: `python -m tests.datasource.cluster_driver`.
+The processes share only the code (as in an image) and the bucket that the test passes to them. Drivers are also
+processes: `python -m tests.datasource.cluster_driver`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tests.datasource import spark_session
 
 START_SECONDS = 400
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
-"""Spark's own: two executors as processes, of one core and 1024 MB each; master and workers in the driver's JVM."""
+"""Spark's local cluster: two executor processes with one core and 1024 MB each. The master and the workers are in the
+driver's JVM.
+"""
 DAEMON = {
     "SPARK_DAEMON_MEMORY": "200m",
     "SPARK_DAEMON_JAVA_OPTS": spark_session.CHEAP_JVM,
@@ -33,17 +35,19 @@ DAEMON = {
 
 
 def image(folder: Path) -> Path:
-    """The code as an image has it that never ran: no kernel is compiled, and none can be kept beside the code."""
+    """Copy the code as in an image that was never started: no kernel is compiled, and none can be stored next to the
+    code.
+    """
     for package in ("sparklog", "pyspark_sparklog", "tests"):
         source = spark_session.REPOSITORY / package
         shutil.copytree(source, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.xz"))
-    # A folder cannot be made there, by root neither.
+    # No user can create a directory here, not even root.
     (folder / "sparklog" / "format" / "kernels" / "__pycache__").write_text("")
     return folder
 
 
 class Cluster:
-    """A master and its workers. `code`: the folder on the path of the executors' Python."""
+    """A master and its workers. `code` is the directory on the path of the executors' Python."""
 
     def __init__(self, folder: Path, code: Path = spark_session.REPOSITORY) -> None:
         import pyspark
@@ -52,7 +56,7 @@ class Cluster:
         self._home = Path(pyspark.__file__).parent
         self._code = code
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        # Ports that the master chooses itself: a free one may be another's by the time that it binds it.
+        # The master chooses its own ports, because a free port may be taken before the master binds it.
         self._start("master", "master.Master", "--port", "0", "--webui-port", "0")
         self.master = self._logged(r"Starting Spark master at (spark://\S+)")
         self._web = int(self._logged(r"Bound MasterWebUI to \S+, and started at http://\S+:(\d+)"))
@@ -70,7 +74,7 @@ class Cluster:
         own = self._folder / name
         for below in ("work", "local", "tmp", "home"):
             (own / below).mkdir(parents=True, exist_ok=True)
-        # Credentials come from the driver's settings, as they do to machines that have none.
+        # Credentials come from the settings of the driver, as for hosts without credentials.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
         environment = {
             **inherited,
@@ -92,7 +96,7 @@ class Cluster:
             )
 
     def _logged(self, pattern: str) -> str:
-        """Wait for a line in the master's log; its first group."""
+        """Wait for a line in the master's log, and return its first group."""
         end = time.monotonic() + START_SECONDS
         while True:
             log = (self._folder / "master" / "log").read_text()
@@ -116,11 +120,11 @@ class Cluster:
         return -1
 
     def applications(self, number: int) -> int:
-        """How many applications had an executor on a worker."""
+        """Return the number of applications with an executor on a worker."""
         return len(list((self._folder / f"worker-{number}" / "work").glob("app-*/*")))
 
     def kill_worker(self, number: int) -> None:
-        """SIGKILL for a worker and its executors."""
+        """Send SIGKILL to a worker and its executors."""
         self._kill(f"worker-{number}")
 
     def _kill(self, name: str) -> None:
@@ -138,7 +142,7 @@ class Cluster:
 def driver(
     folder: Path, master: str, root: str, scenario: str, *, code: Path = spark_session.REPOSITORY, **settings: str
 ) -> Iterator[Driver]:
-    """A driver process of its own; whatever is left of it is killed at the end."""
+    """Start a driver process. At the end, its remaining processes are killed."""
     command = [sys.executable, "-m", "tests.datasource.cluster_driver", str(folder), master, root, scenario]
     environment = {**os.environ, **spark_session.environment(), "PYTHONPATH": str(code)}
     running = Driver(
@@ -151,7 +155,9 @@ def driver(
 
 
 class Driver:
-    """A running scenario of `cluster_driver`. Where it finds its code, executors do, too: Spark hands its path on."""
+    """A running scenario of `cluster_driver`. Executors use the same code as the driver, because Spark passes its path
+    to them.
+    """
 
     def __init__(self, command: list[str], environment: dict[str, str], folder: Path, log: Path) -> None:
         self._log = log
@@ -172,7 +178,7 @@ class Driver:
             yield line.rstrip("\n")
 
     def result(self) -> Any:
-        """What the scenario returned."""
+        """Return the result of the scenario."""
         last = list(self.lines())[-1:]
         assert self._process.wait() == 0, self._log.read_text()[-5000:]
         return json.loads(last[0])

@@ -1,7 +1,7 @@
-"""A driver of its own, on a cluster: `python -m tests.datasource.cluster_driver <folder> <master> <root> <name> {}`.
+"""A driver on a cluster: `python -m tests.datasource.cluster_driver <folder> <master> <root> <name> {}`.
 
-The last argument has more settings of Spark, as JSON. What the scenario of that name returns is the last line on
-stdout, as JSON.
+The last argument contains additional Spark settings as JSON. The last line on stdout is the result of the scenario with
+the given name, as JSON.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def append(rows: DataFrame, root: str, **options: Any) -> None:
 
 
 def calls(spark: SparkSession, root: str, folder: Path) -> Any:
-    """The four calls, and two topics in one transaction."""
+    """Make the four calls, and write two topics in one transaction."""
     append(numbers(spark), root, topic="in", **{"num.partitions": 2})
     topic = spark.read.format("sparklog").option("subscribe", "in").load(root)
     checkpoint = folder / f"checkpoint-{os.getpid()}"
     finish(copy(source(spark, root, subscribe="in", maxOffsetsPerTrigger=700), root, checkpoint))
     append(numbers(spark).selectExpr("key", "value", "explode(array('a', 'b')) AS topic"), root)
     places = spark.sparkContext.parallelize(range(8), 8).map(lambda _: (time.sleep(0.2), os.getcwd())[1]).collect()
-    # With this application's executors, as a job is that finds a session.
+    # Use the executors of this application, like a job that finds a session.
     from sparklog.jobs import compact, retain, verify
 
     codes = [compact.main(["--root", root, "--roll"]), retain.main(["--root", root])]
@@ -65,7 +65,7 @@ def calls(spark: SparkSession, root: str, folder: Path) -> Any:
 
 
 def many(spark: SparkSession, root: str, folder: Path) -> Any:
-    """More records in each process than are worth compiling kernels for."""
+    """Write so many records in each process that kernels are compiled."""
     rows = spark.range(0, MANY, 1, 2).selectExpr("cast(id as string) AS key", "cast(id as string) AS value")
     append(rows, root, topic="many", **{"num.partitions": 2})
     topic = spark.read.format("sparklog").option("subscribe", "many").load(root)
@@ -73,7 +73,7 @@ def many(spark: SparkSession, root: str, folder: Path) -> Any:
 
 
 def copying(spark: SparkSession, root: str, folder: Path) -> Any:
-    """Many micro-batches from topic `in` to `out`; a line for each."""
+    """Run many micro-batches from topic `in` to topic `out`, and print a line for each."""
     stream = copy(source(spark, root, subscribe="in", maxOffsetsPerTrigger=BATCH_RECORDS), root, folder / "copying")
     query = stream.trigger(availableNow=True).start()
     shown = -1
@@ -86,7 +86,7 @@ def copying(spark: SparkSession, root: str, folder: Path) -> Any:
 
 
 def attempts(marks: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A step of a plan that leaves a mark for each attempt of a task."""
+    """Return a step of a plan that records each attempt of a task."""
 
     def marked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -96,14 +96,14 @@ def attempts(marks: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
         marks.mkdir(exist_ok=True)
         (marks / f"{task.stageId()}-{task.partitionId()}-{task.attemptNumber()}-{task.taskAttemptId()}").touch()
         yield from batches
-        # So long that each executor gets some.
+        # The tasks are long enough that each executor gets some.
         time.sleep(0.5)
 
     return marked
 
 
 def speculative(spark: SparkSession, root: str, folder: Path) -> Any:
-    """One task is slow the first time; its copy is faster, and both have written."""
+    """One task is slow in its first attempt. The speculative copy is faster, and both attempts write."""
     marks = Path(spark.conf.get(MARKS) or "")
 
     def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -120,7 +120,7 @@ def speculative(spark: SparkSession, root: str, folder: Path) -> Any:
 
 
 def retried_stage(spark: SparkSession, root: str, folder: Path) -> Any:
-    """An executor dies in the stage that writes, and takes its part of the stage before with it."""
+    """An executor dies during the stage that writes, and its shuffle files of the previous stage are lost."""
     marks = Path(spark.conf.get(MARKS) or "")
 
     def die_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -146,7 +146,7 @@ SCENARIOS: dict[str, Callable[[SparkSession, str, Path], Any]] = {
 
 
 def main(folder: Path, master: str, root: str, scenario: str, more: dict[str, str]) -> None:
-    # Machines of a cluster have no credentials of their own here.
+    # The hosts of a cluster have no credentials of their own.
     secrets = {f"spark.executorEnv.{name}": value for name, value in os.environ.items() if name.startswith("AWS_")}
     spark = spark_session.start(folder, **{"spark.master": master, **SETTINGS, **secrets, **more})
     result = SCENARIOS[scenario](spark, root, folder)

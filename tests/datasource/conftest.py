@@ -1,4 +1,4 @@
-"""One Spark session per test process, and a place for a root."""
+"""Fixtures: one Spark session per test process, and a path for a root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Spark's scratch files go; skips where there is no Java."""
+    """Return the directory for Spark's scratch files. Skip the test if there is no Java."""
     if not spark_session.has_java():
         pytest.skip("Spark needs Java 17 or newer: there is no `java` on the PATH and no JAVA_HOME")
     return tmp_path_factory.mktemp("spark")
@@ -37,7 +37,9 @@ def spark(spark_folder: Path) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def connect_port() -> Iterator[None]:
-    """The port of a local Spark Connect, which is always the same: one test of this machine has it at a time."""
+    """Return the port of a local Spark Connect server. The port is fixed, so only one test on this host can use it at a
+    time.
+    """
     with open(Path(tempfile.gettempdir()) / "sparklog-tests-connect", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -45,11 +47,11 @@ def connect_port() -> Iterator[None]:
 
 @pytest.fixture
 def standard_error(spark: SparkSession, spark_folder: Path) -> StandardError:
-    """What Spark and its workers say on standard error during this test."""
+    """Return the standard error of Spark and its workers during this test."""
     return StandardError(spark_folder / "stderr")
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    """Where a root may come to be."""
+    """Return the path at which a root may be created."""
     return str(tmp_path / "log")

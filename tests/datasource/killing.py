@@ -1,10 +1,10 @@
-"""Data sources that kill a process at a chosen moment, for exactly-once tests. Loaded by name in Spark's workers.
+"""Data sources that kill a process at a given time, for exactly-once tests. Spark's workers load them by name.
 
-What they do is told by the environment, which workers inherit from the driver:
+They are configured by the environment, which workers inherit from the driver:
 
-* `SPARKLOG_TEST_JVM`: a file that holds the driver JVM's process id
-* `SPARKLOG_TEST_KILL_AT`: the batch id to kill at
-* `SPARKLOG_TEST_TOPICS`: the topics that each record goes to, with commas between
+* `SPARKLOG_TEST_JVM`: a file that contains the process id of the driver's JVM
+* `SPARKLOG_TEST_KILL_AT`: the id of the batch at which to kill
+* `SPARKLOG_TEST_TOPICS`: the topics to which each record is written, separated by commas
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JVM_FILE = "SPARKLOG_TEST_JVM"
 
 
 class CommitThenDie(SparklogStreamWriter):
-    """Kills the driver's JVM when the sink has committed and Spark has not."""
+    """Kills the driver's JVM after the sink has committed and before Spark has committed."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         super().commit(messages, batchId)
@@ -40,7 +40,7 @@ class CommitThenDie(SparklogStreamWriter):
 
 
 class DieInTask(SparklogStreamWriter):
-    """Kills its own worker when a task has written its rows and before it says so; once per `path`.died."""
+    """Kills its own worker after a task has written its rows and before it reports success, once per `path`.died."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SparklogCommitMessage:
         from pyspark import TaskContext

@@ -1,6 +1,7 @@
-"""Delta for tests: its jars, fetched once per machine as those of `tests.kafka_tools`, and Spark sessions with them.
+"""Delta for tests: its jars, which are downloaded once per host like those of `tests.kafka_tools`, and Spark sessions
+with the jars.
 
-`Missing` says why there is no Delta here: no network, or a pyspark that Delta does not fit.
+`Missing` reports why Delta is not available: there is no network, or Delta does not support this pyspark.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from tests.datasource import spark_session
 from tests.kafka_tools import Missing, fetched_jars
 
 DELTA_VERSION, AVRO_VERSION = "4.4.0", "4.0.0"
-"""The oldest of Avro's functions that Spark 4.2 runs with, and that every mirror has."""
+"""The oldest release of Avro's functions that works with Spark 4.2 and that every mirror has."""
 ICEBERG_VERSION = "1.11.0"
 LINE = "4.2"
-"""The releases of Spark that this Delta is for."""
+"""The Spark releases that this Delta supports."""
 
 
 def _ivy(organisation: str, name: str, revision: str) -> str:
-    """What Ivy is to fetch: without what Spark brings itself."""
+    """Return what Ivy must download, except the jars that Spark includes."""
     without = ("org.scala-lang", "org.scala-lang.modules", "org.apache.hadoop", "org.slf4j", "com.google.code.findbugs")
     excluded = "".join(f'<exclude org="{each}"/>' for each in without)
     return f"""<ivy-module version="2.0">
@@ -42,7 +43,7 @@ def _ivy(organisation: str, name: str, revision: str) -> str:
 
 
 def delta_jars() -> list[Path]:
-    """Delta's jars. `Missing` where they cannot be had or do not fit pyspark."""
+    """Return Delta's jars. Raises `Missing` if they are not available or do not support this pyspark."""
     try:
         import pyspark
     except ImportError:
@@ -61,7 +62,9 @@ def fetched() -> list[Path]:
 
 
 def iceberg_jars() -> list[Path]:
-    """Iceberg's runtime, for benchmarks. `Missing` where it cannot be had or does not fit pyspark."""
+    """Return Iceberg's runtime, for benchmarks. Raises `Missing` if it is not available or does not support this
+    pyspark.
+    """
     import pyspark
 
     if not pyspark.__version__.startswith("4.1."):
@@ -73,7 +76,7 @@ def iceberg_jars() -> list[Path]:
 
 
 def avro_jars() -> list[Path]:
-    """The jar of `from_avro`, or none."""
+    """Return the jar of `from_avro`, or none."""
     name = "spark-avro_2.13"
     ivy = _ivy("org.apache.spark", name, AVRO_VERSION)
     try:
@@ -83,7 +86,7 @@ def avro_jars() -> list[Path]:
 
 
 class Driver:
-    """A driver process of its own with Delta: a session's jars cannot be added later."""
+    """A separate driver process with Delta, because jars cannot be added to a running session."""
 
     def __init__(self, folder: Path) -> None:
         jars = ",".join(map(str, delta_jars() + avro_jars()))
@@ -91,7 +94,7 @@ class Driver:
         self._pool = ProcessPoolExecutor(1, spawn, _start, (folder, jars))
 
     def job(self, name: str, *arguments: object, die: str = "") -> tuple[int, str]:
-        """Run a job: its exit code, and what it says on stderr. `die`: a step of it, see `_die_at`."""
+        """Run a job, and return its exit code and its stderr. `die` is a step of the job (see `_die_at`)."""
         return self._pool.submit(_job, name, [str(word) for word in arguments], die).result()
 
     def sql(self, text: str) -> list[dict[str, Any]]:
@@ -108,7 +111,7 @@ def _start(folder: Path, jars: str) -> None:
     global _session
     from sparklog.jobs.delta import SETTINGS
 
-    # Small tables: Delta reads its log with one task in place of 50.
+    # The tables are small, so Delta reads its log with one task instead of 50.
     small = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "1"}
     _session = spark_session.start(folder, **{"spark.jars": jars, **SETTINGS, **small})
 
@@ -123,7 +126,7 @@ def _job(name: str, arguments: list[str], die: str) -> tuple[int, str]:
 
 
 def _die_at(module: ModuleType, step: str) -> None:
-    """Kill JVM and driver when the function of this name has done its work, in the second micro-batch."""
+    """Kill the JVM and the driver when the function with this name returns in the second micro-batch."""
     before = getattr(module, step)
 
     def after(*given: Any) -> None:

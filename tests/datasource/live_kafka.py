@@ -1,6 +1,6 @@
-"""Spark's Kafka connector for tests against a real broker (`tests.kafka_broker`).
+"""Spark's Kafka connector for tests with a real broker (`tests.kafka_broker`).
 
-Jars are fetched once per machine, as those of `tests.kafka_tools` are; `Missing` says why they cannot be.
+Jars are downloaded once per host, like those of `tests.kafka_tools`. `Missing` reports why they are not available.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from pathlib import Path
 from tests.kafka_tools import fetched_jars
 
 CONNECTOR_VERSION = "4.2.0"
-"""Of Spark's minor version; patch releases fit one another."""
+"""The minor version of Spark. Patch releases are compatible with each other."""
 _CONNECTOR = "spark-sql-kafka-0-10_2.13"
 _TOKENS = "spark-token-provider-kafka-0-10_2.13"
-# What Spark brings itself is left out; the token provider, which only Kerberos needs, is one that any mirror has.
+# Omit the jars that Spark includes. The token provider, which only Kerberos needs, is a release that every mirror has.
 _IVY = f"""<ivy-module version="2.0">
   <info organisation="sparklog" module="spark-kafka"/>
   <configurations><conf name="default"/></configurations>
@@ -37,6 +37,6 @@ _IVY = f"""<ivy-module version="2.0">
 
 
 def connector_jars() -> list[Path]:
-    """Spark's Kafka connector and what it needs beside Spark."""
+    """Return Spark's Kafka connector and its dependencies that Spark does not include."""
     folder = fetched_jars(f"spark-kafka-{CONNECTOR_VERSION}", _IVY, f"{_CONNECTOR}-{CONNECTOR_VERSION}.jar")
     return sorted(folder.glob("*.jar"))

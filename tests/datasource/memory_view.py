@@ -1,4 +1,4 @@
-"""A LogView over plain lists, for tests of planning without files and without Spark."""
+"""A LogView over lists, for tests of planning without files and Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORD_BYTES = 100
 
 
 def dense(held: OffsetRange, nbytes: int) -> Stored:
-    """A range without gaps, of one batch per record."""
+    """Return the stored part of a range without gaps, with one batch per record."""
     if held.end == held.start:
         return Stored(held.start, held.end, BatchRanges(*np.zeros((5, 0), np.int64)))
     count = held.end - held.start
@@ -27,7 +27,7 @@ def dense(held: OffsetRange, nbytes: int) -> Stored:
 
 @dataclass
 class MemoryPartition:
-    """Record i has offset `log_start_of_list + i`; `times` holds their timestamps in ms."""
+    """A partition in which record i has the offset `log_start_of_list + i`. `times` contains the timestamps in ms."""
 
     times: list[int] = field(default_factory=list)
     log_start: int = 0
@@ -44,7 +44,7 @@ class MemoryPartition:
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """Reads a range of a partition: the key is the offset as text."""
+    """Reads a range of a partition. The key of a record is its offset as text."""
 
     range: OffsetRange
     times: tuple[int, ...]
@@ -77,7 +77,7 @@ class MemoryPart:
 
 
 class MemoryView:
-    """Topics that tests change as they like; what a reader sees changes with `refresh` only."""
+    """Topics that tests can change. Readers see a change only after `refresh`."""
 
     def __init__(self) -> None:
         self.now: dict[str, tuple[str, dict[int, MemoryPartition]]] = {}
@@ -86,7 +86,7 @@ class MemoryView:
         self.listed = 0
         self.deleted_once_listed: tuple[str, ...] = ()
 
-    # What tests do
+    # Methods for tests
 
     def create(self, topic: str, partitions: int = 1, topic_id: str | None = None) -> None:
         self.now[topic] = (topic_id or f"id-{topic}", {p: MemoryPartition() for p in range(partitions)})
@@ -97,7 +97,7 @@ class MemoryView:
     def partition(self, topic: str, partition: int = 0) -> MemoryPartition:
         return self.now[topic][1][partition]
 
-    # LogView
+    # Methods of LogView
 
     location = "memory"
     poll_interval_ms = 10

@@ -1,7 +1,7 @@
-"""A driver of its own, to be killed: `python -m tests.datasource.query_driver <folder> <root> <beside> <format>`.
+"""A driver process to be killed: `python -m tests.datasource.query_driver <folder> <root> <beside> <format>`.
 
-Streams topic `in` to topic `out`; with `TOPICS` in the environment, each record to all of these topics. Its progress is
-in the consumer group `copier`.
+It streams topic `in` to topic `out`. If `TOPICS` is set in the environment, each record is written to all of these
+topics. Its progress is committed to the consumer group `copier`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUP = "copier"
 
 
 def start_copy(spark: SparkSession, root: str, beside: str, sink: str = "sparklog", topics: str = "") -> StreamingQuery:
-    """Start the query, or go on with it from its checkpoint."""
+    """Start the query, or resume it from its checkpoint."""
     group = {"kafka.group.id": GROUP, "maxOffsetsPerTrigger": BATCH_RECORDS}
     rows = source(spark, join(root, "in"), **group).select("key", "value")
     if topics:

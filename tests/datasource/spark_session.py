@@ -1,4 +1,4 @@
-"""Spark for tests: one small session per process, started as cheaply as Spark allows."""
+"""Spark for tests: one small session per process, which starts as fast as possible."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 CHEAP_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-"""For processes that live for seconds: no threads that optimise code or collect garbage beside the work.
+"""Options for short-lived processes: no threads that optimize code or collect garbage in the background.
 
-Nor are Spark's own classes verified, some 15,000 at the first query.
+The about 15,000 classes that Spark loads for the first query are not verified either.
 """
 SCRATCH = tempfile.mkdtemp(prefix="sparklog-jvm-", dir="/tmp" if Path("/tmp").is_dir() else None)
-"""What JVMs leave behind, until this process ends. A short path: Spark's sockets have at most 104 characters."""
+"""The directory for files of JVMs until this process ends. The path is short, because socket paths have at most 104
+characters.
+"""
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 QUIET = f"-Djava.io.tmpdir={SCRATCH} -Dderby.stream.error.file=/dev/null"
 LAUNCHING = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), f"{CHEAP_JVM} {QUIET}")
-"""The same for the environment of a program that starts Spark by itself."""
+"""The same options for the environment of a program that starts Spark."""
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -50,23 +52,25 @@ def has_java() -> bool:
 
 
 def environment() -> dict[str, str]:
-    """What a process that starts Spark for a test must have in its environment."""
+    """Return the environment of a process that starts Spark for a test."""
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
     return {
         **LAUNCHING,
         "PYSPARK_PYTHON": workers_python(),
-        # Of the Pythons that plan for the JVM: as where neither is set, and a second of CPU less for each kind.
+        # The Pythons that plan for the JVM are the same as if neither variable were set, which saves a second of CPU
+        # time for each kind.
         "PYSPARK_DRIVER_PYTHON": workers_python(),
         "PYTHONPATH": path,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # Workers have the environment that Spark was started in: with these they reach the buckets of `moto_server`.
+        # Workers inherit the environment in which Spark was started. With these variables, they can access the buckets
+        # of `moto_server`.
         "AWS_ACCESS_KEY_ID": KEY_ID,
         "AWS_SECRET_ACCESS_KEY": SECRET,
     }
 
 
 def start(folder: Path, **settings: str) -> SparkSession:
-    """A session with two task slots; scratch files below `folder`."""
+    """Start a session with two task slots, and scratch files below `folder`."""
     os.environ.update(environment())
     from pyspark.sql import SparkSession
 

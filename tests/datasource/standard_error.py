@@ -1,4 +1,4 @@
-"""Standard error of Spark and its workers, which the JVM inherits: sent to a file that tests can read."""
+"""The standard error of Spark and its workers, which the JVM inherits, is redirected to a file that tests can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def stderr_to(file: Path) -> Iterator[None]:
-    """While a process is started: its standard error, and that of all its children, goes to `file`."""
+    """Redirect the standard error of a process that is started in this block, and of its child processes, to `file`."""
     kept = os.dup(2)
     with file.open("ab") as to:
         os.dup2(to.fileno(), 2)
@@ -23,14 +23,16 @@ def stderr_to(file: Path) -> Iterator[None]:
 
 
 class StandardError:
-    """Standard error since the test began. What workers write comes through a thread of the JVM, a little later."""
+    """The standard error since the start of the test. A thread of the JVM writes the output of workers with a short
+    delay.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._start = file.stat().st_size if file.exists() else 0
 
     def shows(self, text: str, seconds: float = 120) -> bool:
-        """True as soon as `text` appears, False if it does not within `seconds`."""
+        """Return True as soon as `text` appears, or False if it does not appear within `seconds`."""
         end = time.monotonic() + seconds
         while text.encode() not in self._file.read_bytes()[self._start :]:
             if time.monotonic() >= end:

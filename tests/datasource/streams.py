@@ -1,4 +1,4 @@
-"""Helpers for streaming tests: a source topic fed without Spark, and queries that read it."""
+"""Helpers for streaming tests: a source topic that is written without Spark, and queries that read the topic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 WAIT_SECONDS = 400
-"""Far beyond what anything takes: a machine with ten other things to do is that much slower."""
+"""A timeout that is much longer than any step takes, for hosts that run many other processes."""
 
 
 SPARK = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
@@ -31,7 +31,7 @@ needs_read_limits = pytest.mark.skipif(
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = WAIT_SECONDS) -> bool:
-    """Whether it came true in time."""
+    """Return whether the condition became true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -41,14 +41,14 @@ def wait_for(condition: Callable[[], Any], seconds: float = WAIT_SECONDS) -> boo
 
 
 def feed(root: str | Path, topic: str, values: range, *, partitions: int = 2) -> None:
-    """Append numbers as keys and values; the key decides the partition."""
+    """Append numbers as keys and values. The key determines the partition."""
     opened = sparklog.open(str(root), create=True)
     texts = [str(value) for value in values]
     opened.ensure_topic(topic, partitions=partitions).append(pa.table({"key": texts, "value": texts}))
 
 
 def values(root: str | Path, topic: str) -> list[int]:
-    """All values of a topic, sorted; checks that offsets are dense from the log start."""
+    """Return all values of a topic, sorted. Asserts that offsets have no gaps after the log start."""
     opened = sparklog.open(str(root)).topic(topic)
     found: list[int] = []
     following: dict[int, int] = dict(enumerate(opened.log.state().log_start.tolist()))
@@ -66,13 +66,13 @@ def source(spark: SparkSession, path: str | Path, **options: Any) -> DataFrame:
 
 
 def copy(df: DataFrame, root: str | Path, checkpoint: str | Path, *, topic: str = "out", **options: Any) -> Any:
-    """A writer of key and value to a topic, to be started or given another trigger."""
+    """Return a writer of key and value to a topic, to be started or configured with another trigger."""
     writer = df.select("key", "value").writeStream.format("sparklog").option("topic", topic)
     return writer.options(path=str(root), checkpointLocation=str(checkpoint), **options)
 
 
 def insert(table: str, key: str, value: str, verb: str = "INSERT INTO") -> str:
-    """The statement for one record: with the columns that are given or, in Spark 4.0, with all of them."""
+    """Return the INSERT statement of a record, with the given columns or, in Spark 4.0, with all columns."""
     given = ", ".join(f"CAST('{text}' AS BINARY)" for text in (key, value))
     if SPARK == (4, 0):
         return f"{verb} {table} VALUES ({given}{', NULL' * 5})"
@@ -80,7 +80,9 @@ def insert(table: str, key: str, value: str, verb: str = "INSERT INTO") -> str:
 
 
 def finish(writer: Any) -> StreamingQuery:
-    """Run to the end of what there is; return the last run that read something. Raises what the query ended with."""
+    """Run to the end of the available records, and return the last run that read records. Raises the error of the
+    query.
+    """
     query = again = run(writer)
     while not READ_LIMITS and _moved(again):
         query, again = again, run(writer)
@@ -93,7 +95,7 @@ def _moved(query: StreamingQuery) -> bool:
 
 
 def run(writer: Any) -> StreamingQuery:
-    """Run once with availableNow."""
+    """Run the query once with availableNow."""
     query: StreamingQuery = writer.trigger(availableNow=True).start()
     try:
         done = query.awaitTermination(WAIT_SECONDS)
@@ -104,7 +106,7 @@ def run(writer: Any) -> StreamingQuery:
 
 
 def failure(writer: Any) -> str:
-    """The message that a query ends with."""
+    """Return the error message of a query."""
     try:
         finish(writer)
     except Exception as error:  # noqa: BLE001  (whatever Spark raises is what is looked at)
@@ -113,13 +115,13 @@ def failure(writer: Any) -> str:
 
 
 def stored_offset(checkpoint: str | Path, batch: int) -> dict[str, Any]:
-    """What Spark's checkpoint holds of the source's offset after a batch."""
+    """Return the source offset in Spark's checkpoint after a batch."""
     lines = (Path(checkpoint) / "offsets" / str(batch)).read_text().splitlines()
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
 def forget_commit(checkpoint: str | Path, batch: int) -> None:
-    """Make Spark replay a batch, as if its driver had died between the sink's commit and its own."""
+    """Make Spark replay a batch, as if the driver had died between the commit of the sink and the commit of Spark."""
     for name in (str(batch), f".{batch}.crc"):
         (Path(checkpoint) / "commits" / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which offsets a batch reads, and what is refused."""
+"""The offsets that a batch reads, and rejected options."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_offsets_out_of_range(
     view.partition("u").log_start = 1
     with pytest.raises(NotFound, match=expected) as raised:
         ranges(view, subscribe="u", **options)
-    # Only where records are gone is it a way to go on.
+    # The hint is given only if records were deleted.
     assert ("failOnDataLoss" in str(raised.value)) is ("gone" in expected)
     assert ("Offsets accepts 1 to 3" in str(raised.value)) is ("gone" not in expected)
     with caplog.at_level(logging.WARNING, "sparklog"):
@@ -135,7 +135,7 @@ def test_start_after_end(view: MemoryView) -> None:
 
 
 def test_offsets_of_unread_partitions_are_rejected(view: MemoryView) -> None:
-    with pytest.raises(BadRequest, match="endingOffsets names partitions that are not read: u-0"):
+    with pytest.raises(BadRequest, match="endingOffsets contains partitions that are not read: u-0"):
         ranges(view, subscribe="t", endingOffsets='{"t":{"0":1,"1":1},"u":{"0":1}}')
     with pytest.raises(BadRequest, match="startingOffsets must contain each partition that is read; missing: t-1"):
         ranges(view, subscribe="t", startingOffsets='{"t":{"0":1}}')

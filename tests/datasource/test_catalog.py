@@ -1,4 +1,4 @@
-"""Tables of Spark's catalog: options that come at CREATE alone, and travel with the columns."""
+"""Tables in Spark's catalog: the options of CREATE are stored in the columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparklog.datasource.data_source import SparklogDataSource
 
 
 def created(**options: str) -> dict[str, str]:
-    """What Spark 4.2 sends at CREATE."""
+    """Return the options that Spark 4.2 passes for CREATE."""
     twice = {**options, **{f"option.{name}": value for name, value in options.items() if name != "path"}}
     return {"owner": "root", "provider": "sparklog", **twice}
 
@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> str:
         ({**created(), "location": "/log", "comment": "text", "mine": "1", "external": "true"}, {"path": "/log"}),
         ({**created(path="/log"), "collation": "UTF8", "table_type": "EXTERNAL"}, {"path": "/log"}),
         (
-            created(path="s3://b/a//c?endpoint=http:/h:9000&region=eu"),  # as Spark has it: one slash
+            created(path="s3://b/a//c?endpoint=http:/h:9000&region=eu"),  # Spark merges the slashes
             {"path": "s3://b/a//c?endpoint=http://h:9000&region=eu"},
         ),
         (created(path="/log/a=http:/h"), {"path": "/log/a=http:/h"}),
@@ -59,7 +59,7 @@ def test_one_topic_is_read_and_written(given: dict[str, str], added: dict[str, s
 
 
 def test_the_columns_contain_the_options(root: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With options of reads and of writes, of batches and of streams: none of them is refused or warned of."""
+    """Options of reads, writes, batches and streams are accepted without a warning."""
     both = {"num.partitions": "1", "maxOffsetsPerTrigger": "5", "topic.retention.ms": "604800000"}
     schema = SparklogDataSource(created(path=root, subscribe="orders", includeHeaders="true", **both)).schema()
     assert isinstance(schema, StructType)

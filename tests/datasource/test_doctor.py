@@ -1,4 +1,4 @@
-"""`sparklog doctor --spark` asks the session that runs, and leaves it running."""
+"""`sparklog doctor --spark` checks a running session, and does not stop it."""
 
 from __future__ import annotations
 

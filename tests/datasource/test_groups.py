@@ -1,4 +1,4 @@
-"""Consumer groups in Spark's reads, without Spark: where reads begin, and what a streaming query publishes when."""
+"""Consumer groups in Spark reads, without Spark: starting offsets, and the commits of a streaming query."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STOPPED = Clock(lambda: 0.0, lambda seconds: None)
 
 @pytest.fixture
 def world() -> TopicsWorld:
-    """Topics a and b: 10 records in each of two partitions."""
+    """Topics a and b with 10 records in each of two partitions."""
     world = TopicsWorld(partitions=2)
     for topic in ("a", "b"):
         for partition in (0, 1):
@@ -56,7 +56,7 @@ def offsets(world: TopicsWorld, name: str = "g") -> dict[tuple[str, int], int]:
 
 
 class Query:
-    """What the process that plans a query does; `batch` is one micro-batch as Spark plans it."""
+    """The process that plans a query. `batch` runs one micro-batch as Spark plans it."""
 
     def __init__(self, world: TopicsWorld, root: Root | None = None, **options: str) -> None:
         given = {"subscribe": "a", "startingoffsets": "earliest", "kafka.group.id": "g"}
@@ -70,7 +70,7 @@ class Query:
         self.at: Document = {}
 
     def batch(self) -> dict[tuple[str, int], int]:
-        """Its end offsets."""
+        """Return the end offsets of the batch."""
         start = self.at or json.loads(json.dumps(self.planner.initial()))
         self.progress.processed(start)
         end = json.loads(json.dumps(self.planner.latest(start, limited=True)))
@@ -80,7 +80,7 @@ class Query:
         return {(topic, int(p)): n for topic, at in end.items() if topic[0] != "$" for p, n in at.items()}
 
 
-# -- where a read begins
+# -- starting offsets
 
 
 def batch_starts(world: TopicsWorld, **options: str) -> dict[tuple[str, int], int]:
@@ -240,7 +240,7 @@ def test_offsets_are_not_committed_to_a_kafka_directory() -> None:
         batch_ranges(view, Subscriber(view, place, read.subscription), read)
 
 
-# -- what a query publishes
+# -- commits of a query
 
 
 def test_progress_is_committed_when_the_next_batch_is_planned(world: TopicsWorld) -> None:
@@ -282,7 +282,7 @@ def test_a_restart_commits_only_new_progress(world: TopicsWorld) -> None:
     first.batch()
     first.batch()
     assert offsets(world) == {("a", 0): 4, ("a", 1): 4}
-    # Killed after its second batch. The checkpoint has it.
+    # The query is killed after its second batch, which is in the checkpoint.
     world.now_ms += 1000
     second = Query(world, maxOffsetsPerTrigger="8")
     second.at = first.at

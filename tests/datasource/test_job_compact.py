@@ -1,4 +1,4 @@
-"""The job that compacts: what it does to topics, says and answers; in this process, and in tasks of Spark."""
+"""The compaction job: its effects on topics, its output and its exit codes, in this process and in Spark tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ COMPACTED = {"cleanup.policy": "compact", "segment.bytes": 4000, "compression.ty
 
 
 def filled(root: Path, name: str, configs: dict[str, object], *, nulls: bool = False) -> Topic:
-    """A topic of two partitions: every key `ROUNDS` times and more, the last key's last value a tombstone."""
+    """A topic with two partitions. Every key occurs `ROUNDS` times or more, and the last value of the last key is a
+    tombstone.
+    """
     topic = sparklog.open(root, create=True).create_topic(name, partitions=2, configs=configs)
     for n in range(ROUNDS):
         keys = [None if nulls and i == 0 else b"k%d" % (i % KEYS) for i in range(PER_ROUND)]
@@ -53,7 +55,7 @@ def records(topic: Topic) -> list[dict[str, object]]:
 
 
 def latest(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """The last record of each key, tombstones too, in their order."""
+    """Return the last record of each key, including tombstones, in order."""
     last = {(row["partition"], row["key"]): row["offset"] for row in rows}
     return [row for row in rows if last[row["partition"], row["key"]] == row["offset"]]
 
@@ -63,7 +65,7 @@ def job(runner: Runner, root: Path, *more: str) -> int:
 
 
 def damage(topic: Topic, partition: int, row: int = 0) -> str:
-    """Flip a bit in the middle of a slice of a partition; the file's key."""
+    """Flip a bit in the middle of a slice of a partition, and return the key of the file."""
     found = topic.log.snapshot().slices.select(partition)
     file = Path(topic.store.location) / topic.name / found.path(row)
     data = bytearray(file.read_bytes())
@@ -210,7 +212,7 @@ def test_json_is_one_document_on_stdout(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_now_ms_closes_old_segments_and_drops_tombstones(tmp_path: Path) -> None:
-    """`--now-ms` alone decides what is old: the same records, a week or a day later."""
+    """`--now-ms` alone determines the age of the same records, a week or a day later."""
     configs = {**COMPACTED, "segment.bytes": 1 << 20, "min.cleanable.dirty.ratio": 0.0}
     orders = filled(tmp_path, "orders", configs)
     now = int(time.time() * 1000)
@@ -238,7 +240,7 @@ def test_properties_are_the_defaults_of_topics(tmp_path: Path) -> None:
 
 
 def test_a_default_in_a_file_drops_no_records_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Writers do not read the file, so that they go on writing such records, and nobody was asked."""
+    """Writers do not read the file, so they would continue to write such records without a warning."""
     file = tmp_path / "p.properties"
     file.write_text("log.cleanup.policy=compact\n")
     root = tmp_path / "root"
@@ -274,7 +276,7 @@ def test_more_keys_than_the_buffer_holds_take_several_passes(
     found = orders.scan(columns=("offset", "value")).to_table()
     assert found["offset"].to_pylist() == list(range(100_000, 200_000))
     (partition,) = json.loads(capsys.readouterr().out)["topics"][0]["partitions"]
-    # 43,690 slots, 90 % of which take a key: 39,321 of the 200,000 records at least in each pass.
+    # The map has 43,690 slots, 90 % of which can be used, so each pass covers at least 39,321 of the 200,000 records.
     assert partition["actions"]["compact"] >= 3
     assert orders.log.state().first_dirty_offset.tolist() == [200_000]
 
@@ -329,7 +331,7 @@ def test_a_missing_topic_is_one_line_and_exit_code_1(
 
 
 def test_concurrent_runs_are_safe(tmp_path: Path) -> None:
-    """Each piece of one run meets a whole other run: what both rewrote stays what it was."""
+    """Each work item of one run meets a complete other run. Records that both runs rewrote are unchanged."""
     orders = filled(tmp_path, "orders", COMPACTED)
     before = records(orders)
 
@@ -366,7 +368,7 @@ def test_the_script_runs_by_itself(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark_folder")
 def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_read(tmp_path: Path) -> None:
-    """It joins a script's two streams, and would log each step of each task around the line that says what failed."""
+    """spark-submit joins stdout and stderr of a script, and would log each task around the line with the error."""
     orders = filled(tmp_path, "orders", COMPACTED)
     before = records(orders)
     submit = Path(sys.executable).with_name("spark-submit")
@@ -414,7 +416,7 @@ def test_an_interrupted_run_reports_completed_work(
 
 @dataclass(frozen=True)
 class Small:
-    """A piece of work that waits for a file (for ever, if it never comes) and raises what it was told."""
+    """A work item that waits for a file (forever if it is never created), and raises the given error."""
 
     title: str
     waits_for: Path | None = None
@@ -451,7 +453,7 @@ def test_results_come_as_they_are_finished(spark: SparkSession, tmp_path: Path) 
 
 
 def test_a_worker_runs_one_work_item_at_a_time(spark: SparkSession) -> None:
-    """A worker that Spark starts anew loads the kernels anew, which takes longer than most pieces."""
+    """A new worker loads the kernels again, which takes longer than most work items."""
     works = [Small(f"piece {n}", error=None if n % 2 else Conflict("plan again")) for n in range(6)]
     works += [Small(f"later piece {n}") for n in range(12)]
     found = [result for _, result in SparkRunner(spark, parallelism=1).run(works)]
@@ -475,10 +477,10 @@ def test_a_task_error_keeps_its_type(spark: SparkSession, standard_error: Standa
     corrupt = found[works[0]]
     assert isinstance(corrupt, Corrupt)
     assert (corrupt.file, corrupt.position, corrupt.offset) == ("t/x.log", 5, 7)
-    # All workers speak through one pipe: when this has come, so has what was said before.
+    # All workers write to the same pipe, so earlier output has arrived before this line.
     spark.sparkContext.parallelize([0], 1).foreach(lambda _: print("all was said", file=sys.stderr))
     assert standard_error.shows("all was said")
-    # No traceback of these: a process of Spark that ends at this moment may write another one.
+    # There is no traceback of these tasks, but a Spark process that ends at this time may write a traceback.
     assert [error for error in errors if standard_error.shows(str(error), seconds=0)] == []
 
 
@@ -560,7 +562,7 @@ def test_little_work_does_not_start_spark(
 
 
 def test_without_java_the_work_runs_in_this_process(tmp_path: Path) -> None:
-    """Where pyspark is installed and Java is not, which a cron job finds out at night."""
+    """PySpark is installed and Java is not, which a cron job would only detect at night."""
     filled(tmp_path / "root", "orders", COMPACTED)
     given = [sys.executable, str(REPOSITORY / "jobs" / "compact.py"), "--root", str(tmp_path / "root"), "--json"]
     (tmp_path / "settings").write_text("spark.min.bytes=0")

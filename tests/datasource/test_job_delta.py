@@ -1,4 +1,4 @@
-"""The jobs of Delta without Delta: command lines, schemas, lines of errors (the rest: test_job_delta_live)."""
+"""The Delta jobs without Delta: command lines, schemas and error lines. For the rest, see test_job_delta_live."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_packages_are_those_of_the_release_of_spark(monkeypatch: pytest.MonkeyPa
     packages = "io.delta:delta-spark_4.2_2.13:4.4.7,org.apache.spark:spark-avro_2.13:4.2.0"
     assert delta.settings({}, "4.2.1", avro=True) == delta.SETTINGS | {"spark.jars.packages": packages}
     assert delta.settings({}, "4.2.1")["spark.jars.packages"] == packages.split(",")[0]
-    # Whoever starts Spark otherwise has named them.
+    # If Spark is started in another way, its jars were given there.
     for environ in ({"PYSPARK_GATEWAY_PORT": "1"}, {"PYSPARK_SUBMIT_ARGS": "--packages io.delta:x pyspark-shell"}):
         assert delta.settings(environ, "4.2.1") == delta.SETTINGS
 
@@ -192,7 +192,7 @@ def test_an_upsert_deletes_updates_and_inserts() -> None:
 
 @pytest.mark.spark
 def test_a_relative_path_of_a_table_becomes_absolute(spark: SparkSession) -> None:
-    """SQL takes `delta.`path`` only if the path is absolute."""
+    """In SQL, delta.`path` requires an absolute path."""
     for path in ("/tables/t", "s3a://bucket/t", "file:/t"):
         assert delta.absolute(spark, path) == path
     assert delta.absolute(spark, "tables/a b") == f"{os.getcwd()}/tables/a b"

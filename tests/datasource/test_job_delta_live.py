@@ -1,4 +1,4 @@
-"""The jobs of Delta against Delta itself, and what they wrote as the reader of `deltalake` sees it."""
+"""The Delta jobs with Delta. The results are read with `deltalake`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def driver(spark_folder: Path) -> Iterator[Driver]:
 
 
 class Case:
-    """A topic, a table and a checkpoint, and the job between them."""
+    """A topic, a table and a checkpoint, and the job that copies between the topic and the table."""
 
     def __init__(self, driver: Driver, folder: Path, *options: str) -> None:
         self.driver, self.root, self.table = driver, folder / "log", folder / "tables" / "t"
@@ -60,7 +60,7 @@ class Case:
         return (driver or self.driver).job("to-delta", *given, *self.options, *more, die=die)
 
     def rows(self, table: Path | None = None) -> list[dict[str, Any]]:
-        """What deltalake reads; Spark reads the same."""
+        """Return the rows that deltalake reads. Spark reads the same rows."""
         path = table or self.table
         found = read(path)
         assert sorted(map(str, self.driver.sql(f"SELECT * FROM delta.`{path}`"))) == sorted(
@@ -293,7 +293,7 @@ def test_a_new_checkpoint_begins_at_any_offset(driver: Driver, tmp_path: Path) -
 
 
 def changes(driver: Driver, table: Path) -> None:
-    """A table with rows of every kind, and a history of changes."""
+    """A table with all kinds of rows, and a history of changes."""
     name = f"delta.`{table}`"
     driver.sql(
         f"CREATE TABLE {name} (id BIGINT, part STRING, amount DECIMAL(20,4), at TIMESTAMP, bytes BINARY, "

@@ -1,4 +1,4 @@
-"""What a job lets through of its JVM's standard error."""
+"""The filter of a job for the standard error of its JVM."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_the_jvm_writes_passes_also_after_the_start(
             running[0].communicate(b"done\n")
 
     def start(*_: Any) -> Session:
-        """Report, then write a line once the session is told to stop."""
+        """Report, and write a line when the session is stopped."""
         script = 'printf "%s" "$1" >&2; read line; echo "later $line" >&2'
         running.append(subprocess.Popen(["sh", "-c", script, "sh", REPORT], stdin=subprocess.PIPE))
         return Session()

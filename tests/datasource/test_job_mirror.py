@@ -1,4 +1,6 @@
-"""The mirror without a broker: its command line, its plan, what it makes of rows (the rest: test_job_mirror_live)."""
+"""The mirror without a broker: its command line, its plan, and the conversion of rows. For the rest, see
+test_job_mirror_live.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ INTO_ROOT = ["--from", KAFKA, "--to", "root", "--checkpoint", "c"]
 
 
 class FakeKafka:
-    """A cluster's topics."""
+    """The topics of a cluster."""
 
     location = KAFKA
 
@@ -87,7 +89,7 @@ def test_options_of_a_command_line(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_ends_with_2(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    # An option of the case stands in place of that of the usual line.
+    # An option of the case replaces the same option of the usual command line.
     usual = [word for name, value in pairs_of(INTO_ROOT) if name not in given for word in (name, value)]
     with pytest.raises(SystemExit) as stopped:
         mirror.arguments([*usual, *given])
@@ -172,7 +174,7 @@ def test_a_missing_connector_error_suggests_the_package(
 
 
 class FakeQuery:
-    """A running query: `awaitTermination` lets something happen each time, and is over after the last."""
+    """A running query. Each `awaitTermination` calls the next action, and returns True after the last action."""
 
     def __init__(self, happens: list[Callable[[], object]]) -> None:
         self.happens = happens
@@ -251,7 +253,7 @@ def test_the_error_line_of_kafka_exceptions() -> None:
 
 
 def test_rows_of_the_connector_become_rows_of_the_sink(spark: SparkSession) -> None:
-    """A record with a negative timestamp, which means none, must not be written as one of 1969."""
+    """A negative timestamp means that there is no timestamp, and must not be written as a time in 1969."""
     rows = spark.sql(
         "SELECT CAST('k' AS BINARY) key, CAST(NULL AS BINARY) value, 't' topic, 1 partition, 7L offset, "
         "timestamp_millis(ms) timestamp, 0 timestampType, "

@@ -1,4 +1,4 @@
-"""The mirror between a real broker and a root, killed in the middle and started again."""
+"""The mirror between a real broker and a root, which is killed and restarted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Runs:
-    """Runs of the job with one checkpoint, each a driver of its own."""
+    """Runs of the job with one checkpoint. Each run is a separate driver process."""
 
     def __init__(self, folder: Path, work: Path, *arguments: str) -> None:
         self.checkpoint = work / "checkpoint"
@@ -68,7 +68,7 @@ class Runs:
             return subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, start_new_session=True)
 
     def kill_after(self, batches: int, *more: str) -> None:
-        """Start it, and kill driver and JVM at some moment after so many more micro-batches."""
+        """Start the job, and kill the driver and the JVM after this number of additional micro-batches."""
         wanted = self.batches() + batches
         process = self.begin(*more)
         try:
@@ -88,7 +88,7 @@ class Runs:
             kill(process)
 
     def batches(self) -> int:
-        """How many micro-batches are committed in the checkpoint."""
+        """Return the number of micro-batches that are committed in the checkpoint."""
         folder = self.checkpoint / "commits"
         return sum(1 for name in os.listdir(folder) if name.isdigit()) if folder.exists() else 0
 
@@ -115,7 +115,9 @@ def partitions_of(servers: str, topic: str) -> int:
 
 
 def produce(servers: str, topic: str, partitions: int, numbers: range, transaction: str | None = None) -> None:
-    """Records of every kind; with `transaction`, in transactions of which every other one is aborted."""
+    """Produce all kinds of records. If `transaction` is given, produce in transactions, and abort every second
+    transaction.
+    """
     options = {} if transaction is None else {"transactional_id": transaction}
     with closing(KafkaProducer(bootstrap_servers=servers, linger_ms=5, **options)) as producer:
         if transaction is not None:
@@ -128,7 +130,8 @@ def produce(servers: str, topic: str, partitions: int, numbers: range, transacti
                 producer.send(
                     topic,
                     key=key,
-                    value=b"" if key is None and value is None else value,  # this client refuses what Kafka takes
+                    # this client rejects records that Kafka accepts
+                    value=b"" if key is None and value is None else value,
                     headers=list(HEADERS[n // 5 % 2]),
                     partition=n % partitions,
                     timestamp_ms=START_MS - 997 * n if n else 0,
@@ -139,7 +142,7 @@ def produce(servers: str, topic: str, partitions: int, numbers: range, transacti
 
 
 def of_kafka(servers: str, topics: Mapping[str, int]) -> Partitions:
-    """What a consumer with read_committed reads: (offset, timestamp, key, value, headers) in order."""
+    """Return the records of a read_committed consumer: (offset, timestamp, key, value, headers) in order."""
     places = [TopicPartition(name, number) for name, count in topics.items() for number in range(count)]
     found: Partitions = {tuple(place): [] for place in places}
     consumer = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed", enable_auto_commit=False)
@@ -156,7 +159,7 @@ def of_kafka(servers: str, topics: Mapping[str, int]) -> Partitions:
 
 
 def of_root(root: Path, topics: Mapping[str, int]) -> Partitions:
-    """The same of a root."""
+    """Return the same for a root."""
     found: Partitions = {(name, number): [] for name, count in topics.items() for number in range(count)}
     for name in topics:
         table = sparklog.open(root).topic(name).scan().to_table()
@@ -176,7 +179,7 @@ def test_from_kafka_exactly_once(servers: str, spark_folder: Path, tmp_path: Pat
     given = ["--from", f"kafka://{servers}", "--to", str(root), "--topics", ",".join(topics)]
     runs = Runs(spark_folder, tmp_path, *given)
     runs.kill_after(2)
-    forget_commit(runs.checkpoint, runs.batches() - 1)  # as if killed between the sink's commit and Spark's
+    forget_commit(runs.checkpoint, runs.batches() - 1)  # as if killed between the commits of the sink and of Spark
     produce(servers, "orders", 3, range(1500, 2500))
     runs.kill_after(3, "--follow")
     produce(servers, "transactions", 2, range(600, 1000), transaction="mirrored")
@@ -246,7 +249,7 @@ def test_into_kafka_at_least_once_and_in_order(servers: str, spark_folder: Path,
         seen = [order.index(record[4][0]) for record in sent[where]]
         assert {record[4][0]: record[2:] for record in sent[where]} == expected
         assert all(after <= before + 1 for before, after in pairwise(seen)), where
-    # The micro-batch that Spark forgot was sent twice.
+    # The micro-batch whose commit was removed was sent twice.
     assert sum(map(len, sent.values())) >= 3200 + BATCH_OFFSETS - 10
     before = sum(map(len, sent.values()))
     assert runs.finish() == 0

@@ -1,4 +1,4 @@
-"""Jobs that start Spark look at their paths first: one line, exit code 1, and no session."""
+"""Jobs that start Spark check their paths first, and report a one-line error with exit code 1 without a session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIRROR = (*CHECKPOINT, "--topics", "t", "--from")
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stand in a folder with a root of one topic and a file; a session that starts fails the test."""
+    """Change to a directory with a root of one topic and a file. A session that starts fails the test."""
     sparklog.open(tmp_path / "root", create=True).create_topic("t")
     (tmp_path / "file").write_text("x")
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def test_a_bad_path_is_one_line_before_spark_starts(
 
 
 def test_an_interrupt_during_startup_stops_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing would end the JVM that a session was about to come from."""
+    """Otherwise, nothing would stop the JVM of the session."""
     steps: list[str] = []
 
     class Session:

@@ -1,4 +1,4 @@
-"""The retention job: from the command line, without Spark for little, in tasks for much."""
+"""The retention job: on the command line without Spark, and in Spark tasks for large roots."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hourly(topic: Topic, hours: int) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A root with a topic of 24 hours, an hour a segment, that keeps five."""
+    """A root with a topic that has 24 segments of one hour each, and retains five hours."""
     root = sparklog.open(tmp_path / "root", create=True)
     hourly(root.create_topic("orders", configs={"retention.ms": 5 * HOUR_MS, "segment.ms": 1}), 24)
     return tmp_path / "root"
@@ -219,7 +219,7 @@ def test_many_deletions_are_spread_over_tasks(
 
 @pytest.mark.usefixtures("records_in_files")
 def test_a_few_deletions_do_not_start_spark(place: Path) -> None:
-    """The crontab says so: one commit a second are 3,600 append files an hour."""
+    """As the crontab describes, one commit per second creates 3,600 append files per hour."""
 
     class Nobody:
         def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:

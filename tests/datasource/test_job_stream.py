@@ -1,4 +1,4 @@
-"""The job that streams a Kafka directory or a root into a root, run in the shared session."""
+"""The job that streams a Kafka directory or a root to a root, in the shared session."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_terminal_shows_the_progress_of_a_query(monkeypatch: pytest.MonkeyPatc
 
         def awaitTermination(self, seconds: float) -> bool:  # noqa: N802
             batch = len(self.recentProgress)
-            # The trigger that found nothing reports the batch that came later.
+            # The trigger that found no records reports the later batch.
             self.recentProgress += [{"batchId": batch, "numInputRows": 0}, {"batchId": batch, "numInputRows": 5}]
             return next(self.looks)
 

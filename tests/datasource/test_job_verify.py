@@ -1,4 +1,4 @@
-"""The verify job: in its own process for little or without Spark, and in Spark tasks."""
+"""The verify job: in its own process for small roots or without Spark, and in Spark tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chosen(place: Path, *more: str) -> verify.Verify:
 
 
 def damaged(place: Path) -> str:
-    """Flip a bit in one file; its key."""
+    """Flip a bit in a file, and return its key."""
     file = sorted((place / "orders" / "append").iterdir())[4]
     data = bytearray(file.read_bytes())
     data[77] ^= 16

@@ -1,4 +1,4 @@
-"""What a plan over many topics costs for each of them, counted: requests, calls, passes of the garbage collector."""
+"""The cost of a plan over many topics per topic: requests, calls and garbage collections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from sparklog.datasource.read_task import log_partitions
 
 MANY = 24
 MOST_CALLS = 490
-"""Calls of Python functions for one more topic with a record, from its listing to its part of a task (3.11: 441)."""
+"""The maximum number of Python calls for an additional topic with one record, from its listing to its task (441 in
+Python 3.11).
+"""
 
 
 def topics_of(place: CountedRoot, count: int) -> None:
@@ -40,7 +42,7 @@ def topics_of(place: CountedRoot, count: int) -> None:
 
 
 def plan(place: CountedRoot) -> list[OffsetRange]:
-    """Plan a read of all topics of a pattern by a process that has met none of them; the ranges of its tasks."""
+    """Plan a read of all topics of a pattern in a process without cached topics. Return the ranges of its tasks."""
     read = parse_options({"subscribepattern": "topic-.*"}).read
     view = RootView(place.world.root(place.store))
     ranges = batch_ranges(view, Subscriber(view, Location(ROOT, "/log", "/log"), read.subscription), read)
@@ -53,8 +55,9 @@ def test_a_topic_of_a_pattern_is_read_once(kind: str, tmp_path: Path) -> None:
     topics_of(place, MANY)
     place.store.reset()
     assert plan(place) == [OffsetRange(f"topic-{number:03d}", 0, 0, 1) for number in range(MANY)]
-    # Two commits, and after them none; of the topic that is gone as many. The root is read when it is opened. The
-    # checkpoints are listed, and what is above the end: a commit may be lost there.
+    # For each topic, two commits and the following missing commit are read, and the same for the deleted topic. The
+    # root is read when it is opened. The checkpoints and the entries above the end are listed, because a commit may be
+    # lost there.
     expected = {"get": 3 * (MANY + 1) + 1, "list": 2 * (MANY + 1), "list_folders": 1}
     assert {verb: place.store.counts[verb] for verb in place.store.counts} == expected, place.store.keys
 

@@ -1,4 +1,4 @@
-"""Options: names, values, and the one line that each mistake gives."""
+"""Options: names, values and one-line errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_settings_of_kafka_clients_are_accepted_without_effect() -> None:
 
 @pytest.mark.parametrize("side", ["starting", "ending"])
 def test_bounds_have_the_precedence_of_the_connector(side: str) -> None:
-    """A time for all, times one by one, offsets; what is hidden is not even looked at."""
+    """A timestamp for all partitions, timestamps by partition, and offsets. Overridden options are not validated."""
     names = [f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"]
     texts = dict(zip(names, ("7", '{"a":{"0":8}}', '{"a":{"0":9}}'), strict=True))
 

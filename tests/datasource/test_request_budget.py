@@ -1,6 +1,7 @@
-"""What a streaming query that writes several topics as a transaction costs in requests, and one with a consumer group.
+"""The requests of a streaming query that writes several topics in a transaction, and of a query with a consumer group.
 
-Each of Spark's processes keeps what it has met: the one that plans, two that run tasks, and the one that commits.
+Each of Spark's processes has its own caches: the process that plans, two processes that run tasks, and the process that
+commits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TOPICS = ("t0", "t1", "t2")
 
 
 def requests(store: CountingStore) -> dict[str, int]:
-    """Calls by verb and what they are about: the root, transactions, groups, commits or data of topics."""
+    """Return the calls by verb and kind of object: the root, transactions, groups, commits or data of topics."""
     found: Counter[str] = Counter()
     for verb, key in store.keys:
         place = key.partition("/")[0] if key.startswith("_") else "commit" if "/_log/" in key else "data"
@@ -44,7 +45,9 @@ def requests(store: CountingStore) -> dict[str, int]:
 
 
 class Processes:
-    """Spark's processes, one after the other in this one; `in_(name)` makes the handles those of `name`."""
+    """Spark's processes, which run one after the other in this process. `in_(name)` uses the handles of the process
+    `name`.
+    """
 
     def __init__(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
@@ -60,7 +63,7 @@ class Processes:
         self._monkeypatch.setattr(spark_workers, "_roots", self._roots[name])
 
     def micro_batch(self, number: int, topic: str | None = None) -> None:
-        """Write to three topics, by their column, or to one."""
+        """Write to three topics, which the column `topic` sets, or to one topic."""
         columns = ("key", "value", "topic") if topic is None else ("key", "value")
         schema = StructType([StructField(name, StringType()) for name in columns])
         options = parse_options({"path": self.path} | ({} if topic is None else {"topic": topic}))
@@ -90,11 +93,12 @@ def test_a_micro_batch_that_writes_three_topics_as_a_transaction(
             store.reset()
         processes.micro_batch(number)
     found = {name: requests(store) for name, store in processes.stores.items()}
-    # A task finds the root's id once, and of each topic what was committed since it last looked, and nothing after it.
-    # Its records go into the prepares.
+    # A task reads the root id once, and for each topic the new commits and the following missing commit. Its records
+    # are stored in the prepares.
     task = {"get _root.json": 1, "get commit": 6}
-    # The commit: whether it is the root of the tasks, whether there is a newer run, the prepares, the decision. Each
-    # create of a number looks whether the root is still the one that was opened, and the number before still there.
+    # The commit checks that the root is the root of the tasks and that there is no later run, and writes the prepares
+    # and the decision. Each create checks that the root is the root that was opened, and that the previous entry still
+    # exists.
     commit = {"get _root.json": 1 + 4, "get _transactions": 1 + 1, "create _transactions": 1}
     commit |= {"create commit": 3, "get commit": 3}
     assert found == {"plan": {"get _root.json": 1}, "task 0": task, "task 1": task, "commit": commit}
@@ -113,8 +117,8 @@ def test_a_micro_batch_of_one_topic(inline: bool, tmp_path: Path, monkeypatch: p
     made: Counter[str] = Counter()
     for store in processes.stores.values():
         made.update(store.counts)
-    # Planned: the root's id, the newest commit, nothing after it. A task that writes a file: the root's id, and its
-    # file. To commit: the root's id twice, and the commit before.
+    # The plan reads the root id, the latest commit, and the following missing commit. A task that writes a file reads
+    # the root id and writes its file. The commit reads the root id twice, and the previous commit.
     files = 0 if inline else 2
     assert (made["get"], made["writer"], made["create"]) == (3 + files + 3, files, 1)
     assert micro_batch(files) == Requests(puts=made["writer"] + made["create"], gets=made["get"])
@@ -130,15 +134,15 @@ def test_a_micro_batch_that_reads_three_topics_as_a_group() -> None:
             world.topic(topic).append(rows("x", partition=0))
         counting.reset()
         query.batch()
-    # What was committed to each topic, and nothing after it; the group's progress costs its one entry, and a look at
-    # the root and at the entry before.
+    # The new commits of each topic and the following missing commit are read. The progress of the group costs one
+    # entry, a read of the root id, and a read of the previous entry.
     progress = {"create _groups": 1, "get _root.json": 1, "get _groups": 1}
     assert requests(counting) == {"get commit": 6} | progress
     assert offsets(world) == {(topic, 0): 2 for topic in "abc"} | {(topic, 1): 0 for topic in "abc"}
     counting.reset()
     query.batch()
     query.batch()
-    # The last batch is published with the question that finds nothing new; then each costs a look at each topic.
+    # The call that finds no new records commits the last batch. After that, each call reads each topic once.
     assert requests(counting) == {"get commit": 6} | progress
 
 

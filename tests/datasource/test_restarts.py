@@ -1,4 +1,4 @@
-"""`run_query`: which errors start a query again, and how often."""
+"""`run_query`: which errors restart a query, and how often."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER = "[STREAM_FAILED] [SPARKLOG_NOT_FOUND]: There is no topic 'orders'"
 
 
 class Query:
-    """A query that ends, or fails with `error`, after a micro-batch or without one."""
+    """A query that ends, or fails with `error`, with or without a micro-batch."""
 
     def __init__(self, error: str | None, progress: bool = False) -> None:
         self.error = error
@@ -29,7 +29,7 @@ class Query:
 
 
 def run(*queries: Query | str, max_restarts: int = 2) -> tuple[Any, int]:
-    """Run with these starts; a text is an error of the start itself. Returns the query or error, and starts left."""
+    """Run with these starts. A string is the error of a start. Return the query or error, and the remaining starts."""
     left = list(queries)
 
     def start() -> Any:
@@ -49,7 +49,7 @@ def test_a_lost_worker_restarts_the_query_up_to_a_limit() -> None:
     assert run(done) == (done, 0)
     assert run(Query(LOST), LOST, done) == (done, 0)
     assert run(Query(LOST), LOST, Query(LOST), done) == (LOST, 1)
-    # Progress begins the count anew.
+    # Progress resets the count.
     assert run(Query(LOST), Query(LOST), Query(LOST, progress=True), LOST, done) == (done, 0)
     assert run(LOST, done, max_restarts=0) == (LOST, 1)
 

@@ -172,7 +172,7 @@ def test_write_columns() -> None:
         ("Key", "string"), ("value", "binary"), ("junk", "bigint"), ("TOPIC", "string"), ("partition", "int")
     )
     assert write_columns(schema, None) == ("key", "value", "topic", "partition")
-    # The option beats the column, whatever that is.
+    # The option overrides the column, regardless of its type.
     assert write_columns(struct(("value", "binary"), ("topic", "int")), "t") == ("value",)
     rows = pa.RecordBatch.from_pydict({"Key": ["k"], "value": [b"v"], "junk": [1], "TOPIC": ["t"]})
     assert {name: column.to_pylist() for name, column in pick(rows, ["topic", "key"]).items()} == {

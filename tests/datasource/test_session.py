@@ -27,7 +27,7 @@ SCRIPT = REPOSITORY / "conf" / "sparklog-python"
 
 
 class Builder:
-    """What `configure` needs of `SparkSession.builder`."""
+    """The part of `SparkSession.builder` that `configure` needs."""
 
     def __init__(self, **options: str) -> None:
         self._options: dict[str, str] = dict(options)
@@ -116,9 +116,10 @@ def test_workers_start_by_the_script_where_it_was_installed(tmp_path: Path, monk
 def test_the_script_leaves_out_the_zip_of_the_same_release_alone(
     tmp_path: Path, installed: Sequence[str | None], of_spark: str, is_dropped: bool
 ) -> None:
-    """`installed`: the pyspark of each Python beside the script; with two it is not clear which is `python3`.
+    """`installed` is the pyspark of each Python next to the script. If there are two, it is not known which one is
+    `python3`.
 
-    They have py4j 0.10. Spark's jar has no Python.
+    Both have py4j 0.10. Spark's jar contains no Python.
     """
     home, scripts = tmp_path / "spark home", tmp_path / "bin"
     for number, release in enumerate(installed):
@@ -145,12 +146,12 @@ def test_the_script_leaves_out_the_zip_of_the_same_release_alone(
     py4j, jar = f"{home}/python/lib/py4j-0.10-src.zip", f"{home}/jars/spark-core_2.13-{of_spark}.jar"
     assert start(PYTHONPATH=f"{py4j}:{jar}:/a") == ["/a" if len(installed) == 1 else f"{py4j}:/a", "-m", "a b"]
     assert start() == ["none", "-m", "a b"]
-    # A distribution of Spark has the folder that its zip was made of.
+    # A distribution of Spark contains the directory from which its zip was created.
     (home / "python" / "pyspark").mkdir(parents=True)
     (home / "python" / "pyspark" / "__init__.py").touch()
     kept = rest if is_dropped else f"{home}/python:{rest}"
     assert start(PYTHONPATH=f"{spark_zip}:{rest}") == [kept, "-m", "a b"]
-    # pip of Debian puts scripts where python3 is not.
+    # pip of Debian installs scripts in another directory than python3.
     (scripts / "python3").rename(tmp_path / "python3")
     assert start(PATH=str(tmp_path)) == ["none", "-m", "a b"]
 
@@ -179,7 +180,7 @@ def test_workers_that_do_not_start_are_one_line_with_their_host() -> None:
 
 @pytest.mark.spark
 def test_register_does_not_change_a_registered_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark would warn that the source "replaced a statically registered data source"."""
+    """Otherwise, Spark would warn that the source "replaced a statically registered data source"."""
     monkeypatch.setattr(session, "_checked", set())
     monkeypatch.setattr("pyspark.sql.datasource.DataSourceRegistration.register", None)
     sparklog.register(spark.newSession())
@@ -188,7 +189,7 @@ def test_register_does_not_change_a_registered_session(spark: SparkSession, monk
 
 @pytest.mark.spark
 def test_register_plans_with_the_python_of_the_program(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under spark-submit with `spark.pyspark.python`, where Spark would plan and read with `python3`."""
+    """As with spark-submit and `spark.pyspark.python`, if Spark would otherwise plan and read with `python3`."""
     pythons: list[str] = []
     context, tasks = spark.sparkContext, spark.sparkContext.pythonExec
     monkeypatch.setattr(
@@ -200,7 +201,7 @@ def test_register_plans_with_the_python_of_the_program(spark: SparkSession, monk
     sparklog.register(fresh)
     assert (pythons, context.pythonExec) == ([workers_python()], tasks)
     assert fresh.conf.get(session.TASKS_PYTHON) == tasks
-    # One beside this Python plans with the same sparklog.
+    # A Python in the same directory plans with the same sparklog.
     monkeypatch.setattr(session, "_default_python", lambda context: sys.executable)
     sparklog.register(spark.newSession())
     assert len(pythons) == 1

@@ -97,7 +97,7 @@ def test_several_topics_in_one_write(spark: SparkSession, root: str) -> None:
     assert sparklog.open(root).topic("t2").log.state().version == 1
     write(df, root, topic="all")
     assert read(spark, f"{root}/all").count() == 300
-    # Keyless rows: which of the two partitions a task begins with is drawn anew for each write.
+    # For each write, the partition in which a task starts with keyless rows is random.
     assert read(spark, root, assign='{"t0":[0,1],"all":[0]}').select("topic").distinct().count() == 2
 
 
@@ -207,7 +207,7 @@ def test_a_loaded_frame_reads_the_same_offsets_again(spark: SparkSession, root: 
     df = read(spark, root, subscribe="t")
     assert df.count() == 10
     write(keyed(spark, 10), root, topic="t")
-    seen = 10 if SPARK >= (4, 1) else 20  # Spark 4.0 plans each use of a frame anew
+    seen = 10 if SPARK >= (4, 1) else 20  # Spark 4.0 plans each use of a frame again
     assert (df.count(), read(spark, root, subscribe="t").count()) == (seen, 20)
     assert df.union(df.where("offset < 3")).count() == seen + 3
 

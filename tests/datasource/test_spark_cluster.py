@@ -1,4 +1,4 @@
-"""On clusters whose processes share nothing but a bucket: exactly once, whoever dies, and with the jobs run there."""
+"""Clusters whose processes share only a bucket: writes are exactly once if processes die, and jobs run on executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark Connect: batch and stream, both ways, and a group that is watched; in a process of its own, as Spark has it."""
+"""Spark Connect: batches and streams in both directions, and the lag of a group, in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the Python API, and of the guide to tests, that need Spark."""
+"""The examples of the Python API and of the pytest guide that require Spark."""
 
 from __future__ import annotations
 

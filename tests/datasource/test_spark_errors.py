@@ -1,4 +1,4 @@
-"""Wrong input through Spark: one clear line each, without a Python traceback."""
+"""Invalid input through Spark is a clear one-line error without a Python traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def line(action: Callable[[], Any]) -> str:
-    """The message that Spark shows, up to the SQLSTATE; a traceback or a second line of ours fails."""
+    """Return the message that Spark shows, without the SQLSTATE. Fails for a traceback or a second line."""
     with pytest.raises(Exception) as error:
         action()
     text = str(error.value)
@@ -41,7 +41,7 @@ def load(spark: SparkSession, path: str | None, **options: str) -> Any:
 
 
 def test_options_are_checked_at_load(spark: SparkSession, root: str) -> None:
-    """What else is wrong: `test_wrong_input.py`, as here the first of each kind."""
+    """The first case of each kind. For the other cases, see `test_wrong_input.py`."""
     expected = "[SPARKLOG_BAD_REQUEST]: Unknown option 'startingoffset': did you mean 'startingOffsets'?"
     assert line(lambda: load(spark, root, subscribe="orders", startingOffset="earliest")).startswith(expected)
     assert "No path: give the root" in line(lambda: load(spark, None))

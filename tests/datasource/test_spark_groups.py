@@ -1,4 +1,4 @@
-"""Consumer groups of Spark queries: what others see of them, where reads begin, who is stopped."""
+"""Consumer groups of Spark queries: their visible state, starting offsets and fencing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_group_of_a_running_query_cannot_be_reset(spark: SparkSession, root:
     try:
         assert wait_for(lambda: committed(root) == {("in", 0): 20})
         feed(root, "in", range(20, 25))
-        # No later batch comes: planning the one that does not is what publishes.
+        # There is no later batch. Planning the next batch commits the offsets.
         assert wait_for(lambda: committed(root) == {("in", 0): 25})
         assert behind(root) == 0
         description = group(root).description()
@@ -60,7 +60,7 @@ def test_the_group_of_a_running_query_cannot_be_reset(spark: SparkSession, root:
         assert query.exception() is None
     finally:
         query.stop()
-    # Spark ends the process that plans by a signal, and it leaves the group then.
+    # Spark stops the planning process with a signal, and the process leaves the group.
     assert wait_for(lambda: group(root).description().state == "Empty", 60)
 
 
@@ -74,16 +74,18 @@ def test_lag_is_right_within_one_batch(spark: SparkSession, root: str, tmp_path:
     stream = source(spark, f"{root}/in", maxOffsetsPerTrigger=10, **GROUP)
     query = stream.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "c"))
     finish(query)
-    # While batch n runs, what was done before it is committed, and nothing of its own.
+    # During batch n, the offsets of earlier batches are committed, but not the offsets of batch n.
     assert seen == [(0, {}, 0), *((n, {("in", 0): 10 * n}, 40 - 10 * n) for n in (1, 2, 3))]
     assert (committed(root), behind(root)) == ({("in", 0): 40}, 0)
-    # It has read what there was, and left.
+    # The query has read all records, and has left the group.
     assert group(root).description().state == "Empty"
     group(root).alter({"in": {0: 5}}, dry_run=True)
 
 
 def test_lag_of_a_query_that_goes_on_is_right_within_one_batch(spark: SparkSession, root: str, tmp_path: Path) -> None:
-    """What is behind while a batch runs is that batch and what it left, also where somebody appends meanwhile."""
+    """During a batch, the lag consists of the batch and the records after it, even if records are appended
+    concurrently.
+    """
     feed(root, "in", range(25), partitions=1)
     seen: list[tuple[int, int, int]] = []
 
@@ -99,7 +101,7 @@ def test_lag_of_a_query_that_goes_on_is_right_within_one_batch(spark: SparkSessi
     try:
         assert wait_for(lambda: committed(root) == {("in", 0): 40} or query.exception() is not None)
         assert seen == [(0, 0, -1), (10, 10, 30), (20, 20, 20), (30, 30, 10)]
-        # Idle, it is behind by what comes before it sees it, and catches up by itself.
+        # While idle, the lag consists of new records that the query has not read yet.
         assert (behind(root), query.isActive) == (0, True)
         feed(root, "in", range(40, 47), partitions=1)
         assert wait_for(lambda: behind(root) == 0)
@@ -132,7 +134,7 @@ def test_a_batch_that_is_replayed_counts_once_it_is_done(spark: SparkSession, ro
     feed(root, "in", range(20), partitions=1)
     finish(copy(source(spark, f"{root}/in", maxOffsetsPerTrigger=10, **GROUP), root, tmp_path / "c"))
     assert committed(root) == {("in", 0): 20}
-    # As if the driver had died before it noted the second batch; the group knows more than the checkpoint then.
+    # As if the driver had died before it recorded the second batch. The group is then ahead of the checkpoint.
     forget_commit(tmp_path / "c", 1)
     finish(copy(source(spark, f"{root}/in", **GROUP), root, tmp_path / "c"))
     assert (values(root, "out"), committed(root)) == (list(range(20)), {("in", 0): 20})
@@ -171,7 +173,7 @@ def test_reads_start_at_the_committed_offsets(spark: SparkSession, root: str, tm
     assert values(root, "out") == list(range(4, 10))
     assert committed(root) == {("in", 0): 10, ("in", 1): 0}
     assert batch() == []
-    # A batch publishes nothing by itself; this is what docs/guides/consumer-groups.md shows.
+    # A batch does not commit offsets by itself, as docs/guides/consumer-groups.md describes.
     feed(root, "in", range(10, 12))
     options = {"startingOffsets": "group"} | GROUP
     df = spark.read.format("sparklog").options(**options).load(f"{root}/in")
@@ -179,7 +181,8 @@ def test_reads_start_at_the_committed_offsets(spark: SparkSession, root: str, tm
     group(root).alter({"in": {row.partition: row.next for row in rows}})
     assert (batch(), sum(committed(root).values())) == ([], 12)
     expected = committed(root)
-    # A reset is for new queries: one with a checkpoint goes on from that, and says so to the group.
+    # A reset affects new queries. A query with a checkpoint resumes from the checkpoint, and commits its offsets to the
+    # group.
     group(root).alter({"in": {0: 8}})
     assert batch()[:2] == [8, 9]
     finish(copy(stream, root, tmp_path / "c"))

@@ -1,4 +1,4 @@
-"""Spark with a root in HDFS: the README's four calls, in processes that have nothing else in common. Slow."""
+"""Spark with a root in HDFS: the four calls of the README, in separate processes. Slow."""
 
 from __future__ import annotations
 

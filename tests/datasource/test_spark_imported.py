@@ -1,4 +1,4 @@
-"""Imported Kafka topics through Spark: both isolation levels, batch and stream, with a transaction still open."""
+"""Imported Kafka topics through Spark: both isolation levels, batches and streams, with an open transaction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_batch_reads_what_kafkas_consumer_reads(
     wanted = expected(fixtures / FIXTURE, isolation)
     topics = ",".join(sorted(root.topics()))
     assert records(reader.option("subscribe", topics).load(root.location)) == wanted
-    # Cut into many parts, most markers lie behind the part that they decide over.
+    # If a read is split into many parts, most markers are after the part with the records of their transaction.
     assert records(reader.option("subscribe", topics).option("minPartitions", 40).load(root.location)) == wanted
     assert not any(
         report.failures for report in compact_root(root, Settings(2**42), InProcess(), CompactOptions(roll=True))

@@ -1,4 +1,4 @@
-"""Spark's tasks hand small results to the driver, which puts them into the commit."""
+"""Spark tasks send small results to the driver, which stores them in the commit."""
 
 from __future__ import annotations
 

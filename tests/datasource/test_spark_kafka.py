@@ -1,4 +1,4 @@
-"""Kafka directories scanned in place through Spark: what Kafka's own consumer returns, record by record."""
+"""Kafka directories that Spark reads in place have the same records as Kafka's consumer returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ ISOLATION = ("read_committed", "read_uncommitted")
 
 
 def records(df: DataFrame) -> dict[str, list[Record]]:
-    """Partition -> records in offset order, timestamps in microseconds (Python's datetime ends in the year 9999)."""
+    """Return the records of each partition in offset order, with timestamps in microseconds (Python's datetime ends in
+    the year 9999).
+    """
     rows = df.selectExpr(
         "topic",
         "partition",
@@ -111,7 +113,7 @@ def test_a_stream_over_a_log_dir_reads_the_same_once(spark: SparkSession, fixtur
     assert len(query.recentProgress) > 1
 
 
-# ---------------------------------------------------------------- damage
+# -- damage
 
 
 def undamaged(fixtures: Path) -> list[int]:

@@ -1,4 +1,6 @@
-"""Exactly once under SIGKILL: of the driver, also between the sink's commit and Spark's, and of a worker in a task."""
+"""Exactly-once writes if the driver is killed, possibly between the commits of the sink and of Spark, or if a worker is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 COMMIT_THEN_DIE = "sparklog_commit_then_die"
 START_SECONDS = 400
-"""A driver starts in 5 s, and in a minute where the machine has ten other things to do."""
+"""A driver starts in 5 s, or in a minute on a host that runs many other processes."""
 LEAD = 6 * BATCH_RECORDS
 
 pytestmark = pytest.mark.timeout(3600)
@@ -43,7 +45,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 @dataclass(frozen=True)
 class Place:
-    """A root, on a disk or in a bucket, and what the names of local files about it begin with."""
+    """A root on a disk or in a bucket, and the prefix of the names of its local files."""
 
     root: str
     beside: str
@@ -61,10 +63,10 @@ def in_bucket(folder: Path, bucket: str) -> Place:
 
 
 class Feeder(threading.Thread):
-    """Appends to topic `in`, in pieces of random size, while queries come and go.
+    """Appends to topic `in`, in chunks of random size, while queries start and stop.
 
-    Goes on until told to end, and always further than `read` by a few batches: a query never runs dry, however fast
-    it is and however late the test gets round to killing it.
+    The feeder runs until it is stopped, and is always a few batches ahead of `read`, so that a query always has records
+    to read, however fast the query is and however late the test kills it.
     """
 
     def __init__(self, root: str, seed: int) -> None:
@@ -94,8 +96,8 @@ class Feeder(threading.Thread):
 def driver(
     folder: Path, place: Place, sink: str = "sparklog", kill_at: int | None = None, topics: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver process of its own; whatever is left of it is killed at the end."""
-    # Before the driver can have written it.
+    """Start a driver process. At the end, its remaining processes are killed."""
+    # This is before the driver can have written the file.
     jvm = place.file("jvm")
     jvm.unlink(missing_ok=True)
     environment = {**os.environ, **spark_session.environment(), JVM_FILE: str(jvm), TOPICS: topics}
@@ -111,14 +113,14 @@ def driver(
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL for the Python driver and its JVM at once."""
+    """Send SIGKILL to the Python driver and its JVM."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def batches(place: Place) -> int:
-    """How many batches Spark's checkpoint has committed."""
+    """Return the number of batches that are committed in Spark's checkpoint."""
     folder = place.file("checkpoint") / "commits"
     return len([name for name in os.listdir(folder) if name.isdigit()]) if folder.exists() else 0
 
@@ -132,7 +134,7 @@ def wait(process: subprocess.Popen[bytes], place: Place, condition: Callable[[],
 
 
 def check_order(root: str) -> None:
-    """Each partition of `out` holds the records of one partition of `in`, in their order."""
+    """Assert that each partition of `out` contains the records of one partition of `in`, in the same order."""
     last: dict[int, int] = {}
     for batch in sparklog.open(root).topic("out").scan(columns=["value", "partition"]):
         for row in batch.to_pylist():
@@ -141,14 +143,14 @@ def check_order(root: str) -> None:
 
 
 def check_group(root: str, written: int, *, done: bool = False) -> None:
-    """What others see of the query is what it has written, or one batch less."""
+    """Assert that the committed offsets of the query are at its written records, or one batch before."""
     group = Groups(root).group(GROUP)
     seen = sum(item.offset for item in group.committed().values())
     assert (seen == written) if done else (written - BATCH_RECORDS - 2 <= seen <= written), (seen, written)
 
 
 def finish_copy(spark: SparkSession, place: Place, topics: str) -> None:
-    """Let a session that nobody kills go on with the query, to the end of what there is."""
+    """Resume the query in a session that is not killed, until all records are read."""
     query = start_copy(spark, place.root, place.beside, topics=topics)
     query.processAllAvailable()
     time.sleep(0.2)
@@ -158,7 +160,9 @@ def finish_copy(spark: SparkSession, place: Place, topics: str) -> None:
 def run_with_kills(
     sessions: tuple[SparkSession, Path], place: Place, kills: Sequence[int], seed: int, topics: str = ""
 ) -> None:
-    """Every third of the numbered `kills` strikes between the sink's commit and Spark's, others at any moment."""
+    """Run with the numbered `kills`. Every third kill is between the commits of the sink and of Spark, and the others
+    are at random times.
+    """
     root = place.root
     spark, folder = sessions
     rng = random.Random(seed)
@@ -193,7 +197,7 @@ def run_with_kills(
 
 
 def check_topics_agree(root: str, topics: str) -> list[int]:
-    """What one read of all topics finds: the same records in each, also while or after somebody dies."""
+    """Assert that one read of all topics returns the same records from each topic, also during or after a kill."""
     names = [name for name in topics.split(",") if name and name in sparklog.open(root).topics()]
     view = RootView(sparklog.open(root))
     view.refresh(names)
@@ -207,9 +211,9 @@ def check_topics_agree(root: str, topics: str) -> list[int]:
 
 
 def process_end(process: subprocess.Popen[bytes], place: Place) -> None:
-    """Wait until the driver's JVM was killed from inside; the Python driver notices and ends, or is killed."""
+    """Wait until the driver's JVM was killed from inside. The Python driver detects this and ends, or is killed."""
     jvm = place.file("jvm")
-    # The driver makes the file and then writes it.
+    # The driver creates the file and then writes it.
     wait(process, place, lambda: jvm.exists() and jvm.read_text() != "")
     pid = int(jvm.read_text())
     end = time.monotonic() + START_SECONDS
@@ -219,7 +223,7 @@ def process_end(process: subprocess.Popen[bytes], place: Place) -> None:
 
 
 def is_dead(pid: int) -> bool:
-    """Whether a process has ended, waited for or not."""
+    """Return whether a process has ended, even if its parent has not waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -228,7 +232,7 @@ def is_dead(pid: int) -> bool:
 
 @pytest.fixture
 def sessions(spark: SparkSession, spark_folder: Path) -> tuple[SparkSession, Path]:
-    """A session that lives on, and the folder where the drivers' own may have their files."""
+    """Start a session that is not killed, and return the directory for files of the killed drivers."""
     return spark, spark_folder
 
 
@@ -294,13 +298,13 @@ def test_a_worker_killed_in_mid_task(spark: SparkSession, tmp_path: Path) -> Non
 def test_two_runs_of_one_query_the_older_one_is_stopped(
     spark: SparkSession, spark_folder: Path, tmp_path: Path
 ) -> None:
-    """The other run is a driver of its own: one Spark session ends a query itself when it is started again."""
+    """The other run is a separate driver, because one Spark session stops a query that is started again."""
     place = on_disk(tmp_path)
     root = place.root
     feed(root, "in", range(10))
     with driver(spark_folder, place) as process:
         wait(process, place, lambda: batches(place) == 1)
-        # Without Spark's temporary files, which vanish, and the checksums, which it can do without.
+        # Omit Spark's temporary files, which are deleted concurrently, and checksums, which are optional.
         shutil.copytree(place.file("checkpoint"), tmp_path / "copied", ignore=shutil.ignore_patterns(".*"))
         forget_commit(tmp_path / "copied", 0)
         finish(copy(source(spark, f"{root}/in"), root, tmp_path / "copied"))

@@ -1,4 +1,4 @@
-"""Which Python Spark really starts, for each kind of process: programs that append their name to a file."""
+"""The Python that Spark starts for each kind of process. The test programs append their name to a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ spark.stop()
 
 
 class Machines:
-    """Two environments, of the driver and of executors, beside a `python3` on the PATH that has no packages."""
+    """Two environments, for the driver and for executors, and a `python3` on the PATH without packages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class Machines:
             archive.add(folder / "executor", ".")
 
     def _environment(self, name: str) -> str:
-        """An environment as `python3 -m venv` makes it, with the packages of this one."""
+        """Create an environment like `python3 -m venv`, with the packages of this environment."""
         scripts = self.folder / name / "bin"
         scripts.mkdir(parents=True)
         shutil.copy(Path(sys.prefix) / "pyvenv.cfg", scripts.parent)
@@ -69,7 +69,7 @@ class Machines:
         path.chmod(0o755)
 
     def processes(self) -> dict[str, set[str]]:
-        """What ran, from a kind of process to names of environments; and the folders of tasks' processes."""
+        """Return the names of the environments by kind of process, and the directories of the task processes."""
         ran = defaultdict(set)
         for line in self.log.read_text().splitlines():
             name, folder, *arguments = line.split()
@@ -169,7 +169,9 @@ def test_each_process_runs_its_python(
     registers: bool,
     expected: dict[str, str],
 ) -> None:
-    """`master`: of spark-submit; None: the program is started by `python3`, and names the cluster itself."""
+    """`master` is the option of spark-submit. If it is None, the program is started by `python3`, and sets the cluster
+    itself.
+    """
     import pyspark
 
     named = {"DRIVER": machines.driver, "EXECUTOR": machines.executor, "ARCHIVE": str(machines.archive)}

@@ -1,4 +1,4 @@
-"""The streaming sink through Spark: each batch once, whatever happens to the checkpoint."""
+"""The streaming sink through Spark writes each batch once, regardless of changes to the checkpoint."""
 
 from __future__ import annotations
 

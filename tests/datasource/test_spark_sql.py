@@ -33,7 +33,7 @@ def test_create_select_insert_and_drop(spark: SparkSession, tmp_path: Path) -> N
     assert keys("by_option") == keys("by_place") == ["anna", "ben", "carl"]
     assert keys("by_place", """WITH ('startingOffsets' = '{"orders":{"0":2}}')""") == ["carl"]
 
-    # Where it does not exist yet, the first INSERT makes the topic, with its configs.
+    # The first INSERT creates the topic with its configs, if it does not exist.
     spark.sql(f"CREATE TABLE fresh USING sparklog OPTIONS (path '{root}', topic 'fresh', 'topic.retention.ms' '-1')")
     spark.sql(insert("fresh", "dora", "lamp"))
     assert keys("fresh") == ["dora"]

@@ -46,7 +46,7 @@ def test_rate_limits_offsets_and_restarts(spark: SparkSession, root: str, tmp_pa
 
 
 def test_the_first_batch_keeps_its_start_over_a_crash(spark: SparkSession, root: str, tmp_path: Path) -> None:
-    """Planned with an initial offset of 10 and failed; by the restart "latest" has moved on."""
+    """The batch was planned with an initial offset of 10 and failed. At the restart, "latest" is a later offset."""
     feed(root, "in", range(10), partitions=1)
     seen: list[list[int]] = []
 
@@ -136,7 +136,8 @@ def test_once_and_starting_timestamp(spark: SparkSession, root: str, tmp_path: P
     query = copy(stream, root, tmp_path / "c").trigger(once=True).start()
     assert query.awaitTermination(WAIT_SECONDS)
     copied = values(root, "out")
-    assert copied == list(range(10)) or (not READ_LIMITS and 1 <= len(copied) <= 2)  # the limit, or one a partition
+    # the limit, or one record per partition
+    assert copied == list(range(10)) or (not READ_LIMITS and 1 <= len(copied) <= 2)
     late = spark.readStream.format("sparklog").option("startingTimestamp", str(int(time.time() * 1000) + 60_000))
     late = late.option("startingOffsetsByTimestampStrategy", "latest")
     finish(copy(late.load(f"{root}/in"), root, tmp_path / "c2", topic="none"))

@@ -1,4 +1,4 @@
-"""The recipes for values in docs/guides/spark-recipes.md: those with Spark's jars in a process of their own."""
+"""The recipes for values in docs/guides/spark-recipes.md. Recipes with Spark's jars run in a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIELDS = [{"name": "id", "type": "long"}, {"name": "item", "type": ["null", "str
 SCHEMA = {"type": "record", "name": "Order", "fields": FIELDS}
 ORDERS = [{"id": 1, "item": "book"}, {"id": 2, "item": None}]
 VERSIONS = ("", "4.1.1")
-"""Of spark-avro, to be tried in turn: that of pyspark, and one that works with it."""
+"""Versions of spark-avro to try: the version of pyspark, and a version that is compatible with it."""
 
 PROGRAM = """
 import os, pathlib, sys
@@ -45,7 +45,7 @@ spark.stop()
 
 
 def snippet(word: str) -> str:
-    """The one fence of the page with this word."""
+    """Return the code block of the page that contains this word."""
     found = [text for text in FENCED.findall(PAGE.read_text()) if word in text]
     assert len(found) == 1
     return str(found[0])

@@ -1,4 +1,6 @@
-"""What older Sparks lack, without them: a stream that is asked without a start, and what stands in for their names."""
+"""The fallbacks for older Spark releases, without these releases: streams that are called without a start, and missing
+names.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Document = dict[str, Any]
 
 
 class OldQuery:
-    """A run of a query of Spark 4.1: what it asks its source, and the positions that it read."""
+    """A run of a query in Spark 4.1: its calls of the source, and the positions that it read."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> None:
         from pyspark.sql.types import BinaryType, StructField, StructType
@@ -48,7 +50,7 @@ class OldQuery:
         return answer
 
     def batch(self, committed: Document | None, *, planned: bool = True) -> tuple[Document, list[tuple[int, int]]]:
-        """One micro-batch behind what is committed, None in a new query; `planned`: whether anything looks at it."""
+        """Run a micro-batch after the committed offset (None if new). `planned` is whether the batch is read."""
         end = self.latest()
         start = committed or json.loads(json.dumps(self.reader.initialOffset()))
         return end, self.plan(start, end) if planned and start != end else []
@@ -71,7 +73,7 @@ def test_limits_hold_without_a_start(root: Path, monkeypatch: pytest.MonkeyPatch
     query = OldQuery(root, monkeypatch, maxOffsetsPerTrigger="4")
     end, ranges = query.batch(None)
     assert ranges == [(0, 4)]
-    # Nothing looks at the rows of this batch, so it is not planned.
+    # The rows of this batch are not used, so the batch is not planned.
     end, _ = query.batch(end, planned=False)
     end, ranges = query.batch(end)
     assert ranges == [(8, 10)]
@@ -104,7 +106,7 @@ def test_the_first_batch_is_replayed_from_where_it_began(root: Path, monkeypatch
 
 
 def test_a_run_that_is_asked_before_it_plans_its_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Spark's wrapper for AvailableNow does, which is off by itself: nothing is passed over."""
+    """Spark's wrapper for AvailableNow does this. No records are skipped."""
     committed, _ = OldQuery(root, monkeypatch, maxOffsetsPerTrigger="4").batch(None)
     again = OldQuery(root, monkeypatch, startingOffsets="latest")
     assert again.plan(committed, again.latest()) == [(4, 10)]
@@ -158,7 +160,7 @@ def test_keys_are_hashed_one_by_one_without_arrow(monkeypatch: pytest.MonkeyPatc
 
 
 class Frame:
-    """A data frame that remembers how it was shuffled."""
+    """A data frame that records how it was shuffled."""
 
     def repartition(self, n: int, column: str) -> tuple[str, int, str]:
         return "hash", n, column

@@ -1,4 +1,6 @@
-"""Plans cost what is stored, however many offsets it spans: Kafka directories in place and topics of a root."""
+"""The cost of a plan depends on the stored data and not on the range of offsets, for Kafka directories and topics of a
+root.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ OFFSETS = [number * STEP + record for number in range(SEGMENTS) for record in ra
 
 
 def kafka_view(folder: Path) -> KafkaView:
-    """1,000 records over 2^62 offsets, forty in a segment."""
+    """1,000 records in 2^62 offsets, forty records per segment."""
     segments = {
         number * STEP: keyed_batch(number * STEP, [(b"key-%d" % record, b"value") for record in range(EACH)])
         for number in range(SEGMENTS)
@@ -39,7 +41,7 @@ def kafka_view(folder: Path) -> KafkaView:
 
 
 def native_view(folder: Path) -> RootView:
-    """The same as a topic of a root: all but the last one are sealed segments."""
+    """The same as a topic of a root, in which all segments except the last are sealed."""
     kafka_view(folder / "kafka")
     root = open_root(folder / "root", create=True)
     import_log_dir(root, folder / "kafka")
@@ -54,7 +56,7 @@ def view(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def read(tasks: list[list[ReadPart]]) -> list[list[int]]:
-    """The offsets that each task reads."""
+    """Return the offsets that each task reads."""
     return [
         [offset for part in task for batch in part.read(("offset",)) for offset in batch.column("offset").to_pylist()]
         for task in tasks
@@ -85,7 +87,7 @@ def test_tasks_that_are_asked_for_share_the_records(view: LogView) -> None:
 
 
 def micro_batches(view: LogView, **options: str) -> list[list[int]]:
-    """What each micro-batch of a stream from the start to the end reads."""
+    """Return the offsets that each micro-batch of a stream reads, from the start to the end."""
     kind = ROOT if isinstance(view, RootView) else KAFKA_DIRECTORY
     chosen = parse_options({"startingoffsets": "earliest", "subscribe": "t", **options}).read
     subscriber = Subscriber(view, Location(kind, view.location, view.location), chosen.subscription)

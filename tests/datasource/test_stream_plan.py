@@ -1,4 +1,4 @@
-"""The streaming source's answers: what Spark stores, compares and replays, without Spark."""
+"""The results of the streaming source: what Spark stores, compares and replays, without Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Document = dict[str, Any]
 
 
 class Time:
-    """A clock that moves when somebody sleeps."""
+    """A clock that advances when code sleeps."""
 
     def __init__(self) -> None:
         self.at = 100.0
@@ -54,7 +54,7 @@ def planner(view: LogView, time: Time | None = None, kind: str = ROOT, **options
 
 
 def stored(document: Document) -> Document:
-    """Through Spark's checkpoint and back."""
+    """Convert an offset to the form in Spark's checkpoint and back."""
     found: Document = json.loads(json.dumps(document))
     return found
 
@@ -349,14 +349,15 @@ def test_a_batch_planned_before_the_topic_was_created_again(caplog: pytest.LogCa
 
 OWN = "give this query a separate checkpointLocation"
 ELSEWHERE = (
-    f", or the checkpoint belongs to another root: then {OWN}. If this loss is acceptable, set failOnDataLoss=false"
+    f", or the checkpoint belongs to another root. In this case, {OWN}."
+    " If this loss is acceptable, set failOnDataLoss=false"
 )
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "options", "error", "expected"),
     [
-        # Another query's: nothing of it is read here, so nothing may be skipped.
+        # The checkpoint belongs to another query. None of it is read here, so nothing may be skipped.
         ({"u": {"0": 5}}, {}, BadRequest, f"offsets of u-0, which this query does not read (subscribe=t): {OWN}"),
         ({"gone": {"0": 5}}, {}, BadRequest, f"offsets of gone-0, which this query does not read (subscribe=t): {OWN}"),
         ({"u": {"0": 5}}, {"failOnDataLoss": "false"}, BadRequest, f"(subscribe=t): {OWN}"),
@@ -370,19 +371,19 @@ ELSEWHERE = (
             "or subscribe to these topics again if the checkpoint belongs to this query",
         ),
         ({"t": {"0": 5, "1": 2}}, {"assign": '{"t":[0]}'}, BadRequest, "offsets of t-1, which this query does not"),
-        # Created anew, in this root or in another one.
+        # The topic was created again, in this root or in another root.
         (
             {"t": {"0": 5}, "$ids": {"t": "id-0"}},
             {},
             NotFound,
-            f"again while a stream reads it (id id-0, now id-t){ELSEWHERE}: the query then continues at the start of",
+            f"again while a stream reads it (id id-0, now id-t){ELSEWHERE}, so that the query continues at the start of",
         ),
-        # Really deleted.
+        # The topic was deleted.
         (
             {"t": {"0": 5}, "gone": {"0": 5}},
             {"subscribe": "t,gone"},
             NotFound,
-            f"The topic 'gone' was deleted while a stream reads it{ELSEWHERE}: the query then skips it",
+            f"The topic 'gone' was deleted while a stream reads it{ELSEWHERE}, so that the query skips it",
         ),
         (
             {"t": {"0": 9}},
@@ -449,7 +450,7 @@ def test_start_deleted_by_retention(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_log_that_ends_before_offsets_without_an_id_is_data_loss() -> None:
-    """They may be of another topic: edited by hand, or of Kafka's connector."""
+    """The offsets may belong to another topic, because they were edited by hand or come from Kafka's connector."""
     view, end = view_of(t=6), {"t": {"0": 10}}
     with pytest.raises(NotFound, match="Offset 10 of t-0 is out of range: the log ends at 6"):
         planner(view).latest(end, limited=True)
@@ -494,7 +495,7 @@ def test_starting_offsets_and_timestamps() -> None:
     assert latest.initial()["t"] == {"0": 3, "1": 0}
     with pytest.raises(BadRequest, match="must contain each partition that is read; missing: t-1"):
         planner(view, startingoffsets='{"t":{"0":1}}').initial()
-    with pytest.raises(BadRequest, match="names partitions that are not read: t-7"):
+    with pytest.raises(BadRequest, match="contains partitions that are not read: t-7"):
         planner(view, startingoffsets='{"t":{"0":1,"1":1,"7":1}}').initial()
     with pytest.raises(NotFound, match="is out of range: the log ends at 3: startingOffsets accepts 0 to 3"):
         planner(view, startingoffsets='{"t":{"0":9,"1":1}}').initial()
@@ -546,11 +547,11 @@ def test_an_offset_of_kafkas_own_connector_is_understood() -> None:
     assert read(source.ranges({"t": {"0": 2}}, end)) == [("t", 0, 2, 5)]
 
 
-# -- a machine that does not see yet what a checkpoint names
+# -- a host that does not see the offsets of a checkpoint yet
 
 
 class Lagging(Time):
-    """Time that lets a view see more once so many seconds have passed."""
+    """A clock that makes more records visible after a number of seconds."""
 
     def __init__(self, seconds: float, then: Callable[[], None]) -> None:
         super().__init__()
@@ -565,7 +566,7 @@ class Lagging(Time):
 
 
 class Passing(Time):
-    """Time that passes in a world."""
+    """A clock that advances the clock of a world."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -631,7 +632,7 @@ def test_a_batch_waits_until_what_was_decided_when_it_was_planned_is_decided_her
 @pytest.mark.parametrize("loss", ["true", "false"])
 @pytest.mark.parametrize("ask", ["ranges", "latest"])
 def test_records_of_the_checkpoint_are_never_reported_as_lost(ask: str, loss: str) -> None:
-    """A mount hides it for longer than caches last: the query fails, again and again, until it is there."""
+    """A mount hides the records for longer than caches last. The query fails until the records are visible."""
     start, end = {"t": {"0": 1}, "$ids": {"t": "id-t"}}, {"t": {"0": 10, "1": 2}, "$ids": {"t": "id-t"}}
     view = view_of(t=4)
 
@@ -653,7 +654,7 @@ def test_records_of_the_checkpoint_are_never_reported_as_lost(ask: str, loss: st
 @pytest.mark.parametrize("subscription", [{"subscribe": "a,new"}, {"subscribePattern": ".*"}])
 @pytest.mark.parametrize("minutes", [1, 5])
 def test_a_topic_of_which_nothing_can_be_seen_yet_is_not_deleted(subscription: dict[str, str], minutes: int) -> None:
-    """This machine looked for it before it was created; a deleted topic leaves its commits, which say so."""
+    """This host looked for the topic before it was created. A deleted topic would still have its commits."""
     world = TopicsWorld()
     mount = NameCachingStore(world.store, lambda: world.now_ms, folder_ms=minutes * 60_000)
     with pytest.raises(NotFound):
@@ -678,11 +679,11 @@ def test_a_topic_of_which_nothing_can_be_seen_yet_is_not_deleted(subscription: d
 
 
 def test_a_commit_that_a_cache_of_names_hides_is_waited_for() -> None:
-    """The client of Query A remembers for a minute that a name is missing.
+    """The client of query A caches for a minute that a name is missing.
 
-    1. A looks for the first commit with records: there is none.
-    2. Writer B creates it, and a query on another machine reads it. Its checkpoint comes to A.
-    3. A goes on from the checkpoint.
+    1. A looks for the first commit with records, which does not exist.
+    2. Writer B creates the commit, and a query on another host reads it. The checkpoint of that query is copied to A.
+    3. A resumes from the checkpoint.
     """
     world = TopicsWorld()
     mount = NameCachingStore(world.store, world.clock, name_ms=60_000)

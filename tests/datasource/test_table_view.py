@@ -1,4 +1,4 @@
-"""`view=table`: its options, its tasks, and what a task gives, without Spark's JVM."""
+"""`view=table`: options, tasks and the result of a task, without Spark's JVM."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def schema(*columns: str) -> StructType:
 
 
 def read(root: Root, *columns: str, **options: str) -> list[list[dict[str, object]]]:
-    """The rows of each task."""
+    """Return the rows of each task."""
     source = SparklogDataSource({"path": root.location, "subscribe": "t", "view": "table", **options})
     source.schema()
     reader = source.reader(schema(*columns))
@@ -102,14 +102,14 @@ def test_a_topic_deleted_after_listing_is_skipped(root: Root, view: str, monkeyp
     ("options", "kind", "message"),
     [
         ({"view": "tabel"}, BadRequest, "Option 'view' must be log or table, found 'tabel'; did you mean"),
-        ({"view": "log", "asOfTimestamp": "1"}, BadRequest, "'asOfTimestamp' needs view=table"),
+        ({"view": "log", "asOfTimestamp": "1"}, BadRequest, "'asOfTimestamp' requires view=table"),
         ({"asOfTimestamp": "noon"}, BadRequest, "Option 'asOfTimestamp' must be milliseconds or a time"),
         ({"asOfTimestamp": "1", "asOfOffsets": OFFSETS}, BadRequest, "either 'asOfTimestamp' or 'asOfOffsets'"),
         ({"asOfOffsets": "5"}, BadRequest, "Option 'asOfOffsets' must be JSON such as"),
         ({"asOfOffsets": '{"t":{"0":-2}}'}, BadRequest, "Option 'asOfOffsets' must be JSON such as"),
         ({"asOfOffsets": '{"t":{"0":1}}'}, BadRequest, "asOfOffsets must contain each partition that is read; missing"),
-        ({"asOfOffsets": '{"t":{"0":1,"1":1,"7":1}}'}, BadRequest, "asOfOffsets names partitions that are not read"),
-        ({"asOfOffsets": '{"t":{"0":9,"1":1}}'}, NotFound, "offset 9 of t-0 is out of range: expected 0 to 4"),
+        ({"asOfOffsets": '{"t":{"0":1,"1":1,"7":1}}'}, BadRequest, "asOfOffsets contains partitions that are not read"),
+        ({"asOfOffsets": '{"t":{"0":9,"1":1}}'}, NotFound, "as of offset 9 of t-0 is out of range: it has 0 to 4"),
         ({"startingOffsets": "earliest"}, BadRequest, "Option 'startingOffsets' is for view=log"),
         ({"endingTimestamp": "1700000000000"}, BadRequest, "Option 'endingTimestamp' is for view=log"),
         ({"maxRecordsPerPartition": "5"}, BadRequest, "a table reads each partition in one task"),
@@ -117,7 +117,9 @@ def test_a_topic_deleted_after_listing_is_skipped(root: Root, view: str, monkeyp
         ({"subscribe": "nothing"}, NotFound, "There is no topic 'nothing'"),
     ],
 )
-def test_what_is_refused(root: Root, options: dict[str, str], kind: type[SparklogError], message: str) -> None:
+def test_invalid_options_are_rejected(
+    root: Root, options: dict[str, str], kind: type[SparklogError], message: str
+) -> None:
     with pytest.raises(Exception, match=re.escape(message)) as error:
         read(root, **options)
     assert type(error.value).__name__ == f"[{kind.code}]"

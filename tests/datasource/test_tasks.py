@@ -86,8 +86,9 @@ VECTORS: list[tuple[list[int], int, int | None, list[int]]] = [
     ([3, 1, 1000, 2, 10, 1], 13, 59, [1, 1, 17, 1, 1, 1]),
     ([10, 5, 1], 20, 2, [10, 3, 1]),
 ]
-"""Records of each partition, minPartitions, maxRecordsPerPartition: by the class KafkaOffsetRangeCalculator of
-spark-sql-kafka 4.2.0 each partition becomes so many tasks."""
+"""Records of each partition, minPartitions, maxRecordsPerPartition, and the number of tasks of each partition according
+to KafkaOffsetRangeCalculator of spark-sql-kafka 4.2.0.
+"""
 
 
 @pytest.mark.parametrize(("sizes", "low", "most", "expected"), VECTORS)
@@ -104,7 +105,7 @@ def rounded_half_up(size: int, total: int, tasks: int) -> int:
 
 
 def shares(part: tuple[int, int, int], count: int) -> list[tuple[int, int, int]]:
-    """Cut (partition, start, end): each in turn takes an equal share, rounded down, of what is left."""
+    """Cut (partition, start, end) into parts. Each part gets an equal share of the remaining offsets, rounded down."""
     partition, start, end = part
     cuts = [start]
     for left in range(count, 0, -1):
@@ -113,7 +114,7 @@ def shares(part: tuple[int, int, int], count: int) -> list[tuple[int, int, int]]
 
 
 def kafkas_ranges(sizes: list[int], low: int, most: int | None) -> list[tuple[int, int, int]]:
-    """State the rule of Kafka's connector plainly."""
+    """A simple implementation of the rule of Kafka's connector."""
     parts = [(partition, 100, 100 + size) for partition, size in enumerate(sizes)]
     if most is not None:
         parts = [each for part in parts for each in shares(part, -(-(part[2] - part[1]) // most))]

@@ -1,4 +1,4 @@
-"""What runs in tasks and at the commit, called directly."""
+"""The code that runs in tasks and in the commit, called directly."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_unexpected_error_keeps_its_type() -> None:
 
 
 def test_importing_the_source_imports_no_heavy_modules(tmp_path: Path) -> None:
-    """Spark starts Pythons to look for formats, to make the source, to plan, and to answer for a stream."""
+    """Spark starts Python processes to find formats, to create the source, to plan, and to run a stream."""
     topic = sparklog.open(tmp_path, create=True).create_topic("t")
     topic.append(pa.table({"value": [b"v"]}))
     program = (
@@ -104,7 +104,7 @@ def test_importing_the_source_imports_no_heavy_modules(tmp_path: Path) -> None:
         "assert type(pickle.loads(pickle.dumps(reader))).__name__ == 'ReadTask'\n"
         "show(*(f'sparklog.{name}' for name in ('datasource.stream_plan', 'log.state.commit', 'log.topic')))\n"
         "start = reader.initialOffset()\n"
-        # Spark before 4.2 asks for neither.
+        # Spark before 4.2 does not call these methods.
         "limits = hasattr(reader, 'getDefaultReadLimit')\n"
         "if limits: reader.prepareForTriggerAvailableNow()\n"
         "reader.partitions(start, reader.latestOffset(*((start, reader.getDefaultReadLimit()) if limits else ())))\n"
@@ -152,7 +152,7 @@ def test_a_thousand_partitions_are_planned_at_once_and_pickled_as_one_table(
 
 
 class PartOfALog:
-    """A part whose log start has moved past its beginning after it was planned."""
+    """A part whose log start moved past its start after it was planned."""
 
     range = OffsetRange("in", 0, 0, 10)
     records = 10
@@ -195,7 +195,7 @@ def test_a_missing_record_that_was_not_deleted_is_an_error_even_then(tmp_path: P
 def test_records_of_a_topic_created_again_are_not_read_under_an_old_plan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A micro-batch is planned; the topic is deleted, created again and vacuumed before its tasks run."""
+    """A micro-batch is planned. Before its tasks run, the topic is deleted, created again and vacuumed."""
     opened = sparklog.open(tmp_path, create=True)
     options = parse_options(
         {"path": str(tmp_path), "subscribe": "t", "startingoffsets": "earliest", "failondataloss": "false"}
@@ -228,10 +228,10 @@ def test_a_partition_without_value_is_empty(tmp_path: Path) -> None:
     feed(tmp_path / "log", "in", range(1))
     task = read_task(str(tmp_path / "log"))
     assert list(task.read(InputPartition(None))) == []
-    assert list(task.read(None)) == []  # as Spark 4.0 and 4.1 have it
+    assert list(task.read(None)) == []  # the call of Spark 4.0 and 4.1
 
 
-# Writing without Spark
+# -- writes without Spark
 
 
 def plan(root: str, schema: str = "key string, value string", **options: str) -> SinkPlan:
@@ -325,7 +325,7 @@ def test_reads_of_some_keys(tmp_path: Path, read: str, more: dict[str, str]) -> 
 
 
 def _elsewhere() -> int:
-    """A partition of three that is neither that of k3 nor that of k4."""
+    """Return the partition of three that contains neither k3 nor k4."""
     return next(p for p in range(3) if p not in partition_for_key(pa.array([b"k3", b"k4"]), 3).tolist())
 
 
@@ -405,7 +405,7 @@ def test_a_topic_column_is_a_transaction(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_run_of_a_query_is_fenced_however_many_came_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str
 ) -> None:
-    """Spark keeps one data source for the commits of a run, and asks it for a writer at each."""
+    """Spark uses one data source for the commits of a run, and requests a writer for each commit."""
     monkeypatch.setitem(sys.modules, COMMIT_RUNNER, sys)
     clock = iter(range(1_700_000_000_000, 1_700_000_000_010))
     monkeypatch.setattr(data_source, "SYSTEM", replace(SYSTEM, wall_ms=lambda: next(clock)))
@@ -429,7 +429,9 @@ def test_a_run_of_a_query_is_fenced_however_many_came_between(
 
 
 def test_runs_on_machines_whose_clocks_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run's machine is four minutes ahead; the second run begins a moment later on one that is right."""
+    """The clock of the first run's host is four minutes ahead. The second run starts shortly after on a host with a
+    correct clock.
+    """
     root = str(tmp_path / "log")
     sink = plan(root, topic="t")
     message = write_task(sink, [rows(range(3))], "x")
@@ -450,7 +452,7 @@ BY_COLUMN = "key string, value string, topic string"
 
 @pytest.mark.parametrize("column_first", [True, False])
 def test_a_sink_that_names_its_topic_in_another_way_after_a_restart(tmp_path: Path, column_first: bool) -> None:
-    """Between the sink's commit of batch 1 and Spark's the driver dies; the query restarts with another option."""
+    """The driver dies between the commits of the sink and of Spark, and the query restarts with another option."""
     root = str(tmp_path / "log")
     both = plan(root, topic="t"), plan(root, BY_COLUMN)
     given = [rows(range(10)), rows(range(10), ["t"])]
@@ -658,8 +660,8 @@ def test_requests_of_a_micro_batch_and_of_an_idle_poll(tmp_path: Path, monkeypat
     assert requests("list") == 0
     assert requests("create") == 1
     assert requests("writer") == 0
-    # The root's id when the driver plans, when it publishes and before the create; the next commit's number when it
-    # plans, and the commit before ours after the create. No task makes a request.
+    # The driver reads the root id when it plans, when it commits, and before the create. It reads the next commit's
+    # number when it plans, and the previous commit after the create. No task makes a request.
     assert requests("get") == 5
 
     location = Location(TOPIC, f"{path}/t", path, "t")
@@ -682,7 +684,7 @@ def plan_without_pickling(path: str) -> SinkPlan:
 
 
 def test_a_zip_of_the_path_is_not_read_again_at_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to Spark 4.1 each call begins with `importlib.invalidate_caches()`, which reads a zip once for each finder."""
+    """Up to Spark 4.1, each call starts with `importlib.invalidate_caches()`, which reads a zip for each finder."""
     import importlib
     import zipimport
     from zipfile import ZipFile
@@ -732,7 +734,7 @@ for partition in batch.partitions():
 
 
 def test_few_objects_are_visited_after_a_task_that_loaded_kernels(tmp_path: Path) -> None:
-    """Spark's worker daemon collects after each task: pyspark, numpy, pyarrow and numba have 200,000 objects."""
+    """Spark's worker daemon collects garbage after each task, and the imported packages have 200,000 objects."""
     topic = sparklog.open(tmp_path, create=True).create_topic("t", partitions=2)
     topic.append(pa.table({"value": [b"v"] * 60_010, "partition": pa.array([0] * 10 + [1] * 60_000, pa.int32())}))
     done = subprocess.run([sys.executable, "-c", TASKS, tmp_path], capture_output=True, text=True, check=True)
@@ -744,7 +746,9 @@ def test_few_objects_are_visited_after_a_task_that_loaded_kernels(tmp_path: Path
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "meanwhile"])
 def test_sigterm_is_deferred_until_the_block_ends(meanwhile: bool) -> None:
-    """Spark closes the socket of a query's process, and sends it a signal then: the group is left in any case."""
+    """Spark closes the socket of a query's process, and then sends a signal. The process leaves the group in both
+    cases.
+    """
     end = "os.kill(os.getpid(), signal.SIGTERM)"
     program = f"""
 import os, signal

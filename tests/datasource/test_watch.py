@@ -1,4 +1,4 @@
-"""How far queries are behind, from what Spark reports: figures, lines, the file for Prometheus."""
+"""The lag of queries according to Spark's progress: numbers, lines and the file for Prometheus."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def test_an_unwritable_metrics_file_does_not_stop_the_query(tmp_path: Path, capl
 
 @pytest.mark.parametrize(("module", "daemon"), [("pyspark.sql.connect.session", True), ("pyspark.sql.session", False)])
 def test_threads_of_spark_connect_do_not_keep_the_process_from_ending(module: str, daemon: bool) -> None:
-    """Spark Connect makes a thread that waits for events: it takes after the thread that adds the listener."""
+    """Spark Connect starts a thread that waits for events. The thread is a daemon only if the thread that adds the
+    listener is a daemon.
+    """
     made: list[threading.Thread] = []
     listeners: list[object] = []
 

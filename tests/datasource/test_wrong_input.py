@@ -1,6 +1,6 @@
-"""Wrong input to the data source, called as Spark's planner calls it: one line each.
+"""Invalid input to the data source is a one-line error. The source is called as by Spark's planner.
 
-How Spark shows such a line: `test_spark_errors.py`, with the first of each kind.
+`test_spark_errors.py` tests how Spark shows such a line, with the first case of each kind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def line(action: Callable[[], Any]) -> str:
-    """The error as Spark shows it: its name, and one line."""
+    """Return the error as Spark shows it: its name and one line."""
     with pytest.raises(Exception) as error:
         action()
     text = f"{type(error.value).__name__}: {error.value}"
@@ -52,7 +52,7 @@ def line(action: Callable[[], Any]) -> str:
 
 
 def source(path: str | None, **options: str) -> SparklogDataSource:
-    """The source with options as Spark hands them over: their names in small letters."""
+    """Return the source with options as passed by Spark, with names in lower case."""
     given = {name.lower(): value for name, value in options.items()}
     return SparklogDataSource(given if path is None else {"path": path, **given})
 
@@ -182,7 +182,7 @@ def test_where_nothing_can_be_written(root: str, fixtures: Path) -> None:
 
 
 def test_the_folder_of_a_far_partition_costs_no_memory() -> None:
-    """Of a log dir of Kafka's, names of folders say which partitions there are."""
+    """In a Kafka log directory, the names of the directories determine which partitions exist."""
     tracemalloc.start()
     try:
         assert _partitions([0, 2_000_000]) == "partitions 0, 2000000"

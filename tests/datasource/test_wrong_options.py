@@ -1,4 +1,4 @@
-"""Wrong values and misspelled names of every option of the data source, made from the table of options."""
+"""Invalid values and misspelled names of every option of the data source, generated from the table of options."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ WRONG: dict[str, tuple[str, ...]] = {
     "timestamp": ("", "yesterday", "2026-13-01", "-5", "1e3", LONG, str(1 << 63), "\ud800"),
     "json": JSON,
 }
-"""By the type of an option; the wrong values of a choice are made of its choices."""
+"""Invalid values by the type of an option. The invalid values of a choice are derived from its choices."""
 NEEDED = {
     "keyFormat": {"keys": "a"},
     "allPartitions": {"keys": "a"},
     "asOfTimestamp": {"view": "table"},
     "asOfOffsets": {"view": "table"},
 }
-"""Options without which an option has no effect."""
+"""Options without which another option has no effect."""
 OF_STORES = {setting.name for setting in SETTINGS}
-"""They become a part of a URL: `tests/storage/test_cloud_settings.py`."""
+"""Options that become a part of a URL, which `tests/storage/test_cloud_settings.py` tests."""
 
 
 def wrong_values(option: Setting) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def wrong_values(option: Setting) -> tuple[str, ...]:
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """The line of the error; empty: there is none, or it is not one line of a `BadRequest`."""
+    """Return the line of the error, or an empty string if there is no one-line `BadRequest`."""
     try:
         call()
     except BadRequest as error:
@@ -69,7 +69,7 @@ def test_every_invalid_value_is_rejected_by_name() -> None:
 
 
 def named(value: str, said: str) -> bool:
-    """True if a line has the value, or the part of it that is wrong."""
+    """Return True if a line contains the value, or the invalid part of the value."""
     parts = [value, *value.replace("{", " ").replace("}", " ").replace(":", " ").replace('"', " ").split()]
     return any(repr(part[:40])[1:-1] in said for part in parts) or "nested too deeply" in said
 
@@ -82,16 +82,16 @@ def test_a_misspelled_name_suggests_the_correct_name() -> None:
 
 
 def test_an_option_of_the_other_side_is_refused_or_has_no_effect_with_a_warning() -> None:
-    """A read refuses what is for writes alone, and a write what is for reads, unless it is a setting of clients."""
+    """A read rejects options for writes, and a write rejects options for reads, except client configs."""
     for option in OPTIONS:
-        # A read takes levels of codecs, as it takes the other settings of a producer.
+        # A read accepts compression levels, like other producer configs.
         if option.name in (*NEEDED, *OF_STORES, *LEVELS.values()) or option.type.name == "json" or "*" in option.name:
             continue
         value = option.default_text or {"long": "1", "timestamp": "1", "boolean": "true"}.get(option.type.name, "t")
         value = option.type.choices[0] if option.type.choices else value
         given = {option.name.lower(): value}
         if said := refusal(lambda: parse_options(given)):  # noqa: B023
-            # It goes with another one, or takes more than a word.
+            # The option requires another option, or accepts more than one word.
             assert option.name in said or "kafka.group.id" in said, said
             continue
         parsed = parse_options(given)
