@@ -376,8 +376,7 @@ ELSEWHERE = (
             {"t": {"0": 5}, "$ids": {"t": "id-0"}},
             {},
             NotFound,
-            f"again while a stream reads it (id id-0, now id-t){ELSEWHERE}, so that the query continues at the start "
-            "of",
+            f"again while a stream reads it (id id-0, now id-t){ELSEWHERE}, so that the query continues at the",
         ),
         # The topic was deleted.
         (
