@@ -33,7 +33,7 @@ def test_verify_accounts_for_every_byte_of_an_intact_root(sparklog: Sparklog, lo
     (line,) = sparklog("verify").lines
     assert line.startswith("every byte accounted for: 2 topics, 4 commits, 3 files, 2 slices, 2 batches, 4 records, ")
     (quick,) = sparklog("verify", "--quick").lines
-    assert quick.startswith("every file exists, contents were not read: 2 topics, 4 commits, 3 files, 2 slices, ")
+    assert quick.startswith("all files exist, their contents were not read: 2 topics, 4 commits, 3 files, 2 slices, ")
     found = json.loads(sparklog("verify", "--json").out)
     size = sum(path.stat().st_size for path in log.rglob("*") if path.is_file())
     assert (found["sound"], found["problems"], found["counts"]["bytes"]) == (True, [], size)
@@ -63,9 +63,9 @@ def test_unreferenced_files_are_listed_and_are_not_damage(sparklog: Sparklog, lo
     (log / "orders" / "append" / "00000000000000000001-lost.slices").write_bytes(b"12345")
     (log / "notes.txt").write_bytes(b"mine")
     first, orphan, second, foreign, verdict = sparklog("verify").lines
-    assert first.startswith("1 file unreferenced")
+    assert first.startswith("1 unreferenced file")
     assert "00000000000000000001-lost.slices  5 bytes, " in orphan
-    assert second.startswith("1 file not sparklog's")
+    assert second.startswith("1 unrecognized file")
     assert foreign.strip().startswith("notes.txt  4 bytes, ")
     assert verdict.startswith("every byte accounted for")
 
@@ -102,7 +102,7 @@ def test_the_directory_of_groups_is_not_a_damaged_root(sparklog: Sparklog, log: 
 def test_verify_reports_a_missing_root_id(sparklog: Sparklog, log: Path) -> None:
     (log / "_root.json").unlink()
     problem, _ = sparklog("verify", code=1).lines
-    assert problem.startswith("missing: _root.json: the root has topics, but no file with its id")
+    assert problem.startswith("missing: _root.json: the root has topics, but no file with the root id")
 
 
 def test_kafka_directories(sparklog: Sparklog, fixtures: Path) -> None:

@@ -221,7 +221,7 @@ def test_the_retention_job_records_and_times_out() -> None:
         ("c", 0, False),
     ]
     assert (world.undecided("a"), world.undecided("b")) == ([0], [0])
-    assert "a: the result of 1 transaction was recorded" in summary(reports)
+    assert "a: the outcome of 1 transaction was recorded" in summary(reports)
     found = document(reports, root="r", now_ms=0, dry_run=False)
     assert [topic["resolvedTransactions"] for topic in json.loads(json.dumps(found))["topics"]][:2] == [1, 1]
 

@@ -1,1 +1,1 @@
-"""Verification: read every byte of a root, or of a Kafka log directory, and compare it with what was written."""
+"""Verification of a root or a Kafka log directory: read every byte and compare it with the checksums and commits."""

@@ -1,13 +1,14 @@
-"""Read all objects of a log and report damage, with its position, gaps, missing objects and unreachable objects.
+"""Read all objects of a log and report corrupt, missing and unreachable objects.
 
-This module checks journals whose entries contain the complete state (decisions of a transactional id, offsets of a
-group, leases of a job): every entry, the chain of entries, and every copy of an entry. Entries below the second latest
-copy may have been deleted, the oldest first; all other entries must exist. A copy must equal its entry byte for byte.
-If an entry that is not the latest is damaged, only past states are lost. `topic_log` checks the log of a topic.
+This module checks journals whose entries contain the complete state: the decisions of a transactional id, the offsets
+of a group or the leases of a job. It checks every entry, the chain of entries, and every copy of an entry. Cleanup may
+have deleted entries below the second latest copy, the oldest entries first; all other entries must exist. A copy must
+equal its entry byte for byte. If an entry other than the latest is damaged, only past states are lost. The module
+`topic_log` checks the log of a topic.
 
-Readers start after the latest checkpoint and stop at the first missing number, so objects beyond a gap are reported.
-They are the rest of a log that lost objects, or were written by a process that outlived its root and continued with the
-old numbers.
+Readers start after the latest checkpoint and stop at the first missing number, so they cannot reach objects beyond a
+gap. Such objects are reported. They belong to a log that lost objects, or to a process that kept running while its root
+was restored and continued with the old numbers.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ from sparklog.tools.verification.findings import (
 MAX_UNREACHABLE = 20
 MAX_MISSING = 20
 BEYOND_GAP = (
-    "rebuild or restore the missing objects before it, or delete it if a process that outlived a restored root wrote it"
+    "rebuild or restore the missing objects before it; if a process that outlived a restored root wrote it, delete it"
 )
-DELETE_COPY = "delete the copy: readers can use the entries"
+DELETE_COPY = "delete the copy; readers can use the entries"
 T = TypeVar("T")
 
 
 def log_end(numbers: Sequence[int], checkpoint: int) -> int:
     """Return the last of `numbers` (ascending) that readers reach.
 
-    Readers start after `checkpoint`, -1 if there is none. If no number is below the first gap, return the last number.
+    Readers start after `checkpoint`, which is -1 if there is no checkpoint. If all numbers are beyond the first gap,
+    return the last number.
     """
     end = checkpoint
     for number in numbers:
@@ -67,7 +69,7 @@ _CRC_FIELD = b',"crc":'
 
 
 def findings_of(kind: str, stored: StoredObject[T]) -> list[Finding]:
-    """Return the damage of an object as a finding, with the position of the damage if it can be determined."""
+    """Return a finding if an object is corrupt, with the position of the damage if the position can be determined."""
     if stored.damage is None:
         return []
     finding = Finding.of(kind, stored.damage, stored.key)
@@ -86,17 +88,17 @@ def _located(finding: Finding, data: bytes) -> Finding:
         if crc == expected:
             return finding
         flipped = finding.at_flipped_bit(0, crc_field, crc, expected) if expected < 2**32 else None
-        # Otherwise a digit of the checksum itself is wrong, or more than one bit.
+        # A digit of the checksum itself may be damaged. Otherwise more than one bit is wrong.
         left, right = str(expected), str(crc)
         one_digit = len(left) == len(right) and sum(a != b for a, b in zip(left, right, strict=True)) == 1
         return flipped or replace(finding, position=crc_field + len(_CRC_FIELD) if one_digit else 0)
     unprintable = (position for position, byte in enumerate(document[:-1]) if not 0x20 <= byte < 0x7F)
-    # If all bytes are printable, the checksum field, which is last, must be damaged.
+    # If all bytes are printable, the checksum field at the end of the document must be damaged.
     return replace(finding, position=next(unprintable, max(document.rfind(b","), 0)))
 
 
 def _located_after_document(finding: Finding, document: bytes, data: bytes) -> Finding:
-    """Return the finding at the part after an intact document that does not match its CRC-32C."""
+    """Return the finding at the first part after an intact document that does not match its CRC-32C."""
     start, parts = len(document), following(json.loads(document))
     if len(data) == start + sum(nbytes for nbytes, _ in parts):
         for nbytes, expected in parts:
@@ -109,12 +111,12 @@ def _located_after_document(finding: Finding, document: bytes, data: bytes) -> F
 
 @dataclass(slots=True)
 class CheckedLog:
-    """A log of which all objects are read.
+    """A log whose objects are all read and checked.
 
     Attributes:
-        what: the noun for its objects in messages.
-        kind: the kind of findings about its objects.
-        objects: keys of the log, and of data files, that are known to belong to it.
+        what: the noun for an object of the log in messages.
+        kind: the kind of findings about objects of the log.
+        objects: the keys of all objects and data files that are known to belong to the log.
     """
 
     store: Store
@@ -139,9 +141,9 @@ class CheckedLog:
         remedy: str = RESTORE,
         accounted: bool = True,
     ) -> tuple[T | None, bytes]:
-        """Read and check an object; return it, or None if it is damaged, and its bytes.
+        """Read and check an object. Return the decoded object, which is None if the object is damaged, and its bytes.
 
-        `kind` is the kind of findings if it differs from that of the log.
+        `kind` overrides the log's kind of findings.
         """
         stored = read_object(self.store, key, decode, number)
         self.objects |= {key} if accounted else set()
@@ -150,40 +152,48 @@ class CheckedLog:
         return stored.value, stored.data
 
     def find_obstacles(self) -> None:
-        """Report directories, links and special files with the name of an object, which prevent writing it.
+        """Report directories, links and special files that have the name of an object and prevent creating the object.
 
-        Listings do not show them.
+        Listings do not contain these files.
         """
         for folder in (naming.log_folder(self.prefix), naming.checkpoint_prefix(self.prefix)):
             for name in self.store.obstacles(folder):
                 if naming.entry_number(name) is not None:
-                    expected = "expected a file or nothing, found a directory, a link or a special file"
-                    message = f"{expected}: no {self.what} can be written under this name"
-                    self.report(self.kind, folder + name, message, "move it away")
+                    found = "found a directory, a link or a special file"
+                    message = f"{found}, so no {self.what} with this name can be written"
+                    self.report(self.kind, folder + name, message, "move the file away")
 
     def find_unreachable(self, numbers: Iterable[int], end: int) -> None:
-        """Report objects beyond the end of the log. Raises `NotFound` if the listing was outdated: list again."""
+        """Report objects beyond the end of the log.
+
+        Raises `NotFound` if the listing is outdated, so that the caller lists the log again.
+        """
         what, beyond = self.what, [number for number in numbers if number > end]
         if beyond and self.store.stat(naming.commit_key(self.prefix, end + 1)) is not None:
             raise NotFound(f"{what} {end + 1} was written while the log was listed")
         for number in beyond[:MAX_UNREACHABLE]:
-            message = f"{what} {number} is beyond a gap: {what} {end + 1} is missing, so readers and writers stop there"
+            message = (
+                f"{what} {number} is beyond a gap: {what} {end + 1} is missing, and readers and writers stop at the gap"
+            )
             self.report(LOG, naming.commit_key(self.prefix, number), message, BEYOND_GAP)
 
     def find_missing(self, first: int, end: int, existing: Iterable[int], remedy: str = RESTORE) -> None:
-        """Report missing objects in `[first, end)`, where none may have been deleted."""
+        """Report missing objects in `[first, end)`, a range in which cleanup deletes no objects."""
         inside = sorted(number for number in {*existing} if first <= number < end)
-        # A corrupt file name can have a huge number, so do not list all numbers of a gap.
+        # A corrupt file name can contain a huge number, so do not create a list of all numbers in a gap.
         gaps = (number for low, high in pairwise([first - 1, *inside, end]) for number in range(low + 1, high))
         for number in islice(gaps, MAX_MISSING):
             key = naming.commit_key(self.prefix, number)
-            self.report(MISSING, key, f"{self.what} {number} is missing, but later ones exist", remedy)
+            self.report(MISSING, key, f"{self.what} {number} is missing, but a later {self.what} exists", remedy)
 
     def follows(self, number: int, prev_crc: int | None, crc: int | None) -> bool:
-        """Return True if an object contains the CRC of its predecessor or that is unknown; otherwise report it."""
+        """Check that an object contains the CRC of its predecessor. Report a mismatch and return False.
+
+        If the CRC of the predecessor is unknown, return True.
+        """
         if crc is None or prev_crc == crc:
             return True
-        message = f"the chain is broken: {self.what} {number} follows one with CRC-32C {prev_crc}, this one has {crc}"
+        message = f"the chain is broken: {self.what} {number} expects CRC-32C {prev_crc} here, found {crc}"
         self.report(CHAIN, naming.commit_key(self.prefix, number - 1), message, RESTORE_BOTH)
         return False
 
@@ -192,27 +202,30 @@ C = TypeVar("C", bound=CheckedLog)
 
 
 def read_again(read: Callable[[], C], unread: C) -> C:
-    """Read a log, again if objects are deleted in the meantime; return `unread` if that happens each time."""
+    """Read a log, and read it again if objects are deleted during the read.
+
+    Return `unread` with a finding if every attempt fails.
+    """
     deleted: NotFound | None = None
     for _ in range(unread.store.limits.verify_tries):
         try:
             return read()
         except NotFound as error:
             deleted = error
-    message = f"objects of the log are listed but do not exist: {deleted}"
+    message = f"objects of the log are listed, but they do not exist: {deleted}"
     unread.report(MISSING, naming.log_folder(unread.prefix).rstrip("/"), message)
     return unread
 
 
 @dataclass(slots=True)
 class CheckedEntries(CheckedLog, Generic[E]):
-    """A journal of entries; `latest` is its latest entry, None if no entry can be read."""
+    """A journal of entries. `latest` is the latest entry, or None if no entry can be read."""
 
     latest: E | None = None
 
 
 def read_entries(store: Store, kind: EntryKind[E], folder: str) -> CheckedEntries[E]:
-    """Read all of the journal in `folder`, again if objects are deleted in the meantime."""
+    """Read all objects of the journal in `folder`, and read them again if objects are deleted during the read."""
 
     def empty() -> CheckedEntries[E]:
         return CheckedEntries(store, f"{kind.folder}/{folder}", "entry", kind.noun)
@@ -235,7 +248,7 @@ def _read(log: CheckedEntries[E], kind: EntryKind[E]) -> CheckedEntries[E]:
 
 
 def _check_entries(log: CheckedEntries[E], numbers: Numbers, decode: Callable[..., E], end: int) -> dict[int, bytes]:
-    """Check all entries and their chain; return the bytes of those that have copies."""
+    """Check all entries and their chain. Return the bytes of entries that have a copy, by number."""
     stored: dict[int, bytes] = {}
     before, crc = -1, None
     for number in numbers.entries:
@@ -252,7 +265,7 @@ def _check_entries(log: CheckedEntries[E], numbers: Numbers, decode: Callable[..
 def _check_copies(
     log: CheckedEntries[E], copies: Sequence[int], decode: Callable[..., E], stored: Mapping[int, bytes]
 ) -> None:
-    """Check all copies, and compare them with the bytes of their entries in `stored`."""
+    """Check all copies, and compare each copy with the bytes of its entry in `stored`."""
     for number in copies:
         key, counts = naming.checkpoint_key(log.prefix, number), CheckCounts(checkpoints=1)
         remedy = DELETE_COPY if number in stored else RESTORE
@@ -264,9 +277,9 @@ def _check_copies(
 
 
 def _first_needed(numbers: Numbers, latest: E | None) -> int:
-    """Return the first entry that cannot have been deleted by cleanup."""
+    """Return the number of the first entry that cleanup cannot have deleted."""
     first = numbers.copies[-2] if len(numbers.copies) > 1 else 0
     if latest is not None and EXPIRED_IDS in latest.read_features:
-        # Entries from before the id expired are deleted; the id continues with the next number.
+        # Entries from before the id expired are deleted. The id continues with the next number.
         return max(first, numbers.copies[-1] + 1 if numbers.copies else numbers.entries[0])
     return first

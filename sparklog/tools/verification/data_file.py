@@ -1,18 +1,20 @@
-"""Check all bytes of a data file: an append file against its footer and the commits, a segment against the commits.
+"""Check all bytes of a data file.
+
+An append file is checked against its footer and the commits, and a segment against the commits:
 
 | bytes                               | checks                                                                      |
 |-------------------------------------|-----------------------------------------------------------------------------|
-| a slice                             | its CRC-32C, which commits and footer must agree on                         |
-| footer                              | its CRC-32C; its slices fill the file; its index matches the batches        |
-| `.index`, `.timeindex`, `.txnindex` | the CRC-32C in the commit; their entries match batches                      |
-| `.bloom`                            | its CRC-32Cs; it has all keys of its slices, which are decoded anyway       |
+| slice                               | the CRC-32C equals that in the commits and in the footer                    |
+| footer                              | the CRC-32C is valid; the slices fill the file; the index matches batches   |
+| `.index`, `.timeindex`, `.txnindex` | the CRC-32C equals that in the commit; the entries match the batches        |
+| `.bloom`                            | the CRC-32Cs are valid; the filters contain all keys of their slices        |
 
-A missing or corrupt filter hides no record, because lookups then read the slice. A filter that denies an existing key
-does hide records.
+A missing or corrupt filter does not hide records, because lookups then read the slice. A filter that denies an existing
+key hides records.
 
-A footer can describe slices that no version references any more; these are checked as well. Slices are also decoded to
-check the checksums, offsets, counts and timestamps of batches. Files are checked in work items so that a Spark job can
-distribute them over tasks; each work item returns its findings as a value.
+A footer can describe slices that no version references any more. These slices are checked as well. All slices are
+decoded in order to check the checksums, offsets, counts and timestamps of their batches. The files are divided into
+work items, so that a Spark job can distribute them over tasks. Each work item returns its findings.
 """
 
 from __future__ import annotations
@@ -42,16 +44,18 @@ from sparklog.tools.verification.slice_checks import (
     REBUILD,
     CheckedFile,
     CollectedBatches,
-    CutOff,
     SliceWindow,
+    TruncatedFile,
     check_index,
     walk,
 )
 
 MAX_FINDINGS = 100
-"""Findings reported per file; more positions would not help anyone."""
-DELETE_FILTER = "restore it from a backup or delete it: no record is lost, but lookups by key read more without it"
-MISSING_KEYS = "the filter lacks keys of the slice, so lookups do not find them"
+"""Maximum number of findings per file."""
+DELETE_FILTER = (
+    "restore the filter from a backup or delete it; no records are lost, but lookups by key then read more data"
+)
+MISSING_KEYS = "the filter lacks keys of the slice, so lookups do not find these keys"
 
 
 def check_file(store: Store, file: ReferencedFile, progress: Progress) -> CheckedFile:
@@ -63,8 +67,8 @@ def check_file(store: Store, file: ReferencedFile, progress: Progress) -> Checke
         checked.counts += filters
     except NotFound:
         return CheckedFile(store, file, progress, is_missing=True)
-    except CutOff as cut:
-        (size,) = cut.args
+    except TruncatedFile as error:
+        (size,) = error.args
         checked.findings.append(Finding(SIZE, file.key, f"expected {file.size} bytes, found {size}", position=size))
     del checked.findings[MAX_FINDINGS:]
     return checked
@@ -89,12 +93,12 @@ def _check_segment(checked: CheckedFile) -> None:
 
 
 def find_missing_companions(store: Store, file: ReferencedFile, listed: Container[str]) -> list[Finding]:
-    """Return findings for the missing indexes and filters of a file; `listed` has the keys of existing objects."""
+    """Return findings for missing indexes and filters of a file. `listed` contains the keys of existing objects."""
     suffixes = [suffix for suffix in SUFFIXES if file.sealed and any(_needed(suffix, claim) for claim in file.claims)]
     expected = [_no_index(file.index_key(suffix)) for suffix in suffixes]
     expected += [_no_filter(filter_path(file.key))] if file.filtered else []
     missing = [finding for finding in expected if finding.file not in listed and store.stat(finding.file) is None]
-    # The vacuum may have deleted them together with the data file.
+    # The vacuum may have deleted these files together with the data file.
     return missing if missing and store.stat(file.key) is not None else []
 
 
@@ -146,7 +150,10 @@ def _against_filter(checked: CheckedFile, claim: SliceClaim, batches: CollectedB
 
 
 def _check_indexes(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches | None) -> CheckCounts:
-    """Check the index files of a segment; if `batches` is None, the segment is corrupt, so check only the checksum."""
+    """Check the index files of a segment.
+
+    If `batches` is None, the segment is corrupt, so only the checksum is checked.
+    """
     store, file, before = checked.store, checked.file, len(checked.findings)
     indexes: dict[str, bytes] = {}
     for suffix in SUFFIXES:
@@ -178,20 +185,20 @@ def _check_indexes(checked: CheckedFile, claim: SliceClaim, batches: CollectedBa
 def _mismatch(
     file: ReferencedFile, indexes: Mapping[str, bytes], batches: CollectedBatches | None
 ) -> Iterator[Finding]:
-    """Yield findings if the checksum is wrong although each entry is right by itself.
+    """Yield findings if the checksum of the index files is wrong although each entry matches the batches.
 
-    Entries must then be missing or belong to another segment. The number of aborted transactions is known. Otherwise it
-    is unknown which file is wrong, because the number of index entries depends on the writer, and the last stable
-    offset of an aborted transaction depends on other segments.
+    In this case, entries are missing, or belong to another segment. If entries of aborted transactions are missing, the
+    `.txnindex` is wrong, because their number is known. Otherwise it is unknown which file is wrong: the number of
+    index entries depends on the writer, and the last stable offset of an aborted transaction depends on other segments.
     """
     entries = len(indexes.get("txnindex", b"")) // transaction_index.ENTRY_BYTES
     if batches is not None and entries < len(batches.aborts):
-        message = f"the index files of the segment {_NO_MATCH}: entries are missing"
+        message = f"the index files of the segment {_NO_MATCH}, because entries are missing"
         size = len(indexes.get("txnindex", b""))
         yield Finding(INDEX, file.index_key("txnindex"), message, REBUILD, size)
         return
     which = ", ".join(f".{suffix}" for suffix in indexes)
-    message = f"one of {which} is wrong, because together they {_NO_MATCH}: entries are missing or wrong"
+    message = f"entries are missing or wrong in one of {which}, because these files {_NO_MATCH}"
     for suffix, data in indexes.items():
         yield Finding(INDEX, file.index_key(suffix), message, REBUILD, len(data))
 
@@ -213,7 +220,7 @@ def _flipped(file: ReferencedFile, indexes: list[bytes], crc: int) -> Finding | 
 
 @dataclass(frozen=True)
 class Verified(WorkResult):
-    """The result of a work item; the driver checks the `missing` files against a later state of the topic."""
+    """The result of a work item. The driver checks the `missing` files against a later state of the topic."""
 
     findings: tuple[Finding, ...] = ()
     counts: CheckCounts = field(default_factory=CheckCounts)
@@ -222,7 +229,7 @@ class Verified(WorkResult):
 
 @dataclass(frozen=True)
 class VerifyWork:
-    """A work item that checks all bytes of some files of a topic."""
+    """A work item that checks all bytes of several files of a topic."""
 
     store: Store
     topic: str
@@ -244,7 +251,7 @@ class VerifyWork:
         return len(self.files)
 
     def run(self, progress: Progress = silent) -> Verified:
-        """Check the files. Damage is returned as findings, never raised."""
+        """Check the files. Corruption is returned as findings and never raised."""
         findings: list[Finding] = []
         counts = CheckCounts()
         missing: list[str] = []
@@ -258,7 +265,7 @@ class VerifyWork:
 
 
 def groups_of(files: Sequence[ReferencedFile], limits: Limits) -> Iterator[tuple[ReferencedFile, ...]]:
-    """Divide files into groups of about `verify_piece_bytes`, one per work item, keeping their order."""
+    """Divide files into groups of about `verify_piece_bytes`, one group per work item, without changing their order."""
     group: tuple[ReferencedFile, ...] = ()
     nbytes = 0
     for file in files:
@@ -282,28 +289,28 @@ def _check_append_file(checked: CheckedFile) -> None:
     counts = CheckCounts(files=1, nbytes=file.footer_length)
     for group in _adjacent(sorted(claims, key=lambda claim: claim.position), checked.store.limits.span_bytes):
         counts += _check_adjacent(checked, group, entries)
-    # The bytes of a commit were already counted with its log.
+    # The bytes of the commit were already counted when the log was read.
     checked.counts = replace(counts, nbytes=0) if is_commit(f"/{file.key}") else counts
 
 
 def _footer(checked: CheckedFile) -> Footer | None:
     store, file = checked.store, checked.file
     start = file.size - file.footer_length
-    # Request one more byte to check that the file ends there.
+    # Request one more byte to check that the file ends after the footer.
     data = store.get(file.key, start, file.footer_length + 1)
     if len(data) > file.footer_length:
         checked.findings.append(_too_long(file))
         data = data[: file.footer_length]
     if len(data) < file.footer_length:
         info = store.stat(file.key)
-        raise CutOff(start + len(data) if info is None else info.size)
+        raise TruncatedFile(start + len(data) if info is None else info.size)
     try:
         return decode_footer(data, file_size=file.size, file=file.key)
     except (Corrupt, BadRequest) as error:
         finding = Finding.of(FOOTER, error, file.key)
     body, expected = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
     crc = crc32c(body)
-    # If the checksum is right, the length or magic bytes after it are damaged, or the writer had a defect.
+    # If the checksum is valid, the length or the magic bytes after it are damaged, or the writer had a defect.
     position = file.size - TAIL_BYTES + 4 if crc == expected else finding.position or start
     flipped = None if crc == expected else finding.at_flipped_bit(start, len(body), crc, expected)
     checked.findings.append(flipped or replace(finding, position=position))
@@ -311,20 +318,20 @@ def _footer(checked: CheckedFile) -> Footer | None:
 
 
 def _footer_only_claims(footer: Footer, file: ReferencedFile) -> list[SliceClaim]:
-    """Return claims for slices that only the footer describes. Their offsets in the log are unknown."""
-    named = {claim.position for claim in file.claims}
+    """Return claims for slices that only the footer describes. The offsets of these slices in the log are unknown."""
+    claimed = {claim.position for claim in file.claims}
     claims = []
     for entry in footer.slices:
-        if entry.position not in named:
+        if entry.position not in claimed:
             columns = {column: getattr(entry, name) for name, column in WRITTEN.items()}
             claims.append(SliceClaim(**columns, position=entry.position, base=0, shift=0, append_time=-1))
     return claims
 
 
 def _against_footer(key: str, claim: SliceClaim, entry: WrittenSlice | None) -> list[Finding]:
-    """Check that the footer describes a slice as the commit does."""
+    """Check that the footer and the commit describe a slice in the same way."""
     if entry is None:
-        message = f"the footer lacks the slice at byte {claim.position}, which the commit has"
+        message = f"the commit has a slice at byte {claim.position}, but the footer lacks it"
         return [Finding(FOOTER, key, message, position=claim.position, offset=claim.base)]
     expected = {name: getattr(claim, column) for name, column in WRITTEN.items()} | {"offsets": claim.end - claim.shift}
     if claim.append_time >= 0:
@@ -341,7 +348,7 @@ def _against_footer(key: str, claim: SliceClaim, entry: WrittenSlice | None) -> 
 
 
 def _adjacent(claims: Sequence[SliceClaim], span_bytes: int) -> Iterator[list[SliceClaim]]:
-    """Yield groups of adjacent slices that fit into one request; a longer slice is a group by itself."""
+    """Yield groups of adjacent slices that fit into one request. A slice that is too long is yielded alone."""
     group: list[SliceClaim] = []
     for claim in claims:
         end = group[-1].position + group[-1].size if group else 0
@@ -356,7 +363,11 @@ def _adjacent(claims: Sequence[SliceClaim], span_bytes: int) -> Iterator[list[Sl
 def _check_adjacent(
     checked: CheckedFile, claims: Sequence[SliceClaim], entries: dict[int, WrittenSlice]
 ) -> CheckCounts:
-    """Check adjacent slices: in one request if their checksums are right, otherwise one by one, as for long slices."""
+    """Check adjacent slices.
+
+    The slices are read in one request. If one of their checksums is wrong, or if they are too long, the slices are
+    checked individually.
+    """
     start = claims[0].position
     nbytes = claims[-1].position + claims[-1].size - start
     starts = np.array([claim.position - start for claim in claims], np.int64)
@@ -392,9 +403,9 @@ def _check_adjacent(
 
 
 def _against_index(key: str, claim: SliceClaim, entry: WrittenSlice, batches: CollectedBatches) -> list[Finding]:
-    """Compare a slice's index and aborted transactions in the footer with its batches.
+    """Compare the index and the aborted transactions of a slice in the footer with the batches of the slice.
 
-    Positions of `batches` count from the start of the slice.
+    Positions in `batches` are relative to the start of the slice.
     """
     position, base, _, stamp, _ = batches.columns()
     built = build_index(position, base, stamp, claim.size)
@@ -407,10 +418,12 @@ def _against_index(key: str, claim: SliceClaim, entry: WrittenSlice, batches: Co
         findings.append(Finding(FOOTER, key, message, position=claim.position))
     for producer, last in zip(entry.aborted.producer_ids.tolist(), entry.aborted.last_offsets.tolist(), strict=True):
         if batches.aborts.get(last) != producer:
-            message = f"the footer has an ABORT of producer {producer} at {last}, but the slice has no such marker"
+            message = (
+                f"the footer has an ABORT of producer {producer} at offset {last}, but the slice lacks this marker"
+            )
             findings.append(Finding(FOOTER, key, message, position=claim.position, offset=last + claim.shift))
     if bool(len(entry.aborted)) != bool(claim.flags & SliceFlag.KAFKA_ABORTED):
-        message = "flag 16 of the slice and the aborted transactions in the footer disagree"
+        message = "flag 16 of the slice contradicts the aborted transactions in the footer"
         findings.append(Finding(FOOTER, key, message, position=claim.position, offset=claim.base))
     return findings
 

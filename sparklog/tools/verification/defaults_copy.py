@@ -1,4 +1,6 @@
-"""Check the copy of the root defaults. It is stored outside their journal, so a lost journal is noticed."""
+"""Check the copies of root defaults. The copies are stored outside the journal, so that the loss of the journal is
+detected.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from sparklog.storage.store import Store
 from sparklog.tools.verification.checked_logs import CheckedLog
 from sparklog.tools.verification.findings import MISSING, CheckCounts
 
-RUN_REPAIR = "run sparklog repair --execute, which restores it from the copy"
-DELETE_COPY = "delete the copy: the next run of a job writes a new one"
+RUN_REPAIR = "run sparklog repair --execute, which restores the entry from the copy"
+DELETE_COPY = "delete the copy; the next job run writes a new copy"
 
 
 def read_defaults_copy(store: Store) -> CheckedLog:
-    """Compare the copies of entries of the root defaults with the entries."""
+    """Compare the copies of root default entries with the entries."""
     log = CheckedLog(store, DEFAULTS_FOLDER, "copy", DEFAULTS.noun)
     for info in store.list(f"{DEFAULTS_FOLDER}/"):
         number = entry_number(info.key)
@@ -23,7 +25,7 @@ def read_defaults_copy(store: Store) -> CheckedLog:
         try:
             _compare(log, info.key, number)
         except NotFound:
-            # A job has replaced this copy since it was listed.
+            # A job has replaced this copy since the copies were listed.
             continue
     return log
 
@@ -37,5 +39,5 @@ def _compare(log: CheckedLog, key: str, number: int) -> None:
         if log.store.get(entry_key) != data:
             log.report(DEFAULTS.noun, key, f"the copy differs from entry {number} of the root defaults", DELETE_COPY)
     except NotFound:
-        message = f"entry {number} of the root defaults is missing, but its copy {key} exists: jobs and writers fail"
+        message = f"entry {number} of the root defaults is missing, but its copy {key} exists; jobs and writers fail"
         log.report(MISSING, entry_key, message, RUN_REPAIR)

@@ -1,4 +1,4 @@
-"""The report of a verification: damage, unreferenced files and counts, as data, as text and as JSON."""
+"""The report of a verification, and its formats as text and JSON."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from sparklog.output import json_value
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
 TRANSACTION, GUARANTEE = "transaction", "promise"
-"""Kinds of findings. For journals of groups, decisions and others, the kind is the `noun` of their `EntryKind`."""
+"""Kinds of findings. For journals, for example of groups and decisions, the kind is the `noun` of the `EntryKind`."""
 RESTORE = "restore the file from a backup"
-TWO_WINNERS = "unless someone changed it, the store let two writers create it: check the store with sparklog doctor"
-RESTORE_BOTH = f"one of the two does not belong here: restore both; {TWO_WINNERS}"
+TWO_WINNERS = "if nobody changed the file, the store let two writers create it; check the store with sparklog doctor"
+RESTORE_BOTH = f"one of the two files is wrong, so restore both; {TWO_WINNERS}"
 _ADVICE = re.compile(r"[;:] (?:restore|delete|run sparklog)\b.*\Z")
-"""Advice at the end of an error message. A finding has a remedy instead."""
+"""Advice at the end of an error message. It is removed, because a finding has a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem.
+    """A problem that a verification found.
 
     Attributes:
-        file: the key in the root, or the path below the Kafka directory.
-        message: what was expected and what was found.
-        remedy: what to do.
-        position: the byte in the file, if known.
+        file: the key in the root, or the path relative to the Kafka directory.
+        message: the expected and the actual state.
+        remedy: the recommended action.
+        position: the byte position in the file, if known.
         offset: the offset in the log, if known.
-        bit: the bit of the byte at `position` whose flip explains the problem, if there is one.
+        bit: the bit of the byte at `position` that was flipped, if a single flipped bit explains the problem.
     """
 
     kind: str
@@ -45,14 +45,17 @@ class Finding:
 
     @classmethod
     def of(cls, kind: str, error: SparklogError, file: str, remedy: str = RESTORE) -> Finding:
-        """Return the finding for an error that was raised while `file` was read."""
+        """Return the finding for an error that was raised when `file` was read."""
         if isinstance(error, Corrupt):
             message = _ADVICE.sub("", error.message)
             return cls(kind, error.file or file, message, remedy, error.position, error.offset)
         return cls(kind, file, str(error), remedy)
 
     def at_flipped_bit(self, start: int, nbytes: int, crc: int, expected: int) -> Finding | None:
-        """Return the finding at the flipped bit in `nbytes` bytes from `start` that explains a wrong CRC, or None."""
+        """Find the flipped bit that explains a wrong CRC of the `nbytes` bytes from `start`.
+
+        Return the finding at this bit, or None if more than one bit is wrong.
+        """
         flip = flipped_bit(nbytes, crc, expected)
         return None if flip is None else replace(self, position=start + flip[0], bit=flip[1])
 
@@ -68,8 +71,8 @@ class UnreferencedFile:
     """An unreferenced file.
 
     Attributes:
-        age_ms: its age according to the store's clock.
-        why: why it may be there, for people.
+        age_ms: the age of the file according to the store's clock.
+        why: a possible reason why the file exists.
     """
 
     file: str
@@ -80,7 +83,7 @@ class UnreferencedFile:
 
 @dataclass(frozen=True, slots=True)
 class CheckCounts:
-    """Numbers of checked objects; `entries` counts those of journals, such as consumer groups and decisions."""
+    """Numbers of checked objects. `entries` counts the entries of journals, such as consumer groups and decisions."""
 
     topics: int = 0
     commits: int = 0
@@ -90,7 +93,8 @@ class CheckCounts:
     slices: int = 0
     batches: int = 0
     records: int = 0
-    gaps: int = 0  # offsets in no slice, because they were compacted, aborted or missing in an imported log
+    # offsets that are in no slice, because they were compacted or aborted, or are missing in an imported log
+    gaps: int = 0
     nbytes: int = 0
 
     def __add__(self, other: CheckCounts) -> CheckCounts:
@@ -102,10 +106,10 @@ class Report:
     """The result of a verification.
 
     Attributes:
-        quick: True if data files were not read; only their existence and size were checked.
-        orphans: unreferenced files of sparklog, or left-over files of Kafka.
+        quick: True if only the existence and size of data files were checked.
+        orphans: unreferenced files of sparklog, or temporary files of Kafka.
         foreign: files whose names neither sparklog nor Kafka uses.
-        notes: observations that may be damage or normal behavior; they do not make the report unsound.
+        notes: possible corruption that may also be normal behavior; notes do not affect `sound`.
     """
 
     location: str
@@ -124,23 +128,23 @@ class Report:
 
 
 MAX_SHOWN_FILES = 20
-"""Unreferenced files listed as text; the JSON has all of them."""
+"""Maximum number of unreferenced files in the text output. The JSON output contains all files."""
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
 def summary(report: Report) -> str:
-    """Return all findings, then unreferenced files and notes, then the result in one line."""
+    """Return the report as text: all findings, unreferenced files and notes, and the result in the last line."""
     problems = [str(finding) for finding in report.findings]
-    files = [*_listed("unreferenced", report.orphans), *_listed("not sparklog's", report.foreign)]
-    notes = [f"not necessarily damage: {note}" for note in report.notes]
+    files = [*_listed("unreferenced file", report.orphans), *_listed("unrecognized file", report.foreign)]
+    notes = [f"possible corruption: {note}" for note in report.notes]
     return "\n".join([*problems, *files, *notes, _result_line(report)])
 
 
-def _listed(what: str, files: Sequence[UnreferencedFile]) -> list[str]:
+def _listed(noun: str, files: Sequence[UnreferencedFile]) -> list[str]:
     if not files:
         return []
     total = sum(file.nbytes for file in files)
-    lines = [f"{count(len(files), 'file')} {what}, {size_text(total)}:"]
+    lines = [f"{count(len(files), noun)}, {size_text(total)}:"]
     oldest = sorted(files, key=lambda file: -file.age_ms)
     lines += [
         f"  {file.file}  {file.nbytes:,} bytes, {_age(file.age_ms)} old: {file.why}"
@@ -168,7 +172,7 @@ def _result_line(report: Report) -> str:
         problems = count(len(report.findings), "problem")
         return f"DAMAGED: {problems} in {count(files, 'file')} of {report.location}; checked {checked} ({speed})"
     if report.quick:
-        return f"every file exists, contents were not read: {checked} ({speed})"
+        return f"all files exist, their contents were not read: {checked} ({speed})"
     return f"every byte accounted for: {checked} ({speed})"
 
 
@@ -180,7 +184,7 @@ def _age(ms: int) -> str:
 
 
 def document(report: Report) -> dict[str, object]:
-    """Return the report as one JSON object; ages in ms, sizes in bytes."""
+    """Return the report as a JSON object. Ages are in milliseconds and sizes in bytes."""
     return {
         "location": report.location,
         "sound": report.sound,

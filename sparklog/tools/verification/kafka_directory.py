@@ -1,10 +1,10 @@
-"""Verify a Kafka log directory, or one partition directory, in place. Nothing is written.
+"""Verify a Kafka log directory or a single partition directory in place. No files are written.
 
-Most of Kafka's small files have no checksum, and some of their values cannot be compared with anything: those in the
-checkpoint files of the log directory, and the id in `partition.metadata` if the directory has one partition of a topic.
-An offset beyond the log end is not necessarily damage: when Kafka truncates a log, after an unclean shutdown or to
-follow another leader, it updates some of these files later and others never. Such offsets are noted, because the end of
-the log may also be lost.
+Most of Kafka's small files have no checksum. Some of their values cannot be compared with other data: the offsets in
+the checkpoint files of the log directory, and the topic id in `partition.metadata` if the directory contains only one
+partition of a topic. An offset beyond the log end is not necessarily corrupt: when Kafka truncates a log, after an
+unclean shutdown or because a follower has a new leader, it updates some of these files later and others never. Such
+offsets are reported as notes, because the end of the log may also be lost.
 """
 
 from __future__ import annotations
@@ -40,18 +40,23 @@ CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 KNOWN_FILES = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", CLEAN_SHUTDOWN_FILE})
 TEMPORARY_SUFFIXES = (DELETED, CLEANED, SWAP)
 SEGMENT_FILE = re.compile(r"\d{20}\.(?:log|index|timeindex|txnindex)")
-"""Files that a cleaner replaces when it finishes a swap; they do not count if the swap file exists."""
+"""Files that a cleaner replaces when it completes a swap. They are ignored if the swap file exists."""
 TEMPORARY_FOLDERS = ("-delete", "-future", "-stray")
 
 
 def verify_log_dir(
     path: AnyPath, *, topics: Sequence[str] = (), say: Say = lambda line: None, env: Env = SYSTEM
 ) -> Report:
-    """Read all of a Kafka log directory or partition directory. `NotFound` if it is neither, or lacks a topic."""
+    """Verify a Kafka log directory or partition directory.
+
+    Raises `NotFound` if `path` is neither, or if a requested topic is not in the directory.
+    """
     folder = file_path(path)
     layout = kafka_layout(folder)
     if layout is None:
-        message = f"{folder} is not a Kafka log directory: it has no directories such as orders-0 with .log files"
+        message = (
+            f"{folder} is not a Kafka log directory, because it has no directories such as orders-0 with .log files"
+        )
         raise NotFound(f"{message}; check the path")
     started_ms = env.boot_ms()
     folders = {parse_topic_partition(folder): folder} if layout == "partition" else partition_dirs(folder)
@@ -86,7 +91,7 @@ def verify_log_dir(
 
 
 class Checkpoints(NamedTuple):
-    """The findings about the checkpoint files of a log directory, and the offsets in each file."""
+    """The offsets in each checkpoint file of a log directory, and the findings about these files."""
 
     findings: list[Finding]
     counts: CheckCounts
@@ -115,17 +120,17 @@ def _checkpoints(folder: FilePath, names: Sequence[str]) -> Checkpoints:
 def _check_bounds(
     key: TopicPartition, partition: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]
 ) -> None:
-    """Report negative offsets in checkpoint files, and note offsets beyond the end of the log."""
-    # An emptied log whose start moved ends at its log start.
+    """Report negative offsets in checkpoint files as findings, and offsets beyond the log end as notes."""
+    # If all records below a new log start were deleted, the log ends at the log start.
     end = max(partition.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0))
     for name, values in offsets.items():
         offset = values.get(key, 0)
         log_end = partition.log_end if name == LOG_STARTS_FILE else end
-        message = f"it has offset {offset} for {key[0]}-{key[1]}, whose log ends at {log_end}"
+        message = f"the file has offset {offset} for {key[0]}-{key[1]}, but the log ends at {log_end}"
         if offset < 0:
             partition.findings.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
         elif offset > log_end:
-            message += ": either Kafka has truncated the log, or the end of the log is lost"
+            message += "; either Kafka has truncated the log, or the end of the log is lost"
             partition.notes.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
 
 
@@ -162,7 +167,10 @@ def _other_files(
         is_swapping = any(".log" + SWAP in name for name in partition.names)
         for name in sorted(set(partition.folder.names()) - partition.names):
             is_temporary = name.endswith(TEMPORARY_SUFFIXES) or (is_swapping and SEGMENT_FILE.match(name) is not None)
-            note(partition.folder.child(name), "the broker deletes or renames it" if is_temporary else None)
+            note(
+                partition.folder.child(name),
+                "temporary file that the broker deletes or renames" if is_temporary else None,
+            )
     if layout == "log-dir":
         partitions = {partition.folder.name for partition in read.values()}
         for name in sorted(set(folder.names()) - KNOWN_FILES - exported - partitions):

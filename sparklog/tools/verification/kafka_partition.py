@@ -1,17 +1,17 @@
-"""Check one partition directory of Kafka: every batch, and every file next to the segments.
+"""Check a Kafka partition directory: every batch, and every file next to the segments.
 
-Fields outside a batch's checksum are compared with other data: base offsets and lengths with the neighboring batches,
-leader epochs with `leader-epoch-checkpoint`, and that file with the batches.
+Some fields of a batch are not covered by its checksum. They are compared with other data: base offsets and lengths with
+the adjacent batches, and leader epochs with `leader-epoch-checkpoint`.
 
-A gap between offsets is normal if a cleaner made it, but no file of a log directory says how far a log has been
-cleaned. `cleaner-offset-checkpoint` is written after a pass, so a broker that dies earlier leaves gaps above it. A
-replica that fetches a compacted log also fetches its gaps, although its own cleaner has not run. Above that
-checkpoint, the batches next to a gap therefore decide:
+A gap between offsets is normal if the log cleaner removed the batches. No file of a log directory records exactly how
+far a log has been cleaned: `cleaner-offset-checkpoint` is written after a cleaner pass, so if a broker crashes earlier,
+there are gaps above the checkpoint. A replica that fetches a compacted log also has gaps that its own cleaner did not
+make. The batches next to a gap above the checkpoint therefore decide whether records are lost:
 
-* A cleaner leaves no record without a key, and no key twice, on either side of removed records. If the batches before
-  and after a gap both contain such records, no cleaner has been there, and records are lost. This does not hold if the
-  leader changed in between, because a replica that truncates its log in the middle of a batch leaves a gap.
-* All other gaps are undecided. Messages of formats v0 and v1 are excluded, because their gaps may come from their
+* Next to removed records, a cleaner leaves neither records without a key nor duplicate keys. If the batches before and
+  after a gap both contain such records, no cleaner has been there, and records are lost. This does not apply if the
+  leader changed at the gap, because a replica that truncates its log in the middle of a batch leaves a gap.
+* All other gaps are undecided. Messages of formats v0 and v1 are excluded, because their gaps may be caused by
   compression.
 """
 
@@ -43,12 +43,12 @@ from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, 
 from sparklog.tools.verification.slice_checks import REBUILD, CollectedBatches, check_index
 
 MAX_LOST_GAPS = 3
-"""Gaps with lost records to report individually per segment."""
+"""Maximum number of gaps with lost records that are reported per segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Missing offsets `[start, end)`; the next batch is at byte `position`."""
+    """Missing offsets `[start, end)`. The next batch is at byte `position`."""
 
     start: int
     end: int
@@ -57,15 +57,16 @@ class Gap:
 
 @dataclass(slots=True)
 class Gaps:
-    """The gaps of one segment.
+    """The gaps of a segment.
 
     Attributes:
-        uncleaned: True if the last batch with records shows that no cleaner has been there.
+        uncleaned: True if the last batch with records has not been cleaned.
         leader_epoch: the leader epoch of the last batch.
         offsets: the number of missing offsets in all gaps.
-        lost: the first gaps that no cleaner made.
+        lost: the first gaps whose records are lost.
         first_undecided: the first undecided gap above the cleaner's checkpoint.
-        undecided: the number of undecided gaps, with `undecided_offsets` missing offsets.
+        undecided: the number of undecided gaps.
+        undecided_offsets: the number of missing offsets in undecided gaps.
     """
 
     uncleaned: bool = False
@@ -77,7 +78,7 @@ class Gaps:
     undecided_offsets: int = 0
 
     def add(self, window: Window, records: RecordColumns | None, end: int, cleaned: int) -> None:
-        """Add the gaps of a window that follows offset `end`, in a log that was cleaned below offset `cleaned`.
+        """Add the gaps of a window that starts after offset `end`. The log has been cleaned below offset `cleaned`.
 
         `records` is None if the records cannot be decoded.
         """
@@ -100,7 +101,7 @@ class Gaps:
 
 
 class _Neighbors:
-    """The batches next to the gaps of a window, which show whether the records in a gap are lost."""
+    """The batches next to the gaps of a window. They show whether the records in a gap are lost."""
 
     def __init__(self, headers: BatchHeaders, records: RecordColumns | None, before: Gaps) -> None:
         self.epochs = np.concatenate(([before.leader_epoch], headers.leader_epoch))
@@ -111,18 +112,18 @@ class _Neighbors:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def show_loss(self, row: int) -> bool:
-        """Return True if neither a cleaner nor a change of leader can have made the gap before the batch at `row`."""
+        """Return True if neither a cleaner nor a leader change can have caused the gap before the batch at `row`."""
         epochs = self.epochs[row : row + 2]
         is_same_leader = epochs[0] == epochs[1] or NO_LEADER_EPOCH in epochs
         return is_same_leader and self.is_uncleaned_from(row) and self.is_uncleaned_before(row)
 
     def is_uncleaned_from(self, row: int) -> bool:
-        """Return True if the first batch with records from `row` on shows that no cleaner has been there."""
+        """Return True if the first batch with records at or after `row` has not been cleaned."""
         batch = int(np.searchsorted(self._rows, row))
         return batch < len(self._rows) and self._is_uncleaned(int(self._rows[batch]))
 
     def is_uncleaned_before(self, row: int) -> bool:
-        """Return True if the last batch with records before `row` shows that no cleaner has been there."""
+        """Return True if the last batch with records before `row` has not been cleaned."""
         batch = int(np.searchsorted(self._rows, row)) - 1
         return self._uncleaned_before_window if batch < 0 else self._is_uncleaned(int(self._rows[batch]))
 
@@ -134,28 +135,28 @@ class _Neighbors:
 
 
 MAX_READS = 3
-"""How often to read a segment to which a broker may be writing."""
+"""Number of attempts to read a segment that a broker may be writing."""
 PAUSE_SECONDS = 0.2
 REPLICA = "restore the file from another replica or a backup"
 COMPARE = "compare it with another replica"
-CUT_OFF = "a broker that starts after an unclean shutdown truncates the log there; " + REPLICA
-SNAPSHOT = "leave it: a broker deletes it when it starts, and rebuilds the producer state from the log"
-"""Deleting the only snapshot would make a cleanly stopped broker start with empty producer state."""
-WRONG_FORMAT = "its format differs from what Kafka writes"
+CUT_OFF = "a broker truncates the log at this position when it starts after an unclean shutdown; " + REPLICA
+SNAPSHOT = "leave the file in place; a broker deletes it at startup and rebuilds the producer state from the log"
+"""If the only snapshot were deleted, a cleanly stopped broker would start with an empty producer state."""
+WRONG_FORMAT = "the file is not in the format that Kafka writes"
 INDEX_INTERVAL_BYTES = 4096
-"""Kafka's default of `index.interval.bytes`."""
+"""Kafka's default for `index.interval.bytes`."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class SegmentRead:
-    """One segment and the data read from it.
+    """The data that was read from a segment.
 
     Attributes:
         last: True for the last segment of the partition.
-        limit: the base offset of the next segment, None for the last segment.
-        damaged: True if some bytes are not valid batches.
-        torn: True if these bytes are the incompletely written end of the log.
+        limit: the base offset of the next segment, or None for the last segment.
+        damaged: True if part of the segment does not consist of valid batches.
+        torn: True if only the incompletely written end of the log is invalid.
     """
 
     name: SegmentName
@@ -172,16 +173,16 @@ class SegmentRead:
 
 @dataclass(slots=True)
 class KafkaPartition:
-    """A partition directory, read completely. Findings contain paths relative to `root`.
+    """A partition directory, which is read completely. The paths in findings are relative to `root`.
 
     Attributes:
-        cleaner_offset: the offset in the checkpoint of the log directory; None if unknown.
-        is_stopped: True after a clean shutdown of the broker, which therefore trusts the files when it starts again.
-        reads_past_torn_end: continue to search for batches after an incompletely written end.
-        notes: observations that may be damage or normal behavior of Kafka.
-        names: the names of its known files.
-        cleaned: the offset below which a cleaner may have been.
-        has_old_formats: True if messages of formats v0 or v1 were read.
+        cleaner_offset: the offset in `cleaner-offset-checkpoint`, or None if the offset is unknown.
+        is_stopped: True if the broker was shut down cleanly. The broker then trusts the files at its next start.
+        reads_past_torn_end: whether to search for batches after an incompletely written end.
+        notes: possible corruption that may also be normal behavior of Kafka.
+        names: the names of known files.
+        cleaned: the offset below which a cleaner may have removed records.
+        has_old_formats: True if the partition contains messages of format v0 or v1.
     """
 
     folder: FilePath
@@ -201,7 +202,7 @@ class KafkaPartition:
     has_old_formats: bool = False
 
     def read(self, log_start: int) -> None:
-        """Read all files; `log_start` is the offset in the checkpoint of the log directory, 0 without one."""
+        """Read all files. `log_start` is the offset in `log-start-offset-checkpoint`, or 0 if there is no offset."""
         self.cleaned = self.cleaner_offset or 0
         names = list_segments(self.folder, env=self.env)
         limits = [*(name.base for name in names[1:]), None]
@@ -239,12 +240,14 @@ class KafkaPartition:
     # -- segments
 
     def _segment(self, segment: SegmentRead, expected: int, before: Gaps) -> int:
-        """Read a segment and its indexes; return the next offset. `before` are the gaps of the previous segment."""
+        """Read a segment and its indexes, and return the next offset. `before` contains the gaps of the previous
+        segment.
+        """
         path = segment.name.path
         self.names.add(path.name)
         if path.name.endswith(SWAP):
-            # A cleaner died before it renamed this file. Each pass starts at the log start, so the cleaner has
-            # processed everything up to the next segment.
+            # A cleaner stopped before it renamed this file. A cleaner pass starts at the log start, so all offsets up
+            # to the next segment have been cleaned.
             self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
         for attempt in range(MAX_READS):
             findings = len(self.findings)
@@ -252,7 +255,7 @@ class KafkaPartition:
             size, changed = self._walk(segment, expected)
             if len(self.findings) == findings or not segment.last:
                 break
-            # A broker may be writing to this segment, so that a batch is complete only a moment later.
+            # A broker may be writing to this segment. Wait, because an incomplete batch may soon be complete.
             self.env.sleep(PAUSE_SECONDS)
             now = path.stat()
             if (now.st_size, now.st_mtime_ns) == (size, changed) or attempt == MAX_READS - 1:
@@ -260,13 +263,13 @@ class KafkaPartition:
             del self.findings[findings:]
         self.counts += CheckCounts(files=1, nbytes=size, gaps=segment.gaps.offsets)
         for gap in () if segment.damaged else segment.gaps.lost:
-            message = f"expected a batch at offset {gap.start}, found one at {gap.end}, and no cleaner made this gap"
+            message = f"expected a batch at offset {gap.start}, found offset {gap.end}, and no cleaner made this gap"
             self._report(CONTENT, path, message, position=gap.position, offset=gap.start)
         self._indexes(segment)
         return max(segment.end, segment.name.base)
 
     def _walk(self, segment: SegmentRead, expected: int) -> tuple[int, int]:
-        """Check the batches of a segment; return the size and modification time of the file that was read."""
+        """Check the batches of a segment. Return the size and the modification time of the file."""
         segment.batches, segment.epochs, segment.events = CollectedBatches(), [], TransactionEvents()
         segment.damaged, segment.torn, segment.end = False, False, expected
         with SegmentFile(segment.name.path) as file:
@@ -286,7 +289,7 @@ class KafkaPartition:
             return file.size, file.modified
 
     def _at_flipped_bit(self, file: SegmentFile, damage: Damage, finding: Finding) -> Finding:
-        """Return the finding at the one bit that explains the wrong checksum of a batch, if there is one."""
+        """Return the finding at the flipped bit that explains the wrong checksum, if a single bit is wrong."""
         header = file.header_at(damage.position) if damage.wrong_crc else None
         if header is None or header.magic != MAGIC:
             return finding
@@ -319,9 +322,9 @@ class KafkaPartition:
         number = sum(each.undecided for _, each in gaps)
         offsets = sum(each.undecided_offsets for _, each in gaps)
         message = (
-            f"expected a batch at offset {gap.start}, found one at {gap.end}; from here on, {offsets} offsets in "
-            f"{number} gaps above the cleaner's checkpoint ({self.cleaned}) are missing: a cleaner of another replica "
-            "or of a broker that died has removed them, a replica has truncated its log there, or they are lost"
+            f"expected a batch at offset {gap.start}, found offset {gap.end}; from here on, {offsets} offsets "
+            f"are missing in {number} gaps above the cleaner's checkpoint ({self.cleaned}): the cleaner of another "
+            "replica or of a crashed broker has removed them, a replica has truncated its log there, or they are lost"
         )
         self.notes.append(Finding(CONTENT, self._relative(path), message, COMPARE, gap.position, gap.start))
 
@@ -341,7 +344,9 @@ class KafkaPartition:
     def _coverage(self, segment: SegmentRead, data: bytes, file: str) -> None:
         index, positions = OffsetIndex.parse(data, segment.name.base), segment.batches.columns().position
         if not index.covers(positions, INDEX_INTERVAL_BYTES):
-            message = f"its {len(index)} entries do not cover the entire segment, so some seeks read too much"
+            message = (
+                f"the {len(index)} entries do not cover the entire segment, so some seeks read more than necessary"
+            )
             self.notes.append(Finding(INDEX, file, message, REBUILD))
 
     # -- files next to segments
@@ -362,15 +367,15 @@ class KafkaPartition:
         numbers = np.array([-1, *(entry.epoch for entry in epochs)], np.int64)
         for base, epoch, position in segment.epochs:
             stored = numbers[np.searchsorted(starts, base, "right")]
-            # Kafka removes epochs below the log start, and records none for old message formats.
+            # Kafka removes epochs below the log start and does not record epochs for old message formats.
             is_recorded = (stored >= 0) | ((base >= log_start) & (not self.has_old_formats))
             wrong = np.flatnonzero((epoch >= 0) & (stored != epoch) & is_recorded)
             if len(wrong):
                 row = int(wrong[0])
                 in_batch, in_file, offset = int(epoch[row]), int(stored[row]), int(base[row])
-                message = f"the batch has leader epoch {in_batch}, but {path.name} has {in_file}: one is corrupt"
+                message = f"the batch has leader epoch {in_batch}, but {path.name} has {in_file}; one is corrupt"
                 self._report(CONTENT, segment.name.path, message, position=int(position[row]), offset=offset)
-                message = f"it has leader epoch {in_file} for offset {offset}, but the batch has {in_batch}"
+                message = f"the file has leader epoch {in_file} for offset {offset}, but the batch has {in_batch}"
                 self._report(CHECKPOINT, path, message)
                 return
 
@@ -392,20 +397,20 @@ class KafkaPartition:
         stored = dict(zip(entries.last_offsets.tolist(), pairs, strict=True))
         for entry, (last, pair) in enumerate(stored.items()):
             in_log = markers.get(last)
-            # The start of a transaction in deleted segments cannot be checked.
+            # If a transaction started in a deleted segment, its first offset cannot be checked.
             if in_log is None or in_log == pair or 0 <= min(pair) < oldest:
                 continue
             message = (
-                f"for the transaction that ends at offset {last} it has first offset {pair[0]} and last stable offset "
-                f"{pair[1]}, but the log has {in_log[0]} and {in_log[1]}"
+                f"the transaction that ends at offset {last} has first offset {pair[0]} and last stable offset "
+                f"{pair[1]} in the index, but {in_log[0]} and {in_log[1]} in the log"
             )
             position = entry * transaction_index.ENTRY_BYTES
             self._report(INDEX, path, message, REBUILD, position=position, offset=last)
         if missing := sorted(set(markers) - set(stored)):
-            message = f"it lacks the transaction whose ABORT marker is at offset {missing[0]}"
+            message = f"the index lacks the transaction whose ABORT marker is at offset {missing[0]}"
             if segment.last and not self.is_stopped:
-                # A broker writes the entry after the marker, and rebuilds the index after an unclean shutdown.
-                message += ": a running broker adds it, but a cleanly stopped broker does not notice that it is missing"
+                # A broker writes the index entry after the marker, and rebuilds the index after an unclean shutdown.
+                message += "; a running broker adds it, but a cleanly stopped broker does not detect that it is missing"
                 self.notes.append(Finding(INDEX, self._relative(path), message, REBUILD, offset=missing[0]))
             else:
                 self._report(INDEX, path, message, REBUILD, offset=missing[0])
@@ -420,7 +425,9 @@ class KafkaPartition:
             self._report(CHECKPOINT, path, WRONG_FORMAT, position=_unexpected_byte(data))
 
     def _parsed(self, path: FilePath, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
-        """Return the bytes of a small file and its parsed contents, which are None if it is missing or corrupt."""
+        """Read and parse a small file. Return its bytes and the parsed value, which is None if the file is missing or
+        corrupt.
+        """
         data = self._data(path)
         if data is None:
             return b"", None
@@ -432,5 +439,5 @@ class KafkaPartition:
 
 
 def _unexpected_byte(data: bytes) -> int:
-    """Return the position of the first byte that is not a digit, minus, newline or space; 0 if there is none."""
+    """Return the position of the first byte that is not a digit, minus sign, space or newline; 0 if there is none."""
     return next((position for position, byte in enumerate(data) if byte not in b"0123456789-\n "), 0)

@@ -1,10 +1,13 @@
-"""Verification of a root: its id, the journals of transactions and groups, the log of each topic, and all data files.
+"""Verification of a root: the root id, the journals of transactions and groups, the logs of topics, and all data files.
 
-The order allows for concurrent writers. A decision references only what was written before it, so decisions are read
-first. A log that seems to lack something that another log references is read again, because a later state contains
-more, never less. Files are listed before the logs are read, so an unreferenced file in the listing is an upload in
-flight or left over. A missing file is checked against a later state of its topic, because the vacuum may have been
-right to delete it.
+The order of the steps allows for concurrent writers:
+
+* A decision only references objects that were written earlier, so decisions are read first.
+* If a log seems to lack an object that another log references, the log is read again. The later state contains every
+  object that the earlier state contained.
+* Files are listed before the logs are read. An unreferenced file in the listing is therefore an upload in flight or a
+  left-over file.
+* A missing file is checked against a later state of its topic, because the vacuum may have deleted the file.
 """
 
 from __future__ import annotations
@@ -55,11 +58,11 @@ from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 from sparklog.tools.verification.unreferenced import classify_unreferenced
 
 CAN_BE_HIDDEN = MISSING, STATE, TRANSACTION, GUARANTEE
-"""Kinds of findings that a cache may cause by hiding an existing object for a while."""
+"""Kinds of findings that occur if a cache temporarily hides an existing object."""
 PAUSES = Pauses(3.0, 15.0, 1.0, 1.0)
-"""Pauses before logs in which something seems to be missing are read again."""
+"""Pauses before the logs are read again because objects seem to be missing."""
 Say = Callable[[str], None]
-"""Called with a line of text for each step."""
+"""A function that is called with a line of text for each step."""
 
 
 def verify_root(
@@ -72,18 +75,18 @@ def verify_root(
     env: Env = SYSTEM,
     confirmed: Collection[Finding] = (),
 ) -> Report:
-    """Read everything in the root in `store`, or in some topics of it, and report damage, which is never raised.
+    """Verify the root in `store`, or some of its topics. Corruption is reported and never raised.
 
     Args:
-        topics: names of topics; empty for all.
-        quick: read all logs, but check only existence and size of data files.
-        runner: runs the tasks that read data files.
+        topics: names of the topics to verify; empty for all topics.
+        quick: read all logs, but check only the existence and size of data files.
+        runner: runs the work items that read data files.
         say: called with a line of text for each step.
-        confirmed: findings of an earlier verification, which are not checked for caches that hide objects.
+        confirmed: findings of an earlier verification, which are reported again without waiting for caches.
 
     Raises:
-        NotFound: there is no root, or a topic does not exist.
-        BadRequest: the location is a backup repository.
+        NotFound: If there is no root, or if a topic does not exist.
+        BadRequest: If the location is a backup repository.
     """
     runner = InProcess() if runner is None else runner
     return _Verification(store, tuple(topics), quick, runner, say, env, frozenset(confirmed)).run()
@@ -94,7 +97,7 @@ def _can_be_hidden(finding: Finding) -> bool:
 
 
 def _identity(finding: Finding) -> tuple[str, ...]:
-    """Return the parts of a finding that stay the same when the log grows and is read again."""
+    """Return the fields of a finding that do not change when the log grows and is read again."""
     if finding.kind == TRANSACTION:
         return finding.kind, re.sub("[0-9]+", "", finding.message)
     return finding.kind, finding.file
@@ -102,12 +105,12 @@ def _identity(finding: Finding) -> tuple[str, ...]:
 
 @dataclass
 class _Verification:
-    """One verification.
+    """The state of a verification.
 
     Attributes:
-        reread: decisions that were read again, after the topics.
+        reread: decisions that were read again after the topics.
         referenced: keys of all objects that belong to the root.
-        cache_wait: waits for as long as caches can hide an object.
+        cache_wait: pauses for as long as caches can hide an object.
         logs_store: the store for reading logs, which retries if a cache of names hides an object.
     """
 
@@ -152,8 +155,8 @@ class _Verification:
     def _read_logs(self, names: Sequence[str], now_ms: int) -> None:
         """Read all logs and compare them with each other.
 
-        A mount may show an outdated listing. An object therefore counts as missing only if it is missing each time the
-        logs are read, for as long as caches can be outdated.
+        A mount may return an outdated listing. The logs are therefore read repeatedly for as long as caches can be
+        outdated, and an object is only reported as missing if it is missing each time.
         """
         before = self.findings, self.counts, self.referenced
         suspects: set[tuple[str, ...]] | None = None
@@ -200,7 +203,7 @@ class _Verification:
         except NotFound:
             if self.store.stat(naming.REPOSITORY_KEY) is not None:
                 raise BadRequest(
-                    f"{self.store.location} is a backup repository, not a root: to check a backup, restore it into "
+                    f"{self.store.location} is a backup repository, not a root; to verify a backup, restore it to "
                     "another directory, which checks every byte"
                 ) from None
             no_root = f"{self.store.location} is not a sparklog root: it has no {naming.ROOT_KEY}"
@@ -208,7 +211,7 @@ class _Verification:
                 raise NotFound(f"{no_root}; check the path") from None
             if not any(self._has_log(name) and self._is_topic(name) for name in naming.topic_names(self.store)):
                 raise NotFound(f"{no_root} and no topics; check the path") from None
-            self.findings.append(Finding(MISSING, naming.ROOT_KEY, "the root has topics, but no file with its id"))
+            self.findings.append(Finding(MISSING, naming.ROOT_KEY, "the root has topics, but no file with the root id"))
             return
         self.counts += CheckCounts(files=1, nbytes=len(stored.data))
         self.findings += findings_of(ROOT, stored)
@@ -217,7 +220,7 @@ class _Verification:
         return next(iter(self.store.list(naming.log_folder(name))), None) is not None
 
     def _is_topic(self, name: str) -> bool:
-        """Return False for the journal of a group or transactional id, so that `_groups` is not taken for a root."""
+        """Return False if the name is a directory of journals, such as `_groups`, which is not a topic."""
         for info in self.store.list(naming.log_folder(name)):
             try:
                 return "number" not in json.loads(document_of(self.store.get(info.key)))
@@ -235,7 +238,7 @@ class _Verification:
         return list(dict.fromkeys(self.topics)) or existing
 
     def _latest_entries(self, kind: EntryKind[E]) -> dict[str, E]:
-        """Check all journals of a kind; return the latest entry of each by its id."""
+        """Check all journals of a kind. Return the latest entry of each journal by its id."""
         latest: dict[str, E] = {}
         for folder in self.store.list_folders(f"{kind.folder}/"):
             log = read_entries(self.logs_store, kind, folder)
@@ -248,8 +251,8 @@ class _Verification:
         state = self.reread.get(id_) or self.states.get(id_)
         if state is None or n > state.newest:
             later = read_entries(self.logs_store, DECISIONS, naming.id_folder(id_)).latest
-            register = self.states.get(archive_of(id_))
-            later = later or (None if register is None else entry_in(register, id_))
+            archive = self.states.get(archive_of(id_))
+            later = later or (None if archive is None else entry_in(archive, id_))
             if later is not None:
                 state = self.reread[id_] = later
         return state
@@ -257,7 +260,7 @@ class _Verification:
     # -- files
 
     def _check_files(self, listed: dict[str, ObjectInfo]) -> None:
-        """Check the sizes of all files, then their contents unless `quick`."""
+        """Check the sizes of all files and, unless `quick` is set, their contents."""
         missing: list[str] = []
         by_topic: dict[str, list[ReferencedFile]] = {}
         for file in _files_of(self.logs.values()):
@@ -285,10 +288,10 @@ class _Verification:
             self._report_missing(missing)
 
     def _has_right_size(self, file: ReferencedFile, listed: dict[str, ObjectInfo], missing: list[str]) -> bool:
-        """Return True if a file exists and has the right size; otherwise add it to `missing` or to the findings."""
+        """Return True if a file exists and has the right size. Otherwise add it to `missing` or to the findings."""
         info = listed.get(file.key)
         if info is None or info.size != file.size:
-            # The file was written after the listing, or a cache hid its size there.
+            # The file was written after the listing, or a cache returned an outdated listing.
             info = self.store.stat(file.key)
         if info is None:
             missing.append(file.key)
@@ -303,7 +306,7 @@ class _Verification:
         return True
 
     def _report_missing(self, keys: Sequence[str]) -> None:
-        """Report the missing files that a later state of their topics still needs."""
+        """Report missing files that a later state of their topics still references."""
         topics = sorted(
             log.name for log in self.logs.values() if not {*keys}.isdisjoint(file.key for file in log.files)
         )
@@ -318,7 +321,7 @@ class _Verification:
             self.findings.append(Finding(MISSING, key, message, offset=offset))
 
     def _exists(self, key: str) -> bool:
-        """Return whether a file exists, after waiting for as long as a cache may hide it."""
+        """Return True if a file exists. Wait for as long as a cache may hide the file."""
         while self.logs_store.stat(key) is None:
             if not self.cache_wait.wait():
                 return False
@@ -326,5 +329,5 @@ class _Verification:
 
 
 def _files_of(logs: Iterable[CheckedTopic]) -> list[ReferencedFile]:
-    """Return every file once, in the order of keys, with the claims of all topics."""
+    """Return the files of all logs ordered by key. A file has the claims of all topics that reference it."""
     return [file for _, file in sorted(merge_files(file for log in logs for file in log.files).items())]

@@ -1,12 +1,13 @@
 """Check slices of a data file against commits and footers, and Kafka's index files against the batches.
 
-A `SliceClaim` is the description of a slice in a commit or footer. A `SliceWindow` holds entire batches of some slices
-in memory. `Totals` are counts per slice; `disagreements` compares them with the claim.
+A `SliceClaim` describes a slice in a commit or footer. A `SliceWindow` contains complete batches of one or more slices
+in memory. `Totals` contains counts per slice, which `mismatches` compares with the claim.
 
-Index files have no checksums, but each entry of an `.index` is a pair (last offset, position) of one batch, and each
-entry of a `.timeindex` a pair (timestamp, offset). If one of the two values is corrupt, no batch has both. The number
-of entries cannot be checked, because it depends on `index.interval.bytes` when the index was written. A `.txnindex` is
-compared with the ABORT markers; the start of a transaction whose first batches were cleaned is stored nowhere else.
+Index files have no checksums. However, each entry of an `.index` file is the pair (last offset, position) of a batch,
+and each entry of a `.timeindex` file is a pair (timestamp, offset). If one of the two values is corrupt, no batch
+matches the entry. The number of entries cannot be checked, because it depends on the value of `index.interval.bytes`
+when the index was written. A `.txnindex` file is compared with the ABORT markers. If the first batches of a transaction
+were cleaned, its first offset cannot be checked, because it is not stored anywhere else.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, INDEX, CheckCounts, Finding
 
 REBUILD = "run sparklog repair, which rebuilds the file from the batches of the log"
-"""The remedy for an index file. A broker does not rebuild it: after a clean shutdown, a missing `.txnindex` means to
-Kafka that no transaction was aborted, and a missing `.timeindex` counts as an empty one."""
+"""The remedy for an index file. Brokers do not rebuild index files: after a clean shutdown, Kafka treats a missing
+`.txnindex` as if no transaction was aborted, and a missing `.timeindex` as an empty index.
+"""
 
 
 class BatchColumns(NamedTuple):
-    """Batches as columns: position in the file, base and last offset, maximum timestamp, and whether the format is v0
-    or v1."""
+    """Batches as columns: position in the file, base offset, last offset, maximum timestamp, and True for formats v0
+    and v1.
+    """
 
     position: Int64Array
     base: Int64Array
@@ -57,11 +60,12 @@ _NO_BATCHES = BatchColumns(_NONE, _NONE, _NONE, _NONE, _NONE.astype(np.bool_))
 
 @dataclass(slots=True)
 class CollectedBatches:
-    """Batches of a segment, collected window by window.
+    """The batches of a segment, collected in windows.
 
     Attributes:
-        aborts: the producer id of each ABORT marker, by offset.
-        filter: the key filter to check; if it is given, `keys` collects the keys of the batches.
+        aborts: the producer id of each ABORT marker by offset.
+        filter: the key filter to check, or None.
+        keys: the keys of the batches, if there is a filter to check.
     """
 
     windows: list[BatchColumns] = field(default_factory=lambda: [_NO_BATCHES])
@@ -82,13 +86,13 @@ class CollectedBatches:
             self.keys.add(data, headers)
         for row in np.flatnonzero(headers.is_control).tolist():
             control = headers[row : row + 1]
-            # The checksum also reports a control batch that cannot be read.
+            # If the control batch cannot be read, its checksum is wrong, which is reported separately.
             with suppress(Corrupt):
                 if int(control_types(data, control)[0]) == ABORT:
                     self.aborts[int(control.base_offset[0])] = int(control.producer_id[0])
 
     def keys_beyond_filter(self) -> bool:
-        """Return True if the filter denies some key of the batches, so that lookups would not find it."""
+        """Return True if the filter lacks a key of the batches, so that lookups do not find the key."""
         return self.filter is not None and self.keys is not None and not self.keys.is_contained_in(self.filter)
 
     def columns(self) -> BatchColumns:
@@ -98,7 +102,7 @@ class CollectedBatches:
 def check_index(
     suffix: str, data: bytes, base: int, batches: CollectedBatches, *, file: str, active: bool = False
 ) -> list[Finding]:
-    """Check an index file of the segment that starts at offset `base`. An `active` segment may still grow."""
+    """Check an index file of the segment that starts at offset `base`. An `active` segment may still be appended to."""
     try:
         if suffix == "index":
             return _check_offset_index(data, base, batches, file, preallocated=active)
@@ -110,13 +114,15 @@ def check_index(
 
 
 def _check_end(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding]:
-    """Check the bytes after the entries: zeros if a broker has preallocated the file, otherwise none."""
+    """Check the bytes after the entries. They must be zeros if a broker preallocates the file; otherwise there must be
+    none.
+    """
     rest = np.frombuffer(data, np.uint8)[used:]
     nonzero = np.flatnonzero(rest)
     if len(nonzero):
         return [Finding(INDEX, file, "expected zeros after the last entry", REBUILD, used + int(nonzero[0]))]
     if len(rest) and not preallocated:
-        message = f"expected {used} bytes, found {len(data)}, the rest of them zeros"
+        message = f"expected {used} bytes, found {len(data)}; the excess bytes are zeros"
         return [Finding(INDEX, file, message, REBUILD, used)]
     return []
 
@@ -124,10 +130,10 @@ def _check_end(data: bytes, used: int, preallocated: bool, file: str) -> list[Fi
 def _check_offset_index(
     data: bytes, base: int, batches: CollectedBatches, file: str, *, preallocated: bool
 ) -> list[Finding]:
-    """Check the entries of an `.index`.
+    """Check the entries of an `.index` file.
 
-    Followers, and brokers before 4.0, write one entry for several batches, with the position of the first and the
-    offset of the last. Readers find the same batches with such entries, so these are valid, too.
+    Followers, and brokers before 4.0, write one entry for several batches: the position of the first batch and the last
+    offset of the last batch. Such entries are valid, because readers find the same batches.
     """
     entries = OffsetIndex.parse(data, base, file=file)
     wrong = _check_end(data, len(entries) * OffsetIndex.ENTRY_BYTES, preallocated, file)
@@ -139,21 +145,24 @@ def _check_offset_index(
     rows = np.minimum(np.searchsorted(position, entries.positions), len(position) - 1)
     ends = np.minimum(np.searchsorted(last, entries.offsets), len(last) - 1)
     valid = (position[rows] == entries.positions) & (last[ends] == entries.offsets) & (ends >= rows)
-    # The batches of an entry precede those of the next entry.
+    # The batches of an entry must precede the batches of the next entry.
     after = np.append(rows[1:], len(position))
     valid &= ends < after
     for entry in np.flatnonzero(~valid).tolist():
         byte, offset = int(entries.positions[entry]), int(entries.offsets[entry])
-        message = f"entry {entry} has offset {offset} at byte {byte}, but no batch there ends with this offset"
+        message = (
+            f"entry {entry} has offset {offset} at byte {byte}, but no batch at this position ends with this offset"
+        )
         wrong.append(Finding(INDEX, file, message, REBUILD, entry * OffsetIndex.ENTRY_BYTES, offset))
     return wrong
 
 
 def _check_time_index(data: bytes, base: int, batches: CollectedBatches, file: str, *, active: bool) -> list[Finding]:
-    """Check the entries of a `.timeindex`.
+    """Check the entries of a `.timeindex` file.
 
-    Unless the segment is active, the last entry has the maximum timestamp of the segment. An entry refers to the
-    earliest batch with its timestamp, or, for old messages that were appended together, to the last message.
+    Unless the segment is active, the last entry contains the maximum timestamp of the segment. An entry refers to the
+    earliest batch with its timestamp. If messages of an old format were appended together, it refers to the last of
+    them.
     """
     entries = TimeIndex.parse(data, base, file=file)
     size = TimeIndex.ENTRY_BYTES
@@ -163,12 +172,12 @@ def _check_time_index(data: bytes, base: int, batches: CollectedBatches, file: s
         return wrong
     running = np.maximum.accumulate(stamp)
     rows = np.minimum(np.searchsorted(last, entries.offsets), len(last) - 1)
-    # An entry must refer to the earliest batch with the maximum timestamp so far.
+    # An entry must refer to the earliest batch that has the maximum timestamp up to this batch.
     rises = np.concatenate(([True], running[1:] > running[:-1]))
     first = rises | (old & (stamp == running))
     valid = (last[rows] == entries.offsets) & (stamp[rows] == entries.timestamps) & first[rows]
     if len(entries) == 1 and int(entries.timestamps[0]) == 0 and int(entries.offsets[0]) == base:
-        # Kafka writes this first entry if no record has a timestamp.
+        # Kafka writes this entry if no record has a timestamp.
         valid |= running[-1] <= 0
     for entry in np.flatnonzero(~valid).tolist():
         timestamp, offset = int(entries.timestamps[entry]), int(entries.offsets[entry])
@@ -188,7 +197,9 @@ def _check_transaction_index(data: bytes, base: int, batches: CollectedBatches, 
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for entry, (producer, first, last, stable) in enumerate(rows):
         if batches.aborts.get(last) != producer or first < 0 or not 0 <= stable <= last + 1:
-            message = f"entry {entry} has an ABORT of producer {producer} at offset {last}, but no such marker is there"
+            message = (
+                f"entry {entry} has an ABORT of producer {producer} at offset {last}, but the log lacks this marker"
+            )
             wrong.append(Finding(INDEX, file, message, REBUILD, entry * transaction_index.ENTRY_BYTES, last))
     return wrong
 
@@ -196,22 +207,22 @@ def _check_transaction_index(data: bytes, base: int, batches: CollectedBatches, 
 Int64s = npt.NDArray[np.int64]
 
 DECODED_BYTES = 1 << 20
-"""Stored bytes to decode at a time, few enough for their decompressed records to fit into memory."""
+"""Maximum number of stored bytes that are decoded at a time, so that the decompressed records fit into memory."""
 NONE = 2**63 - 1
 _FLAGS = (SliceFlag.HAS_NULL_KEYS, SliceFlag.KAFKA_PRODUCERS, SliceFlag.LOG_APPEND_TIME)
 
 
-class CutOff(Exception):  # noqa: N818
-    """A file is shorter than the commits say; the argument is the size of the file."""
+class TruncatedFile(Exception):  # noqa: N818
+    """Raised if a file is shorter than its size in the commits. The argument is the actual size."""
 
 
 @dataclass(slots=True)
 class CheckedFile:
-    """The check of one file.
+    """The state and the findings of the check of one file.
 
     Attributes:
-        is_missing: True if the file, or a file that belongs to it, does not exist.
-        filters: the valid key filters, by the positions of their slices.
+        is_missing: True if the file, or one of its auxiliary files, does not exist.
+        filters: the valid key filters by the positions of their slices.
     """
 
     store: Store
@@ -223,17 +234,17 @@ class CheckedFile:
     filters: dict[int, KeyFilter] = field(default_factory=dict)
 
     def read(self, start: int, length: int) -> bytes:
-        """Read `length` bytes from byte `start`. Raises `CutOff` if the file is too short in two attempts."""
+        """Read `length` bytes from byte `start`. Raises `TruncatedFile` if the file is too short in two attempts."""
         for _ in range(2):
             data = self.store.get(self.file.key, start, length)
             if len(data) == length:
                 return data
-        raise CutOff(start + len(data))
+        raise TruncatedFile(start + len(data))
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts per slice, each an int64[n]. Offsets are those of the log; `min_ts` is `NONE` without any timestamps."""
+    """Counts per slice as int64 arrays. Offsets are log offsets; `min_ts` is `NONE` if a slice has no timestamps."""
 
     batches: Int64s
     records: Int64s
@@ -249,9 +260,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceWindow(Window):
-    """Batches of some slices of a file.
+    """Batches of one or more slices of a file.
 
-    `row_of` has, for each batch, the row of its slice in `claims`, in ascending order.
+    `row_of` contains the row in `claims` for each batch, in ascending order.
     """
 
     claims: Sequence[SliceClaim]
@@ -262,7 +273,10 @@ class SliceWindow(Window):
         return np.array([getattr(claim, name) for claim in self.claims], np.int64)[self.row_of]
 
     def wrong_batches(self, low: int | None = None) -> list[Finding]:
-        """Find batches with a wrong checksum, header or offset; `low` is the first offset if not that of the slice."""
+        """Return findings for batches with a wrong checksum, header or offset.
+
+        `low` is the first valid offset; by default, the base offset of the slice.
+        """
         headers, shift = self.headers, self._of_batches("shift")
         first, end = self._of_batches("base") if low is None else low, self._of_batches("end")
         wrong, lowest = misplaced(headers, first, end, shift=shift, owner=self.row_of)
@@ -295,7 +309,7 @@ class SliceWindow(Window):
         return flipped or finding
 
     def add_to(self, totals: Totals) -> None:
-        """Decode the batches and add their counts to `totals`. `Corrupt` if records cannot be decoded."""
+        """Decode the batches and add their counts to `totals`. Raises `Corrupt` if records cannot be decoded."""
         headers, rows = self.headers, self.row_of
         has_records = ~headers.is_control & (headers.count > 0)
         totals.batches += np.bincount(rows, minlength=len(self.claims))
@@ -321,7 +335,7 @@ class SliceWindow(Window):
             totals.flags[np.unique(rows[keyless])] |= int(SliceFlag.HAS_NULL_KEYS)
 
     def count(self, checked: CheckedFile) -> CheckCounts:
-        """Decode the window and compare its contents with the claims, adding findings to `checked`."""
+        """Decode the window, compare it with the claims and add findings to `checked`. Return the window's counts."""
         totals = Totals.empty(len(self.claims))
         try:
             self.add_to(totals)
@@ -329,13 +343,13 @@ class SliceWindow(Window):
             checked.findings.append(Finding.of(CONTENT, error, self.file))
             return CheckCounts(slices=len(self.claims), nbytes=len(self.data))
         for row, claim in enumerate(self.claims):
-            checked.findings += disagreements(claim, totals, row, file=self.file)
+            checked.findings += mismatches(claim, totals, row, file=self.file)
         batches, records = int(totals.batches.sum()), int(totals.records.sum())
         return CheckCounts(slices=len(self.claims), batches=batches, records=records, nbytes=len(self.data))
 
 
 def _decode_chunks(size: Int64s) -> Iterator[slice]:
-    """Yield ranges of batches of about `DECODED_BYTES` stored bytes each."""
+    """Yield ranges of batches with about `DECODED_BYTES` stored bytes each."""
     ends = np.cumsum(size)
     start = before = 0
     while start < len(size):
@@ -344,32 +358,32 @@ def _decode_chunks(size: Int64s) -> Iterator[slice]:
         start, before = stop, int(ends[stop - 1])
 
 
-def disagreements(claim: SliceClaim, totals: Totals, row: int, *, file: str) -> list[Finding]:
+def mismatches(claim: SliceClaim, totals: Totals, row: int, *, file: str) -> list[Finding]:
     """Return a finding if the counts of a slice differ from its claim."""
     flags = int(totals.flags[row])
     min_ts, max_ts = int(totals.min_ts[row]), int(totals.max_ts[row])
     wrong = []
     if int(totals.records[row]) != claim.records:
-        wrong.append(f"{claim.records} records, found {int(totals.records[row])}")
+        wrong.append(f"{claim.records} records, found {int(totals.records[row])} records")
     if int(totals.next_offset[row]) != claim.end:
-        wrong.append(f"offsets up to {claim.end - 1}, found the last at {int(totals.next_offset[row]) - 1}")
+        wrong.append(f"last offset {claim.end - 1}, found {int(totals.next_offset[row]) - 1}")
     unexpected = [flag.name for flag in _FLAGS if flags & flag & ~claim.flags]
-    wrong += [f"no batches that need flag {name}, found some" for name in unexpected]
+    wrong += [f"no batches with flag {name}, found such batches" for name in unexpected]
     if claim.append_time < 0:
         if max_ts >= 0 and max_ts != claim.max_ts:
             wrong.append(f"a maximum timestamp of {claim.max_ts}, found {max_ts}")
         if min_ts != NONE and not 0 <= claim.min_ts <= min_ts:
             wrong.append(f"no timestamp below {claim.min_ts}, found {min_ts}")
     elif not flags & SliceFlag.LOG_APPEND_TIME:
-        wrong.append("batches with the append time, found others")
+        wrong.append("batches with log append time, found batches with create time")
     if not wrong:
         return []
-    message = f"in the slice of partition {claim.partition} expected {'; '.join(wrong)}"
+    message = f"slice of partition {claim.partition}: expected {'; '.join(wrong)}"
     return [Finding(CONTENT, file, message, position=claim.position, offset=claim.base)]
 
 
 class _ClaimedSlice(BatchFile):
-    """The batches of one slice of a checked file."""
+    """The bytes of one slice of a checked file."""
 
     def __init__(self, checked: CheckedFile, claim: SliceClaim) -> None:
         self.path, self.size = checked.file.key, claim.position + claim.size
@@ -383,7 +397,7 @@ class _ClaimedSlice(BatchFile):
 
 
 def walk(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> CheckCounts | None:
-    """Check a slice window by window and collect its batches in `batches`; return None if there are findings."""
+    """Check a slice window by window and collect its batches in `batches`. Return None if there are findings."""
     totals, crc, following = Totals.empty(1), 0, claim.base
     file, before, data_file = _ClaimedSlice(checked, claim), len(checked.findings), checked.file
     windows = BatchWalk(file, claim.position)
@@ -405,7 +419,7 @@ def walk(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> 
     if windows.stop != "end":
         message = f"expected complete record batches: {windows.reason}"
         checked.findings.append(Finding(CONTENT, file.path, message, position=windows.end, offset=following))
-        # The boundaries of later batches are unknown: only the checksum of the slice can be checked.
+        # The boundaries of the remaining batches are unknown, so only check the checksum of the slice.
         span = checked.store.limits.span_bytes
         for position in range(windows.end, file.size, span):
             crc = crc32c(file.read(position, span), crc)
@@ -414,9 +428,9 @@ def walk(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> 
         finding = Finding(CHECKSUM, file.path, message, position=claim.position, offset=claim.base)
         flipped = finding.at_flipped_bit(claim.position, claim.size, crc, claim.crc)
         if flipped is not None or len(checked.findings) == before:
-            # A single flipped bit explains all other findings of the slice, so report only that.
+            # A single flipped bit explains all other findings about the slice, so report only this bit.
             checked.findings[before:] = [flipped or finding]
     if len(checked.findings) > before:
         return None
-    checked.findings += disagreements(claim, totals, 0, file=file.path)
+    checked.findings += mismatches(claim, totals, 0, file=file.path)
     return CheckCounts(slices=1, batches=int(totals.batches[0]), records=int(totals.records[0]), nbytes=claim.size)

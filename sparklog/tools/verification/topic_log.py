@@ -1,14 +1,15 @@
-"""Check the log of one topic: every commit and checkpoint, and which data files must exist.
+"""Check the log of a topic: all commits and checkpoints, and the list of data files that must exist.
 
-Commits are replayed from the first one that is kept, and each checkpoint on the way must equal the replayed state. If a
-commit is damaged, the replay continues from the next valid checkpoint.
+Commits are replayed from the first retained commit, and each checkpoint must equal the replayed state at its version.
+If a commit is damaged, the replay continues from the next valid checkpoint.
 
-**Commits that must exist:** all commits from the anchor on. The anchor is the latest checkpoint at or below both the
-retention floor and the second latest checkpoint. The vacuum deletes only commits below it, the oldest first.
+**Commits that must exist:** all commits from the anchor on. The anchor is the latest checkpoint that is at or below
+both the retention floor and the second latest checkpoint. The vacuum only deletes commits below the anchor, the oldest
+commits first.
 
-**Data files that must exist:** those in the state at the retention floor, those that later versions add, and those of
-leased versions. A reader may have planned a read of any version from the floor on, and the vacuum keeps exactly these
-files.
+**Data files that must exist:** the files of the state at the retention floor, files that later versions add, and files
+of leased versions. The vacuum retains exactly these files, because a reader may have planned a read of any version from
+the floor on.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from sparklog.tools.verification.findings import CHECKPOINT, LOG, MISSING, STATE
 
 
 def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:
-    """Return the names of the columns in which two tables differ; `rows` if their numbers of rows differ."""
+    """Return the names of the columns in which two tables differ, or `rows` if their numbers of rows differ."""
     left_rows, right_rows = left.all(), right.all()
     if len(left_rows) != len(right_rows):
         return ["rows"]
@@ -48,7 +49,7 @@ def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:
 
 
 def _column(rows: Slices, name: str) -> np.ndarray:
-    """Return a column, with strings instead of their codes, which differ between tables."""
+    """Return a column. Codes of strings are replaced by the strings, because codes differ between tables."""
     if name not in ("file", "txn"):
         return rows.columns[name]
     codes, inverse = np.unique(rows.columns[name], return_inverse=True)
@@ -61,7 +62,7 @@ def gaps(state: TopicState, table: SliceTable) -> int:
     if state.deleted:
         return 0
     rows = table.all()
-    # Sums over several partitions may exceed int64.
+    # The sum over several partitions may exceed int64, so add Python integers.
     total: int = sum((state.log_end - state.log_start).tolist())
     ends = np.minimum(rows.end, state.log_end[rows.partition])
     within = ends - np.maximum(rows.base, state.log_start[rows.partition])
@@ -69,13 +70,15 @@ def gaps(state: TopicState, table: SliceTable) -> int:
     return total - covered
 
 
-RUN_REPAIR = "run sparklog repair, which rebuilds it if a later commit has a copy; otherwise restore it from a backup"
-DELETE_CHECKPOINT = "delete the checkpoint: readers use the one before, and opening is slower until the next one"
+RUN_REPAIR = "run sparklog repair, which rebuilds the commit from a copy in a later commit, or restore it from a backup"
+DELETE_CHECKPOINT = (
+    "delete the checkpoint; readers then use the previous checkpoint, and opening the topic takes longer"
+)
 State = tuple[TopicState, SliceTable]
 
 
 class Outcome(NamedTuple):
-    """A transaction's outcome as recorded in a commit. `topic_id` distinguishes topics that had the same name."""
+    """The outcome of a transaction as recorded in a commit. `topic_id` distinguishes deleted and recreated topics."""
 
     version: int
     topic_id: str
@@ -83,7 +86,7 @@ class Outcome(NamedTuple):
 
 
 class TopicPrepare(NamedTuple):
-    """The commit that prepares a transaction: the commit id, and the transaction's id and number."""
+    """A commit that prepares a transaction: the commit id, the transactional id and the transaction number."""
 
     commit_id: str
     txn: str
@@ -95,7 +98,7 @@ class CheckedTopic(CheckedLog):
     """The checked log of a topic.
 
     Attributes:
-        state: the latest state; None if no state could be rebuilt.
+        state: the latest state, or None if no state can be rebuilt.
         files: the data files that must exist.
         first: the oldest version that was replayed.
         latest: the latest version that readers reach.
@@ -115,7 +118,7 @@ class CheckedTopic(CheckedLog):
 
 
 def read_topic(store: Store, name: str, now_ms: int) -> CheckedTopic:
-    """Read the entire log of a topic, again if the vacuum deletes objects in the meantime.
+    """Read the entire log of a topic, and read it again if the vacuum deletes objects during the read.
 
     `now_ms` is the time of the store's clock.
     """
@@ -123,7 +126,7 @@ def read_topic(store: Store, name: str, now_ms: int) -> CheckedTopic:
 
 
 def _without_records(data: bytes, key: str, version: int) -> Commit | None:
-    """Return a commit whose document is intact although its inline records are corrupt, otherwise None."""
+    """Return a commit whose document is intact although its inline records are corrupt, or None."""
     try:
         return decode_commit(data, key, version, check_sections=False)
     except (Corrupt, BadRequest):
@@ -131,11 +134,11 @@ def _without_records(data: bytes, key: str, version: int) -> Commit | None:
 
 
 class _Replay:
-    """One pass over the log of a topic.
+    """A replay of the log of a topic.
 
     Attributes:
-        state: the replayed state; None if it is unknown because of damage.
-        added: the commits with files since the retention floor, as far as the floor is known.
+        state: the replayed state, or None if the state is unknown because of corruption.
+        added: the commits that added files after the retention floor.
         documents: the documents of the most recent commits.
     """
 
@@ -156,7 +159,7 @@ class _Replay:
         versions = self.history.commits.version
         if not len(versions):
             if self.history.checkpoints or self.history.tables:
-                self.log.report(MISSING, commit_key(self.name, 0), "there are checkpoints, but no commits")
+                self.log.report(MISSING, commit_key(self.name, 0), "the topic has checkpoints, but no commits")
             return self.log
         versions = versions[versions <= self._end_of_log(versions.tolist())]
         self.log.latest = int(versions[-1])
@@ -178,7 +181,7 @@ class _Replay:
         return self.log
 
     def _end_of_log(self, versions: list[int]) -> int:
-        """Return the latest version that readers reach; report commits beyond a gap."""
+        """Return the latest version that readers reach, and report commits beyond a gap."""
         end = log_end(versions, max(self.history.checkpoints, default=-1))
         if end not in versions:
             return versions[-1]
@@ -196,7 +199,7 @@ class _Replay:
     # -- commits
 
     def _commit(self, version: int, crc: int | None) -> int | None:
-        """Replay the next commit and return its CRC; `crc` is that of the commit before, None if unknown."""
+        """Replay a commit and return its CRC. `crc` is the CRC of the previous commit, or None if it is unknown."""
         key = commit_key(self.name, version)
         commit, data = self.log.read(key, version, decode_commit, CheckCounts(commits=1))
         commit = _without_records(data, key, version) if commit is None else commit
@@ -221,16 +224,16 @@ class _Replay:
         return commit.crc
 
     def _check_embedded(self, commit: Commit, data: bytes, key: str) -> None:
-        """Compare the embedded commits of a commit with the commits themselves, if these were read."""
+        """Compare the embedded commits of a commit with the original commits, if the original commits were read."""
         self.documents.pop(commit.version - BLOCK_COMMITS, None)
         self.documents[commit.version] = data[: commit.nbytes]
         try:
             documents = decode_embedded(embedded_in(commit, data))
         except Corrupt:
-            return  # The CRC-32C of the commit has already reported it.
+            return  # The CRC-32C mismatch of the commit has already been reported.
         for version, document in enumerate(documents, commit.version - len(documents)):
             if self.documents.get(version, document) != document:
-                self.log.report(LOG, key, f"its embedded copy of commit {version} differs from that commit")
+                self.log.report(LOG, key, f"the embedded copy of commit {version} differs from the commit")
                 return
 
     def _apply(self, commit: Commit, key: str, state: TopicState, table: SliceTable) -> None:
@@ -248,7 +251,7 @@ class _Replay:
     # -- checkpoints
 
     def _checkpoint(self, version: int, crc: int | None) -> None:
-        """Compare a checkpoint with the replayed state or, if that is unknown, continue from the checkpoint."""
+        """Compare a checkpoint with the replayed state. If the state is unknown, continue from the checkpoint."""
         key, counts = checkpoint_key(self.name, version), CheckCounts(checkpoints=1)
         checkpoint, _ = self.log.read(
             key, version, decode_checkpoint, counts, kind=CHECKPOINT, remedy=DELETE_CHECKPOINT
@@ -257,7 +260,9 @@ class _Replay:
             return
         table = self._table(checkpoint, version)
         if crc is not None and checkpoint.state.crc != crc:
-            message = f"it follows a commit with CRC-32C {checkpoint.state.crc}, but commit {version} has {crc}"
+            message = (
+                f"the checkpoint follows a commit with CRC-32C {checkpoint.state.crc}, but commit {version} has {crc}"
+            )
             self.log.report(CHECKPOINT, key, message, f"{DELETE_CHECKPOINT}; {TWO_WINNERS}")
         elif self.state is not None:
             self._compare(key, checkpoint, table, *self.state)
@@ -265,9 +270,11 @@ class _Replay:
             self.state = checkpoint.state, table
 
     def _report_checkpoint_beyond(self, version: int) -> None:
-        """Report a checkpoint after the last commit. Readers fail rather than return an older state as the latest."""
+        """Report a checkpoint after the last commit. Readers fail in this case, because they would return an outdated
+        state.
+        """
         key, counts = checkpoint_key(self.name, version), CheckCounts(checkpoints=1)
-        remedy = f"restore the commits up to {version}, or move the checkpoint away if they never existed"
+        remedy = f"restore the commits up to {version}, or, if they never existed, move the checkpoint away"
         checkpoint, _ = self.log.read(key, version, decode_checkpoint, counts, kind=CHECKPOINT, remedy=remedy)
         if checkpoint is not None:
             self.log.objects.add(checkpoint_prefix(self.name) + checkpoint.table.name)
@@ -282,7 +289,7 @@ class _Replay:
         try:
             data = self.store.get(key, 0, ref.size + 1)
         except NotFound:
-            # The vacuum deletes a checkpoint's document before its table.
+            # The vacuum deletes the document of a checkpoint before the table.
             if self.store.stat(document_key) is None:
                 raise
             message = f"checkpoint {version} references this table, which is missing"
@@ -299,7 +306,7 @@ class _Replay:
             return None
         unsealed = int(np.count_nonzero(~table.all().sealed()))
         if unsealed != ref.unsealed:
-            message = f"it has {ref.unsealed} unsealed slices, but its table has {unsealed}"
+            message = f"the checkpoint has {ref.unsealed} unsealed slices, but its table has {unsealed}"
             self.log.report(CHECKPOINT, document_key, message, DELETE_CHECKPOINT)
         return table
 
@@ -307,9 +314,9 @@ class _Replay:
         self, key: str, checkpoint: Checkpoint, table: SliceTable | None, state: TopicState, replayed: SliceTable
     ) -> None:
         if not checkpoint.state.previous_partition_counts:
-            # A checkpoint may be older than this member.
+            # The checkpoint may have been written by a version of sparklog that did not have this field.
             state = replace(state, previous_partition_counts=())
-        differs = "it differs from the state after the commits in: "
+        differs = "the checkpoint differs from the replayed commits in: "
         if checkpoint.state != state:
             left, right = TOPIC_STATE_JSON.to_json(state), TOPIC_STATE_JSON.to_json(checkpoint.state)
             members = [name for name in {**left, **right} if left.get(name) != right.get(name)]
@@ -321,7 +328,7 @@ class _Replay:
     # -- the end
 
     def _check_older(self, versions: np.ndarray, start: int) -> None:
-        """Check commits and checkpoints below `start`, from which on no commit is missing up to the latest version."""
+        """Check commits and checkpoints below `start`, the first version after the last missing commit."""
         checkpoints = sorted(self.history.checkpoints)
         floor = self.state[0].floor if self.state is not None else 0
         limit = min(floor, checkpoints[-2]) if len(checkpoints) > 1 else -1
@@ -336,7 +343,7 @@ class _Replay:
         leased = set[int]() if self.state is None else self._leased_versions(self.state[0])
         last_leased = max(leased, default=-1)
         for version in versions[versions < start].tolist():
-            # Commits of a leased version are needed. Others are useless, and the vacuum deletes them.
+            # Commits of a leased version are needed. The vacuum deletes all other commits below `start`.
             key = commit_key(self.name, version)
             self.log.read(key, version, decode_commit, CheckCounts(commits=1), accounted=version <= last_leased)
 
@@ -346,7 +353,9 @@ class _Replay:
         log = self.log
         if self.state is None:
             message = "no state can be rebuilt: no valid checkpoint is followed by all commits up to the latest"
-            self.log.report(STATE, commit_key(self.name, log.latest), message, "restore the commits reported above")
+            self.log.report(
+                STATE, commit_key(self.name, log.latest), message, "restore the commits that are reported above"
+            )
             for commit in self.added.values():
                 named.add(added_slices(commit))
             log.files = named.files()
@@ -358,7 +367,11 @@ class _Replay:
         except Corrupt as error:
             log.findings.append(Finding.of(STATE, error, commit_key(self.name, state.version)))
         if (state.first_dirty_offset > state.log_end).any():
-            self.log.report(STATE, commit_key(self.name, state.version), "a partition is compacted beyond its log end")
+            self.log.report(
+                STATE,
+                commit_key(self.name, state.version),
+                "the first dirty offset of a partition is beyond its log end",
+            )
         named.add(table.all())
         for version, commit in self.added.items():
             if version > state.floor:
@@ -371,7 +384,7 @@ class _Replay:
                 named.add(self.history.at(version).slices.all())
             except (NotFound, Corrupt) as error:
                 if isinstance(error, NotFound) and self.history.commits.has(version, version) and self._has_shrunk():
-                    # The vacuum has deleted objects, so read the log again.
+                    # The vacuum has deleted objects. Let the caller read the log again.
                     raise
                 message = f"version {version}, which {why}, cannot be rebuilt: {error}"
                 self.log.report(STATE, commit_key(self.name, version), message)
@@ -379,13 +392,13 @@ class _Replay:
         log.counts += CheckCounts(topics=int(state.exists), gaps=gaps(state, table))
 
     def _leased_versions(self, state: TopicState) -> set[int]:
-        # The lease of a clone lasts for as long as the clone needs it, even after it expires.
+        # A clone's lease remains in effect for as long as the clone needs it, even after the lease has expired.
         return leased_versions(
             state, self.now_ms, [name for name in state.holds if clone_of_lease_name(name) is not None]
         )
 
     def _has_shrunk(self) -> bool:
-        """Return True if objects of the log were deleted since it was listed."""
+        """Return True if objects of the log have been deleted since the log was listed."""
         now = History(self.store, self.name)
         deleted_commits = set(self.history.commits.version.tolist()) - set(now.commits.version.tolist())
         return bool(deleted_commits or set(self.history.checkpoints) - set(now.checkpoints))

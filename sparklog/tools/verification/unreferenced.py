@@ -1,4 +1,4 @@
-"""Classification of unreferenced files: left-over or unfinished files of sparklog, and files of other programs."""
+"""Classification of unreferenced files: left-over and unfinished files of sparklog, and unrecognized files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def classify_unreferenced(
     topics: Mapping[str, CheckedTopic],
     now_ms: int,
 ) -> tuple[tuple[UnreferencedFile, ...], tuple[UnreferencedFile, ...]]:
-    """Return the unreferenced files of a listing: those of sparklog, and those of other programs.
+    """Return the unreferenced files of a listing: first the files of sparklog, then unrecognized files.
 
-    `now_ms` is the time of the store's clock. Files that were written after the listing are in neither.
+    `now_ms` is the time of the store's clock. Files that were written after the listing are not returned.
     """
 
     def orphan(info: ObjectInfo, why: str) -> UnreferencedFile:
@@ -31,41 +31,52 @@ def classify_unreferenced(
     unreferenced = (info for info in listing if info.key not in referenced and not _is_permanent(info.key))
     explained = [(info, _explain(info, topics)) for info in unreferenced]
     orphans = [orphan(info, why) for info, why in explained if why is not None]
-    orphans += [orphan(info, "temporary file: being written, or left behind") for info in store.temporary_files("")]
-    foreign = [orphan(info, "sparklog does not use such a name") for info, why in explained if why is None]
+    orphans += [
+        orphan(info, "temporary file of a write that is in progress or was interrupted")
+        for info in store.temporary_files("")
+    ]
+    foreign = [orphan(info, "sparklog does not use file names of this form") for info, why in explained if why is None]
     return tuple(orphans), tuple(foreign)
 
 
 def _is_permanent(key: str) -> bool:
-    """Return True for probe results, notes of lost commits and objects that repairs have set aside."""
+    """Return True for probe results, notes about lost commits, and objects that a repair has moved aside."""
     return is_probe_result(key) or is_note(key) or key.startswith(f"{naming.REPAIR_FOLDER}/")
 
 
 def _explain(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
-    """Return why an unreferenced file may be there; None if the file is not sparklog's."""
+    """Return a possible reason why an unreferenced file exists, or None if sparklog does not use such names."""
     owner, _, path = info.key.partition("/")
     if owner == PROBE_FOLDER:
         return "a probe is running or was interrupted"
     kind = key_kind(info.key)
     if owner in JOURNAL_IN:
-        return "written just now" if kind in ("commit", "checkpoint") and naming.LOG_FOLDER in path else None
+        return (
+            "an entry or copy that has just been written"
+            if kind in ("commit", "checkpoint") and naming.LOG_FOLDER in path
+            else None
+        )
     topic = naming.key_topic(info.key)
     if topic is None:
         return None
     log = topics.get(topic)
     if path.startswith(f"{naming.LOG_FOLDER}/"):
         if kind == "checkpoint" and naming.is_checkpoint_table_name(info.key.rsplit("/", 1)[-1]):
-            return "slice table without a checkpoint: its writer is about to write the checkpoint, or died"
+            return "slice table without a checkpoint: its writer has not written the checkpoint yet, or stopped"
         if kind == "commit" and log is not None and int(info.key[-25:-5]) < log.first:
-            return "commit before a gap that no version needs: the vacuum deletes it"
-        return "written just now, or deleted since" if kind == "commit" or info.key.endswith(".json") else None
+            return "commit before a gap, which no version needs; the vacuum deletes it"
+        return (
+            "an object that has just been written or deleted"
+            if kind == "commit" or info.key.endswith(".json")
+            else None
+        )
     file = data_file(info)
     if file is None:
         return None
     if log is None or log.state is None:
-        return "no state of its topic can be rebuilt"
+        return "the state of its topic cannot be rebuilt"
     if log.state.deleted:
-        return "its topic was deleted: the vacuum deletes it"
+        return "its topic was deleted; the vacuum deletes the file"
     if file.read_version < log.state.floor:
-        return "replaced, expired or never committed: the vacuum deletes it"
-    return "upload in flight, or left by a writer that died: the vacuum deletes it later"
+        return "replaced, expired or never committed; the vacuum deletes the file"
+    return "upload in progress, or left by a writer that stopped; the vacuum deletes the file later"

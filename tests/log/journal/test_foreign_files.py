@@ -83,7 +83,7 @@ def test_verify_reports_conflicting_paths_in_any_log(root: Root) -> None:
         Path(root.location, key, "below").mkdir(parents=True)
     findings = verify_root(root.store).findings
     assert sorted(each.file for each in findings) == sorted(keys)
-    assert {each.remedy for each in findings} == {"move it away"}
+    assert {each.remedy for each in findings} == {"move the file away"}
     with pytest.raises(BadRequest, match="the path exists, but is not a regular file; move it away"):
         Groups(root).group("g").alter({"a": {0: 0}})
 

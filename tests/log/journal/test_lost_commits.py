@@ -190,7 +190,7 @@ def test_a_broken_chain_discards_the_probe_result_and_readers_do_not_probe() -> 
     assert (counting.counts["create"], counting.counts["delete"]) == (0, 1)
     assert list(case.store.list("_probe/verdict-")) == []
     (finding,) = [each for each in verify_root(case.store, env=case.world.env()).findings if each.kind == CHAIN]
-    assert "the store let two writers create it: check the store with sparklog doctor" in finding.remedy
+    assert "the store let two writers create it; check the store with sparklog doctor" in finding.remedy
     case.store.last_wins = True
     with pytest.raises(BadRequest, match="must be 1"):
         stranger.engine.ensure_probed()

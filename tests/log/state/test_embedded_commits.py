@@ -476,7 +476,7 @@ def test_verify_reports_an_invalid_copy(world: World) -> None:
     forged(world, 7, lambda line: replace(line, time_ms=line.time_ms + 1))
     (finding,) = of_log(world)
     assert finding.file == commit_key("t", 7)
-    assert "its embedded copy of commit 0 differs from that commit" in finding.message
+    assert "the embedded copy of commit 0 differs from the commit" in finding.message
 
 
 @pytest.mark.sweep

@@ -58,7 +58,7 @@ def test_a_commit_of_a_group_that_is_behind(store: MemoryStore, left: int) -> No
         store.delete(key)
     found = findings(store)
     assert {kind for kind, _ in found} == {TRANSACTION}
-    assert f"of group '{GROUP}', which ends at {left - 1}" in found[0][1]
+    assert f"of group '{GROUP}', but the group ends at entry {left - 1}" in found[0][1]
 
 
 def test_backups_are_no_root(store: MemoryStore) -> None:

@@ -66,7 +66,7 @@ def test_the_verdict_names_what_was_looked_at() -> None:
     expected = "1 topic, 2 commits, 3 files, 1 batch, 1,234 bytes, 1 offset in gaps"
     assert line == f"every byte accounted for: {expected} (0.2 s)"
     quick = summary(replace(EMPTY, counts=counts, quick=True))
-    assert quick == f"every file exists, contents were not read: {expected} (0.0 s)"
+    assert quick == f"all files exist, their contents were not read: {expected} (0.0 s)"
 
 
 @pytest.mark.parametrize(("nbytes", "speed"), [(10_000_000, False), (10_000_001, True)])
@@ -83,7 +83,7 @@ def test_damage_is_counted_by_files() -> None:
     report = replace(EMPTY, findings=findings, quick=True, notes=(replace(FINDING, message="a note"),))
     lines = summary(report).split("\n")
     assert lines[:3] == [str(finding) for finding in findings]
-    assert lines[3].startswith("not necessarily damage: checksum: t/sealed/x.log")
+    assert lines[3].startswith("possible corruption: checksum: t/sealed/x.log")
     assert lines[4].startswith("DAMAGED: 3 problems in 2 files of /log; checked ")
     assert not report.sound
     assert replace(report, findings=()).sound
@@ -92,13 +92,13 @@ def test_damage_is_counted_by_files() -> None:
 @pytest.mark.parametrize("more", [0, 1, 5])
 def test_the_oldest_unreferenced_files_are_named(more: int) -> None:
     lines = summary(replace(EMPTY, orphans=orphans(MAX_SHOWN_FILES + more))).split("\n")
-    assert lines[0].startswith(f"{MAX_SHOWN_FILES + more} files unreferenced, ")
+    assert lines[0].startswith(f"{MAX_SHOWN_FILES + more} unreferenced files, ")
     assert lines[1].split()[0] == f"t/append/{MAX_SHOWN_FILES + more - 1}"
     assert len(lines) == 1 + MAX_SHOWN_FILES + (more > 0) + 1
     if more:
         assert lines[MAX_SHOWN_FILES + 1] == f"  and {more} newer files (--json lists all)"
     foreign = summary(replace(EMPTY, foreign=orphans(1)))
-    assert foreign.startswith("1 file not sparklog's, 10 B:")
+    assert foreign.startswith("1 unrecognized file, 10 B:")
 
 
 @pytest.mark.parametrize(

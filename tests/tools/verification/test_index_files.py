@@ -84,7 +84,7 @@ def test_zeros_belong_to_the_active_segment_alone() -> None:
     data = offsets((109, 500)) + bytes(16)
     assert check("index", data, active=True) == []
     (finding,) = check("index", data)
-    assert (finding.message, finding.position) == ("expected 8 bytes, found 24, the rest of them zeros", 8)
+    assert (finding.message, finding.position) == ("expected 8 bytes, found 24; the excess bytes are zeros", 8)
     torn = times((70, 109)) + bytes(12)
     assert check("timeindex", torn, active=True) == []
     assert [finding.position for finding in check("timeindex", torn)] == [12]

@@ -68,7 +68,7 @@ def test_a_gap_between_records_with_keys_is_noted(fixtures: Path) -> None:
     assert report.sound
     (note,) = report.notes
     assert (note.file, note.position, note.offset) == ("damaged-0/00000000000000000256.log", 0, 197)
-    assert "from here on, 59 offsets in 1 gaps above the cleaner's checkpoint (0)" in note.message
+    assert "from here on, 59 offsets are missing in 1 gaps above the cleaner's checkpoint (0)" in note.message
 
 
 @pytest.mark.slow

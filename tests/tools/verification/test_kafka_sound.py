@@ -112,8 +112,10 @@ def test_a_replica_of_a_compacted_log_has_gaps_above_the_cleaners_checkpoint(
     assert report.sound
     (note,) = report.notes
     assert (note.kind, note.file, note.offset) == (CONTENT, f"t-0/{0:020}.log", 2)
-    assert f"from here on, 7 offsets in 3 gaps above the cleaner's checkpoint ({cleaned or 0})" in note.message
-    assert summary(report).startswith(f"not necessarily damage: content: t-0/{0:020}.log at byte ")
+    assert (
+        f"from here on, 7 offsets are missing in 3 gaps above the cleaner's checkpoint ({cleaned or 0})" in note.message
+    )
+    assert summary(report).startswith(f"possible corruption: content: t-0/{0:020}.log at byte ")
     (written,) = document(report)["notes"]  # type: ignore[misc]
     assert written["offset"] == 2
 
@@ -141,7 +143,7 @@ def test_between_batches_that_no_cleaner_has_seen_a_gap_is_a_loss(
     report = verified(tmp_path, folder)
     (finding,) = report.findings
     assert (finding.kind, finding.file, finding.offset) == (CONTENT, f"t-0/{bases[-1]:020}.log", 2)
-    assert finding.message == "expected a batch at offset 2, found one at 6, and no cleaner made this gap"
+    assert finding.message == "expected a batch at offset 2, found offset 6, and no cleaner made this gap"
     assert report.notes == ()
 
 
@@ -204,6 +206,6 @@ def test_checkpoints_above_a_cut_log_are_noted(tmp_path: Path, name: str) -> Non
     assert report.sound
     (note,) = report.notes
     assert (note.kind, note.file, note.offset) == (CHECKPOINT, name, 50)
-    assert "it has offset 50 for t-0, whose log ends at 3: either Kafka has truncated the log" in note.message
+    assert "the file has offset 50 for t-0, but the log ends at 3; either Kafka has truncated the log" in note.message
     checkpoint(tmp_path, name, 3)
     assert verified(tmp_path, folder).notes == ()
