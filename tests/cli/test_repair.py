@@ -33,7 +33,7 @@ def test_repair_is_a_dry_run_without_execute(sparklog: Sparklog, log: Path) -> N
     name = str(file.relative_to(log))
     would, verdict = sparklog("repair", log).lines
     assert would == f"{name}: would be corrected by flipping one bit back"
-    result = "after which no damage remains; nothing was changed: add --execute to repair"
+    result = "after which no damage remains; nothing was changed; add --execute to repair"
     assert verdict == f"would repair 1 file of {log}, {result}"
     assert file.read_bytes() == wrong
     (item,) = json.loads(sparklog("repair", "--root", log / "orders", "--execute", "--json").out)["repaired"]
@@ -48,10 +48,10 @@ def test_unrepairable_damage_is_listed(sparklog: Sparklog, log: Path) -> None:
     file.write_bytes(file.read_bytes()[:60])
     left, verdict = sparklog("repair", log, "--execute", code=1).lines
     assert left.startswith(f"remaining: size: {file.relative_to(log)}")
-    assert verdict == f"repaired 0 files of {log}; 1 problem remains that no rebuild can fix"
+    assert verdict == f"repaired 0 files of {log}; 1 problem remains that repair cannot fix"
 
 
 def test_usage(sparklog: Sparklog, log: Path, tmp_path: Path) -> None:
     sparklog("repair", log, "--execute", "--dry-run", code=2)
     sparklog("repair", tmp_path / "nowhere", code=1)
-    assert "applies to Kafka directories only" in sparklog("repair", log, "--index-interval-bytes", 100, code=1).err
+    assert "only applies to Kafka directories" in sparklog("repair", log, "--index-interval-bytes", 100, code=1).err

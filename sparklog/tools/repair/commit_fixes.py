@@ -1,12 +1,13 @@
-"""Rebuild lost commits of a topic from the copies of their documents that are embedded in later commits.
+"""Rebuild lost commits of a topic from copies of their documents that later commits embed.
 
-1. Take the documents of the missing versions from a later commit that embeds them. They must be links of the chain: the
-   first has the CRC-32C of the commit before the gap, and the commit after the gap has the CRC-32C of the last. The
-   document determines the CRC-32C of the entire commit object, so the rest of that object need not be intact.
-2. Encode the embedded commits of each lost commit again from the earlier documents. They must have the length and the
-   CRC-32C in the document of the lost commit.
-3. Replace inline records of a lost commit, which no other object has, with zeros of the same length. The log can then
-   be read and written again. Reads of the lost offsets raise an error, and `verify` reports them.
+1. Read the documents of the missing versions from a later commit that embeds them. They must be links of the chain: the
+   first document contains the CRC-32C of the commit before the gap, and the commit after the gap contains the CRC-32C
+   of the last document. A document determines the CRC-32C of the entire commit object, so the rest of the object need
+   not be intact.
+2. Encode the embedded commits of each lost commit again from the earlier documents. The result must have the length
+   and the CRC-32C in the document of the lost commit.
+3. Replace inline records of a lost commit with zeros of the same length, because they are not stored anywhere else.
+   The log can then be read and written again. Reads of the lost offsets fail, and `verify` reports them.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from sparklog.storage.store import Store
 from sparklog.tools.repair.fixes import Fix
 
 MAX_SHOWN_RANGES = 8
-"""Ranges of lost offsets to print."""
+"""Maximum number of ranges of lost offsets to print."""
 
 
 def fix_missing_commit(store: Store, key: str) -> Fix | None:
-    """Return the fix of a missing commit and of the missing commits right after it; None if there is no fix."""
+    """Return the fix of a missing commit and of the missing commits that follow it, or None if there is no fix."""
     topic, number = key_topic(key), entry_number(key)
     if topic is None or number is None or store.stat(key) is not None:
         return None
@@ -56,10 +57,10 @@ def fix_missing_commit(store: Store, key: str) -> Fix | None:
         lost = 0 if commit.inline is None else commit.inline.nbytes
         creates.append((commit_key(topic, missing), data + bytes(lost)))
         if lost:
-            how.append(f"its records are lost because no other object has them: {_lost_offsets(commit)}")
+            how.append(f"its records are lost, because they are not stored anywhere else: {_lost_offsets(commit)}")
         else:
             damaged.append(commit_key(topic, missing))
-    # Readers reach the commits after the gap again.
+    # Readers can then reach the commits after the gap.
     damaged += [commit_key(topic, other) for other in existing if other >= after]
     others = "" if after - first == 1 else f", with commits {first + 1} to {after - 1},"
     how.insert(0, f"rebuilt{others} from the copy embedded in a later commit")
@@ -67,7 +68,7 @@ def fix_missing_commit(store: Store, key: str) -> Fix | None:
 
 
 def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, bytes] | None:
-    """Return the documents of the missing numbers `[first, after)`, and known documents before them.
+    """Return the documents of the missing numbers `[first, after)` and known documents of earlier commits.
 
     Returns None if no commit embeds all missing documents as links of the chain.
     """
@@ -101,7 +102,7 @@ def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, by
 
 
 def _embedded_again(commit: Commit, documents: Mapping[int, bytes]) -> bytes:
-    """Encode the embedded commits of a commit again; return zeros, which readers ignore, if the bytes would differ."""
+    """Encode the embedded commits of a commit again. Return zeros, which readers ignore, if the bytes would differ."""
     embedded = commit.embedded
     if embedded is None:
         return b""

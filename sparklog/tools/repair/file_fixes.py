@@ -1,15 +1,16 @@
-"""Fixes of data files and of the files next to them, built from record batches, which have their own checksums.
+"""Fixes of data files and their auxiliary files, which are rebuilt from record batches with valid checksums.
 
-| object                              | is rebuilt from                                                             |
-|-------------------------------------|-----------------------------------------------------------------------------|
-| any object                          | its own bytes, if one flipped bit explains a wrong checksum                 |
-| `.index`, `.timeindex`, `.txnindex` | the segment's batches, as in Kafka's recovery (`LogSegment.recover`)        |
-| `.bloom`                            | the keys of the slices that have a filter                                   |
-| footer of an append file            | its slices and their descriptions in commits, if these cover the whole file |
+| object                              | is rebuilt from                                                                |
+|-------------------------------------|--------------------------------------------------------------------------------|
+| any object                          | its own bytes, if one flipped bit explains a wrong checksum                    |
+| `.index`, `.timeindex`, `.txnindex` | the batches of the segment, as in Kafka's recovery (`LogSegment.recover`)      |
+| `.bloom`                            | the keys of the slices that have a filter                                      |
+| footer of an append file            | the slices and their descriptions in commits, if these cover the entire file   |
 
-The commit has a checksum of a segment's index files. Each `index.interval.bytes` makes certain indexes from the
-batches; those with this checksum are the original bytes. If none has it (an imported index may come from a follower,
-whose index entries cover several batches), indexes that lead readers to the right batches are written instead.
+The commit contains a checksum of the segment's index files. For each value of `index.interval.bytes`, the batches
+determine the indexes; indexes with the right checksum are the original bytes. If no value yields this checksum, for
+example because an imported index was written by a follower and has entries for several batches, new indexes with valid
+entries are written.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from sparklog.tools.repair.fixes import Fix, Patch
 from sparklog.tools.repair.log_fixes import is_valid
 from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import SIZE, Finding
-from sparklog.tools.verification.slice_checks import CheckedFile, CollectedBatches, CutOff, check_index, walk
+from sparklog.tools.verification.slice_checks import CheckedFile, CollectedBatches, TruncatedFile, check_index, walk
 
 MAX_INTERVALS = 500
 MAX_BATCHES = 10_000
-"""Batches of the largest segment for which all values of `index.interval.bytes` are tried."""
+"""Maximum number of batches of a segment for which all values of `index.interval.bytes` are tried."""
 
 
 def fix_flipped_bits(store: Store, key: str, findings: Sequence[Finding]) -> Fix | None:
-    """Return the fix of an object in which single flipped bits explain wrong checksums."""
+    """Return the fix of an object whose wrong checksums are explained by single flipped bits, or None."""
     info = store.stat(key)
     bits = {(finding.position or 0, finding.bit) for finding in findings if finding.bit is not None}
     if info is None:
@@ -63,9 +64,9 @@ def fix_flipped_bits(store: Store, key: str, findings: Sequence[Finding]) -> Fix
 
 @dataclass(slots=True)
 class FileFixes:
-    """Builds the fixes of one data file and of the files next to it.
+    """The fixes of a data file and its auxiliary files.
 
-    `topic` is the latest state of the topic; None if it cannot be built.
+    `topic` is the latest state of the topic, or None if it cannot be rebuilt.
     """
 
     store: Store
@@ -73,10 +74,10 @@ class FileFixes:
     topic: Snapshot | None
 
     def fixes(self, damaged: Sequence[str]) -> list[Fix]:
-        """Return the fixes of damaged objects, which are the file itself or files next to it."""
+        """Return the fixes of damaged objects, which are the data file or its auxiliary files."""
         fixes: list[Fix | None] = []
         if self.file.key in damaged:
-            fixes.append(self._cut_off() or self._footer())
+            fixes.append(self._truncation() or self._footer())
         if filter_path(self.file.key) in damaged:
             fixes.append(self._filters())
         suffixes = [suffix for suffix in SUFFIXES if self.file.sealed and self.file.index_key(suffix) in damaged]
@@ -85,25 +86,25 @@ class FileFixes:
         return [replace(fix, damaged=(fix.key,)) for fix in fixes if fix is not None]
 
     def _batches(self, claim: SliceClaim, *, keyed: bool = False) -> CollectedBatches | None:
-        """Return the batches of a slice, with their keys if `keyed`; None if the slice is corrupt."""
+        """Return the batches of a slice, with their keys if `keyed` is True. Return None if the slice is corrupt."""
         checked, batches = CheckedFile(self.store, self.file, silent), CollectedBatches()
         batches.keys = FilterBuilder() if keyed else None
         try:
             return None if walk(checked, claim, batches) is None else batches
-        except (CutOff, NotFound):
+        except (TruncatedFile, NotFound):
             return None
 
-    # -- the file itself
+    # -- data file
 
-    def _cut_off(self) -> Fix | None:
-        """Return the fix of a file with extra bytes after valid contents; None if the contents are corrupt."""
+    def _truncation(self) -> Fix | None:
+        """Return the fix of a file with extra bytes after valid contents. Return None if the contents are corrupt."""
         info = self.store.stat(self.file.key)
         if info is None or info.size <= self.file.size:
             return None
         findings = check_file(self.store, self.file, silent).findings
         if any(finding.file == self.file.key and finding.kind != SIZE for finding in findings):
             return None
-        return Fix(self.file.key, f"cut to the {self.file.size} bytes that commits describe", self.file.size)
+        return Fix(self.file.key, f"truncated to the {self.file.size} bytes that commits describe", self.file.size)
 
     def _footer(self) -> Fix | None:
         file, info = self.file, self.store.stat(self.file.key)
@@ -118,14 +119,14 @@ class FileFixes:
         footer = encode_footer([written for written in slices if written is not None])
         if None in slices or len(footer) != file.footer_length:
             return None
-        fix = Fix(file.key, "given a footer rebuilt from its slices", file.size, ((start, footer),))
+        fix = Fix(file.key, "repaired with a footer that was rebuilt from the slices", file.size, ((start, footer),))
         if is_commit(f"/{file.key}"):
             data = fix.patched(0, self.store.get(file.key).ljust(file.size, b"\0"))
             return fix if is_valid(file.key, data) else None
         return fix
 
     def _has_footer(self, start: int) -> bool:
-        """Return True if the file's footer is intact, so that a commit that contradicts it may be wrong."""
+        """Return True if the footer of the file is intact, in which case a commit that contradicts it may be wrong."""
         file, key = self.file, self.file.key
         try:
             decode_footer(self.store.get(key, start, file.footer_length), file_size=file.size, file=key)
@@ -152,10 +153,7 @@ class FileFixes:
         return WrittenSlice(**values, index=index, aborted=shifted)
 
     def _aborted(self, claim: SliceClaim) -> AbortedTransactions | None:
-        """Return the transactions whose ABORT marker is in a slice, from the batches of the log.
-
-        Returns None if the log cannot be read.
-        """
+        """Return the transactions whose ABORT marker is in a slice, or None if the log cannot be read."""
         if self.topic is None:
             return None
         rows = self.topic.slices.select(claim.partition)
@@ -168,7 +166,7 @@ class FileFixes:
             return None
         return every.select((every.last_offsets >= claim.base) & (every.last_offsets < claim.end))
 
-    # -- the files next to it
+    # -- auxiliary files
 
     def _filters(self) -> Fix | None:
         filters = []
@@ -181,7 +179,7 @@ class FileFixes:
                     return None
                 filters.append(filter_)
         unique = list({filter_.position: filter_ for filter_ in filters}.values())
-        return Fix.rewrite(filter_path(self.file.key), "rebuilt from the keys of its slices", encode_filters(unique))
+        return Fix.rewrite(filter_path(self.file.key), "rebuilt from the keys of the slices", encode_filters(unique))
 
     def _indexes(self, suffixes: Sequence[str]) -> Iterator[Fix]:
         claim = self.file.claims[0]
@@ -196,7 +194,7 @@ class FileFixes:
 
 
 class _Segment:
-    """The stored index files of one sealed segment, and those that can be built."""
+    """The stored index files of a sealed segment, and the index files that can be rebuilt from its batches."""
 
     def __init__(self, fixes: FileFixes, claim: SliceClaim, batches: CollectedBatches) -> None:
         self.file = fixes.file
@@ -211,7 +209,7 @@ class _Segment:
         self.interval = 4096 if topic is None else topic.state.configs.index_interval_bytes
 
     def with_checksum(self) -> dict[str, bytes]:
-        """Return the stored or rebuilt files that have the checksum in the commit; empty if there are none."""
+        """Return the stored or rebuilt files that have the checksum in the commit, or an empty dict."""
         index, timeindex = self.stored["index"], self.stored["timeindex"]
         transactions = [data for data in (self.txnindex, self.stored["txnindex"], b"") if data is not None]
         for interval in self._intervals():
@@ -225,28 +223,28 @@ class _Segment:
         return {}
 
     def with_right_entries(self, suffixes: Sequence[str]) -> dict[str, bytes]:
-        """Return new contents for the `suffixes` whose stored files are missing or lead readers to wrong places."""
+        """Return new contents for the `suffixes` whose stored files are missing or have invalid entries."""
         offsets, times = build_indexes(self.base, self.batches, self.interval)
         new = {"index": offsets, "timeindex": times}
         if self.txnindex is not None and self.batches.aborts:
             new["txnindex"] = self.txnindex
-        return {suffix: data for suffix, data in new.items() if suffix in suffixes and self._misleads(suffix)}
+        return {suffix: data for suffix, data in new.items() if suffix in suffixes and self._has_wrong_entries(suffix)}
 
-    def _misleads(self, suffix: str) -> bool:
+    def _has_wrong_entries(self, suffix: str) -> bool:
         data = self.stored[suffix]
         if data is None or (suffix == "txnindex" and len(data) != len(self.txnindex or b"")):
             return True
         return bool(check_index(suffix, data, self.base, self.batches, file=self.file.index_key(suffix)))
 
     def _intervals(self) -> Iterator[int]:
-        """Yield each `index.interval.bytes` that makes a different index, likely values first."""
+        """Yield each `index.interval.bytes` that results in a different index, likely values first."""
         yield from dict.fromkeys((self.interval, 4096))
         if len(self.position) <= MAX_BATCHES:
             yield from islice(_distinct_intervals(self.position), MAX_INTERVALS)
 
 
 def _distinct_intervals(positions: np.ndarray) -> Iterator[int]:
-    """Yield, in ascending order, the smallest interval of each possible index of batches at these positions."""
+    """Yield the smallest interval of each possible index of batches at these positions, in ascending order."""
     interval = 0
     while True:
         yield interval

@@ -1,8 +1,8 @@
-"""Fixes: the correct bytes of damaged objects, a crash-safe way to write them, and the report of a repair.
+"""Fixes of damaged objects, a crash-safe way to apply them, and the report of a repair.
 
-The old bytes are first copied below `_repair/`, where nothing reads them. Then the new bytes replace them, atomically
-if the store supports that. A process that dies in between leaves the damaged object or the fixed one, and perhaps a
-copy.
+The old bytes of an object are first copied to a directory below `_repair/`, which readers ignore. The new bytes then
+replace the old bytes, atomically if the store supports this. If the process stops during a fix, the object is either
+damaged or fixed, and a copy of the old bytes may remain.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from sparklog.tools.verification.slice_checks import REBUILD
 
 CHUNK_BYTES = 8 << 20
 Patch: TypeAlias = tuple[int, bytes]
-"""A position in an object, and the new bytes from there on."""
+"""A position in an object, and the new bytes from this position on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Changes that repair an object; `how` describes them for people.
+    """The changes that repair an object.
 
     Attributes:
-        creates: keys and bytes of objects to create first.
-        size: the new size of the object; None if the object itself does not change.
+        how: a description of the changes for the report.
+        size: the new size of the object, or None if the object itself does not change.
         patches: the bytes of the object that change.
-        drops: keys of objects to set aside last.
+        creates: keys and bytes of objects that are created first.
+        drops: keys of objects that are set aside last.
         damaged: keys of the objects that the fix repairs.
     """
 
@@ -58,7 +59,7 @@ class Fix:
         return cls(key, how, len(data), ((0, data),), creates, drops, damaged)
 
     def patched(self, start: int, data: bytes) -> bytes:
-        """Apply the patches to `data`, the bytes of the object from `start` on."""
+        """Apply the patches to `data`, which are the bytes of the object from `start` on."""
         changed = bytearray(data)
         for position, new in self.patches:
             low, high = max(position, start), min(position + len(new), start + len(data))
@@ -68,7 +69,7 @@ class Fix:
 
 
 def is_blocked(store: Store, key: str) -> bool:
-    """Return True if a directory, link or special file has the name of an object, which prevents writing it."""
+    """Return True if a directory, link or special file has the name of an object and prevents writing the object."""
     folder, _, name = key.rpartition("/")
     return name in store.obstacles(f"{folder}/" if folder else "")
 
@@ -78,8 +79,8 @@ class Repairer:
     """Applies fixes to a store.
 
     Attributes:
-        folder: the directory below `_repair/` for the old bytes.
-        copies: the keys of the copies made so far, by the key of the object.
+        folder: the directory below `_repair/` for old bytes.
+        copies: the keys of the copies of old bytes by the key of the object.
     """
 
     store: Store
@@ -87,12 +88,12 @@ class Repairer:
     copies: dict[str, str] = field(default_factory=dict)
 
     def can_apply(self, fix: Fix) -> bool:
-        """Return True if no directory, link or special file blocks an object that the fix writes."""
+        """Return True if no directory, link or special file has the name of an object that the fix writes."""
         written = [key for key, _ in fix.creates] + ([] if fix.size is None else [fix.key])
         return not any(is_blocked(self.store, key) for key in written)
 
     def apply(self, fix: Fix) -> None:
-        """Apply a fix. An object to create may already exist if an earlier repair was interrupted."""
+        """Apply a fix. If an earlier repair was interrupted, objects to create may already exist."""
         for key, data in fix.creates:
             self.store.create(key, data)
         if fix.size is not None:
@@ -103,7 +104,7 @@ class Repairer:
             self.store.delete(key)
 
     def copy_aside(self, key: str) -> None:
-        """Copy an object below `_repair/`, unless this run has already copied it."""
+        """Copy an object below `_repair/`, unless this run has already copied the object."""
         info = self.store.stat(key)
         if info is None or key in self.copies:
             return
@@ -119,7 +120,7 @@ class Repairer:
         self.copies[key] = copy
 
     def _new_chunks(self, fix: Fix, size: int) -> Iterator[bytes]:
-        """Yield the new bytes of the object; bytes that no patch replaces are read from the old object."""
+        """Yield the new bytes of the object. Bytes that no patch replaces are read from the old object."""
         if len(fix.patches) == 1 and fix.patches[0][0] == 0 and len(fix.patches[0][1]) == size:
             yield fix.patches[0][1]
             return
@@ -134,8 +135,8 @@ class Repaired:
     """An object that was fixed or set aside.
 
     Attributes:
-        how: what was done, for people.
-        aside: the key of the copy of its old bytes; None if there is no copy.
+        how: a description of the changes.
+        aside: the key of the copy of the old bytes, or None if there is no copy.
     """
 
     file: str
@@ -148,9 +149,9 @@ class RepairReport:
     """The result of a repair.
 
     Attributes:
-        executed: False if nothing was changed; `repaired` and `left` then describe what a repair would do and leave.
+        executed: False if nothing was changed; `repaired` and `left` then describe the result that a repair would have.
         repaired: the objects that were fixed or set aside.
-        left: the remaining damage.
+        left: the remaining problems.
         before: the number of problems before the repair.
     """
 
@@ -162,18 +163,18 @@ class RepairReport:
 
     @property
     def sound(self) -> bool:
-        """True if no damage remains."""
+        """True if no problems remain."""
         return not self.left
 
 
 def remaining_findings(report: Report, repaired_files: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the findings about other files than `repaired_files`, with remedies that do not suggest a rebuild."""
+    """Return the findings about files other than `repaired_files`. Remedies that suggest a rebuild are replaced."""
     remaining = (finding for finding in report.findings if finding.file not in repaired_files)
     return tuple(replace(finding, remedy=RESTORE) if finding.remedy == REBUILD else finding for finding in remaining)
 
 
 def summary(report: RepairReport) -> str:
-    """Return what was done to each file, the remaining problems, and a line with the result."""
+    """Return the report as text: the change to each file, the remaining problems, and the result in the last line."""
     lines = [f"{fixed.file}: {'' if report.executed else 'would be '}{fixed.how}" for fixed in report.repaired]
     lines += [f"remaining: {finding}" for finding in report.left]
     if not lines:
@@ -182,16 +183,16 @@ def summary(report: RepairReport) -> str:
     rest = "no damage remains"
     if report.left:
         verb = "remains" if len(report.left) == 1 else "remain"
-        rest = f"{count(len(report.left), 'problem')} {verb} that no rebuild can fix"
+        rest = f"{count(len(report.left), 'problem')} {verb} that repair cannot fix"
     if report.executed:
         lines.append(f"repaired {files}; {rest}")
     else:
-        lines.append(f"would repair {files}, after which {rest}; nothing was changed: add --execute to repair")
+        lines.append(f"would repair {files}, after which {rest}; nothing was changed; add --execute to repair")
     return "\n".join(lines)
 
 
 def document(report: RepairReport) -> dict[str, object]:
-    """Return the report as one JSON object."""
+    """Return the report as a JSON object."""
     return {
         "location": report.location,
         "executed": report.executed,

@@ -1,21 +1,24 @@
-"""Repair of a Kafka log directory: rebuild its index files in place, as Kafka's recovery does (`LogSegment.recover`).
+"""Repair of a Kafka log directory: rebuild index files in place, as Kafka's recovery does (`LogSegment.recover`).
 
-A broker trusts its indexes, so a wrong index hides records. Kafka rebuilds them only after an unclean shutdown, or if
-the `.index` is missing. sparklog rebuilds each index that `sparklog verify` reports as corrupt, or that omits parts of
-its segment, from the batches: it writes a new file next to the old one and renames it. If `index.interval.bytes` is not
-given, it is the topic's config in the metadata log. If the topic does not set it, or the directory has no metadata log,
-it is derived from the valid indexes of the partition, or of the topic's other partitions: Kafka's default if it fits,
-otherwise a round number. An index with another interval is valid, too.
+Brokers trust their indexes, so a wrong index hides records. Kafka only rebuilds indexes after an unclean shutdown, or
+if the `.index` file is missing. sparklog rebuilds each index that `sparklog verify` reports as corrupt or incomplete
+from the batches of the segment. It writes a new file next to the old file and renames it.
 
-* A `.txnindex` lists the aborted transactions, found by reading the log from its start. If a cleaner has removed the
-  first batches of a transaction, its entry starts at the first remaining batch. Readers then see the same records.
-* A corrupt `.snapshot` gets the suffix `.deleted` if the partition has a valid one. The only snapshot is kept: after a
-  clean shutdown, a broker without a snapshot starts with empty producer state, but a broker with a corrupt snapshot
-  deletes it and replays the log.
-* Segments do not change. Corrupt batches must be recovered by the broker or from a replica, and until then the indexes
-  of their segment do not change either. The last segment is an exception if a broker had not finished writing its end.
+If `index.interval.bytes` is not given, the topic config in the metadata log is used. If the topic does not set this
+config, or if the directory has no metadata log, the value is derived from valid indexes of the partition or of other
+partitions of the topic: Kafka's default if it matches the indexes, otherwise a round number. An index that was written
+with a different interval is also valid.
 
-The broker must be stopped. The repair takes the lock on `.lock` that a broker holds while it runs.
+* A `.txnindex` lists aborted transactions, which are found by reading the log from its start. If a cleaner has removed
+  the first batches of a transaction, its entry starts at the first remaining batch. Readers then return the same
+  records.
+* A corrupt `.snapshot` file is renamed with the suffix `.deleted` if the partition has a valid snapshot. The only
+  snapshot is kept: after a clean shutdown, a broker without a snapshot starts with an empty producer state, but a
+  broker with a corrupt snapshot deletes it and replays the log.
+* Segments are not changed. Corrupt batches must be recovered by the broker or from a replica. Until then, the indexes
+  of their segment are not changed either, unless only the incompletely written end of the last segment is corrupt.
+
+The broker must be stopped. The repair acquires the lock on `.lock`, which a running broker holds.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ from sparklog.tools.verification.run import Say
 from sparklog.tools.verification.slice_checks import check_index
 
 UNBOUNDED = 2**31
-"""Greater than any `index.interval.bytes`."""
+"""A value greater than any `index.interval.bytes`."""
 ROUND_STEPS = (1024, 1000, 512, 500, 256, 200, 128, 100, 64, 50, 32, 10)
 _INDEX = re.compile(r"(\d{20})\.(index|timeindex|txnindex)(?:\.swap)?")
 _SNAPSHOT = re.compile(r"\d{20}\.snapshot")
@@ -64,9 +67,10 @@ def repair_log_dir(
     say: Say = lambda line: None,
     env: Env = SYSTEM,
 ) -> RepairReport:
-    """Rebuild the damaged index files of a Kafka log directory or of one partition directory.
+    """Rebuild the damaged index files of a Kafka log directory or partition directory.
 
-    Without `execute` nothing is changed. Raises the errors of `verify_log_dir`; `Conflict` if a broker is running.
+    If `execute` is False, nothing is changed. Raises the errors of `verify_log_dir`, and `Conflict` if a broker is
+    running.
     """
     log_dir = file_path(path)
     with _broker_lock(log_dir, execute):
@@ -93,26 +97,29 @@ def repair_log_dir(
 
 @contextmanager
 def _broker_lock(folder: FilePath, execute: bool) -> Iterator[None]:
-    """Hold the lock that a running broker holds on its log directory. `Conflict` if a broker has it."""
+    """Hold the lock that a running broker holds on its log directory. Raises `Conflict` if a broker holds it."""
     if not execute or not isinstance(folder, LocalPath):
         yield
         return
     log_dir = folder if kafka_layout(folder) == "log-dir" else folder.parent
     with try_lock(log_dir.child(".lock")) as is_free:
         if not is_free:
-            raise Conflict(f"a broker is running in {log_dir}: stop it, then run repair again")
+            raise Conflict(f"a broker is running in {log_dir}; stop the broker and run repair again")
         yield
 
 
 def _partition_fixes(
     folder: FilePath, names: Sequence[str], intervals: _IndexIntervals, env: Env
 ) -> Iterator[tuple[FilePath, str, bytes | None]]:
-    """Yield the path of each file to change, what is done, and the new bytes; None if it gets the suffix `.deleted`."""
+    """Yield the path of each file to change, the description of the change, and the new bytes.
+
+    If the bytes are None, the file is renamed with the suffix `.deleted`.
+    """
     damaged = {name for name in names if _SNAPSHOT.fullmatch(name)}
-    # Without any snapshot, a broker that was shut down cleanly would lose its producer state.
+    # If no snapshot remained, a broker that was shut down cleanly would lose its producer state.
     has_others = any(_SNAPSHOT.fullmatch(name) and name not in damaged for name in folder.names())
     for name in sorted(damaged) if has_others and isinstance(folder, LocalPath) else ():
-        how = "set aside: the broker rebuilds the producer state from an earlier snapshot and the log"
+        how = "set aside, because the broker can rebuild the producer state from an earlier snapshot and the log"
         yield folder.child(name), how, None
     indexes = [match.group(1, 2) for name in names if (match := _INDEX.fullmatch(name))]
     if not indexes:
@@ -139,7 +146,7 @@ def _read(folder: FilePath, env: Env) -> list[SegmentRead]:
 
 
 def _aborted(segments: Sequence[SegmentRead]) -> dict[int, AbortedTransactions]:
-    """Return the aborted transactions by base offset of the segment, as Kafka indexes them, up to the first damage."""
+    """Return the aborted transactions up to the first corrupt batch, by the base offset of their segment."""
     aborted, state = dict[int, AbortedTransactions](), TransactionState()
     for segment in segments:
         if _is_damaged(segment):
@@ -151,12 +158,14 @@ def _aborted(segments: Sequence[SegmentRead]) -> dict[int, AbortedTransactions]:
 
 
 def _is_damaged(segment: SegmentRead) -> bool:
-    # An end that a broker had not finished writing does not make the batches before it unreliable.
+    # The batches before an incompletely written end are reliable.
     return segment.damaged and not segment.torn
 
 
 class _IndexIntervals:
-    """The `index.interval.bytes` of the topics in a Kafka log directory; `configured` applies to all of them."""
+    """The `index.interval.bytes` of the topics in a Kafka log directory. If `configured` is set, it applies to all
+    topics.
+    """
 
     def __init__(self, folder: FilePath, configured: int | None, env: Env) -> None:
         self._log_dir = folder if kafka_layout(folder) == "log-dir" else folder.parent
@@ -164,7 +173,7 @@ class _IndexIntervals:
         self._env = env
 
     def of(self, folder: FilePath, segments: Sequence[SegmentRead]) -> int:
-        """Return the interval for a partition, whose segments are `segments`."""
+        """Return the interval of the partition in `folder`, which has these segments."""
         if self._configured is not None:
             return self._configured
         topic = folder.name.rpartition("-")[0]
@@ -190,7 +199,7 @@ class _IndexIntervals:
 
 
 def _interval_bounds(segments: Sequence[SegmentRead]) -> tuple[int, int]:
-    """Return the smallest and largest `index.interval.bytes` that make the valid indexes of a partition."""
+    """Return the smallest and the largest `index.interval.bytes` that result in the valid indexes of a partition."""
     low, high = 0, UNBOUNDED
     for segment in segments:
         index = None if _is_damaged(segment) else _valid_index(segment)
@@ -207,10 +216,10 @@ def _interval_bounds(segments: Sequence[SegmentRead]) -> tuple[int, int]:
 
 
 def _likely_interval(low: int, high: int) -> int:
-    # Index entries of a follower cover several batches and follow no interval, which can give low > high.
+    # A follower's index has entries for several batches and does not depend on an interval, so low may exceed high.
     if low <= INDEX_INTERVAL_BYTES <= high or low > high:
         return INDEX_INTERVAL_BYTES
-    # Many intervals make the same indexes, and people configure round ones.
+    # Many intervals result in the same indexes, and configured intervals are usually round numbers.
     return next((multiple for step in ROUND_STEPS if (multiple := -(-low // step) * step) <= high), low)
 
 
@@ -224,7 +233,10 @@ def _valid_index(segment: SegmentRead) -> OffsetIndex | None:
 
 
 def _replace(path: FilePath, data: bytes | None) -> None:
-    """Write a new file and rename it to `path`; None gives the existing file the suffix `.deleted`."""
+    """Replace the file at `path` by writing a new file and renaming it.
+
+    If `data` is None, rename the existing file with the suffix `.deleted`.
+    """
     if data is None:
         os.replace(str(path), str(path) + DELETED)
     else:

@@ -1,20 +1,20 @@
-"""Fixes of the objects of logs: commits, entries, root defaults and checkpoints.
+"""Fixes of log objects: commits, entries, root defaults and checkpoints.
 
-| object                                    | is rebuilt from                                                        |
-|-------------------------------------------|------------------------------------------------------------------------|
-| any document                              | its own bytes, if the checksum is right after extra bytes are cut off, |
-|                                           | or after one bit near its end is flipped back                          |
-| entry of a group, of decisions, of leases | its copy, which has the same bytes                                     |
-| copy of an entry                          | the entry                                                              |
-| root defaults                             | their copy in `_defaults`, and that copy from the entry                |
-| checkpoint of a topic                     | the previous checkpoint, if any, and the commits up to its version     |
+| object                                    | is rebuilt from                                                          |
+|-------------------------------------------|--------------------------------------------------------------------------|
+| any document                              | its own bytes, if the checksum is valid after extra bytes are removed or |
+|                                           | one bit near the end is flipped                                          |
+| entry of a group, decisions or leases     | its copy, which has the same bytes                                       |
+| copy of an entry                          | the entry                                                                |
+| root defaults                             | their copy in `_defaults`, and this copy from the entry                  |
+| checkpoint of a topic                     | the previous checkpoint, if any, and the commits up to its version       |
 
-A damaged entry that is not the latest stops readers that open the log before it, although later entries contain the
-complete state. Copies of later entries let these readers start there. After two such copies exist, no reader needs the
-damaged entry, so it is set aside.
+A damaged entry stops readers that start before it, even if it is not the latest entry and later entries contain the
+complete state. Copies of later entries let these readers start after the damaged entry. If the two latest entries have
+copies, no reader needs the damaged entry, and it is set aside.
 
-A damaged checkpoint is never removed if the state at its version or later cannot be built without it: readers would
-mistake an older state for the latest.
+A damaged checkpoint is not removed if the state at its version or at a later version cannot be rebuilt without it.
+Otherwise readers would return an outdated state as the latest state.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ from sparklog.storage.store import Store
 from sparklog.tools.repair.fixes import Fix
 
 SEARCHED_BYTES = 32
-"""Length of the end of a document in which a flipped bit may hide the checksum."""
+"""The number of bytes at the end of a document that are searched for a flipped bit that hides the checksum."""
 _END = re.compile(rb',"crc":[0-9]{1,10}\}')
 
 
 def is_log_object(key: str) -> bool:
-    """Return True for an object of a log, including the table of a checkpoint, and for the root's id."""
+    """Return True for objects of a log, including checkpoint tables, and for the file with the root id."""
     return f"/{naming.LOG_FOLDER}/" in key or key == naming.ROOT_KEY or key.startswith(f"{naming.DEFAULTS_FOLDER}/")
 
 
 def decoder_for(key: str) -> Callable[[bytes], object] | None:
-    """Return the decoder of the document with this key, which raises if the document is corrupt; None for others."""
+    """Return the decoder of the document with this key, or None if the key is not that of a document.
+
+    The decoder raises an exception if the document is corrupt.
+    """
     if key == naming.ROOT_KEY:
         return lambda data: naming.ROOT_JSON.decode(data, key)
     number = naming.entry_number(key)
@@ -67,7 +70,7 @@ def decoder_for(key: str) -> Callable[[bytes], object] | None:
 
 
 def is_valid(key: str, data: bytes | None) -> bool:
-    """Return True if `data` is an intact document for this key."""
+    """Return True if `data` is a valid document for this key."""
     decode = decoder_for(key)
     try:
         return data is not None and decode is not None and decode(data) is not None
@@ -76,7 +79,7 @@ def is_valid(key: str, data: bytes | None) -> bool:
 
 
 def fix_document(store: Store, key: str) -> Fix | None:
-    """Return the fix of a document whose original bytes its checksum can confirm."""
+    """Return the fix of a document if its checksum confirms the original bytes, or None."""
     data = _read(store, key)
     if data is None or decoder_for(key) is None or is_valid(key, data):
         return None
@@ -89,10 +92,10 @@ def fix_document(store: Store, key: str) -> Fix | None:
 def _candidates(data: bytes) -> Iterator[tuple[str, bytes]]:
     document = document_of(data)
     end = len(document)
-    yield "cut after its last valid byte", document
-    yield "cut after its last valid byte", data[: end + _following_bytes(document)]
+    yield "truncated after the last valid byte", document
+    yield "truncated after the last valid byte", data[: end + _following_bytes(document)]
     for match in _END.finditer(data):
-        # A flipped bit has hidden the newline between the document and its records.
+        # The newline between the document and its records was damaged.
         rest = data[match.end() + 1 :]
         yield "corrected by flipping one bit back", data[: match.end()] + b"\n" + rest
     for position in range(max(0, end - SEARCHED_BYTES), end):
@@ -103,7 +106,7 @@ def _candidates(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _following_bytes(document: bytes) -> int:
-    """Return how many bytes follow a document according to the document, 0 if it cannot be parsed."""
+    """Return the number of bytes that follow a document according to the document, or 0 if it cannot be parsed."""
     try:
         return sum(nbytes for nbytes, _ in following(json.loads(document)))
     except (ValueError, AttributeError, RecursionError):
@@ -118,7 +121,10 @@ def _read(store: Store, key: str) -> bytes | None:
 
 
 def fix_entry(store: Store, key: str) -> Fix | None:
-    """Return the fix of an entry or its copy: from the other one, from its own bytes, or with later entries."""
+    """Return the fix of an entry or of its copy, or None.
+
+    The object is rebuilt from its counterpart or its own bytes. If this is not possible, later entries are copied.
+    """
     prefix, _, _ = key.partition(f"/{naming.LOG_FOLDER}/")
     number = naming.entry_number(key)
     if number is None:
@@ -130,13 +136,13 @@ def fix_entry(store: Store, key: str) -> Fix | None:
     data = _read(store, other)
     if data is not None and is_valid(other, data):
         return Fix.rewrite(key, f"rebuilt from {'the entry' if is_copy else 'its copy'}", data)
-    # If both entries of a broken chain are intact, it is unknown which of them is wrong.
+    # If both entries of a broken chain are intact, it is unknown which entry is wrong.
     can_skip = not is_copy and not is_valid(key, _read(store, key))
     return fix_document(store, key) or (_skip_entry(store, prefix, number) if can_skip else None)
 
 
 def fix_defaults(store: Store, key: str, number: int) -> Fix | None:
-    """Return the fix of an entry of the root defaults, or of its copy in `_defaults`, from the other one."""
+    """Return the fix of an entry of the root defaults from its copy in `_defaults`, or of the copy from the entry."""
     is_copy = key.startswith(f"{naming.DEFAULTS_FOLDER}/")
     entry = naming.commit_key(DEFAULTS.prefix(DEFAULTS_ID), number)
     other = entry if is_copy else naming.defaults_copy_key(number)
@@ -147,7 +153,7 @@ def fix_defaults(store: Store, key: str, number: int) -> Fix | None:
 
 
 def _skip_entry(store: Store, prefix: str, number: int) -> Fix | None:
-    """Return the fix that lets readers start after a damaged or missing entry: copies of the two latest entries."""
+    """Return the fix that copies the two latest entries, so that readers start after a damaged or missing entry."""
     numbers = list_numbers(store, prefix)
     latest = numbers.entries[-1] if numbers.entries else -1
     if numbers.entries[-(latest - number) :] != tuple(range(number + 1, latest + 1)):
@@ -164,12 +170,12 @@ def _skip_entry(store: Store, prefix: str, number: int) -> Fix | None:
     drops = (naming.commit_key(prefix, number),) if valid_entries == 2 and number in numbers.entries else ()
     if not missing_copies and not drops:
         return None
-    how = "set aside: later entries have the complete state" if drops else "skipped by readers: a later entry is copied"
+    how = "set aside, because later entries have the complete state" if drops else "bypassed by copying a later entry"
     return Fix(naming.commit_key(prefix, number), how, creates=tuple(missing_copies), drops=drops)
 
 
 def fix_checkpoint(store: Store, key: str, env: Env) -> Fix | None:
-    """Return the fix of a topic's checkpoint; `key` is that of its document or its table."""
+    """Return the fix of a topic's checkpoint. `key` is the key of its document or of its table."""
     topic, name = naming.key_topic(key) or "", key.rsplit("/", 1)[-1]
     version = int(name[:20])
     document_key = naming.checkpoint_key(topic, version)
@@ -188,11 +194,11 @@ def fix_checkpoint(store: Store, key: str, env: Env) -> Fix | None:
     if base is None or base < version:
         return None
     documents = (document_key,) if version in history.checkpoints else ()
-    return Fix(document_key, "set aside: readers need only a later checkpoint", drops=(*documents, *old_tables))
+    return Fix(document_key, "set aside, because readers only need a later checkpoint", drops=(*documents, *old_tables))
 
 
 def _is_followed(store: Store, topic: str, state: TopicState) -> bool:
-    """Return False if the next commit does not follow `state`, in which case the checkpoint may be right."""
+    """Return False if the next commit does not follow `state`, in which case the checkpoint may be valid."""
     key = naming.commit_key(topic, state.version + 1)
     data = _read(store, key)
     if data is None:
@@ -204,7 +210,7 @@ def _is_followed(store: Store, topic: str, state: TopicState) -> bool:
 
 
 def state_at(history: History, version: int) -> Snapshot | None:
-    """Return the state at a version; None if it cannot be built."""
+    """Return the state at a version, or None if it cannot be rebuilt."""
     try:
         return history.at(version)
     except (NotFound, Corrupt, Conflict, BadRequest):

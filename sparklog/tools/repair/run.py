@@ -1,18 +1,18 @@
-"""Repair a root: verify it, apply fixes, and repeat until verification finds nothing that can be fixed.
+"""Repair a root: verify it, apply fixes, and repeat until verification finds nothing to fix.
 
-A fix can uncover the next problem, so this takes up to `MAX_ROUNDS` rounds: for example, a checkpoint can be rebuilt
-only after a commit can be read again. Readers, writers and jobs can run at the same time, because a fixed object has
-its original bytes or is one that readers do not need, and the vacuum is allowed to delete whatever is set aside.
+The repair takes up to `MAX_ROUNDS` rounds, because a fix can make other fixes possible. For example, a checkpoint can
+only be rebuilt after a damaged commit has been fixed. Readers, writers and jobs can run concurrently: a fixed object
+has its original bytes or is not needed by readers, and the vacuum may delete all objects that are set aside.
 
-If no log is damaged, unreferenced files are set aside if the vacuum would also be right to delete them:
+If no log is damaged, unreferenced files are set aside if the vacuum may delete them as well:
 
-| object                             | is set aside if                                                               |
-|------------------------------------|-------------------------------------------------------------------------------|
-| data file, its indexes and filters | its writer had read a version below the retention floor                       |
-| slice table                        | it is over an hour old, a later checkpoint exists, and no checkpoint names it |
-| commit                             | the commits right after it are gone, and no version needs it                  |
+| object                             | is set aside if                                                                |
+|------------------------------------|--------------------------------------------------------------------------------|
+| data file, its indexes and filters | its writer read a version below the retention floor                            |
+| slice table                        | it is older than an hour, a later checkpoint exists, and it has no checkpoint  |
+| commit                             | the next commits have been deleted, and no version needs the commit            |
 
-Uploads in flight, temporary files, remainders of probes and files whose names sparklog does not use are left alone.
+Uploads in progress, temporary files, remainders of probes and unrecognized files are not changed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from sparklog.tools.verification.run import Say, verify_root
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 
 MAX_ROUNDS = 6
-BLOCKED = "a directory, a link or a special file has the name of this object: move it away, then run repair again"
+BLOCKED = "a directory, a link or a special file has the name of this object; move it away and run repair again"
 
 
 @checked(path=ROOT, topics=NAMES, index_interval_bytes=int64(1).or_none(), say=FUNCTION)
@@ -66,21 +66,21 @@ def repair(
     index_interval_bytes: int | None = None,
     say: Say = lambda line: None,
 ) -> RepairReport:
-    """Rebuild damaged objects that `verify` reports, and list the damage that needs a backup.
+    """Rebuild damaged objects that `verify` reports, and list the damage that must be restored from a backup.
 
     Args:
-        path: a root, a topic's directory, or a Kafka log directory or partition directory (stop its broker first).
-        topics: names of topics; empty for all.
-        execute: apply the fixes; otherwise nothing is changed.
-        index_interval_bytes: the config of this name, for a Kafka directory whose brokers changed it.
+        path: a root, a topic's directory, or a Kafka log directory or partition directory whose broker is stopped.
+        topics: names of the topics to repair; empty for all topics.
+        execute: apply the fixes. If False, nothing is changed.
+        index_interval_bytes: `index.interval.bytes` of a Kafka directory, if its brokers changed the default.
         say: called with a line of text for each step.
 
     Returns:
-        A report: `repaired` lists what was done, or would be done; `sound` is True if no damage remains, or would.
+        A report. `repaired` lists the changes that were or would be made. `sound` is True if no problems remain.
 
     Raises:
-        NotFound: there is no log at `path`, or a topic does not exist.
-        Unavailable: the store rejects a write; the fixes applied so far are kept.
+        NotFound: If there is no log at `path`, or if a topic does not exist.
+        Unavailable: If the store rejects a write. Fixes that were already applied are kept.
 
     Example:
         report = sparklog.repair("/data/log", execute=True)
@@ -94,7 +94,7 @@ def repair(
     if location is not None and location.kind == NOTHING and not exists(location):
         raise NotFound(missing(location))
     if index_interval_bytes is not None:
-        raise BadRequest("index_interval_bytes applies to Kafka directories only: omit it for a root, which stores it")
+        raise BadRequest("index_interval_bytes only applies to Kafka directories; omit it for a root")
     if location is not None:
         return repair_root(open_store(location.root), topics=topics_at(location, topics), execute=execute, say=say)
     store = path.store if isinstance(path, Root) else path
@@ -111,10 +111,10 @@ def repair_root(
     say: Say = lambda line: None,
     env: Env = SYSTEM,
 ) -> RepairReport:
-    """Repair the root in `store`, or some topics of it, and set unreferenced files aside.
+    """Repair the root in `store`, or some of its topics, and set unreferenced files aside.
 
-    Without `execute` nothing is changed, and the report says what would be done. Raises the errors of `verify_root`;
-    `Unavailable` if the store rejects a write, in which case the fixes applied so far are kept.
+    If `execute` is False, nothing is changed, and the report describes the fixes. Raises the errors of `verify_root`,
+    and `Unavailable` if the store rejects a write. Fixes that were already applied are kept.
     """
     folder = f"{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime(env.wall_ms() / 1000))}-{env.new_id()}"
     repairer, applied = Repairer(store, folder), dict[str, Fix]()
@@ -129,13 +129,13 @@ def repair_root(
         report = verify(report)
         problems = len(report.findings) if problems < 0 else problems
         planned = _RepairPlan(store, report, env).fixes(set_files_aside=not topics)
-        fixes = [fix for fix in planned if not _was_tried(fix, applied) and repairer.can_apply(fix)]
+        fixes = [fix for fix in planned if not _was_attempted(fix, applied) and repairer.can_apply(fix)]
         applied |= {fix.key: fix for fix in fixes}
         if not execute or not fixes:
             break
         for fix in fixes:
             say(f"repairing {fix.key}")
-            # The vacuum may have deleted the object since: the next verification shows it.
+            # If the vacuum has deleted the object in the meantime, the next verification detects it.
             with suppress(NotFound):
                 repairer.apply(fix)
     else:
@@ -149,15 +149,15 @@ def repair_root(
     return RepairReport(store.location, execute, repaired, remaining, problems)
 
 
-def _was_tried(fix: Fix, applied: Mapping[str, Fix]) -> bool:
-    """Return True if an earlier round tried this fix. A fix that creates objects is tried once per key."""
+def _was_attempted(fix: Fix, applied: Mapping[str, Fix]) -> bool:
+    """Return True if an earlier round tried this fix. A fix that creates objects is only tried once per key."""
     earlier = applied.get(fix.key)
     return earlier is not None and (earlier == fix or bool(fix.creates))
 
 
 @dataclass
 class _RepairPlan:
-    """Finds the fixes for one report."""
+    """The fixes for the findings of one report."""
 
     store: Store
     report: Report
@@ -170,18 +170,21 @@ class _RepairPlan:
             self.findings.setdefault(finding.file, []).append(finding)
 
     def fixes(self, *, set_files_aside: bool) -> Iterator[Fix]:
-        """Yield one fix per object.
+        """Yield the fixes, one per object.
 
-        `set_files_aside` requires that the entire root was verified, so that an unreferenced file is known to be one.
+        If `set_files_aside` is True, the entire root must have been verified, because another topic may reference a
+        file.
         """
         fixes: dict[str, Fix] = {}
         for key in sorted(self.findings):
             fix = fix_flipped_bits(self.store, key, self.findings[key]) or self._log_fix(key)
             if fix is not None:
-                known = fixes.get(fix.key, fix)
-                # A fix that only creates copies leaves the damaged object as it is.
+                previous_fix = fixes.get(fix.key, fix)
+                # A fix that only creates copies does not change the damaged object.
                 leaves_object = fix.size is None and not fix.drops
-                fixes[fix.key] = replace(known, damaged=known.damaged if leaves_object else (*known.damaged, key))
+                fixes[fix.key] = replace(
+                    previous_fix, damaged=previous_fix.damaged if leaves_object else (*previous_fix.damaged, key)
+                )
         yield from fixes.values()
         remaining = set(self.findings).difference(fixes, *(fix.damaged for fix in fixes.values()))
         yield from self._file_fixes(sorted(remaining))
@@ -204,7 +207,7 @@ class _RepairPlan:
         return fix_document(self.store, key) or fix_missing_commit(self.store, key)
 
     def _file_fixes(self, keys: Sequence[str]) -> Iterator[Fix]:
-        """Yield the fixes of data files and of files next to them, using any topic that references the data file."""
+        """Yield the fixes of data files and their auxiliary files, using any topic that references the data file."""
         damaged = {key: topic for key in keys if (topic := naming.key_topic(key)) is not None}
         topics = dict.fromkeys([*damaged.values(), *(naming.topic_names(self.store) if damaged else ())])
         for topic in topics:
@@ -225,16 +228,16 @@ class _RepairPlan:
 
 
 def unreferenced_file_fixes(report: Report, topics: Mapping[str, CheckedTopic]) -> Iterator[Fix]:
-    """Yield fixes that set unreferenced files aside; none if a log is damaged, because that log may reference them."""
+    """Yield fixes that set unreferenced files aside, unless a log is damaged, because it may reference the files."""
     if any(f"/{naming.LOG_FOLDER}/" in finding.file for finding in report.findings):
         return
     for orphan in report.orphans:
         if _can_delete(orphan, topics.get(naming.key_topic(orphan.file) or "")):
-            yield Fix(orphan.file, "set aside: no version references it", drops=(orphan.file,))
+            yield Fix(orphan.file, "set aside, because no version references it", drops=(orphan.file,))
 
 
 def _can_delete(orphan: UnreferencedFile, log: CheckedTopic | None) -> bool:
-    """Return True if the vacuum would be right to delete an unreferenced file."""
+    """Return True if the vacuum may delete an unreferenced file."""
     _, _, path = orphan.file.partition("/")
     if log is None or log.state is None:
         return False

@@ -26,7 +26,7 @@ def test_a_root_and_the_folder_of_a_topic(tmp_path: Path) -> None:
     assert sparklog.repair(tmp_path / "log", topics=["a"], execute=True).sound
     assert sparklog.verify(root).sound
     for place in (tmp_path / "log", root):
-        with pytest.raises(BadRequest, match="applies to Kafka directories only"):
+        with pytest.raises(BadRequest, match="only applies to Kafka directories"):
             sparklog.repair(place, index_interval_bytes=4096)
     with pytest.raises(NotFound):
         sparklog.repair(tmp_path / "nothing", execute=True)

@@ -49,7 +49,10 @@ def test_without_its_records_the_log_goes_on_and_the_lost_offsets_are_named() ->
     saved = lose(world, (8, 13))
     done = repair_root(world.store, execute=True, env=world.env())
     how = {item.file: item.how for item in done.repaired}
-    assert "no other object has them: partition 0 offsets 7 to 7, partition 1 offsets 7 to 7" in how[commit_key("t", 8)]
+    assert (
+        "they are not stored anywhere else: partition 0 offsets 7 to 7, partition 1 offsets "
+        "7 to 7" in how[commit_key("t", 8)]
+    )
     assert {finding.file for finding in done.left} == set(saved)
     for key, data in saved.items():
         document = data[: data.index(b"\n") + 1]

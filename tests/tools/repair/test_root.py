@@ -150,8 +150,8 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(small: World) -> None:
         text = summary(report)
         assert f"{index}: would be rebuilt from the segment" in text
         assert "restore the file from a backup" in text
-        assert "after which 1 problem remains that no rebuild can fix" in text
-        assert text.endswith("nothing was changed: add --execute to repair")
+        assert "after which 1 problem remains that repair cannot fix" in text
+        assert text.endswith("nothing was changed; add --execute to repair")
 
 
 def test_what_was_there_is_kept_aside(small: World) -> None:
