@@ -101,7 +101,7 @@ def test_unrelated_damage_is_skipped_and_reported(sparklog: Sparklog, filled: Pa
     assert f"_groups/billing/_log/{entry.name}" in strict.err
     assert strict.err.count("\n") == 1
     assert (
-        "it cannot be skipped because it contains topic 'orders'"
+        "the journal cannot be skipped, because it contains topic 'orders'"
         in sparklog("backup", "--to", place, "-t", "orders", code=1).err
     )
     for arguments in (
@@ -113,7 +113,7 @@ def test_unrelated_damage_is_skipped_and_reported(sparklog: Sparklog, filled: Pa
         outcome = sparklog(*arguments, code=1)
         assert "1 topic" in outcome.out
         assert outcome.err.startswith(
-            "sparklog: group 'billing' was skipped because it does not concern a chosen topic: "
+            "sparklog: group 'billing' was skipped, because it does not concern a selected topic: "
         )
         assert entry.name in outcome.err
         assert outcome.err.count("\n") == 1
@@ -160,14 +160,14 @@ def test_group_offsets_beyond_the_version_are_reset_to_the_end(
         (("backup",), 2, "--to"),
         (("restore", "{new}", "--to", "{new}2"), 1, "neither a backup repository"),
         (("restore", "{place}", "--to", "{root}"), 1, "is not empty"),
-        (("restore", "{place}", "--to", "{new}", "--as-of", "3"), 1, "a version belongs to one topic"),
+        (("restore", "{place}", "--to", "{new}", "--as-of", "3"), 1, "a version requires exactly one topic"),
         (("restore", "{place}", "--to", "{new}", "--as-of", "tuesday"), 2, "--as-of"),
-        (("restore", "{place}", "--to", "{new}", "--as-of", "2001-01-01"), 1, "there was no topic at 2001-01-01"),
+        (("restore", "{place}", "--to", "{new}", "--as-of", "2001-01-01"), 1, "no topic existed at 2001-01-01"),
         (("restore", "{place}", "--to", "{new}", "--as-of", "2999-01-01"), 1, "the latest backup started at"),
         (
             ("restore", "{place}", "--to", "{new}", "--as-of", "9" * 18),
             1,
-            f", before {'9' * 18}: make another backup first",
+            f", before {'9' * 18}; make another backup first",
         ),
         (("restore", "{place}", "--to", "{new}", "--backup", "7"), 1, "backup 7 does not exist"),
         (("restore", "{place}", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),

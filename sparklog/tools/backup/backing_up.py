@@ -1,17 +1,16 @@
-"""`backup`: copy a root into a backup repository, from which it can be restored as of the backup or earlier.
+"""`backup`: copy a root to a backup repository, from which the state at the backup or an earlier state can be restored.
 
-1. Write a mark of the run into the repository, so that no prune deletes objects that the run relies on.
+1. Write a mark of the run to the repository, so that a prune does not delete objects that the run relies on.
 2. Take a consistent cut of all topics, decisions and groups, and claim the next backup number (see `repository`). Then
-   lease the version of each topic, so that the vacuum keeps its files. If a version is already below the retention
+   lease the version of each topic, so that the vacuum retains its files. If a version is already below the retention
    floor, take a new cut.
-3. Copy the entries of decisions and groups, then data files, then the commits and a checkpoint of each topic's version.
-   Existing objects are not read again, and every copied byte is checked.
-4. Create the manifest, which publishes the backup, unless a prune has given up the number. Release the leases.
+3. Copy the entries of decisions and groups, then the data files, then the commits and a checkpoint of each topic's
+   version. Existing objects are not read again, and every copied byte is checked.
+4. Create the manifest, which publishes the backup, unless a prune has abandoned the number. Release the leases.
 
-If the process is killed at any point, either the backup is complete or there is none, and the next run reuses what was
-copied. The leases of a dead run expire after a day, its mark after six hours. All commits between the previous backup
-and this one are copied too, together with the files of these versions that still exist, so that each of these versions
-can be restored.
+If the process is killed, the backup is either complete or does not exist, and the next run reuses the copied objects.
+The leases of a killed run expire after a day, and its mark after six hours. The backup also contains all commits since
+the previous backup and the existing files of these versions, so that each of these versions can be restored.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ MAX_CUTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a backup: versions of topics, files and bytes to copy, and damaged journals to skip."""
+    """The plan of a backup: versions of topics, the files and bytes to copy, and damaged journals to skip."""
 
     topics: Mapping[str, int]
     decisions: int
@@ -79,7 +78,7 @@ class Plan:
 
 @dataclass
 class VersionLeases:
-    """The leases of a run in the source, which it renews. In a source that is read-only there are none."""
+    """The leases of a run in the source, which the run renews. A read-only source has no leases."""
 
     root: Root
     name: str
@@ -89,12 +88,13 @@ class VersionLeases:
     def acquire(self, versions: Mapping[str, int], *, may_be_below: bool = False) -> None:
         """Lease versions of topics.
 
-        Raises `Conflict` if a version is below the retention floor; with `may_be_below` it gets no lease instead.
+        Raises `Conflict` if a version is below the retention floor. If `may_be_below` is True, such a version is not
+        leased.
         """
         if not self.root.store.writable:
             _LOG.warning(
-                "%s is read-only for this user and is copied without leases, so a concurrent sparklog retain may "
-                "delete files; if a file is missing, run the command again",
+                "%s is read-only for this user and is copied without leases, so sparklog retain may delete files "
+                "during the copy; if a file is missing, run the command again",
                 self.root.store.location,
             )
             return
@@ -110,24 +110,24 @@ class VersionLeases:
                 del self.versions[name]
 
     def renew(self) -> None:
-        """Renew the leases when half of their time is over."""
+        """Renew the leases after half of their duration."""
         if self.versions and self.root.store.now_ms() - self.since_ms > LEASE_MS // 2:
             self.acquire(self.versions)
 
     def release(self) -> None:
-        """Release the leases. If that fails, they expire."""
+        """Release the leases. A lease that cannot be released expires."""
         for name in self.versions:
             with suppress(SparklogError, OSError):
                 self._commit(name, None)
 
     def _commit(self, name: str, lease: VersionLease | None) -> None:
         log = self.root.engine.log(name)
-        # The cut may have read later versions than the root has seen.
+        # The cut may have read later versions than the root.
         log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={self.name: lease}))
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
-    """Return what `back_up` would copy now. Changes nothing."""
+    """Return what `back_up` would copy. Nothing is changed."""
     _reject_backup(root)
     cut = cut_now(root, topics)
     snapshots = (History(root.store, name, root.env).at(state.version) for name, state in cut.topics.items())
@@ -148,26 +148,27 @@ def back_up(
     at_once: int = copying.AT_ONCE,
     progress: copying.Progress = copying.silent,
 ) -> Manifest:
-    """Back up a root into a repository, which is created if it does not exist.
+    """Back up a root to a repository. The repository is created if it does not exist.
 
     Args:
-        topics: back up only these topics, and skip damaged journals of ids and groups that do not concern them. None
-            for all topics, including deleted topics whose data still exists.
-        link: create hard links if both are on one disk, which protects from deletion but not from corruption.
-        at_once: the number of files to copy concurrently.
+        topics: the topics to back up; damaged journals of ids and groups that do not concern these topics are skipped.
+            None for all topics, including deleted topics whose data still exists.
+        link: create hard links if source and repository are on the same disk. Hard links protect from deletion, but not
+            from corruption.
+        at_once: the maximum number of files to copy concurrently.
         progress: called after each file.
 
     Returns:
         The manifest of the new backup.
 
     Raises:
-        Corrupt: a file is corrupt, and no backup is written; the error has the file and position.
-        Conflict: a prune is running.
-        BadRequest: `target` has backups of another root, or other files.
+        Corrupt: If a file is corrupt. No backup is written, and the error contains the file and position.
+        Conflict: If a prune is running.
+        BadRequest: If `target` contains backups of another root, or other files.
     """
     _reject_backup(root)
     for name in topics or ():
-        # Check names before the repository is created, so that a mistyped name leaves nothing behind.
+        # Check names first, so that the repository is not created if a name is wrong.
         root.topic(name)
     repository = Repository.open_or_create(target, root.id, root.env)
     options = copying.CopyOptions(link, at_once, progress, root.env)
@@ -177,7 +178,7 @@ def back_up(
             try:
                 return run.make(topics)
             except NotFound:
-                # Maintenance has deleted a commit or an entry that was just listed, so start again.
+                # Maintenance has deleted a commit or an entry after it was listed, so start again.
                 if not remaining:
                     raise
             finally:
@@ -186,9 +187,9 @@ def back_up(
 
 
 def _reject_backup(root: Root) -> None:
-    """Raise `BadRequest` if the root is itself a backup."""
+    """Raise `BadRequest` if the root is a backup."""
     if isinstance(root.store, BackupStore):
-        message = f"{root.location} is a backup repository, expected a root: copy the directory, or restore a backup"
+        message = f"{root.location} is a backup repository, expected a root; copy the directory, or restore a backup"
         raise BadRequest(message)
 
 
@@ -204,12 +205,12 @@ class _BackupRun:
         self.damaged = DamagedLogs(root.store, env=root.env)
         self.started_ms = 0
         self.number = 0
-        self.undecided = False
+        self.is_publishing = False
 
     def release(self) -> None:
-        """Release the leases, and the claim on the number if it is known whether the backup was published."""
+        """Release the leases, and the claimed number if it is known whether the backup was published."""
         self.leases.release()
-        if self.number and not self.undecided:
+        if self.number and not self.is_publishing:
             with suppress(SparklogError, OSError):
                 self.repository.store.delete(claim_key(self.number))
             self.number = 0
@@ -218,7 +219,7 @@ class _BackupRun:
         before = self.repository.manifests()
         cut = self._leased_cut(topics)
         self.damaged = DamagedLogs(self.root.store, strict=topics is None, env=self.root.env)
-        # Copy entries first: no lease protects them, and copying files can take days.
+        # Copy entries first, because no lease protects them and copying files can take days.
         decisions = self._all_entries(DECISIONS, cut.decisions, [manifest.decisions for manifest in before])
         groups = self._all_entries(GROUPS, cut.groups, [manifest.groups for manifest in before])
         state = self.root.defaults()
@@ -256,59 +257,64 @@ class _BackupRun:
                 cut = cut_now(self.root, topics)
                 if not claim_number(self.repository.store, latest + 1, self.id, self.root.env):
                     location = self.repository.store.location
-                    raise Conflict(f"other backups into {location} keep starting; try again later")
+                    raise Conflict(f"concurrent backups to {location} claimed all numbers; try again later")
                 self.number = latest + 1
                 self.leases.acquire(cut.versions())
                 return cut
             except (Conflict, Unavailable):
-                # Another backup has claimed the number, or the vacuum has deleted a version of the cut, or a cache has
-                # hidden an object for a moment.
+                # Another backup has claimed the number, the vacuum has deleted a version of the cut, or a cache
+                # temporarily hides an object.
                 if not remaining:
                     raise
                 self.release()
         raise AssertionError("unreachable")
 
     def _topic_files(self, name: str, state: TopicState, before: Sequence[Manifest]) -> FilesOfVersions:
-        """Return the files of all versions since the topic's last backup."""
+        """Return the files of all versions since the last backup of the topic."""
         history = History(self.root.store, name, self.root.env)
         last = next(filter(None, (manifest.topic(name) for manifest in reversed(before))), None)
         if last is not None and last.version > state.version:
             raise Corrupt(
-                f"topic '{name}' is at version {state.version}, but its last backup has version {last.version}: this "
+                f"topic '{name}' is at version {state.version}, but its last backup has version "
+                f"{last.version}, so this "
                 "is not the root that was backed up; use another repository"
             )
         base = oldest_base(history, state.version)
         if last is not None and last.version >= base and history.commits.has(last.version + 1, state.version):
-            # The state comes from the backup, and later commits from the source: check that they are the same log.
+            # The state comes from the backup and later commits come from the source: check that both belong to the same
+            # log.
             start = History(self.repository.store, name).at(last.version)
             if start.state.crc != last.crc:
                 raise Corrupt(
                     f"version {last.version} of topic '{name}' in {self.repository.store.location} has CRC-32C "
-                    f"{start.state.crc}, but its manifest has {last.crc}: delete the repository and back up again"
+                    f"{start.state.crc}, but its manifest has {last.crc}; delete the repository and back up again"
                 )
         else:
             start = start_at(history, base)
         files = files_of_versions(history, start, state.version)
         if files.last.state.crc != state.crc:
-            raise Corrupt(f"version {state.version} of topic '{name}' contradicts the commits before it: run verify")
+            raise Corrupt(
+                f"version {state.version} of topic '{name}' contradicts the earlier commits; run sparklog verify"
+            )
         return files
 
     def _copy_files(self, topic_files: Mapping[str, FilesOfVersions]) -> set[str]:
-        """Copy the files of all versions; return the keys of missing files that only earlier versions reference."""
+        """Copy the files of all versions. Return the keys of missing files that only earlier versions reference."""
         files = merge_files(file for each in topic_files.values() for file in each.files.values())
         needed = {file.key for each in topic_files.values() for file in each.of_last()}
         missing: set[str] = set()
 
         def on_missing(copy: copying.FileCopy) -> None:
             if copy.to in needed:
-                raise NotFound(f"{copy.to} is missing, although the latest version references it: run verify")
+                raise NotFound(f"{copy.to} is missing, although the latest version references it; run sparklog verify")
             missing.add(copy.to)
 
         def renew() -> None:
             self.leases.renew()
             self.mark.check()
 
-        # Copy the files of the cut first: only these have leases, and others may be deleted in the meantime.
+        # Copy the files of the cut first, because only these files have leases and others may be deleted during the
+        # copy.
         in_order = [copying.FileCopy(files[key], key) for key in sorted(files, key=lambda key: key not in needed)]
         source, target = self.root.store, self.repository.store
         self.copied += copying.copy_all(source, target, in_order, self.options, renew, on_missing)
@@ -345,12 +351,12 @@ class _BackupRun:
         return tuple(backup for backup in copied if backup is not None)
 
     def _entries(self, kind: EntryKind[E], state: E, last: EntriesBackup | None) -> EntriesBackup | None:
-        """Copy the existing entries of an id since its last backup; return None if its journal is damaged."""
+        """Copy the entries of an id since its last backup. Return None if its journal is damaged."""
         chain = EntryChain(self.root.store, kind, state.id, self.root.env)
         span = chain.span()
         if not span.first <= state.number <= span.last:
-            raise NotFound(f"entries of {kind.title(state.id)} were deleted while they were read; try again")
-        # Always copy the last two entries, because a restored journal starts with two.
+            raise NotFound(f"entries of {kind.title(state.id)} were deleted during the backup; try again")
+        # Always copy the last two entries, because a restored journal starts with two entries.
         first = min(span.first if last is None else max(span.first, last.number), max(span.first, state.number - 1))
         link: int | None = None
         since_ms = 0
@@ -366,32 +372,36 @@ class _BackupRun:
         return EntriesBackup(state.id, first, state.number, since_ms)
 
     def _put(self, key: str, data: bytes) -> None:
-        """Create a small object. If it exists, it must have the same bytes."""
+        """Create a small object. If the object exists, it must contain the same bytes."""
         store = self.repository.store
         existing = create_or_read(store, key, data, self.root.env)
         if existing is None:
             self.copied += copying.Copied(1, len(data))
         elif data not in (existing, store.get(key)):
-            # It was read twice, in case a bit was flipped in transit.
-            raise Corrupt(f"the object with this key in {store.location} has other bytes: delete it there", file=key)
+            # The existing object was read twice, because a bit may have been flipped in transit.
+            raise Corrupt(
+                f"the object with this key in {store.location} has different contents; delete the object "
+                "in the repository",
+                file=key,
+            )
 
     def _publish(self, manifest: Manifest) -> Manifest:
-        """Create the manifest. `Conflict` if a prune has given up this backup in the meantime."""
+        """Create the manifest. Raises `Conflict` if a prune has abandoned this backup in the meantime."""
         key, data = backup_key(manifest.number), MANIFEST_JSON.encode(manifest)
-        # Until the store responds, it is unknown whether the manifest exists or will exist.
-        self.undecided = True
+        # Until the store responds, it is unknown whether the manifest exists.
+        self.is_publishing = True
         published = create_or_read(self.repository.store, key, data, self.root.env) in (None, data)
-        self.undecided = False
+        self.is_publishing = False
         if not published:
             raise Conflict(
-                f"this run was paused for too long, and a prune has given up backup {manifest.number} in "
+                f"this run was paused for too long, and a prune has abandoned backup {manifest.number} in "
                 f"{self.repository.store.location}; run the backup again"
             )
         return manifest
 
 
 def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[bytes, E]:
-    """Return an entry and its bytes; `link` is the CRC-32C of the entry before, None for the first entry."""
+    """Return an entry and its bytes. `link` is the CRC-32C of the previous entry, or None for the first entry."""
     stored = chain.read(number)
     if stored is None:
         raise NotFound(f"entry {number} of {chain.kind.title(chain.id)} has been deleted")
@@ -401,14 +411,16 @@ def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[by
 
 
 def write_checkpoint(store: Store, snapshot: Snapshot, unique: str, env: Env) -> copying.Copied:
-    """Write the table and then the document of a checkpoint, unless a readable checkpoint exists."""
+    """Write the table and then the document of a checkpoint, unless a valid checkpoint exists."""
     key = checkpoint_key(snapshot.topic, snapshot.version)
     with suppress(NotFound):
         decode_checkpoint(store.get(key), key, snapshot.version)
         return copying.Copied()
     table_key, data, table = slice_table(snapshot, unique)
     if create_or_read(store, table_key, data, env) not in (None, data):
-        raise Unavailable(f"{table_key} in {store.location} has other bytes than were written; try again later")
+        raise Unavailable(
+            f"the contents of {table_key} in {store.location} differ from what was written; try again later"
+        )
     document = encode_checkpoint(Checkpoint(snapshot.state, table))
     create_or_read(store, key, document, env)
     return copying.Copied(2, table.size + len(document))

@@ -1,24 +1,26 @@
-"""A consistent cut: versions of topics and entries of decisions and group offsets that fit together.
+"""A consistent cut: versions of topics and entries of decisions and group offsets that are consistent with each other.
 
-States that are read one after the other do not fit together: a COMMIT may reference prepares that were written after
+States that are read one after the other may be inconsistent: a COMMIT may reference prepares that were written after
 their topic was read, and a group may have progressed beyond the end of its topic. Logs are therefore read in an order
-that leaves few contradictions. Each log is then read further, entry by entry, as far as another log requires:
+that avoids most inconsistencies. Each log is then read further, entry by entry, as far as another log requires:
 
 | an object                                                  | requires                                             |
 |------------------------------------------------------------|------------------------------------------------------|
-| a topic has versions of other participants                 | these versions                                       |
-| a commit to a topic recorded the outcome of transaction n  | the decision of n                                    |
+| a topic that has recorded versions of other participants   | these versions                                       |
+| a commit that recorded the outcome of transaction n        | the decision of n                                    |
 | a COMMIT, or a prepare that a job recorded                 | the referenced versions of topics and group entries  |
-| a decided transaction was pruned, because all participants | that record, in topics and groups where the          |
-| have recorded it                                           | transaction is open                                  |
+| a decided transaction that was pruned, because all         | the recorded outcome, in topics and groups in which  |
+| participants have recorded its outcome                     | the transaction is open                              |
 | an offset of a group                                       | the version at which the topic's log end reaches it  |
 
-Objects only require older objects, so this ends however busy writers are, with the smallest such cut above the states
-that were read first. In a live root a cache of names may hide an object for a while, so missing objects are awaited.
+Objects only require older objects, so reading ends even if writers are active. The result is the smallest consistent
+cut above the states that were read first. In a live root, a cache of names may temporarily hide an object, so the cut
+waits for missing objects.
 
 Logs are read in this order: decisions, groups, topics, and decisions again. All decision entries between the two reads
-count, because the latest entry no longer has a COMMIT that all topics have recorded since the first read. For the same
-reason, entries count that are younger than the lifetime of caches, because a later read may return an older state.
+are processed, because the latest entry no longer contains a COMMIT that all topics have recorded since the first read.
+For the same reason, entries that are younger than the lifetime of caches are processed, because a later read may return
+an older state.
 """
 
 from __future__ import annotations
@@ -51,11 +53,11 @@ Transaction = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """States that fit together, by name or id, including deleted topics.
+    """Consistent states by name or id, including deleted topics.
 
     Attributes:
-        exact: True if the topics are at exactly the requested versions, so that groups may have progressed further.
-        defaults: the latest entry of the root defaults, None if there is none.
+        exact: True if the topics have exactly the requested versions, so that groups may have progressed further.
+        defaults: the latest entry of the root defaults, or None if there is no entry.
     """
 
     topics: Mapping[str, TopicState]
@@ -72,7 +74,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class CutBounds:
-    """The logs for a cut of earlier states; `topics` has a known state and the requested version of each topic."""
+    """The logs for a cut of earlier states. `topics` contains a known state and the requested version of each topic."""
 
     topics: Mapping[str, tuple[Snapshot, int]]
     decisions: Collection[EntrySpan[Decisions]]
@@ -81,23 +83,23 @@ class CutBounds:
 
 @dataclass
 class _Cutter:
-    """Reads logs until the states fit together.
+    """Reads logs until their states are consistent.
 
     Attributes:
-        chosen: the names of the topics in the cut; None for all.
+        selected: the names of the topics in the cut, or None for all topics.
         versions: the required version of each topic.
         entries: the required entry of each group.
         decided: transactions whose decisions are required.
-        undecided: transactions without a decision up to the end of their log.
+        undecided: transactions that have no decision up to the end of their log.
         ended: records and offsets that were not found up to the end of their log, because the transaction was aborted
             or the topic does not exist.
-        writers: transactional ids that the topics contain.
-        live: the decisions of a live root, where a cache may hide objects; None in a repository, which does not change.
-        moved: True if the last round has read anything.
+        writers: transactional ids that occur in the topics.
+        live: the decisions of a live root, in which a cache may hide objects, or None for a repository.
+        has_progressed: True if the last round has read an object.
     """
 
     store: Store
-    chosen: Collection[str] | None
+    selected: Collection[str] | None
     damaged: DamagedLogs
     topic_states: dict[str, TopicState] = field(default_factory=dict)
     decisions: dict[str, Decisions] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class _Cutter:
     ended: set[object] = field(default_factory=set)
     writers: set[str] = field(default_factory=set)
     live: DecisionLogs | None = None
-    moved: bool = False
+    has_progressed: bool = False
 
     def note_commit(self, commit: Commit) -> None:
         self.decided |= {(resolved.id, resolved.n) for resolved in commit.resolved}
@@ -123,7 +125,7 @@ class _Cutter:
                 self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
 
     def note_offsets(self, state: GroupState) -> None:
-        """Add the next or first state of a group. Transactions that are no longer pending must be decided."""
+        """Add the first or next state of a group. Transactions that are no longer pending must be decided."""
         before = self.groups.get(state.id)
         if before is not None:
             was_pending = {(pending.txn, pending.n) for pending in before.pending}
@@ -131,7 +133,7 @@ class _Cutter:
         self.groups[state.id] = state
 
     def require_version(self, topic: str, version: int) -> None:
-        if self.chosen is None or topic in self.chosen:
+        if self.selected is None or topic in self.selected:
             self.versions[topic] = max(version, self.versions.get(topic, -1))
 
     def is_damaged(self, kind: EntryKind[E], id_: str) -> bool:
@@ -146,7 +148,7 @@ class _Cutter:
             return False
         self.topic_states[topic] = state.apply(commit)
         self.note_commit(commit)
-        self.moved = True
+        self.has_progressed = True
         return True
 
     def next_decisions(self, transactional_id: str) -> bool:
@@ -158,7 +160,7 @@ class _Cutter:
             return False
         self.decisions[transactional_id] = entry
         self.note_decisions(entry)
-        self.moved = True
+        self.has_progressed = True
         return True
 
     def next_offsets(self, group: str) -> bool:
@@ -167,14 +169,14 @@ class _Cutter:
         if entry is None:
             return False
         self.note_offsets(entry)
-        self.moved = True
+        self.has_progressed = True
         return True
 
     def complete(self) -> Cut:
-        """Read until nothing more is required. `Unavailable` if a required object does not exist."""
-        self.moved = True
-        while self.moved:
-            self.moved = False
+        """Read until nothing more is required. Raises `Unavailable` if a required object does not exist."""
+        self.has_progressed = True
+        while self.has_progressed:
+            self.has_progressed = False
             for state in list(self.topic_states.values()):
                 for other, version in state.siblings.items():
                     self.require_version(other, version)
@@ -185,9 +187,9 @@ class _Cutter:
                 while self._number(group) < number:
                     self._step(group, self.next_offsets)
             self._require_previous_decisions()
-            self._decide()
-            self._record()
-            self._reach()
+            self._read_decisions()
+            self._read_records()
+            self._reach_offsets()
         return self.cut()
 
     def cut(self) -> Cut:
@@ -206,11 +208,14 @@ class _Cutter:
         return self.groups[group].number if group in self.groups else -1
 
     def _step(self, name: str, step: Callable[[str], bool]) -> None:
-        if not self._awaited(partial(step, name)):
+        if not self._step_or_wait(partial(step, name)):
             raise Unavailable(f"a transaction references an entry of '{name}' that does not exist; try again later")
 
-    def _awaited(self, step: Callable[[], bool]) -> bool:
-        """Read the next object of a log; return False if there is none, in a live root after caches have expired."""
+    def _step_or_wait(self, step: Callable[[], bool]) -> bool:
+        """Read the next object of a log. Return False if it does not exist.
+
+        In a live root, wait until caches have expired.
+        """
         if step():
             return True
         if self.live is None:
@@ -222,7 +227,9 @@ class _Cutter:
         return False
 
     def _require_previous_decisions(self) -> None:
-        """Require the decision before each open transaction, because the transaction started after it."""
+        """Require the decision of the transaction before each open transaction, which was written before that
+        transaction.
+        """
         if self.live is not None:
             opened = {
                 transaction
@@ -232,12 +239,12 @@ class _Cutter:
             opened |= {(pending.txn, pending.n) for state in self.groups.values() for pending in state.pending}
             self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
 
-    def _decide(self) -> None:
-        """Read the required decisions. A prepare that a later one of its group has overtaken may be undecided."""
+    def _read_decisions(self) -> None:
+        """Read the required decisions. If a group has a later prepare, an earlier prepare may be undecided."""
         for transactional_id, n in sorted(self.decided - self.undecided):
             step = partial(self.next_decisions, transactional_id)
             while not self.decisions.get(transactional_id, Decisions(transactional_id)).is_decided(n):
-                if not (step() if self.is_damaged(DECISIONS, transactional_id) else self._awaited(step)):
+                if not (step() if self.is_damaged(DECISIONS, transactional_id) else self._step_or_wait(step)):
                     self.undecided.add((transactional_id, n))
                     break
 
@@ -250,10 +257,10 @@ class _Cutter:
     def _reads_record(
         self, transaction: Transaction, step: Callable[[], bool], is_named: Callable[[Decisions], bool]
     ) -> bool:
-        """Read the next object of a log that may record the outcome of a transaction; return False if it was aborted.
+        """Read the next object of a log that may record the outcome of a transaction. Return False if it was aborted.
 
-        `is_named` returns True if the transaction's COMMIT references this log. The record then exists, although a
-        cache may hide it.
+        `is_named` returns True if the transaction's COMMIT references this log. The record then exists, but a cache may
+        hide it.
         """
         if step():
             return True
@@ -267,7 +274,7 @@ class _Cutter:
             return step()
         if outcome is not None and outcome.is_decided(n) and not is_named(outcome):
             return False
-        if self._awaited(step):
+        if self._step_or_wait(step):
             return True
         what = "may be" if outcome is None else "is"
         raise Unavailable(
@@ -275,7 +282,7 @@ class _Cutter:
             "visible; try again later"
         )
 
-    def _record(self) -> None:
+    def _read_records(self) -> None:
         """Read the recorded outcomes of open transactions whose decisions were pruned."""
         for topic in list(self.topic_states):
             for transaction in open_transactions(self.topic_states[topic]):
@@ -315,11 +322,11 @@ class _Cutter:
             if not self._reads_record(transaction, step, is_named):
                 self.ended.add(key)
 
-    def _reach(self) -> None:
-        """Read topics until no offset of a group is beyond the log end."""
+    def _reach_offsets(self) -> None:
+        """Read topics until no group offset is beyond the log end."""
         for state in list(self.groups.values()):
             for offsets in all_offsets(state):
-                if self.chosen is None or offsets.topic in self.chosen:
+                if self.selected is None or offsets.topic in self.selected:
                     for partition, offset in zip(offsets.partition, offsets.offset, strict=True):
                         self._reach_offset(offsets.topic, offsets.topic_id, partition, offset)
 
@@ -327,18 +334,18 @@ class _Cutter:
         key = (topic, topic_id, partition, offset)
         if key in self.ended or _ends_at(self._topic_state(topic), topic_id, partition) >= offset:
             return
-        # A group may commit any offset, even one that the topic never reaches, so read ahead on a copy first.
-        ahead = _Cutter(self.store, self.chosen, self.damaged, topic_states=dict(self.topic_states))
+        # A group may commit any offset, even an offset that the topic never reaches, so first read ahead on a copy.
+        ahead = _Cutter(self.store, self.selected, self.damaged, topic_states=dict(self.topic_states))
         step = partial(ahead.next_commit, topic)
         while _ends_at(ahead._topic_state(topic), topic_id, partition) < offset:
-            if not step() and not (self._is_hidden(topic, ahead._topic_state(topic)) and self._awaited(step)):
+            if not step() and not (self._is_hidden(topic, ahead._topic_state(topic)) and self._step_or_wait(step)):
                 self.ended.add(key)
                 return
         self.require_version(topic, ahead._topic_state(topic).version)
-        self.moved = True
+        self.has_progressed = True
 
     def _is_hidden(self, topic: str, topic_state: TopicState) -> bool:
-        """Return True if a listing of a live root shows the next commit of a topic, which a cache hides for a while."""
+        """Return True if the next commit of a topic in a live root is listed, but temporarily hidden by a cache."""
         next_key = commit_key(topic, topic_state.version + 1)
         listed = () if self.live is None else list_entries(self.store, topic, commit_key(topic, topic_state.version))
         return any(info.key == next_key for info in listed)
@@ -350,42 +357,42 @@ def all_offsets(state: GroupState) -> list[TopicOffsets]:
 
 
 def _ends_at(topic_state: TopicState, topic_id: str, partition: int) -> int:
-    """Return the log end of a partition, -1 if the topic has another id or lacks the partition."""
+    """Return the log end of a partition, or -1 if the topic has a different id or lacks the partition."""
     if topic_state.deleted or topic_state.topic_id != topic_id or partition >= topic_state.partitions:
         return -1
     return int(topic_state.log_end[partition])
 
 
-def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
-    """Return a current cut of a live root: the chosen topics (None for all, even deleted ones), and all groups.
+def cut_now(root: Root, selected: Collection[str] | None = None) -> Cut:
+    """Return a cut of a live root: the selected topics, or all topics including deleted topics if None, and all groups.
 
-    If topics are chosen, damaged journals of ids and groups that do not concern these topics are skipped.
+    If topics are selected, damaged journals of ids and groups that do not concern these topics are skipped.
 
     Raises:
-        NotFound: a chosen topic never existed.
-        Corrupt: a log is damaged.
-        Unavailable: an object is not visible yet; try again.
+        NotFound: If a selected topic has never existed.
+        Corrupt: If a log is damaged.
+        Unavailable: If an object is not visible yet; try again.
     """
     store = root.store
-    damaged = DamagedLogs(store, strict=chosen is None, env=root.env)
+    damaged = DamagedLogs(store, strict=selected is None, env=root.env)
     since_ms = reading_clock_ms(store, root.env) - SETTLE_MS
     before: dict[str, Decisions] = {}
     for chain in damaged.chains(DECISIONS):
-        state = damaged.read(chain.prefix, _before, chain, since_ms)
+        state = damaged.read(chain.prefix, _earlier_state, chain, since_ms)
         if state is not None:
             before[chain.id] = state
-    cutter = _Cutter(store, None if chosen is None else frozenset(chosen), damaged, live=root.engine.decisions)
+    cutter = _Cutter(store, None if selected is None else frozenset(selected), damaged, live=root.engine.decisions)
     for offsets in damaged.chains(GROUPS):
         for group in damaged.read(offsets.prefix, _recent, offsets, since_ms) or ():
             cutter.note_offsets(group)
     folders = topic_names(store)
-    for name in folders if chosen is None else chosen:
+    for name in folders if selected is None else selected:
         topic_state = root.engine.log(name).refresh().topic_state
         if topic_state.version >= 0:
             cutter.topic_states[name] = topic_state
             for commit in _recent_commits(store, name, topic_state.version, since_ms):
                 cutter.note_commit(commit)
-        elif chosen is not None:
+        elif selected is not None:
             root.topic(name)
     for name in sorted({*before, *(chain.id for chain in damaged.chains(DECISIONS))}):
         chain = EntryChain(store, DECISIONS, name, root.env)
@@ -398,8 +405,8 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     return cutter.complete()
 
 
-def _before(chain: EntryChain[E], since_ms: int) -> E:
-    """Return the latest state written before `since_ms`, which no cache can hide; if there is none, the oldest."""
+def _earlier_state(chain: EntryChain[E], since_ms: int) -> E:
+    """Return the latest state before `since_ms`, which caches cannot hide, or the oldest state if there is none."""
     latest = chain.latest()
     number = chain.latest_number_before(since_ms)
     number = chain.span().first if number is None else number
@@ -408,7 +415,7 @@ def _before(chain: EntryChain[E], since_ms: int) -> E:
 
 
 def _recent(chain: EntryChain[E], since_ms: int) -> list[E]:
-    start = _before(chain, since_ms)
+    start = _earlier_state(chain, since_ms)
     return [start, *chain.walk(start, chain.latest().number)]
 
 
@@ -423,7 +430,7 @@ def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> It
 
 
 def _since(chain: EntryChain[Decisions], start: Decisions | None) -> list[Decisions]:
-    """Return the states from `start`, or from the oldest one, to the latest; none if the id was deleted."""
+    """Return the states from `start` (None for the oldest state) to the latest state; none if the id was deleted."""
     latest = chain.latest()
     if latest.number < 0 or (start is not None and latest.number < start.number):
         # The id was deleted, which happens a week after all topics have recorded its decisions.
@@ -440,16 +447,16 @@ def writers_in(table: SliceTable) -> set[str]:
 
 
 def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedLogs, *, exact: bool) -> Cut:
-    """Return the smallest cut at or above the given versions of topics, with the entries of ids and groups at a time.
+    """Return the smallest cut at or above the given topic versions, with the entries of ids and groups at a time.
 
-    With `exact`, topics stay at exactly these versions, decisions that reference later versions are ignored, and groups
-    may have progressed beyond the log ends.
+    If `exact` is True, topics have exactly the given versions, decisions that reference later versions are ignored, and
+    groups may have progressed beyond the log ends.
     """
     cutter = _Cutter(store, frozenset(bounds.topics), damaged)
     for name, (base, version) in bounds.topics.items():
         rows = base.slices.all()
         is_committed = np.flatnonzero(rows.status == COMMITTED).tolist()
-        # Earlier commits are not read, but their slices have the transactions that were recorded as committed.
+        # Earlier commits are not read, but their slices contain the transactions that were recorded as committed.
         committed = {(rows.txn_id(row), int(rows.txn_n[row])) for row in is_committed}
         cutter.decided |= committed
         cutter.writers |= {transactional_id for transactional_id, _ in committed}
@@ -469,8 +476,9 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
             cutter.note_decisions(later)
     if not exact:
         return cutter.complete()
-    # Topics stay as they are, but recorded outcomes must be decided, and the group entries of a COMMIT must be there.
-    cutter._decide()
+    # The versions of topics are fixed, but recorded outcomes must be decided, and the group entries of a COMMIT must
+    # exist.
+    cutter._read_decisions()
     for group, number in cutter.entries.items():
         while cutter._number(group) < number and cutter.next_offsets(group):
             pass

@@ -1,8 +1,8 @@
-"""Copy data files concurrently, each completely or not at all.
+"""Copy data files concurrently and atomically.
 
-The bytes are checked against the commit while they are copied: size, the CRC-32C of each slice, the footer and its
-CRC-32C, and the CRC-32C of the index files. If they do not match, they are read once more. If they still do not match,
-the error has the file and position, and no part of the file remains at the target.
+The bytes are checked against the commit while they are copied: the size, the CRC-32C of each slice, the footer and its
+CRC-32C, and the CRC-32C of the index files. On a mismatch, the bytes are read again. If the mismatch persists, an error
+with the file and position is raised, and the target does not contain any part of the file.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from sparklog.storage.store import Store
 T = TypeVar("T")
 CHUNK_BYTES = 4 << 20
 AT_ONCE = 4
-"""Files copied concurrently; more would only wait for the same disk."""
+"""Default number of files to copy concurrently. A larger number would not be faster on a single disk."""
 Progress = Callable[[int, int, int, int], None]
-"""Called with the number of copied files and of all files, and of copied bytes and all bytes."""
+"""A function that is called with the number of copied files, all files, copied bytes and all bytes."""
 RENEW_MS = 60_000
-"""How often a copying run renews its leases and its mark."""
+"""Interval at which a copying run renews its leases and its mark."""
 
 
 def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
-    """Show no progress."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """Options for copying: hard links if both are on one disk, concurrent files, progress."""
+    """Options for copying: hard links on the same disk, the number of concurrent files, and the progress callback."""
 
     link: bool = False
     at_once: int = AT_ONCE
@@ -59,7 +59,7 @@ class FileCopy:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Numbers of copied objects and bytes; `linked` counts the bytes of hard-linked files."""
+    """Numbers of copied objects and bytes. `linked` is the number of bytes of hard-linked files."""
 
     objects: int = 0
     nbytes: int = 0
@@ -77,18 +77,18 @@ def copy_all(
     renew: Callable[[], None],
     on_missing: Callable[[FileCopy], None] | None = None,
 ) -> Copied:
-    """Copy the files that the target does not have, in the given order.
+    """Copy the files that do not exist at the target, in the given order.
 
     Args:
         renew: called every minute.
         on_missing: called for each missing file; if None, a missing file raises `NotFound`.
 
     Raises:
-        Corrupt: a file is corrupt; raised after all other files have been copied.
+        Corrupt: If a file is corrupt. The error is raised after all other files have been copied.
     """
     files = list(files)
     present = listed(target, (file.to for file in files))
-    # A segment without its index files is copied again, because a run may have died between the two.
+    # An earlier run may have stopped before it copied the index files of a segment, so check segments again.
     new = [copy for copy in files if copy.to not in present or copy.file.sealed]
     missing_bytes = sum(copy.file.size for copy in new if copy.to not in present)
     renewed_ms = options.env.boot_ms()
@@ -119,7 +119,7 @@ def copy_all(
             corrupt.append(result)
     if corrupt:
         first = corrupt[0]
-        more = f" ({len(corrupt) - 1} more files are corrupt)" if len(corrupt) > 1 else ""
+        more = f" ({len(corrupt) - 1} more corrupt files)" if len(corrupt) > 1 else ""
         raise Corrupt(f"{first.message}{more}", file=first.file, position=first.position, offset=first.offset)
     return total
 
@@ -145,12 +145,12 @@ def _copy(source: Store, target: Store, copy: FileCopy, present: Mapping[str, in
     if copy.to in present:
         if present[copy.to] != file.size:
             found = f"{target.location} has {present[copy.to]} bytes of this file, expected {file.size}"
-            raise Corrupt(f"{found}: delete it there", file=copy.to)
+            raise Corrupt(f"{found}; delete the file in the target", file=copy.to)
         return done
     try:
         return done + _copy_data(source, target, copy, options.link)
     except Corrupt:
-        # Read the file again, in case a bit was flipped in transit.
+        # Read the file again, because a bit may have been flipped in transit.
         return done + _copy_data(source, target, copy, options.link)
 
 
@@ -183,7 +183,7 @@ def _copy_data(source: Store, target: Store, copy: FileCopy, link: bool) -> Copi
 
 
 def _linked(source: Store, target: Store, copy: FileCopy) -> bool:
-    """Create a hard link of the file; return False if that is not possible, for example between disks."""
+    """Create a hard link of the file. Return False if this is not possible, for example across disks."""
     if not isinstance(source, LocalStore) or not isinstance(target, LocalStore):
         return False
     path = os.path.join(source.location, copy.file.key)
@@ -194,7 +194,7 @@ def _linked(source: Store, target: Store, copy: FileCopy) -> bool:
 
 
 def _checked(source: Store, file: ReferencedFile) -> Iterator[bytes]:
-    """Yield the bytes of a file in chunks. `Corrupt` at the first slice that does not match the commit."""
+    """Yield the bytes of a file in chunks. Raises `Corrupt` at the first slice that does not match the commit."""
     slices = sorted({(claim.position, claim.size, claim.crc, claim.base) for claim in file.claims})
     sums = [0] * len(slices)
     footer: list[bytes] = []
@@ -214,8 +214,8 @@ def _checked(source: Store, file: ReferencedFile) -> Iterator[bytes]:
             if position + size <= end:
                 if sums[i] != crc:
                     raise Corrupt(
-                        "the CRC-32C of a slice does not match the commit: restore the file, or move the log start "
-                        "beyond it",
+                        "the CRC-32C of a slice does not match the commit; restore the file, or move the log start "
+                        "beyond the slice",
                         file=file.key,
                         position=position,
                         offset=base,
@@ -244,7 +244,10 @@ def _copy_indexes(source: Store, target: Store, copy: FileCopy, present: Mapping
         if None in contents[:2]:
             raise NotFound(f"the index files of {file.key} are missing")
         if not again:
-            raise Corrupt("its index files do not match the commit: restore them or run sparklog repair", file=file.key)
+            raise Corrupt(
+                "the index files of the segment do not match the commit; restore them or run sparklog repair",
+                file=file.key,
+            )
     done = Copied()
     for name, data in zip(names, contents, strict=True):
         if data is not None and name not in present:
@@ -253,7 +256,7 @@ def _copy_indexes(source: Store, target: Store, copy: FileCopy, present: Mapping
 
 
 def _copy_filters(source: Store, target: Store, copy: FileCopy, present: Mapping[str, int], env: Env) -> Copied:
-    """Copy the key filters of a file. Missing or corrupt filters are skipped, because they only save reads."""
+    """Copy the key filters of a file. Missing or corrupt filters are skipped, because lookups work without them."""
     name = filter_path(copy.to)
     data = None if name in present else read_if_there(source, filter_path(copy.file.key))
     if data is None:
@@ -270,7 +273,7 @@ def _create(target: Store, key: str, data: bytes, env: Env) -> Copied:
 
 
 def listed(store: Store, keys: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of the data files of the topics in `keys`, and of their commits if a key is a commit."""
+    """Return the sizes of existing data files of the topics in `keys`. If a key is a commit, commits are included."""
     folders = set()
     for key in keys:
         owner, _, path = key.partition("/")

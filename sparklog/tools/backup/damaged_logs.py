@@ -1,19 +1,19 @@
-"""The journals (decisions, group offsets) that a cut reads, and the damaged ones that a backup skips.
+"""The journals of decisions and group offsets that a cut reads, and the damaged journals that a backup skips.
 
-Each entry contains the complete state, and a checkpoint of a journal is a copy of an entry, so either is enough. A
-backup of all topics must have the journals of all ids and groups. A backup of some topics can skip damaged journals
-that do not concern these topics. A damaged journal cannot say what it concerns, so the other evidence is checked:
+Each entry contains the complete state, and a checkpoint of a journal is a copy of an entry, so either of them is
+sufficient. A backup of all topics must contain the journals of all ids and groups. A backup of selected topics can skip
+damaged journals that do not concern these topics. Since a damaged journal may not show which topics it concerns, other
+evidence is checked. A journal concerns the selected topics if it is one of these:
 
-| concerns the chosen topics                                              | because                                |
-|-------------------------------------------------------------------------|----------------------------------------|
-| an id with open or recorded transactions in one of them                 | its decision or replay rule is missing |
-| an id with pending offsets of one of them in a group                    | the same                               |
-| a journal whose objects, even corrupt ones, contain the name or id      | that is what it is about               |
-| of one of them as text                                                  |                                        |
-| a group whose latest entry is not text any more (zeros, truncated)      | it is unknown what it is about         |
+| journal                                                                  | reason                                   |
+|--------------------------------------------------------------------------|------------------------------------------|
+| of an id with open or recorded transactions in a selected topic          | its decision or replay rule is missing   |
+| of an id with pending offsets of a selected topic in a group             | its decision is missing                  |
+| whose objects contain the name or id of a selected topic as text         | it references the topic                  |
+| of a group whose latest entry is not text any more (zeros, truncated)    | it may reference any topic               |
 
-A damaged journal that concerns the topics raises an error with the file. Any other is skipped completely and listed.
-Every object has names of topics next to their ids, so damage that hits one of the two leaves the other.
+If a damaged journal concerns the selected topics, an error with the file is raised. Other damaged journals are skipped
+completely and listed. Objects contain topic names next to topic ids, so corruption of one of them leaves the other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparklog.storage.store import Store
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_OTHER_BYTES = 4
-"""Entries are one line of ASCII text. Data with more than this many other bytes does not count as text."""
+"""Entries are a line of ASCII text. Data with more than this many other bytes is not considered text."""
 
 
 @dataclass
@@ -46,8 +46,8 @@ class DamagedLogs:
 
     Attributes:
         strict: raise the first error instead of recording it.
-        damage: the error of each damaged journal, by its directory.
-        env: the environment of a live root, where a cache may hide entries for a while.
+        damage: the error of each damaged journal, by directory.
+        env: the environment of a live root, in which a cache may temporarily hide entries.
     """
 
     store: Store
@@ -63,7 +63,7 @@ class DamagedLogs:
                 yield EntryChain(self.store, kind, id_, self.env)
 
     def read(self, prefix: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Call a function that reads the journal under a prefix; return None if the journal is damaged."""
+        """Call a function that reads the journal under a prefix. Return None if the journal is damaged."""
         if prefix in self.damage:
             return None
         try:
@@ -80,16 +80,16 @@ class DamagedLogs:
         )
 
     def check(self, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]) -> None:
-        """Raise the error of a damaged journal that may concern the chosen topics.
+        """Raise the error of a damaged journal that may concern the selected topics.
 
         Args:
-            topics: the id of each topic, by name.
-            writers: the transactional ids that appear in the topics.
+            topics: the ids of the topics by name.
+            writers: the transactional ids that occur in the topics.
             groups: the groups that are copied.
         """
         for prefix, error in self.damage.items():
             if (relation := self._relation(prefix, topics, writers, groups)) is not None:
-                why = f"; it cannot be skipped because it {relation}"
+                why = f"; the journal cannot be skipped, because it {relation}"
                 if isinstance(error, BadRequest):
                     raise BadRequest(f"{error}{why}")
                 raise Corrupt(f"{error.message}{why}", file=error.file, position=error.position, offset=error.offset)
@@ -97,7 +97,7 @@ class DamagedLogs:
     def _relation(
         self, prefix: str, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]
     ) -> str | None:
-        """Return how a damaged journal concerns the chosen topics; None if it does not."""
+        """Return how a damaged journal concerns the selected topics, or None if it does not."""
         if prefix in map(DECISIONS.prefix, writers):
             return f"belongs to a transactional id that wrote to {_quoted(topics)}"
         for group in groups:
@@ -116,12 +116,12 @@ class DamagedLogs:
             if info.key.startswith(f"{prefix}/_log/0"):
                 latest = data
         if prefix.startswith(f"{GROUPS.folder}/") and not _is_text(latest):
-            return f"cannot be read at all and may concern {_quoted(topics)}"
+            return f"is unreadable and may concern {_quoted(topics)}"
         return None
 
 
 def _id_of(prefix: str) -> str:
-    """Return the id of a journal, decoded from its directory name if possible."""
+    """Return the id of a journal. The id is decoded from the directory name if possible."""
     folder = prefix.partition("/")[2]
     return folder if folder.startswith("=") else unquote(folder)
 
@@ -131,16 +131,16 @@ def _quoted(topics: Collection[str]) -> str:
 
 
 def _is_text(data: bytes) -> bool:
-    """Return True if the data is a complete line of JSON, except for a few bytes."""
+    """Return True if the data is a complete line of JSON, except for up to `MAX_OTHER_BYTES` bytes."""
     line = data.removesuffix(b"\n")
     others = sum(not 32 <= byte < 127 for byte in line)
     return others <= MAX_OTHER_BYTES and (line[-1:] == b"}" or b'"crc":' in line[-20:])
 
 
 def errors_of_skipped(skipped: Iterable[DamagedJournal]) -> list[SparklogError]:
-    """Return a printable error for each skipped journal."""
+    """Return an error to print for each skipped journal."""
     errors: list[SparklogError] = []
     for journal in skipped:
         title = JOURNAL_IN[journal.folder.partition("/")[0]].title(journal.id)
-        errors.append(Corrupt(f"{title} was skipped because it does not concern a chosen topic: {journal.damage}"))
+        errors.append(Corrupt(f"{title} was skipped, because it does not concern a selected topic: {journal.damage}"))
     return errors

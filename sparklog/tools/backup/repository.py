@@ -1,31 +1,31 @@
-"""The repository with the backups of a root, their numbers, and the marks of active runs.
+"""The repository with the backups of a root, the backup numbers, and the marks of active runs.
 
-    _backup.json                       the id of the root whose backups are here
+    _backup.json                       the id of the root whose backups are in the repository
     _backups/00000000000000000003.json backup 3; written last, so unfinished backups are invisible
     _backups/begun/<number>.json       a number that a run has claimed
-    _backups/running/<id>-<n>.json     the mark of an active run, which is a backup or a prune that deletes
-    <topic>/..., _transactions/..., _groups/...   as in a root, under the same keys
+    _backups/running/<id>-<n>.json     the mark of an active run, which is a backup or a prune
+    <topic>/..., _transactions/..., _groups/...   objects with the same keys as in a root
 
-**Numbers** follow the order of the cuts, and each number is decided once:
+**Numbers.** Backups are numbered in the order of their cuts, and each number is decided once:
 
 1. A run reads the latest number, takes its cut, and claims the next number by creating `_backups/begun/<number>.json`.
-   If another run was faster, it takes a new cut. The cut of a backup therefore starts after the cut of the previous
-   backup has ended, however long each of them copies.
+   If another run has already claimed the number, the run takes a new cut. The cut of a backup therefore starts after
+   the cut of the previous backup has ended, even if the backups are copied concurrently.
 2. Creating `_backups/<number>.json` decides the number. The run itself writes a manifest. A prune that considers the
-   run dead writes that the number is given up. The first of the two succeeds, so a run that was paused until a prune
-   had deleted its files cannot publish its backup.
+   run dead writes that the number is abandoned. Only the first of the two writes succeeds, so a run that was paused
+   while a prune deleted its files cannot publish its backup.
 
 **Marks.** A backup relies on objects that other runs have copied, and a prune deletes objects that no backup
-references, so the two must not overlap. Each run first writes its mark, then looks for marks of the other kind, and
-withdraws if there are any. A mark is valid for six hours of the store's clock, and its run renews it. A run stops if
-its own mark is missing or may have expired. Marks and manifests are read from listings, which must be up to date: those
-of S3, Azure, Google and HDFS are. An NFS client may cache older listings, so with NFS run a prune on the host that
-makes the backups.
+references, so a backup and a prune must not run concurrently. Each run first writes its mark, then lists the marks of
+conflicting runs, and stops if there are any. A mark is valid for six hours of the store's clock, and its run renews it.
+A run stops if its own mark is missing or may have expired. Marks and manifests are listed, and listings must be up to
+date. This is the case for S3, Azure, Google Cloud Storage and HDFS. An NFS client may cache outdated listings, so on
+NFS, run a prune on the host that makes the backups.
 
-**Pruning.** A backup needs its cut and the versions before it, back to the cut of the previous backup: their commits,
-files, checkpoints and entries are kept as long as the backup. A prune deletes manifests first, so that every visible
-backup is complete. Then it deletes all objects that a backup may have written and no remaining backup references,
-including those of dead runs. Other files are left alone.
+**Pruning.** A backup needs its cut and the versions back to the cut of the previous backup, so the commits, files,
+checkpoints and entries of these versions are kept for as long as the backup. A prune deletes manifests first, so that
+every visible backup is complete. It then deletes all objects that a backup may have written and that no remaining
+backup references, including objects of dead runs. Other files are not deleted.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def latest_number(store: Store) -> int:
 
 
 def claim_number(store: Store, number: int, run: str, env: Env) -> bool:
-    """Claim a number for a run; return False if another run has it."""
+    """Claim a number for a run. Return False if another run has claimed the number."""
     data = json_fields.encode({"format": FORMAT, "readFeatures": [], "id": run})
     is_claimed = create_or_read(store, claim_key(number), data, env) in (None, data)
     return is_claimed and store.stat(backup_key(number)) is None
 
 
 def abandon_claims(store: Store, root_id: str, env: Env) -> None:
-    """Give up all claimed numbers. Their runs are dead, or may no longer publish."""
+    """Abandon all claimed numbers, so that runs that are dead or paused can no longer publish their backups."""
     for number in naming.numbers_below(store, f"{CLAIMS_FOLDER}/"):
         create_or_read(store, backup_key(number), GIVEN_UP_JSON.encode(GivenUp(number, root_id, env.wall_ms())), env)
         store.delete(claim_key(number))
@@ -94,7 +94,9 @@ def is_repository(store: Store) -> bool:
 
 
 def reject_nested(store: Store) -> None:
-    """Raise `BadRequest` if a directory is inside a root or a repository, whose cleanup might delete its files."""
+    """Raise `BadRequest` if a directory is inside a root or repository, whose cleanup might delete files in the
+    directory.
+    """
     if not isinstance(store, LocalStore):
         return
     folder = os.path.realpath(store.location)
@@ -118,7 +120,8 @@ class Repository:
         data = read_if_there(store, naming.REPOSITORY_KEY)
         if data is None:
             raise NotFound(
-                f"{store.location} is not a backup repository: it has no {naming.REPOSITORY_KEY}; check the path"
+                f"{store.location} is not a backup repository, because it has no {naming.REPOSITORY_KEY}; "
+                "check the path"
             )
         return cls(store, REPOSITORY_JSON.decode(data, naming.REPOSITORY_KEY).root_id)
 
@@ -132,12 +135,12 @@ class Repository:
 
         if not is_repository(store):
             if store.stat(naming.ROOT_KEY) is not None:
-                raise BadRequest(f"{store.location} is a root: use a separate directory for backups")
+                raise BadRequest(f"{store.location} is a root; use a separate directory for backups")
             reject_nested(store)
             first = naming.foreign_name(store)
             # A concurrent first backup may have created the repository.
             if first is not None and not is_repository(store):
-                raise BadRequest(f"{store.location} is not empty, found {first}: use a separate directory for backups")
+                raise BadRequest(f"{store.location} is not empty, found {first}; use a separate directory for backups")
             ensure_probed(store, env.wall_ms)
             create_or_read(
                 store, naming.REPOSITORY_KEY, REPOSITORY_JSON.encode(naming.RootId(root_id, env.wall_ms())), env
@@ -145,19 +148,20 @@ class Repository:
         repository = cls.open(store)
         if repository.root_id != root_id:
             raise BadRequest(
-                f"{store.location} has backups of root {repository.root_id}, but this root has id {root_id}: a "
+                f"{store.location} has backups of root {repository.root_id}, but this root has id {root_id}; a "
                 "restored root gets a new id, so back it up to a separate directory"
             )
         ensure_probed(store, env.wall_ms)
         return repository
 
     def manifests(self) -> list[Manifest]:
-        """Return all backups, in the order of their cuts, oldest first. `Corrupt` if a manifest is corrupt."""
+        """Return the manifests of all backups in the order of their cuts. Raises `Corrupt` if one is corrupt."""
         manifests = [read_manifest(self.store, number) for number in backup_numbers(self.store)]
         return [manifest for manifest in manifests if manifest is not None]
 
     def covering(self, topics: Collection[str] | None) -> list[Manifest]:
-        """Return the backups that include these topics (None for all topics), or all backups if there are none.
+        """Return the backups that include these topics (None for all topics), or all backups if no backup includes
+        them.
 
         Raises `NotFound` if the repository has no finished backup.
         """
@@ -167,11 +171,11 @@ class Repository:
     def _finished(self) -> list[Manifest]:
         finished = self.manifests()
         if not finished:
-            raise NotFound(f"{self.store.location} has no finished backup yet: run sparklog backup")
+            raise NotFound(f"{self.store.location} has no finished backup; run sparklog backup")
         return finished
 
-    def chosen(self, number: int | None, topics: Collection[str] | None = None) -> Manifest:
-        """Return the backup with a number, or the latest that includes these topics if the number is None."""
+    def find(self, number: int | None, topics: Collection[str] | None = None) -> Manifest:
+        """Return the backup with a number, or the latest backup that includes these topics if the number is None."""
         if number is None:
             return self.covering(topics)[-1]
         finished = self._finished()
@@ -179,12 +183,12 @@ class Repository:
             if manifest.number == number:
                 return manifest
         numbers = ", ".join(str(manifest.number) for manifest in finished)
-        raise NotFound(f"backup {number} does not exist in {self.store.location}: choose one of {numbers}")
+        raise NotFound(f"backup {number} does not exist in {self.store.location}; existing backups: {numbers}")
 
 
 @dataclass
 class Mark:
-    """The mark of a run in a repository, which exists inside a `with` block."""
+    """The mark of a run in a repository. The mark exists inside a `with` block."""
 
     repository: Repository
     env: Env
@@ -202,19 +206,23 @@ class Mark:
             self._remove()
             what = "a prune is running" if self.kind == BACKUP else "a backup or another prune is running"
             location = self.repository.store.location
-            raise Conflict(f"{what} in {location}: wait until it ends, or six hours if it has died ({others[0]})")
+            raise Conflict(
+                f"{what} in {location} ({others[0]}); wait until it ends, or for six hours if the process is dead"
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
         self._remove()
 
     def check(self) -> None:
-        """Check and renew the mark before a step that must not overlap with other runs. `Conflict` if it may have
-        expired."""
+        """Check and renew the mark before a step that must not overlap with other runs.
+
+        Raises `Conflict` if the mark may have expired.
+        """
         now_ms = self.repository.store.now_ms()
         if now_ms - self.since_ms > MARK_MS // 2 or self.repository.store.stat(self.keys[-1]) is None:
             location = self.repository.store.location
-            raise Conflict(f"this {self.kind} was paused for too long in {location}; run it again")
+            raise Conflict(f"this {self.kind} in {location} was paused for too long; run it again")
         if now_ms - self.since_ms > MARK_MS // 8:
             self._create()
             self.since_ms = now_ms
@@ -237,7 +245,7 @@ class Mark:
             if now_ms - info.modified_ms <= MARK_MS:
                 marks.append(info.key)
             elif self.kind == PRUNE:
-                # The run has died, or will stop because its mark is missing.
+                # The run is dead, or will stop because its mark is missing.
                 self.repository.store.delete(info.key)
         return marks
 
@@ -247,14 +255,14 @@ _LOG = re.compile(
     r"(?:[0-9]{20}\.json|checkpoints/[0-9]{20}(?:\.json|-[A-Za-z0-9_-]{1,64}\.arrow))"
 )
 DELETE_BATCH = 200
-"""Deletions between two checks of the run's mark."""
+"""Number of deletions between two checks of the run's mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The numbers of the backups that were kept and dropped, and the deleted objects and bytes.
+    """The result of a prune: the numbers of kept and dropped backups, and the numbers of deleted objects and bytes.
 
-    After a dry run, these are what a prune would do.
+    After a dry run, nothing has been deleted.
     """
 
     kept: tuple[int, ...]
@@ -266,24 +274,25 @@ class Pruned:
 def prune(
     target: Store, *, keep: int | None = None, keep_ms: int | None = None, dry_run: bool = False, env: Env = SYSTEM
 ) -> Pruned:
-    """Drop all backups except the latest `keep` and those completed in the last `keep_ms`.
+    """Drop all backups except the latest `keep` backups and backups that were completed in the last `keep_ms`.
 
-    The latest backup is always kept. A later backup counts against an older one only if it includes all its topics.
+    The latest backup is always kept. An older backup only counts as replaced by later backups that include all its
+    topics.
 
     Raises:
-        BadRequest: neither `keep` nor `keep_ms` is given, or one is out of range.
-        Conflict: a backup is running.
-        Corrupt: the objects that a backup needs cannot be determined; nothing is deleted.
+        BadRequest: If neither `keep` nor `keep_ms` is given, or if a value is out of range.
+        Conflict: If a backup is running.
+        Corrupt: If the objects that a backup needs cannot be determined. Nothing is deleted.
     """
     repository = Repository.open(target)
     if keep is None and keep_ms is None:
-        raise BadRequest("give the number of backups to keep, or how long to keep them")
+        raise BadRequest("expected the number of backups to keep or the time to keep backups")
     if (keep is not None and keep < 1) or (keep_ms is not None and keep_ms < 0):
-        raise BadRequest(f"expected to keep at least 1 backup, and a time of at least 0, got {keep} and {keep_ms} ms")
+        raise BadRequest(f"expected to keep at least 1 backup for at least 0 ms, found {keep} and {keep_ms} ms")
     if dry_run:
         return _plan(repository, keep, keep_ms, env).pruned
     with Mark(repository, env, PRUNE) as mark:
-        # From now on, no earlier run can publish a backup, so objects that only it copied can be deleted.
+        # From now on, earlier runs cannot publish a backup, so objects that only they have copied can be deleted.
         abandon_claims(target, repository.root_id, env)
         plan = _plan(repository, keep, keep_ms, env)
         # Delete manifests first, so that every visible backup is complete.
@@ -309,7 +318,7 @@ def _plan(repository: Repository, keep: int | None, keep_ms: int | None, env: En
         manifest
         for i, manifest in enumerate(manifests)
         if (since is not None and manifest.completed_ms >= since)
-        # A backup of some topics does not replace a backup of all topics.
+        # A backup of selected topics does not replace a backup of all topics.
         or sum(_includes_topics_of(later, manifest) for later in manifests[i + 1 :]) < (keep or 1)
     ]
     dropped = [manifest for manifest in manifests if manifest not in kept]
@@ -336,9 +345,9 @@ def _includes_topics_of(later: Manifest, older: Manifest) -> bool:
 
 
 def needed_keys(store: Store, manifest: Manifest) -> set[str]:
-    """Return the keys of all objects that a backup references, except its manifest.
+    """Return the keys of all objects that a backup references, except the manifest.
 
-    Raises `Corrupt` or `NotFound` if its logs are incomplete.
+    Raises `Corrupt` or `NotFound` if the logs of the backup are incomplete.
     """
     keys: set[str] = set()
     for backup in manifest.topics:

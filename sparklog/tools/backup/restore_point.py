@@ -1,19 +1,18 @@
-"""The state that a restore brings back: from a backup or a live root, by number, version or time, or the latest.
+"""The state to restore from a backup or a live root: by number, version or time, or the latest state.
 
-If the requested state cannot be restored, the error says which states can. A time is restored from the first backup
-that started after it, as far back as that backup has all files. A live root can be restored as far back as the vacuum
-has kept files.
+If the requested state cannot be restored, the error lists the states that can be restored. The state at a time is
+restored from the first backup that started after this time, if the backup has all files. A live root can be restored to
+any version whose files the vacuum has not deleted.
 
-The state of a topic in the restored root:
+A restored topic differs from the source as follows:
 
-* It has a checkpoint of the version and one commit after it, which never was the latest commit of another root. This
-  commit records the decided outcomes of open transactions and increments the leader epoch, because later batches of the
-  source have the old epoch.
+* The topic has a checkpoint of the version and one new commit. The commit records the decided outcomes of open
+  transactions and increments the leader epoch, because later batches of the source have the old epoch.
 * Topic id, offsets, configs, registry and undecided transactions are unchanged.
-* Inline records become append files with all bytes of the commit, because the commit's number may be different in the
-  new root.
-* Leases are removed, because their versions do not exist here. A clone gets its own copies of the files of other
-  topics. Participants that are not restored are removed, because a new topic of that name would never reach their
+* Inline records are stored in append files that contain the entire commit, because the commit may have a different
+  number in the new root.
+* Leases are removed, because their versions do not exist in the new root. A clone gets its own copies of files of other
+  topics. Participants that are not restored are removed, because a new topic with the same name would never reach their
   versions.
 """
 
@@ -50,9 +49,9 @@ from sparklog.tools.backup.repository import Repository
 
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """The state to restore: at most one of the number of a backup, the version of a topic, and a time.
+    """The state to restore: the latest state, or the state of a backup number, a topic version or a time.
 
-    `topics` are the topics to restore; None for all.
+    `topics` are the topics to restore, or None for all topics.
     """
 
     topics: tuple[str, ...] | None = None
@@ -61,11 +60,11 @@ class RestorePoint:
     time_ms: int | None = None
 
     def check(self) -> None:
-        """Raise `BadRequest` if more than one is given, or a version without one topic."""
+        """Raise `BadRequest` if more than one value is given, or if a version is given without exactly one topic."""
         if sum(value is not None for value in (self.number, self.version, self.time_ms)) > 1:
-            raise BadRequest("give only one of the number of a backup, a version and a time")
+            raise BadRequest("expected only one of a backup number, a version and a time")
         if self.version is not None and (self.topics is None or len(self.topics) != 1):
-            raise BadRequest("a version belongs to one topic: give exactly one topic, or a time instead")
+            raise BadRequest("a version requires exactly one topic; use a time to restore several topics")
 
 
 def _unknown(name: str, names: Collection[str], where: str) -> NotFound:
@@ -78,9 +77,9 @@ def from_backups(repository: Repository, point: RestorePoint) -> tuple[Manifest,
         return _version_in(repository, (point.topics or ("",))[0], point.version)
     if point.time_ms is not None:
         return _time_in(repository, point.time_ms, point.topics)
-    manifest = repository.chosen(point.number, point.topics)
+    manifest = repository.find(point.number, point.topics)
     topics = _topic_backups(manifest, point.topics)
-    # A manifest is a consistent cut, so its entries of ids and groups can be used as they are.
+    # A manifest is a consistent cut, so its entries of ids and groups can be used unchanged.
     return manifest, Cut(
         {topic.topic: _topic_state(repository.store, topic.topic, topic.version) for topic in topics},
         {entries.id: _entry(repository.store, DECISIONS, entries) for entries in manifest.decisions},
@@ -128,7 +127,9 @@ def _version_in(repository: Repository, topic: str, version: int) -> tuple[Manif
             return manifest, _cut(repository.store, manifest, {topic: version}, None)
     if not ranges:
         raise NotFound(f"{repository.store.location} has no backup of topic '{topic}'")
-    raise NotFound(f"version {version} of topic '{topic}' is in no backup: choose one of versions {', '.join(ranges)}")
+    raise NotFound(
+        f"version {version} of topic '{topic}' is not in any backup; available versions: {', '.join(ranges)}"
+    )
 
 
 def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | None) -> tuple[Manifest, Cut]:
@@ -136,7 +137,7 @@ def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | Non
     manifest = next((manifest for manifest in manifests if manifest.started_ms >= time_ms), None)
     if manifest is None:
         raise NotFound(
-            f"the latest backup started at {iso_time(manifests[-1].started_ms)}, before {iso_time(time_ms)}: make "
+            f"the latest backup started at {iso_time(manifests[-1].started_ms)}, before {iso_time(time_ms)}; make "
             "another backup first, or restore `latest`"
         )
     versions = {}
@@ -147,15 +148,17 @@ def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | Non
         if version < backup.since:
             raise NotFound(
                 f"topic '{backup.topic}' cannot be restored as of {iso_time(time_ms)}: backup {manifest.number} covers "
-                f"{iso_time(backup.since_ms)} to {iso_time(manifest.started_ms)}; before that, only the times of "
-                "earlier backups are possible"
+                f"{iso_time(backup.since_ms)} to {iso_time(manifest.started_ms)}; to restore an earlier state, use the "
+                "time of an earlier backup"
             )
         versions[backup.topic] = version
     return manifest, _cut(repository.store, manifest, versions, time_ms)
 
 
 def _version_at(store: Store, backup: TopicBackup, time_ms: int) -> int | None:
-    """Return the version of a topic at a time; None if the topic did not exist, -1 if the backup does not have it."""
+    """Return the version of a topic at a time, -1 if the backup does not contain it, or None if the topic did not
+    exist.
+    """
     history = History(store, backup.topic)
     version = latest_at(history.commit, backup.base + 1, backup.version, time_ms)
     if version > backup.base:
@@ -179,7 +182,7 @@ def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms:
 def _cut_at(store: Store, bounds: CutBounds, time_ms: int | None, damaged: DamagedLogs) -> Cut:
     """Return the smallest cut at or above these versions, with the entries of ids and groups at `time_ms`.
 
-    If the time is None, return exactly these versions, with the entries at the time of the latest of these commits.
+    If `time_ms` is None, return exactly these versions, with the entries at the time of the latest commit.
     """
     if time_ms is not None:
         _check_groups(bounds, time_ms, damaged)
@@ -191,14 +194,14 @@ def _cut_at(store: Store, bounds: CutBounds, time_ms: int | None, damaged: Damag
 def _check_groups(bounds: CutBounds, time_ms: int, damaged: DamagedLogs) -> None:
     """Raise `NotFound` if the offsets that a group had committed for these topics at a time are no longer known.
 
-    With later offsets, the cut would need later versions of the topics.
+    If later offsets were used, the cut would require later versions of the topics.
     """
     for span in bounds.groups:
         state = damaged.read(span.chain.prefix, span.first_after, time_ms)
         if state is not None and any(offsets.topic in bounds.topics for offsets in all_offsets(state)):
             raise NotFound(
-                f"the offsets of group '{state.id}' are known from {iso_time(state.made_ms)} on, not as of "
-                f"{iso_time(time_ms)}: choose a later time, or a version of one topic"
+                f"the offsets of group '{state.id}' are only known from {iso_time(state.made_ms)} on, not as of "
+                f"{iso_time(time_ms)}; choose a later time, or a version of one topic"
             )
 
 
@@ -207,10 +210,10 @@ def _topic_names(store: Store) -> list[str]:
 
 
 def from_root(root: Root, point: RestorePoint) -> Cut:
-    """Return the requested cut of a live root, whose current state or an earlier state with all files is possible."""
+    """Return the requested cut of a live root. Earlier states can be requested if all their files exist."""
     point.check()
     if point.number is not None:
-        raise BadRequest(f"{root.location} is a root, which has no numbered backups: give a version or a time")
+        raise BadRequest(f"{root.location} is a root and has no numbered backups; use a version or a time")
     store = root.store
     if point.topics is not None:
         names = _topic_names(store)
@@ -228,7 +231,7 @@ def from_root(root: Root, point: RestorePoint) -> Cut:
 
 
 def _as_of(root: Root, name: str, point: RestorePoint) -> tuple[Snapshot, int] | None:
-    """Return the oldest known state and the requested version; None if the topic was created later.
+    """Return the oldest known state and the requested version, or None if the topic was created later.
 
     Raises `NotFound` if files of the version have been deleted.
     """
@@ -256,7 +259,7 @@ def _as_of(root: Root, name: str, point: RestorePoint) -> tuple[Snapshot, int] |
     since = files.since([key for key in files.files if key not in present])
     if version < since:
         raise NotFound(
-            f"the vacuum has deleted files of version {version} of topic '{name}': choose version {since} "
+            f"the vacuum has deleted files of version {version} of topic '{name}'; choose version {since} "
             f"({iso_time(files.times.get(since, 0))}) or later, or restore from a backup"
         )
     return base, version
@@ -279,7 +282,7 @@ def own_path(path: str, version: int) -> str:
 
 
 def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:
-    """Return the files of a snapshot, to be copied to the topic named `topic`."""
+    """Return the files of a snapshot to copy to the topic named `topic`."""
     return [
         FileCopy(file, naming.file_key(topic, own_path(path, snapshot.version)))
         for path, file in sorted(referenced_files(snapshot).by_path())
@@ -287,7 +290,7 @@ def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:
 
 
 def restored_snapshot(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> Snapshot:
-    """Return the state of a topic in its new root; `names` has the new name of each restored topic by its old name."""
+    """Return the state of a topic in the new root. `names` maps the old name of each restored topic to its new name."""
     version, rows = snapshot.version, snapshot.slices.all()
     codes, inverse = np.unique(rows.file, return_inverse=True)
     own_paths = [own_path(path, version) for path in rows.paths.at(codes)]
@@ -303,7 +306,7 @@ def restored_snapshot(snapshot: Snapshot, store: Store, names: Mapping[str, str]
 
 
 def with_own_files(commit: Commit) -> Commit:
-    """Return the first commit of a clone with its own files instead of those of the source."""
+    """Return the first commit of a clone with its own files instead of the files of the source."""
     return replace(commit, files=tuple(replace(file, path=own_path(file.path, 0)) for file in commit.files))
 
 
@@ -319,7 +322,7 @@ def first_commit(
     commit_id: str,
     time_ms: int,
 ) -> Commit:
-    """Return the commit after the restored version; `topic` is the name in the source."""
+    """Return the commit after the restored version. `topic` is the name in the source."""
     resolved: list[Resolved] = []
     for transactional_id, n in open_transactions(topic_state):
         state = decisions.get(transactional_id)
@@ -333,13 +336,13 @@ def first_commit(
 
 
 def decisions_of(state: Decisions, names: Mapping[str, str], groups: Mapping[str, int]) -> Decisions:
-    """Return the decisions for the restored root, limited to its topics and groups.
+    """Return the decisions for the restored root, limited to restored topics and groups.
 
-    Topics and groups that do not exist there would never record an outcome.
+    Topics and groups that are not restored would never record an outcome.
 
     Args:
-        names: the new name of each restored topic, by its old name.
-        groups: the restored entry of each group.
+        names: maps the old name of each restored topic to its new name.
+        groups: the number of the restored entry of each group.
     """
 
     def topics(prepares: tuple[Prepared, ...]) -> tuple[Prepared, ...]:
@@ -372,7 +375,7 @@ def group_of(state: GroupState, names: Mapping[str, str], ids: Collection[str]) 
 
 @dataclass(frozen=True, slots=True)
 class MovedOffset:
-    """An offset of a group that was beyond the log end of a restored topic, and was set to the log end.
+    """An offset of a group that was beyond the log end of a restored topic and was set to the log end.
 
     `topic` is the name in the source.
     """
@@ -387,10 +390,10 @@ class MovedOffset:
 def limited_to_log_ends(
     state: GroupState, topic_states: Mapping[str, TopicState]
 ) -> tuple[GroupState, list[MovedOffset]]:
-    """Set offsets of a group that are beyond the log ends of its topics to the log end, and return these offsets, too.
+    """Set group offsets that are beyond the log end of a topic to the log end. Return the group and these offsets.
 
-    The records in between do not exist, so the group skips nothing and reads the next records. A Kafka consumer does
-    the same after log truncation (KIP-320). The leader epoch is removed because it belongs to a missing record.
+    The records in between do not exist, so the group reads the next records without skipping any. A Kafka consumer does
+    the same after log truncation (KIP-320). The leader epoch is removed, because it belongs to a missing record.
     """
     moved: list[MovedOffset] = []
 
@@ -407,7 +410,7 @@ def limited_to_log_ends(
         return topic_offsets(offsets.topic, offsets.topic_id, rows)
 
     offsets = tuple(map(truncated, state.offsets))
-    # Report only committed offsets, not pending ones.
+    # Report only committed offsets, not pending offsets.
     moved_offsets = list(moved)
     pending = tuple(replace(each, offsets=tuple(map(truncated, each.offsets))) for each in state.pending)
     return replace(state, offsets=offsets, pending=pending), moved_offsets

@@ -1,15 +1,15 @@
 """`restore`: create a new root from a backup, or from an earlier or current state of a root.
 
-1. Choose the cut and write it to `_restore.json` in the new root, together with everything random: root id, commit ids,
-   names, time. If the process is killed at any point, the next run with the same request writes the same bytes and
-   skips existing objects.
+1. Determine the cut and write it to `_restore.json` in the new root, together with all random values: the root id,
+   commit ids, names and the time. If the process is killed, the next run with the same request writes the same bytes
+   and skips existing objects.
 2. Write decisions and groups, each with one entry that contains the complete state.
 3. Copy the data files of the cut, checking every byte, and write a checkpoint and one commit of each topic (see
    `restore_point`).
-4. Create `_root.json`, which makes it a root with a new id. Delete `_restore.json`.
+4. Create `_root.json` with a new root id, which completes the root. Delete `_restore.json`.
 
-Topic ids do not change, so streaming queries and consumer groups can resume where they were. In a live source the
-versions are leased meanwhile, as for a backup, unless they are older than the retention floor.
+Topic ids do not change, so streaming queries and consumer groups can resume from their offsets. In a live source, the
+versions are leased during the restore, as for a backup, unless they are below the retention floor.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from sparklog.tools.backup.restore_point import (
 
 @dataclass(frozen=True, slots=True)
 class _TopicPlan:
-    """The new name of a topic, the version to restore, and the ids of its commit and of its checkpoints' tables."""
+    """The new name of a topic, the version to restore, and the ids of its commit and its checkpoint tables."""
 
     to: str
     version: int
@@ -79,7 +79,9 @@ class _TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Everything in a restore that is random or may change, stored first so that a restore can be repeated."""
+    """The random or variable values of a restore, which are stored first so that an interrupted restore can be
+    repeated.
+    """
 
     request: str
     backup: int | None
@@ -127,13 +129,14 @@ class RestoredTopic:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of a restore, or of planning one.
+    """The result of a restore or of a restore plan.
 
     Attributes:
-        backup: the number of the backup, None if the source is a live root.
-        root_id: the id of the new root, empty in a plan.
-        moved: offsets of groups that were beyond the log end of a topic and were set to the log end.
-        left_out: damaged journals that do not concern the chosen topics and were skipped, now or in the backup.
+        backup: the number of the backup, or None if the source is a live root.
+        root_id: the id of the new root; empty in a plan.
+        moved: group offsets that were beyond the log end of a topic and were set to the log end.
+        left_out: damaged journals that were skipped by the restore or the backup, because they do not concern the
+            selected topics.
     """
 
     backup: int | None
@@ -148,24 +151,24 @@ class Restored:
     left_out: tuple[DamagedJournal, ...] = ()
 
 
-def _neither(source: Store) -> NotFound:
+def _not_a_source(source: Store) -> NotFound:
     return NotFound(
         f"{source.location} is neither a backup repository (it has no {naming.REPOSITORY_KEY}) nor a root; "
         "check the path"
     )
 
 
-def _chosen(source: Store, point: RestorePoint, env: Env) -> tuple[int | None, Cut]:
-    """Return the number of the backup to restore, None if the source is a live root, and the requested cut."""
+def _requested_cut(source: Store, point: RestorePoint, env: Env) -> tuple[int | None, Cut]:
+    """Return the number of the backup to restore, or None if the source is a live root, and the requested cut."""
     if is_repository(source):
         manifest, cut = from_backups(Repository.open(source), point)
         return manifest.number, replace(cut, defaults=next((entries.number for entries in manifest.defaults), None))
     try:
         root = open_root(source, env=env)
     except NotFound:
-        raise _neither(source) from None
+        raise _not_a_source(source) from None
     cut = from_root(root, point)
-    # This id is not used, but drawing it keeps the ids of seeded runs the same as in earlier releases.
+    # The id is not used, but it must be drawn so that the ids of seeded runs are the same as in earlier releases.
     env.new_id()
     defaults = root.defaults().number
     return None, replace(cut, defaults=None if defaults < 0 else defaults)
@@ -177,12 +180,14 @@ def _names(cut: Cut, point: RestorePoint, rename: Mapping[str, str]) -> dict[str
     if missing:
         raise NotFound(f"topic '{missing[0]}' did not exist at that time; choose another time")
     if point.time_ms is not None and not existing:
-        raise NotFound(f"there was no topic at {iso_time(point.time_ms)}; choose a later time")
+        raise NotFound(f"no topic existed at {iso_time(point.time_ms)}; choose a later time")
     for name, new in rename.items():
         naming.check_topic_name(new)
         if name not in existing:
-            names_there = ", ".join(sorted(existing)) or "none"
-            raise NotFound(f"topic '{name}', which is to be renamed, does not exist; existing topics: {names_there}")
+            existing_names = ", ".join(sorted(existing)) or "none"
+            raise NotFound(
+                f"cannot rename topic '{name}', because it does not exist; existing topics: {existing_names}"
+            )
     names = {name: rename.get(name, name) for name in sorted(existing)}
     lower: dict[str, str] = {}
     for name, new in names.items():
@@ -195,9 +200,9 @@ def _names(cut: Cut, point: RestorePoint, rename: Mapping[str, str]) -> dict[str
 def plan_restore(
     source: Store, point: RestorePoint | None = None, *, rename: Mapping[str, str] | None = None, env: Env = SYSTEM
 ) -> Restored:
-    """Return what `restore` would restore. Changes nothing."""
+    """Return what `restore` would restore. Nothing is changed."""
     point = point or RestorePoint()
-    backup, cut = _chosen(source, point, env)
+    backup, cut = _requested_cut(source, point, env)
     names = _names(cut, point, rename or {})
     snapshots = _snapshots(source, {name: cut.topics[name].version for name in names})
     moved = _moved([state for _, state in sorted(cut.groups.items())], _topic_states(snapshots, cut.exact))
@@ -216,19 +221,19 @@ def restore(
     progress: Progress = silent,
     env: Env = SYSTEM,
 ) -> Restored:
-    """Create a root in `target`, which must be empty, from a backup repository or from another root.
+    """Create a root in `target`, which must be empty, from a backup repository or another root.
 
     Args:
-        point: the state to restore; the latest if None.
-        rename: new names of topics, by their old names.
-        link: create hard links if both are on one disk.
-        at_once: the number of files to copy concurrently.
+        point: the state to restore; None for the latest state.
+        rename: maps old topic names to new topic names.
+        link: create hard links if source and target are on the same disk.
+        at_once: the maximum number of files to copy concurrently.
         progress: called after each file.
 
     Raises:
-        BadRequest: the target is not empty, or has another unfinished restore.
-        NotFound: the requested state does not exist; the error says which states do.
-        Corrupt: a file is corrupt; the error has the file and position.
+        BadRequest: If the target is not empty, or has an unfinished restore with different options.
+        NotFound: If the requested state does not exist. The error lists the states that exist.
+        Corrupt: If a file is corrupt. The error contains the file and position.
     """
     point = point or RestorePoint()
     request = _request(source, point, rename or {})
@@ -246,15 +251,15 @@ def restore(
         numbers_text = ", ".join(map(str, sorted(pruned)))
         which = f"backup {numbers_text} was" if len(pruned) == 1 else f"backups {numbers_text} were"
         raise NotFound(
-            f"{which} pruned from {source.location} during the restore: empty {target.location} and restore again"
+            f"{which} pruned from {source.location} during the restore; empty {target.location} and restore again"
         ) from error
 
 
 def _request(source: Store, point: RestorePoint, rename: Mapping[str, str]) -> str:
-    """Return the request as text. An interrupted restore resumes only with the same request."""
+    """Return the request as text. An interrupted restore can only be resumed with the same request."""
     from_backup = is_repository(source)
     if not from_backup and source.stat(naming.ROOT_KEY) is None:
-        raise _neither(source)
+        raise _not_a_source(source)
     source_id = Repository.open(source).root_id if from_backup else naming.read_root_id(source)
     values: list[object] = [source_id, from_backup, point.number, point.version, point.time_ms]
     values += [None if point.topics is None else sorted(point.topics), dict(sorted(rename.items()))]
@@ -265,13 +270,14 @@ def _read_plan(target: Store, request: str) -> _Plan | None:
     data = read_if_there(target, naming.RESTORE_KEY)
     if data is None:
         if (first := naming.foreign_name(target)) is not None:
-            raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty directory")
+            raise BadRequest(f"{target.location} is not empty, found {first}; restore to an empty directory")
         return None
     plan = RESTORE_JSON.decode(data, naming.RESTORE_KEY)
     if plan.request != request:
         raise BadRequest(
-            f"another restore is unfinished in {target.location}: repeat it with the same options, or empty the "
-            "directory"
+            f"{target.location} has an unfinished restore with different options; repeat the restore with the "
+            "same options, or "
+            "empty the directory"
         )
     return plan
 
@@ -282,13 +288,13 @@ def _write_plan(
     from sparklog.log.journal.probe_results import ensure_probed
 
     reject_nested(target)
-    backup, cut = _chosen(source, point, env)
+    backup, cut = _requested_cut(source, point, env)
     names = _names(cut, point, rename)
     ensure_probed(target, env.wall_ms)
     plan = _planned(backup, cut, names, request, env.new_id, env.wall_ms)
     data = RESTORE_JSON.encode(plan)
     if create_or_read(target, naming.RESTORE_KEY, data, env) not in (None, data):
-        # A concurrent run has stored its plan first, so use that.
+        # A concurrent run has already stored a plan, so use the stored plan.
         stored = _read_plan(target, request)
         if stored is None:
             raise Unavailable(f"{naming.RESTORE_KEY} in {target.location} disappeared after it was written; try again")
@@ -328,7 +334,7 @@ def _files(snapshots: Mapping[str, Snapshot], names: Mapping[str, str]) -> list[
 
 
 def _topic_states(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, TopicState]:
-    """Return the topics whose log ends a group may be beyond, which are those of an `exact` cut."""
+    """Return the topics whose log ends may be lower than group offsets. Only an `exact` cut has such topics."""
     return {name: snapshot.state for name, snapshot in snapshots.items()} if exact else {}
 
 
@@ -377,13 +383,13 @@ class _RestoreRun:
         if self.target.stat(naming.ROOT_KEY) is not None:
             if naming.read_root_id(self.target) != self.plan.root_id:
                 raise BadRequest(
-                    f"{self.target.location} became another root before the restore was finished: restore into an "
+                    f"{self.target.location} became another root before the restore was finished; restore to an "
                     "empty directory"
                 )
-            # The restore was complete when it was killed: only the plan must be deleted.
+            # The restore was complete when it was killed, so only the plan must be deleted.
             snapshots = _snapshots(self.source, versions)
             self.target.delete(naming.RESTORE_KEY)
-            # Report the offsets that the earlier run moved, if the source still has them.
+            # Report the offsets that the earlier run moved, if the source still has the entries.
             groups = self.plan.groups.items() if self.plan.exact else ()
             states = (EntryChain(self.source, GROUPS, name).state_at(number) for name, number in groups)
             moved = _moved(filter(None, states), _topic_states(snapshots, True))
@@ -392,7 +398,7 @@ class _RestoreRun:
         try:
             snapshots = _snapshots(self.source, versions)
             files = _files(snapshots, self.names)
-            # Copy entries first: no lease protects them, and copying files can take days.
+            # Copy entries first, because no lease protects them and copying files can take days.
             self._write_defaults()
             decisions = self._write_decisions()
             moved = self._write_groups(_topic_states(snapshots, self.plan.exact))
@@ -407,7 +413,7 @@ class _RestoreRun:
         return _restored(self.plan, snapshots, files, self.copied, moved)
 
     def _lease(self, versions: Mapping[str, int]) -> VersionLeases | None:
-        """Lease the versions in a live root; versions below the retention floor are read without a lease."""
+        """Lease the versions in a live root. Versions below the retention floor are read without a lease."""
         if is_repository(self.source):
             return None
         env = self.options.env
@@ -416,7 +422,7 @@ class _RestoreRun:
         return leases
 
     def _write_decisions(self) -> dict[str, Decisions]:
-        """Write the decisions of each id, and return those of the source."""
+        """Write the decisions of each id. Return the decisions of the source."""
         decisions = {name: self._entry(DECISIONS, name, number) for name, number in self.plan.decisions.items()}
         for state in decisions.values():
             self._put_entries(DECISIONS, state, lambda entry: decisions_of(entry, self.names, self.plan.groups))
@@ -430,7 +436,7 @@ class _RestoreRun:
             self._put(naming.defaults_copy_key(0), DEFAULTS.table.encode(first))
 
     def _write_groups(self, topic_states: Mapping[str, TopicState]) -> list[MovedOffset]:
-        """Write the offsets of each group, and return those that were set to a log end in `topic_states`."""
+        """Write the offsets of each group. Return the offsets that were set to a log end in `topic_states`."""
         ids, groups = self.plan.decisions, [self._entry(GROUPS, *group) for group in self.plan.groups.items()]
 
         def restored(entry: GroupState) -> GroupState:
@@ -459,14 +465,14 @@ class _RestoreRun:
             self.copied += write_checkpoint(self.target, last, plan.table, self.options.env)
 
     def _restored_snapshot(self, name: str, snapshot: Snapshot) -> tuple[Snapshot, bytes | None]:
-        """Return the state of a topic in its new root, and the last commit of the source, if it still exists."""
+        """Return the state of a topic in the new root, and the last commit of the source if it still exists."""
         restored = restored_snapshot(snapshot, self.target, self.names)
         key = naming.commit_key(name, snapshot.version)
         data = read_if_there(self.source, key)
         if data is None or snapshot.version > 0:
             return restored, data
-        # Without earlier commits, the state follows from this commit alone. A clone's commit references files of its
-        # source, so encode the commit again with the clone's own files.
+        # There are no earlier commits, so the state follows from this commit alone. A clone's commit references files
+        # of its source, so encode the commit again with the clone's own files.
         data = encode_commit(with_own_files(decode_commit(data, key, 0)))
         commit = decode_commit(data, naming.commit_key(restored.topic, 0), 0)
         state = EMPTY.apply(commit)
@@ -475,15 +481,16 @@ class _RestoreRun:
     def _entry(self, kind: EntryKind[E], name: str, number: int) -> E:
         entry = EntryChain(self.source, kind, name).state_at(number)
         if entry is None:
-            raise NotFound(f"entry {number} of {kind.title(name)} has been deleted; restore into another directory")
+            raise NotFound(f"entry {number} of {kind.title(name)} has been deleted; restore to another directory")
         return entry
 
     def _put_entries(self, kind: EntryKind[E], state: E, renamed: Callable[[E], E]) -> None:
-        """Write an entry and its predecessor, and copies of both, because earlier entries are not restored."""
+        """Write an entry, its predecessor and copies of both, because earlier entries are not restored."""
         if state.number < 0:
             return
         prefix = kind.prefix(state.id)
-        # The archive of expired ids has the exact bytes of the last entry, so that must not follow a changed entry.
+        # The archive of expired ids contains the exact bytes of the last entry, so the last entry must not follow a
+        # changed entry.
         has_before = state.number > 0 and not (isinstance(state, Decisions) and state.op == EXPIRE)
         before = EntryChain(self.source, kind, state.id).state_at(state.number - 1) if has_before else None
         crc = state.prev_crc
@@ -498,4 +505,4 @@ class _RestoreRun:
         if existing is None:
             self.copied += Copied(1, len(data))
         elif existing != data:
-            raise BadRequest(f"{self.target.location} has a different {key}: empty the directory and restore again")
+            raise BadRequest(f"{self.target.location} has a different {key}; empty the directory and restore again")

@@ -116,7 +116,7 @@ def test_whatever_byte_is_damaged(world: RestoringWorld) -> None:
                 back_up(world.root(), world.another("whole"), at_once=1)
             assert [item.folder for item in world.back_up(topics=["a"]).left_out] == [prefix]
             for topics in (["z"], ["a", "z"]):
-                with pytest.raises((Corrupt, BadRequest), match="it cannot be skipped because"):
+                with pytest.raises((Corrupt, BadRequest), match="the journal cannot be skipped, because"):
                     world.back_up(topics=topics)
 
 
@@ -143,7 +143,9 @@ def test_an_entry_of_which_nothing_is_left(world: RestoringWorld) -> None:
         assert [item.id for item in world.back_up(topics=["a"]).left_out] == [ID]
         store.restore(before)
         store.replace(newest_key(store, groups_prefix(GROUP)), left)
-        with pytest.raises(Corrupt, match="it cannot be skipped because it cannot be read at all and may concern 'a'"):
+        with pytest.raises(
+            Corrupt, match="the journal cannot be skipped, because it is unreadable and may concern 'a'"
+        ):
             world.back_up(topics=["a"])
         store.restore(before)
 
@@ -183,7 +185,7 @@ def test_what_concerns_a_chosen_topic_is_not_left_out(world: RestoringWorld, act
     key = newest_key(world.store, transactions_prefix(ID))
     for damage in (lambda: flip(world.store, key), lambda: world.store.replace(key, b"")):
         damage()
-        with pytest.raises(Corrupt, match=f"it cannot be skipped because .*{key}"):
+        with pytest.raises(Corrupt, match=f"the journal cannot be skipped, because .*{key}"):
             world.back_up(topics=["a"])
     assert not list(world.place.list("_backups/0"))
 

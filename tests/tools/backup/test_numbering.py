@@ -86,7 +86,7 @@ def test_begun_all_the_time_it_gives_up() -> None:
             world.place.create(call.key, b"another's")
         return None
 
-    with pytest.raises(Conflict, match=r"other backups into .* keep starting"):
+    with pytest.raises(Conflict, match=r"concurrent backups to .* claimed all numbers"):
         back_up(world.root(), FaultyStore(world.place, overtaken), at_once=1)
     assert versions(world) == {}
 
@@ -104,11 +104,11 @@ def test_a_backup_that_stood_still_until_a_prune_took_its_files_is_not_published
         assert prune(world.place, keep=keep, env=world.env()).objects > 0
 
     with pytest.raises(
-        Conflict, match=r"was paused for too long, and a prune has given up backup 2 .*; run the backup again"
+        Conflict, match=r"was paused for too long, and a prune has abandoned backup 2 .*; run the backup again"
     ):
         back_up(world.root(), before(world.place, "create", backup_key(2), stand_still), at_once=1)
     assert sorted(versions(world)) == [1]
-    with pytest.raises(NotFound, match=r"backup 2 does not exist in .*: choose one of 1"):
+    with pytest.raises(NotFound, match=r"backup 2 does not exist in .*; existing backups: 1"):
         world.restore(wanted=RestorePoint(number=2))
     assert contents(world.restore())["a"] == before_it
     assert begun(world) == []

@@ -41,7 +41,7 @@ def test_backups_that_are_kept_stay_whole() -> None:
     assert len(list(world.place.list(""))) == before - found.objects
     for number in (4, 5):
         assert contents(world.restore(wanted=RestorePoint(number=number)))["a"] == rows[number - 1]
-    with pytest.raises(NotFound, match="choose one of 4, 5"):
+    with pytest.raises(NotFound, match="existing backups: 4, 5"):
         world.restore(wanted=RestorePoint(number=3))
     named = set().union(*(needed_keys(world.place, item) for item in Repository.open(world.place).manifests()))
     left = {info.key for info in world.place.list("") if not info.key.startswith("_backup")}
@@ -152,7 +152,7 @@ def test_backups_that_are_dropped_while_one_is_restored() -> None:
             outcomes[str(error).partition(" in memory")[0].partition(" from memory")[0]] += 1
             assert ROOT_KEY not in target.snapshot()
             if RESTORE_KEY in target.snapshot():
-                with pytest.raises(NotFound, match=r"backup 1 was pruned from .*: empty"):
+                with pytest.raises(NotFound, match=r"backup 1 was pruned from .*; empty"):
                     world.restore_into(None, target, RestorePoint(number=1))
         else:
             outcomes["restored"] += 1

@@ -172,7 +172,7 @@ class TestTheCut:
         assert contents(root) == {"a": before["b"], "b": before["a"]}
         with pytest.raises(BadRequest, match="would both be named 'b'"):
             world.restore(rename={"a": "b"})
-        with pytest.raises(NotFound, match="topic 'x', which is to be renamed, does not exist"):
+        with pytest.raises(NotFound, match="cannot rename topic 'x', because it does not exist"):
             world.restore(rename={"x": "y"})
         with pytest.raises(NotFound, match="topic 'c' does not exist in backup 1"):
             world.restore(wanted=RestorePoint(topics=("c",)))
@@ -257,10 +257,10 @@ class TestPointsInTime:
                 key: value for key, value, _ in found[6 * number - 1][2].values()
             }
         for wanted, says in (
-            (RestorePoint(number=9), "choose one of 1, 2, 3, 4"),
+            (RestorePoint(number=9), "existing backups: 1, 2, 3, 4"),
             (RestorePoint(time_ms=world.now_ms + 1), "make another backup first"),
-            (RestorePoint(time_ms=5), "there was no topic at 1970"),
-            (RestorePoint(topics=("a",), version=10_000), "choose one of versions 0 to"),
+            (RestorePoint(time_ms=5), "no topic existed at 1970"),
+            (RestorePoint(topics=("a",), version=10_000), "available versions: 0 to"),
         ):
             with pytest.raises(NotFound, match=says):
                 world.restore(wanted=wanted)
@@ -288,7 +288,7 @@ class TestPointsInTime:
         assert item.since > version
         with pytest.raises(NotFound, match="cannot be restored as of"):
             world.restore(wanted=RestorePoint(time_ms=lost_ms))
-        with pytest.raises(NotFound, match=f"choose one of versions 0 to 5, {item.since} to {item.version}"):
+        with pytest.raises(NotFound, match=f"available versions: 0 to 5, {item.since} to {item.version}"):
             world.restore(wanted=RestorePoint(topics=("a",), version=version))
         assert contents(world.restore(wanted=RestorePoint(topics=("a",), version=item.since)))["a"]
 
