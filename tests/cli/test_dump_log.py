@@ -116,7 +116,7 @@ def test_mismatches_are_printed_after_all_files(sparklog: Sparklog, fixtures: Pa
     outcome = sparklog("dump-log", "--files", ",".join(map(str, files)), "--verify-index-only", code=1)
     assert [line for line in outcome.lines if not line.startswith("Dumping ")] == []
     assert "The following indexed offsets are not found in the log." in outcome.err
-    assert "1 of 2 files could not be read to their end [SPARKLOG_CORRUPT]" in outcome.err
+    assert "1 of 2 files could not be read completely [SPARKLOG_CORRUPT]" in outcome.err
     assert "no batch starts at position " in outcome.err
     gaps = sparklog("dump-log", fixtures / "compaction" / "plain" / "after", "--deep-iteration")
     assert "Non-consecutive offsets in " in gaps.err
@@ -148,7 +148,7 @@ def test_a_truncated_file_is_a_one_line_error(sparklog: Sparklog, folder: Path, 
         (("notes.txt",), "cannot be dumped"),
         (("empty",), "has no segments"),
         (("alone.index",), "20 digits"),
-        (("00000000000000000007.index",), "00000000000000000007.log, to which"),
+        (("00000000000000000007.index",), "00000000000000000007.log, the log file"),
         (("x.log", "--root", "empty"), "does not exist"),
         (("damaged.slices",), "of an append file"),
         (("damaged.json",), "expected a JSON object"),

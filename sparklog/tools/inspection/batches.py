@@ -1,13 +1,13 @@
-"""The batches of a partition as a table with one row each: the fields of the header, and figures about the records.
+"""The batches of a partition as a table with one row per batch: the header fields and statistics about the records.
 
 A partition is a list of batch ranges in offset order. Each range covers contiguous, complete batches of one file. In
-a Kafka log directory a range is a segment up to the end of the log. In a root it is a slice of an append file or of a
-sealed segment. A range also has facts that its batches lack: the shift of their offsets, their append time, and the
-transaction that they belong to.
+a Kafka log directory, a range is a segment up to the end of the log. In a root, a range is a slice of an append file or
+of a sealed segment. A range also has properties that the batches do not contain: the shift of their offsets, their
+append time, and the transaction that wrote them.
 
-Checksums are verified. Batches are shown as their producer wrote them, whatever the isolation level. Records are
-processed by kernels and numpy, window by window. Only a hash of each key is kept, to count keys over an entire
-partition, and the bytes of the largest keys.
+Checksums are verified. All batches are returned as the producer wrote them, independent of the isolation level. Records
+are processed by kernels and numpy in windows. For each key, only a hash is kept to count the keys of a partition, and
+the bytes of the largest keys.
 """
 
 from __future__ import annotations
@@ -47,15 +47,17 @@ _OUTCOMES = {OPEN: "open", COMMITTED: "committed", ABORTED: "aborted"}
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """Bytes `[position, position + size)` of an object, which are entire batches of one partition.
+    """Bytes `[position, position + size)` of an object, which are complete batches of a partition.
 
     Attributes:
         name: the path of the file relative to the directory of the topic or partition.
         kind: SEGMENT, SEALED or APPEND.
-        base: the first offset of the segment or slice; `end`: the next offset after it, None if unknown.
+        base: the first offset of the segment or slice.
+        end: the next offset after the segment or slice, or None if unknown.
         shift: the number to add to the offsets in the batch headers.
-        append_time: the append time in ms under LogAppendTime; -1 if the batches have it.
-        transaction: the sparklog transaction that wrote the range and its outcome; empty without one.
+        append_time: the append time in ms for LogAppendTime, or -1 if the batches contain it.
+        transaction: the sparklog transaction that wrote the range; empty if there is none.
+        outcome: the outcome of this transaction; empty if there is none.
     """
 
     store: Store
@@ -77,7 +79,7 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """One partition, with its aborted and open Kafka transactions; `open` has producer ids and first offsets."""
+    """A partition with its aborted and open Kafka transactions. `open` contains producer ids and first offsets."""
 
     topic: str
     partition: int
@@ -88,7 +90,7 @@ class PartitionLog:
 
 
 def kafka_partition(topic: str, partition: int, state: PartitionState, bounds: Bounds) -> PartitionLog:
-    """Return a partition of a Kafka log directory, up to the end of its log."""
+    """Return a partition of a Kafka log directory up to the end of its log."""
     ranges = tuple(_segment(segment) for segment in state.segments)
     aborted = state.aborted(state.first_base, max(state.log_end, state.first_base))
     return PartitionLog(topic, partition, bounds, ranges, aborted, tuple(state.transactions.open.items()))
@@ -103,7 +105,7 @@ def _segment(state: SegmentState) -> BatchRange:
 
 
 def root_partition(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
-    """Return a partition of a topic in a root, with all slices of the snapshot."""
+    """Return a partition of a topic in a root with all slices of the snapshot."""
     state, rows = snapshot.state, snapshot.slices.select(partition)
     store, topic = snapshot.store, snapshot.topic
     names = ("position", "size", "base", "end", "shift", "append_time", "leader_epoch", "footer_length", "file_size")
@@ -114,8 +116,10 @@ def root_partition(snapshot: Snapshot, partition: int, bounds: Bounds) -> Partit
         path, outcome = rows.path(row), _OUTCOMES.get(status[row], "")
         kind = SEALED if is_sealed(path) else APPEND
         whose = f"{rows.txn_id(row)} #{number[row]}" if outcome else ""
-        facts = {name: column[row] for name, column in columns.items()}
-        ranges.append(BatchRange(store, file_key(topic, path), path, kind, **facts, transaction=whose, outcome=outcome))
+        fields = {name: column[row] for name, column in columns.items()}
+        ranges.append(
+            BatchRange(store, file_key(topic, path), path, kind, **fields, transaction=whose, outcome=outcome)
+        )
     first = min(int(rows.base[0]), bounds.log_start) if len(rows) else bounds.log_start
     aborted = aborted_ranges(store, topic, snapshot.slices, partition, first, bounds.log_end)
     open_ = tuple((opened.producer, opened.first) for opened in state.kafka_open if opened.partition == partition)
@@ -123,16 +127,16 @@ def root_partition(snapshot: Snapshot, partition: int, bounds: Bounds) -> Partit
 
 
 def file_partitions(path: AnyPath) -> list[PartitionLog]:
-    """Return the partitions in one file: a `.log` segment has one, an append file any number.
+    """Return the partitions in a file. A `.log` segment contains one partition, an append file one or more.
 
-    The outcomes of transactions in a segment come from all segments in its directory. Offsets in an append file count
-    from 0, because only commits assign the actual offsets. `NotFound` if the file does not exist, `BadRequest` for
-    other files.
+    The outcomes of transactions in a segment are determined from all segments in its directory. Offsets in an append
+    file start at 0, because commits assign the actual offsets. Raises `NotFound` if the file does not exist, and
+    `BadRequest` for other files.
     """
     location = file_path(path)
     folder, name = location.parent, location.name
     if not location.is_file():
-        raise NotFound(f"{location} does not exist: give a .log or .slices file, a topic or a log directory")
+        raise NotFound(f"{location} does not exist; expected a .log or .slices file, a topic or a log directory")
     if name.endswith(".slices"):
         return _append_file(*location.as_object())
     stem, _, suffix = name.partition(".")
@@ -143,7 +147,9 @@ def file_partitions(path: AnyPath) -> list[PartitionLog]:
     state.refresh()
     segment = next((part for part in state.segments if part.name.base == int(stem)), None)
     if segment is None:
-        raise NotFound(f"{location} does not belong to the log in its directory: a cleaner that died has left it")
+        raise NotFound(
+            f"{location} does not belong to the log in its directory, because an interrupted cleaner pass has left it"
+        )
     end = segment.next_offset
     log = kafka_partition(topic, partition, state, Bounds(int(stem), end, end, end))
     return [replace(log, ranges=(_segment(segment),))]
@@ -167,7 +173,7 @@ def _append_file(store: Store, name: str) -> list[PartitionLog]:
 
 
 NO_TIMESTAMP = -1
-# This hash only counts keys, so a fixed seed, which allows deliberate collisions, does no harm.
+# The hash is only used to count keys, so deliberate collisions, which a fixed seed allows, are harmless.
 _HASH_KEY = HashKey(0, 0)
 TIME = pa.timestamp("ms", tz="UTC")
 OUTCOMES = ("plain", "committed", "aborted", "open", "marker")
@@ -178,46 +184,48 @@ SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
-        ("file", pa.string()),  # `BatchRange.name`
-        ("position", pa.int64()),  # of the batch in the file
+        ("file", pa.string()),  # same as `BatchRange.name`
+        ("position", pa.int64()),  # byte position of the batch in the file
         ("size", pa.int64()),
-        ("base_offset", pa.int64()),  # both offsets are inclusive, even if cleaning has removed their records
+        # inclusive, as `last_offset`; cleaning may have removed the records at these offsets
+        ("base_offset", pa.int64()),
         ("last_offset", pa.int64()),
-        ("records", pa.int32()),  # remaining records
-        ("missing", pa.int64()),  # offsets without a record, because it was cleaned
-        ("gap_before", pa.int64()),  # offsets between this batch and the one before, or the log start
-        ("magic", pa.int8()),  # 2; 0 and 1 for messages of old formats, which count as batches
-        ("codec", pa.string()),  # none, gzip, snappy, lz4, zstd
-        ("uncompressed_bytes", pa.int64()),  # of the records
-        ("ratio", pa.float64()),  # uncompressed bytes divided by stored bytes; 1 without compression
-        ("keys_distinct", pa.int64()),  # this column and the next ones count data records only
+        ("records", pa.int32()),  # number of records that cleaning has not removed
+        ("missing", pa.int64()),  # number of offsets in the batch without a record
+        ("gap_before", pa.int64()),  # number of offsets between the previous batch, or the log start, and this batch
+        ("magic", pa.int8()),  # 2 for batches; 0 and 1 for messages of old formats, which are treated as batches
+        ("codec", pa.string()),  # none, gzip, snappy, lz4 or zstd
+        ("uncompressed_bytes", pa.int64()),  # uncompressed size of the records
+        ("ratio", pa.float64()),  # uncompressed bytes divided by stored bytes; 1 for uncompressed batches
+        ("keys_distinct", pa.int64()),  # this column and the following columns only include data records
         ("keys_null", pa.int64()),
-        ("keys_new", pa.int64()),  # keys that are in no earlier batch of the partition
-        ("keys_latest", pa.int64()),  # latest records of their keys, which compaction keeps
+        ("keys_new", pa.int64()),  # number of keys that do not occur in earlier batches of the partition
+        ("keys_latest", pa.int64()),  # number of records that are the latest of their key, which compaction keeps
         ("key_bytes", pa.int64()),
-        ("tombstones", pa.int64()),  # records without a value
-        ("min_timestamp", TIME),  # null for both if no record has a timestamp
+        ("tombstones", pa.int64()),  # number of records with a null value
+        ("min_timestamp", TIME),  # null, as `max_timestamp`, if no record has a timestamp
         ("max_timestamp", TIME),
-        ("timestamp_type", pa.string()),  # CreateTime, LogAppendTime; null in format v0
-        ("late_records", pa.int64()),  # records older than an earlier record of the partition
-        ("latest_by_ms", pa.int64()),  # the maximum delay of a late record
-        ("leader_epoch", pa.int32()),  # -1 for none, as in the next three columns
+        ("timestamp_type", pa.string()),  # CreateTime or LogAppendTime; null in format v0
+        ("late_records", pa.int64()),  # number of records that are older than an earlier record of the partition
+        ("latest_by_ms", pa.int64()),  # maximum delay of a late record in milliseconds
+        ("leader_epoch", pa.int32()),  # -1 if not set, as in the next three columns
         ("producer_id", pa.int64()),
         ("producer_epoch", pa.int16()),
         ("base_sequence", pa.int32()),
-        ("transactional", pa.bool_()),  # Kafka's attribute, or written by a sparklog transaction
-        ("transaction", pa.string()),  # id and number of a sparklog transaction; otherwise null
-        ("control", pa.string()),  # commit, abort, or another control type; null for data
-        ("outcome", pa.string()),  # plain, committed, aborted, open; marker for control batches
-        ("delete_horizon", TIME),  # when cleaning may remove its tombstones or marker; null if not set
-        ("damage", pa.string()),  # why the batch cannot be read; null if valid. Columns of records are then null
+        ("transactional", pa.bool_()),  # True if the Kafka attribute is set or a sparklog transaction wrote the batch
+        ("transaction", pa.string()),  # id and number of the sparklog transaction, or null
+        ("control", pa.string()),  # commit, abort or another control type; null for data batches
+        ("outcome", pa.string()),  # plain, committed, aborted or open; marker for control batches
+        ("delete_horizon", TIME),  # time at which cleaning may remove tombstones or the marker; null if not set
+        # reason why the batch cannot be read; null for valid batches. If set, columns about records are null
+        ("damage", pa.string()),
     ]
 )
 _RECORD_COLUMNS = (
     *("uncompressed_bytes", "keys_null", "keys_distinct", "key_bytes", "tombstones"),
     *("min_timestamp", "late_records", "latest_by_ms"),
 )
-"""Columns that `RecordFacts` fills."""
+"""Columns that `RecordStatistics` computes."""
 
 
 KEYS = pa.schema(
@@ -226,24 +234,24 @@ KEYS = pa.schema(
         *(("records", pa.int64()), ("bytes", pa.int64())),
     ]
 )
-"""One row per key and partition, largest first; `bytes` is the uncompressed size of its records."""
+"""One row per key and partition, the largest key first. `bytes` is the uncompressed size of the records of the key."""
 
 MAX_KEYS = 1 << 18
-"""Keys of a partition to keep. If there are more, the keys that are smallest so far are dropped."""
+"""Maximum number of keys to keep per partition. If it is exceeded, the smallest keys are dropped."""
 
 
 @dataclass
 class HotKeys:
-    """Sums of records and bytes by key, collected window by window in bounded memory."""
+    """Numbers of records and bytes by key, collected in windows with bounded memory."""
 
     max_keys: int = MAX_KEYS
     tables: list[pa.Table] = field(default_factory=lambda: [KEYS.empty_table().select(["key", "records", "bytes"])])
 
     def add(self, body: Payloads, records: RecordFields, hashes: npt.NDArray[np.uint64], keyed: BoolArray) -> None:
-        """Add the records with keys (`keyed`, bool[n]); `hashes` (uint64[n]) are the hashes of their keys."""
+        """Add the records with keys (`keyed`, bool[n]). `hashes` (uint64[n]) are the hashes of the keys."""
         rows = np.flatnonzero(keyed)
         _, first, group = np.unique(hashes[rows], return_index=True, return_inverse=True)
-        # Keys with the same hash are counted as the first of them.
+        # Keys with the same hash are counted as the first of these keys.
         start, length = records.key_start[rows[first]], records.key_length[rows[first]]
         data = body.data.data
         keys = [bytes(data[low : low + size]) for low, size in zip(start.tolist(), length.tolist(), strict=True)]
@@ -260,20 +268,21 @@ class HotKeys:
         return table.rename_columns(["key", "records", "bytes"]).sort_by(order).slice(0, self.max_keys)
 
     def table(self, topic: str, partition: int) -> pa.Table:
-        """Return the collected keys, with the schema `KEYS`."""
+        """Return the collected keys with the schema `KEYS`."""
         table = self._largest()
         partition_columns = [pa.repeat(topic, len(table)), pa.repeat(partition, len(table))]
         return pa.table([*partition_columns, *table.columns], KEYS.names).cast(KEYS)
 
 
 @dataclass
-class RecordFacts:
-    """Collects facts about the records of a partition, whose batches are added in offset order.
+class RecordStatistics:
+    """Collects statistics about the records of a partition. Batches must be added in offset order.
 
     Attributes:
-        batch_count: the number of batches so far.
-        latest_timestamp: the maximum timestamp so far.
-        hashes: the hash of the key of each data record that has one; `batches`: the number of its batch.
+        batch_count: the number of batches that were added.
+        latest_timestamp: the maximum timestamp of the records that were added.
+        hashes: the key hash of each data record with a key.
+        batches: the batch number of each data record with a key.
     """
 
     batch_count: int = 0
@@ -285,9 +294,9 @@ class RecordFacts:
     def add(
         self, data: BytesLike, headers: BatchHeaders, valid: npt.NDArray[np.bool_], append_time: int
     ) -> tuple[dict[str, Int64Array], dict[int, str]]:
-        """Add the next batches, of which only the `valid` ones (bool[m]) are decoded.
+        """Add the next batches. Only `valid` batches (bool[m]) are decoded.
 
-        Returns the columns `_RECORD_COLUMNS`, int64[m] each, with -1 for a batch that could not be decoded, and the
+        Return the columns `_RECORD_COLUMNS`, int64[m] each, with -1 for batches that could not be decoded, and the
         errors by row.
         """
         columns = {name: np.full(len(headers), -1, np.int64) for name in _RECORD_COLUMNS}
@@ -340,7 +349,7 @@ class RecordFacts:
         }
 
     def _behind(self, times: Int64Array) -> Int64Array:
-        """Return how many ms each record is older than the maximum timestamp before it in the partition."""
+        """Return the number of ms by which each record is older than the maximum timestamp of earlier records."""
         if not len(times):
             return times
         running = np.maximum(np.maximum.accumulate(times), self.latest_timestamp)
@@ -348,9 +357,9 @@ class RecordFacts:
         return np.where(times > NO_TIMESTAMP, running - times, 0)
 
     def key_counts(self, ignored: npt.NDArray[np.bool_]) -> tuple[Int64Array, Int64Array]:
-        """Count, for each batch, the first records of their keys and the latest records of their keys.
+        """Return two counts for each batch: the first records of their keys, and the latest records of their keys.
 
-        `ignored` (bool[batches]) marks batches whose records are not visible.
+        `ignored` (bool[batches]) is True for batches whose records are not visible.
         """
         hashes = np.concatenate([*self.hashes, np.zeros(0, np.uint64)])
         batch = np.concatenate([*self.batches, np.zeros(0, np.int64)])
@@ -368,7 +377,9 @@ class RecordFacts:
 
 
 def _bisect_failures(rows: Int64Array, work: Callable[[Int64Array], None]) -> dict[int, str]:
-    """Call `work` with all rows, and again with each half if it fails; return the errors of single rows by row."""
+    """Call `work` with all rows. If it fails, call it with each half of the rows. Return the errors of single rows by
+    row.
+    """
     damage: dict[int, str] = {}
     pending = [rows] if len(rows) else []
     while pending:
@@ -376,7 +387,7 @@ def _bisect_failures(rows: Int64Array, work: Callable[[Int64Array], None]) -> di
         try:
             work(batch)
         except (Corrupt, BadRequest) as error:
-            # One of the batches cannot be decoded, or together they are too large.
+            # A batch cannot be decoded, or the batches are too large to be decoded together.
             if len(batch) == 1:
                 damage[int(batch[0])] = error.message if isinstance(error, Corrupt) else str(error)
             else:
@@ -393,9 +404,9 @@ def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batc
 
 
 def batch_table(log: PartitionLog) -> tuple[pa.Table, pa.Table, dict[str, str]]:
-    """Return the batches of a partition in offset order (`SCHEMA`), its keys (`KEYS`), and the damage of files by name.
+    """Return the batches (`SCHEMA`) and keys (`KEYS`) of a partition in offset order, and corruption by file name.
 
-    Damage is not raised. `NotFound` or `Unavailable` if a file does not exist or cannot be read.
+    Corruption is not raised. Raises `NotFound` if a file does not exist, and `Unavailable` if a file cannot be read.
     """
     columns = _BatchColumns(log)
     stops: dict[str, str] = {}
@@ -413,26 +424,26 @@ def batch_table(log: PartitionLog) -> tuple[pa.Table, pa.Table, dict[str, str]]:
                 columns.add(batches, Window(body, found.position, headers, batches.name), found.reason)
             else:
                 stops[batches.name] = f"no batch at byte {found.position}: {found.reason or 'the file was cut off'}"
-    return columns.table(), columns.facts.hot.table(log.topic, log.partition), stops
+    return columns.table(), columns.statistics.hot.table(log.topic, log.partition), stops
 
 
 @dataclass
 class _BatchColumns:
-    """Collects the columns of a partition's batches, window by window."""
+    """Collects the columns of a partition's batches in windows."""
 
     log: PartitionLog
-    facts: RecordFacts = field(default_factory=RecordFacts)
+    statistics: RecordStatistics = field(default_factory=RecordStatistics)
     columns: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
     texts: dict[str, list[str | None]] = field(
         default_factory=lambda: {"file": [], "transaction": [], "control": [], "damage": []}
     )
 
     def add(self, batches: BatchRange, window: Window, reason: str = "") -> None:
-        """Add valid batches or, with a reason, one damaged batch."""
+        """Add valid batches or, if `reason` is given, one damaged batch."""
         data, headers = window.data, window.headers
         damage = {0: reason} if reason else {}
         valid = np.full(len(headers), not reason)
-        record_columns, errors = self.facts.add(data, headers, valid, batches.append_time)
+        record_columns, errors = self.statistics.add(data, headers, valid, batches.append_time)
         damage.update(errors)
         columns = header_columns(window) | record_columns
         columns["base_offset"] = columns["base_offset"] + batches.shift
@@ -469,7 +480,7 @@ class _BatchColumns:
         columns = {name: np.concatenate(values) for name, values in self.columns.items()}
         rows = len(columns["size"])
         hidden = np.isin(columns["outcome"], [OUTCOMES.index("aborted"), OUTCOMES.index("open")])
-        new, latest = self.facts.key_counts(hidden)
+        new, latest = self.statistics.key_counts(hidden)
         undecoded = columns["uncompressed_bytes"] < 0
         offsets = columns["last_offset"] - columns["base_offset"] + 1
         start = np.array([self.log.bounds.log_start - 1], np.int64)
@@ -497,7 +508,7 @@ _SIGNED = frozenset({"leader_epoch", "producer_id", "producer_epoch", "base_sequ
 
 
 def _column(column: pa.Field, values: Int64Array) -> pa.Array:
-    """Return a column in which -1 becomes null, unless headers can contain -1."""
+    """Return a column in which -1 is replaced by null, except for header fields that may be -1."""
     is_null = None if column.name in _SIGNED else values < 0
     return pa.array(values, pa.int64(), mask=is_null).cast(column.type)
 
@@ -508,7 +519,10 @@ def _decode_names(codes: Int64Array, names: tuple[str, ...]) -> pa.Array:
 
 
 def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> list[str | None]:
-    """Return the type of each control batch, `unknown` if it is empty or cannot be read; None for data batches."""
+    """Return the type of each control batch, or None for data batches.
+
+    The type is `unknown` if the batch is empty or cannot be read.
+    """
     names: list[str | None] = [None if data_batch else "unknown" for data_batch in (~headers.is_control).tolist()]
 
     def name(rows: Int64Array) -> None:

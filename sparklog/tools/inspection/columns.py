@@ -1,4 +1,4 @@
-"""Columns of record batches that both `dump-log` and the tables of `inspect` show."""
+"""The columns of record batches that `dump-log` and the tables of `inspect` have in common."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sparklog.format.record_batch import MAGIC, Int64Array
 
 
 def header_columns(window: Window) -> dict[str, Int64Array]:
-    """Return the fields of the batch headers in a window, int64[batches] each; `delete_horizon` is -1 if not set.
+    """Return the fields of the batch headers in a window as int64 arrays. `delete_horizon` is -1 if it is not set.
 
-    The columns may be views of the headers, so do not change them in place.
+    The arrays may be views of the headers and must not be modified.
     """
     headers = window.headers
     columns = {
@@ -38,7 +38,7 @@ def header_columns(window: Window) -> dict[str, Int64Array]:
 
 
 def per_batch(ufunc: np.ufunc, values: Int64Array, rows: Int64Array, none: int) -> Int64Array:
-    """Reduce the values of each batch, which has `rows` of them; return `none` for a batch without values."""
+    """Reduce the values of each batch, whose numbers of values are `rows`. Return `none` for a batch without values."""
     reduced = np.full(len(rows), none, np.int64)
     has_values = rows > 0
     if has_values.any():

@@ -1,21 +1,22 @@
-"""`dump-log`: print files line by line as Kafka's DumpLogSegments does, or as JSON objects.
+"""`dump-log`: print files as lines of Kafka's DumpLogSegments tool or as JSON objects.
 
     for line in dump(find(["/data/log/orders-0"]), DumpOptions()):
         print(line.text)
 
-For intact files the output is that of Kafka's tool: the contents on standard output, and after all files the findings
-on standard error. The lines of a corrupt file end where it cannot be read. Other files are printed nevertheless, and
-the error is raised at the end. Kafka's tool does not support these files:
+For intact files, the output is the same as that of Kafka's tool: the contents are printed to standard output, and the
+findings of all files to standard error at the end. The lines of a corrupt file end at the first byte that cannot be
+read. The other files are still printed, and the error is raised at the end. The following files are not supported by
+Kafka's tool:
 
 | file                                    | lines                                                              |
 |-----------------------------------------|--------------------------------------------------------------------|
-| `.json` (commits and journal entries)   | simple fields and the validity of the checksum on one line, one    |
-|                                         | line per element of other fields, then the inline records of a     |
-|                                         | commit as in a `.slices` file                                      |
-| `.arrow` (slice table of a checkpoint)  | one per slice                                                      |
-| `.slices` (append file)                 | one per slice, then its batches as in a `.log`, whose offsets      |
-|                                         | count from the start of the slice                                  |
-| `*-checkpoint`, `partition.metadata`,   | one per entry                                                      |
+| `.json` (commits and journal entries)   | one line with simple fields and the validity of the checksum, one  |
+|                                         | line per element of other fields, and the inline records of a      |
+|                                         | commit in the format of a `.slices` file                           |
+| `.arrow` (slice table of a checkpoint)  | one line per slice                                                 |
+| `.slices` (append file)                 | one line per slice, followed by its batches in the format of a     |
+|                                         | `.log` file; offsets are relative to the start of the slice        |
+| `*-checkpoint`, `partition.metadata`,   | one line per entry                                                 |
 | `meta.properties`                       |                                                                    |
 """
 
@@ -42,7 +43,7 @@ CHUNK_BYTES = 4 << 20
 
 
 def json_rows(source: DumpFile) -> Iterator[Row]:
-    """Yield the lines of a commit, the document of a checkpoint, an entry of a journal, or `_root.json`."""
+    """Yield the lines of a commit, a checkpoint document, a journal entry or `_root.json`."""
     data = document_of(source.read())
     try:
         document = json.loads(data)
@@ -69,7 +70,7 @@ def _text(value: object) -> str:
 
 
 def table_rows(source: DumpFile) -> Iterator[Row]:
-    """Yield the lines of the slice table of a checkpoint."""
+    """Yield the lines of a checkpoint's slice table."""
     import pyarrow as pa
 
     try:
@@ -135,19 +136,19 @@ class DumpOptions:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line for standard output or, with `error`, for standard error."""
+    """A line for standard output or, if `error` is True, for standard error."""
 
     text: str
     error: bool = False
 
 
 def dump(sources: Iterable[DumpFile], options: DumpOptions) -> Iterator[Line]:
-    """Yield the lines of these files, in order.
+    """Yield the lines of the files in the given order.
 
     Raises:
-        Corrupt: a file could not be read to its end; raised after all lines.
-        NotFound: a file does not exist.
-        BadRequest: a file cannot be dumped according to its name; raised before the first line.
+        Corrupt: If a file could not be read completely. The error is raised after all lines.
+        NotFound: If a file does not exist.
+        BadRequest: If a file name is not supported. The error is raised before the first line.
     """
     files, as_json = list(sources), options.log.json
     for source in files:
@@ -174,7 +175,7 @@ def dump(sources: Iterable[DumpFile], options: DumpOptions) -> Iterator[Line]:
     else:
         yield from (Line(text, error=True) for text in findings.lines())
     if corrupt:
-        summary = Corrupt(f"{len(corrupt)} of {len(files)} files could not be read to their end")
+        summary = Corrupt(f"{len(corrupt)} of {len(files)} files could not be read completely")
         raise corrupt[0] if len(files) == 1 else summary
 
 
@@ -213,7 +214,7 @@ def _log_rows(source: DumpFile, options: LogOptions, findings: Findings) -> Iter
     elif snapshot := _METADATA_SNAPSHOT.fullmatch(source.name):
         header = f"Snapshot end offset: {int(snapshot[1])}, epoch: {int(snapshot[2])}"
     else:
-        raise Corrupt("a snapshot of Kafka's metadata log must be named <offset>-<epoch>.checkpoint")
+        raise Corrupt("the name of a metadata log snapshot must have the form <offset>-<epoch>.checkpoint")
     yield Row(header, {})
     gaps = OffsetGaps()
     try:

@@ -1,15 +1,16 @@
-"""Print a `.log`, or a snapshot of Kafka's metadata log, as lines of Kafka's DumpLogSegments or as JSON objects.
+"""Print a `.log` file or a snapshot of Kafka's metadata log as lines of Kafka's DumpLogSegments tool or as JSON
+objects.
 
-| mode          | lines                                                 |
-|---------------|-------------------------------------------------------|
-| shallow       | one per batch                                         |
-| deep          | also one per record                                   |
-| with contents | also the key and value of each record, decoded        |
+| mode          | lines                                                       |
+|---------------|-------------------------------------------------------------|
+| shallow       | one line per batch                                          |
+| deep          | one line per batch and one line per record                  |
+| with contents | as deep, with the decoded key and value of each record      |
 
-Checksums are printed but not required: the records of a batch with a wrong checksum are printed if they can be decoded.
-At bytes that are not a batch, or at records that cannot be decoded, the lines end with `Corrupt`.
+Checksums are printed but not enforced: the records of a batch with a wrong checksum are printed if they can be decoded.
+If bytes are not a batch, or if records cannot be decoded, the lines end with a `Corrupt` error.
 
-Batches are read and decoded window by window, and each line is formatted with one f-string, which keeps this fast.
+For speed, batches are read and decoded in windows, and each line is formatted with a single f-string.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ TIME_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What to print of a log.
+    """The parts of a log to print.
 
     Attributes:
         deep: print records.
         contents: print the keys and values of records.
         metadata: print the other fields of records.
-        max_bytes: the number of bytes to read from each file.
+        max_bytes: the maximum number of bytes to read from each file.
         json: print JSON objects instead of lines.
     """
 
@@ -80,7 +81,7 @@ class OffsetGaps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DumpWindow(Window):
-    """Batches of a file to dump; `valid` tells which of them have the right checksum."""
+    """Batches of a file to print. `valid` is True for batches with a valid checksum."""
 
     valid: BoolArray
 
@@ -89,10 +90,14 @@ class DumpWindow(Window):
 
 
 class LogWalk:
-    """Iterates over the batches of a file, window by window. Afterwards, `end` is the position where it stopped."""
+    """An iterator over the batches of a file in windows. After the iteration, `end` is the position at which it
+    stopped.
+    """
 
     def __init__(self, source: DumpFile, start: int = 0, *, limit: int = MAX_INT, contents: bool = True) -> None:
-        """Walk bytes `[start, limit)`. Without `contents`, compressed messages of formats v0 and v1 stay compressed."""
+        """Iterate over bytes `[start, limit)`. If `contents` is False, messages of formats v0 and v1 are not
+        decompressed.
+        """
         self.source = source
         self.stop = min(source.size(), limit)
         self._walk = BatchWalk(ObjectBatches(source, self.stop), start, contents=contents)
@@ -102,7 +107,9 @@ class LogWalk:
         return self._walk.end
 
     def __iter__(self) -> Iterator[DumpWindow]:
-        """Yield windows. Raises `Corrupt` after the last one unless the file ends with it, or with part of a batch."""
+        """Yield windows. Raises `Corrupt` after the last window, unless the file ends there or with an incomplete
+        batch.
+        """
         for window in self._walk:
             yield from self._known_codecs(window)
         if self._walk.stop not in ("end", "partial") and self.stop - self.end >= MIN_SCAN_BYTES:
@@ -127,7 +134,7 @@ class LogWalk:
 def log_rows(
     source: DumpFile, options: LogOptions, gaps: OffsetGaps, start: int = 0, end: int = MAX_INT
 ) -> Iterator[Row]:
-    """Yield the lines of the batches in bytes `[start, end)` of a log. `Corrupt` at bytes that cannot be read."""
+    """Yield the lines of the batches in bytes `[start, end)` of a log. Raises `Corrupt` if bytes cannot be read."""
     walk = LogWalk(source, start, limit=min(end, start + options.max_bytes), contents=options.deep)
     for window in walk:
         if not options.deep:
@@ -142,7 +149,7 @@ def log_rows(
 
 
 def chunks(window: DumpWindow, records: int = CHUNK_RECORDS) -> Iterator[DumpWindow]:
-    """Divide a window into chunks of about `records` records, because compressed batches can become much larger."""
+    """Divide a window into chunks of about `records` records to limit the memory for decompressed batches."""
     chunk = np.cumsum(window.headers.count.clip(0)) // records
     cuts = [0, *(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(window.headers)]
     for first, last in pairwise(cuts):
@@ -151,8 +158,9 @@ def chunks(window: DumpWindow, records: int = CHUNK_RECORDS) -> Iterator[DumpWin
 
 
 _Records: TypeAlias = Iterable[tuple[Any, ...]]
-"""For each record in log order: its batch (a row of the window's headers), offset, timestamp, sequence, key, value,
-headers, and its CRC in formats v0 and v1 (None in v2)."""
+"""The records in log order. Each record is a tuple of the batch (a row of the window's headers), offset, timestamp,
+sequence, key, value, headers, and the CRC, which is None in format v2.
+"""
 
 
 def _deep_rows(window: DumpWindow, options: LogOptions, gaps: OffsetGaps) -> Iterator[Row]:
@@ -213,7 +221,7 @@ _NAMES = (
     *("partitionLeaderEpoch", "isTransactional", "isControl", "deleteHorizonMs", "position", "timestampType"),
     *("maxTimestamp", "size", "magic", "codec", "crc"),
 )
-"""Kafka's names for `header_columns`, in the same order."""
+"""Kafka's names of the fields in `header_columns`, in the same order."""
 
 
 def _batch_rows(window: DumpWindow, as_json: bool) -> Iterator[Row]:

@@ -1,17 +1,17 @@
-"""Decoders of keys and values for `dump-log`: text, numbers, or records of Kafka's internal topics.
+"""Decoders of keys and values for `dump-log`: strings, integers, and records of Kafka's internal topics.
 
-A decoder converts bytes to the printed text and to a value for JSON. It has a short name, and the name of the class
-that Kafka's tool accepts for --key-decoder-class and --value-decoder-class:
+A decoder converts bytes to the printed text and to a JSON value. It has a short name, and the name of the class that
+Kafka's tool accepts for --key-decoder-class and --value-decoder-class:
 
-| name          | class                                  | prints                                                      |
-|---------------|----------------------------------------|-------------------------------------------------------------|
-| string        | org.apache.kafka.tools.api.StringDecoder  | UTF-8, other bytes replaced by U+FFFD                    |
-| int, long     | ...IntegerDecoder, ...LongDecoder      | 4 or 8 bytes, big-endian, signed                            |
-| bytes-hex     | ...DefaultDecoder                      | hexadecimal digits (Kafka prints an object's address there) |
-| bytes-base64  |                                        | base64                                                      |
-| json          |                                        | JSON text on one line; other text as it is                  |
+| name          | class                                     | output                                                   |
+|---------------|-------------------------------------------|----------------------------------------------------------|
+| string        | org.apache.kafka.tools.api.StringDecoder  | UTF-8; invalid bytes are replaced by U+FFFD              |
+| int, long     | ...IntegerDecoder, ...LongDecoder         | signed big-endian integer of 4 or 8 bytes                |
+| bytes-hex     | ...DefaultDecoder                         | hexadecimal digits (Kafka prints an object's address)    |
+| bytes-base64  |                                           | base64                                                   |
+| json          |                                           | JSON on one line; invalid JSON is printed unchanged      |
 
-Records of internal topics and control records are printed as the JSON of Kafka's converters.
+Records of internal topics and control records are printed as JSON in the format of Kafka's converters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sparklog.kafka.messages.message_schema import (
 )
 
 Shown: TypeAlias = tuple[str, Any]
-"""The printed text, and the value in JSON."""
+"""The printed text and the JSON value."""
 Decoder: TypeAlias = Callable[[bytes], Shown]
 
 DELETE = "<DELETE>"
@@ -51,7 +51,7 @@ _CONTROL = {
 
 
 Decoders: TypeAlias = Callable[[int, bytes | None, bytes | None], tuple[Shown | None, Shown | None]]
-"""Decodes the key and value of the record at an offset; None if nothing is printed."""
+"""A function that decodes the key and the value of the record at an offset. None means that nothing is printed."""
 
 
 def _same(text: str) -> Shown:
@@ -61,7 +61,7 @@ def _same(text: str) -> Shown:
 def _integer(size: int) -> Decoder:
     def show(data: bytes) -> Shown:
         if len(data) < size:
-            raise Corrupt(f"expected an integer of {size} bytes, found {len(data)}: choose another decoder")
+            raise Corrupt(f"expected an integer of {size} bytes, found {len(data)}; choose another decoder")
         value = int.from_bytes(data[:size], "big", signed=True)
         return str(value), value
 
@@ -90,7 +90,7 @@ _PACKAGES = ("", "org.apache.kafka.tools.api", "kafka.serializer")
 
 
 def plain(key: str = "string", value: str = "string") -> Decoders:
-    """Return the decoders with these names. `BadRequest` for an unknown name."""
+    """Return the decoders with these names. Raises `BadRequest` if a name is unknown."""
     of_key, of_value = _named(key), _named(value)
 
     def show(offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
@@ -106,12 +106,12 @@ def _named(name: str) -> Decoder:
     package, _, last = name.rpartition(".")
     short = _CLASSES.get(last, name) if package in _PACKAGES else name
     if short not in _DECODERS:
-        raise BadRequest(f"unknown decoder {name!r}: choose one of {', '.join(_DECODERS)}, {', '.join(_CLASSES)}")
+        raise BadRequest(f"unknown decoder {name!r}; choose one of {', '.join(_DECODERS)}, {', '.join(_CLASSES)}")
     return _DECODERS[short]
 
 
 def coordinator(folder: str) -> Decoders:
-    """Return the decoders of a coordinator's topic; `folder` has its schemas: groups, transactions or shares."""
+    """Return the decoders of an internal topic. `folder` contains its schemas: groups, transactions or shares."""
 
     def show(offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
         try:
@@ -124,7 +124,7 @@ def coordinator(folder: str) -> Decoders:
 
 def _coordinators(folder: str, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown, Shown | None]:
     if key is None:
-        raise Corrupt("the record of a coordinator has no key")
+        raise Corrupt("the record of the internal topic has no key")
     number, body = split_version(key, "key")
     kind = record_types(folder).get(number)
     if kind is None:
@@ -150,7 +150,7 @@ def _fields(schema: Struct, version: int, data: bytes) -> Fields:
 
 
 def _open_members(data: Fields) -> None:
-    """Replace the subscriptions and assignments of a group's members by their decoded contents, if possible."""
+    """Replace the subscriptions and assignments of group members with the decoded contents, if they can be decoded."""
     for member in data["members"]:
         member["subscription"] = _opened(member["subscription"], "ConsumerProtocolSubscription")
         member["assignment"] = _opened(member["assignment"], "ConsumerProtocolAssignment")
@@ -165,9 +165,9 @@ def _opened(shown: Value, name: str) -> Value:
 
 
 def control_text(key: bytes | None, value: bytes | None) -> str:
-    """Return a control record as printed by Kafka's tool, for example `endTxnMarker: COMMIT coordinatorEpoch: 0`.
+    """Return a control record in the format of Kafka's tool, for example `endTxnMarker: COMMIT coordinatorEpoch: 0`.
 
-    Topics with transactions have end-of-transaction markers; the other types occur in Kafka's metadata log. Raises
+    Topics with transactions have end-of-transaction markers. The other types occur in Kafka's metadata log. Raises
     `Corrupt` if the record cannot be read.
     """
     record = control.parse_control_record(key, value)

@@ -1,7 +1,7 @@
-"""Print `.index`, `.timeindex`, `.txnindex` and `.snapshot` files as lines, with findings about them.
+"""Print `.index`, `.timeindex`, `.txnindex` and `.snapshot` files as lines, and report mismatches.
 
-Each entry of an index is looked up in the `.log` next to it, at its own position, even after corrupt bytes. Mismatches
-are collected and printed after the lines of all files, as in Kafka's tool.
+Each index entry is compared with the batch at its position in the `.log` file of the segment, even if earlier bytes are
+corrupt. Mismatches are printed after the lines of all files, as in Kafka's tool.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TIME_ENTRY = np.dtype([("value", ">i8"), ("relative", ">i4")])
 
 
 class FindingKind(NamedTuple):
-    """A kind of finding.
+    """A kind of mismatch.
 
     Attributes:
-        name: its name in JSON.
+        name: the name of the kind in JSON.
         title: Kafka's heading for a file.
         line: Kafka's line for a pair of numbers.
         members: the names of the two numbers in JSON.
@@ -73,7 +73,7 @@ _KINDS = (OFFSET_MISMATCH, TIMESTAMP_MISMATCH, TIMESTAMP_ORDER, NOT_FOUND, GAP)
 
 @dataclass(slots=True)
 class Findings:
-    """Pairs of mismatching numbers, by kind and file, in file order."""
+    """Pairs of mismatching numbers by kind and file, in file order."""
 
     pairs: dict[tuple[FindingKind, str], list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -82,14 +82,14 @@ class Findings:
             self.pairs.setdefault((kind, file), []).extend(pairs)
 
     def lines(self) -> Iterator[str]:
-        """Yield the findings as printed by Kafka's tool."""
+        """Yield the findings in the format of Kafka's tool."""
         for kind, file, pairs in self._each():
             yield kind.title.format(file)
             for pair in reversed(pairs) if kind.latest_first else pairs:
                 yield kind.line.format(*pair)
 
     def objects(self) -> Iterator[dict[str, Any]]:
-        """Yield the findings as JSON objects, one per pair."""
+        """Yield the findings as JSON objects, one object per pair."""
         for kind, file, pairs in self._each():
             for pair in pairs:
                 yield {"type": kind.name, "file": file, **dict(zip(kind.members, pair, strict=True))}
@@ -101,12 +101,12 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """What to print of an index.
+    """The parts of an index to print.
 
     Attributes:
-        sanity: only make the sanity check of a starting broker.
-        verify: print findings, but no entries.
-        max_message_size: the maximum size of a batch that an entry of an `.index` refers to.
+        sanity: only perform the sanity check of a starting broker.
+        verify: print findings but no entries.
+        max_message_size: the maximum size of a batch that an entry of an `.index` file refers to.
     """
 
     sanity: bool = False
@@ -116,7 +116,7 @@ class IndexOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The entries of an index file: absolute offsets, and values (positions or timestamps), int64[n] each."""
+    """The entries of an index file: absolute offsets and values (positions or timestamps) as int64 arrays."""
 
     source: DumpFile
     offsets: Int64Array
@@ -131,25 +131,25 @@ class _Entries:
         return cls(source, offsets, rows["value"].astype(np.int64), len(data))
 
     def used(self) -> _Entries:
-        """Return the entries before the zeros of a preallocated file. The first entry may be zero itself."""
+        """Return the entries before the zeros of a preallocated file. The first entry may be zero."""
         zeros = np.flatnonzero(self.offsets[1:] == self.source.base_offset)
         count = int(zeros[0]) + 1 if len(zeros) else len(self.offsets)
         return _Entries(self.source, self.offsets[:count], self.values[:count], self.nbytes)
 
     def check(self, entry_bytes: int) -> Row:
-        """Make the sanity check of a starting broker. `Corrupt` if it would rebuild the index."""
+        """Perform the sanity check of a starting broker. Raises `Corrupt` if the broker would rebuild the index."""
         file, base = self.source.shown, self.source.base_offset
         if self.nbytes % entry_bytes:
             found = f"expected a multiple of {entry_bytes} bytes, found {self.nbytes}"
-            raise Corrupt(f"{found}: run sparklog repair", file=file)
+            raise Corrupt(f"{found}; run sparklog repair", file=file)
         if len(self.offsets) and self.offsets[-1] < base:
             last = int(self.offsets[-1])
-            raise Corrupt(f"expected a last offset of {base} or more, found {last}: run sparklog repair", file=file)
+            raise Corrupt(f"expected a last offset of {base} or more, found {last}; run sparklog repair", file=file)
         return Row(f"{file} passed sanity check.", {"type": "sane"})
 
 
 def index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> Iterator[Row]:
-    """Yield the lines of an `.index`. `Corrupt` at an entry whose position is not that of a batch."""
+    """Yield the lines of an `.index` file. Raises `Corrupt` at an entry whose position is not that of a batch."""
     log = _Log(source)
     entries = _Entries.read(source, _OFFSET_ENTRY)
     if not len(entries.offsets):
@@ -173,13 +173,13 @@ def index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> I
 
 
 def time_index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> Iterator[Row]:
-    """Yield the lines of a `.timeindex`. `Corrupt` at an entry whose batch cannot be decoded."""
+    """Yield the lines of a `.timeindex` file. Raises `Corrupt` at an entry whose batch cannot be decoded."""
     entries = _Entries.read(source, _TIME_ENTRY)
     if options.sanity:
         if len(entries.values) and entries.values[-1] < entries.values[0]:
             first, last = int(entries.values[0]), int(entries.values[-1])
             found = f"expected a last timestamp of {first} or more, found {last}"
-            raise Corrupt(f"{found}: run sparklog repair", file=source.shown)
+            raise Corrupt(f"{found}; run sparklog repair", file=source.shown)
         yield entries.check(TimeIndex.ENTRY_BYTES)
         return
     before = -1
@@ -202,7 +202,7 @@ def time_index_rows(source: DumpFile, findings: Findings, options: IndexOptions)
 
 
 def _positions(index: DumpFile, offsets: Int64Array) -> list[int]:
-    """Return the seek position for each offset: that of the index entry at or before it, 0 without one."""
+    """Return the position of the index entry at or before each offset, or 0 if there is no such entry."""
     if index.store.stat(index.key) is None:
         return [0] * len(offsets)
     entries = _Entries.read(index, _OFFSET_ENTRY).used()
@@ -212,7 +212,10 @@ def _positions(index: DumpFile, offsets: Int64Array) -> list[int]:
 
 
 def transaction_index_rows(source: DumpFile) -> Iterator[Row]:
-    """Yield the lines of a `.txnindex`. `Corrupt` at an entry of another version, and for extra bytes at the end."""
+    """Yield the lines of a `.txnindex` file.
+
+    Raises `Corrupt` at an entry with an unsupported version and at extra bytes after the last entry.
+    """
     data = source.read()
     names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
     size = transaction_index.ENTRY_BYTES
@@ -224,12 +227,12 @@ def transaction_index_rows(source: DumpFile) -> Iterator[Row]:
         fields = dict(zip(names, values, strict=True))
         yield Row(plain_text(fields), {"type": "txnindex", **fields})
     if end < len(data):
-        message = f"expected entries of {size} bytes, found {len(data) - end} bytes after them"
+        message = f"expected entries of {size} bytes, found {len(data) - end} extra bytes after the last entry"
         raise Corrupt(message, file=source.shown, position=end)
 
 
 def snapshot_rows(source: DumpFile) -> Iterator[Row]:
-    """Yield the lines of a producer snapshot. `Corrupt` if it is damaged, in which case no line can be trusted."""
+    """Yield the lines of a producer snapshot. Raises `Corrupt` before the first line if the snapshot is damaged."""
     for entry in parse_snapshot(source.read(), file=source.shown):
         open_since, last = entry.open_since, entry.last_sequence
         fields: dict[str, Any] = {
@@ -243,7 +246,7 @@ def snapshot_rows(source: DumpFile) -> Iterator[Row]:
         fields["currentTxnFirstOffset"] = open_since if open_since >= 0 else None
         if entry.last_offset >= 0:
             batch = {
-                # Sequence 0 follows 2^31 - 1.
+                # Sequence number 0 follows 2^31 - 1.
                 "firstSequence": (last - entry.offset_delta) & MAX_INT if entry.offset_delta else last,
                 "lastSequence": last,
                 "lastOffset": entry.last_offset,
@@ -257,13 +260,15 @@ def snapshot_rows(source: DumpFile) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _BatchRange:
-    """Adjacent batches of a `.log`.
+    """Adjacent batches of a `.log` file.
 
     Attributes:
-        starts: the position of each batch, int64[n]; `sizes`, `lasts`: its size and last offset.
+        starts: the position of each batch, int64[n].
+        sizes: the size of each batch, int64[n].
+        lasts: the last offset of each batch, int64[n].
         ends: the maximum last offset up to each batch, int64[n].
-        damage: why the batches end, as text for an error message; empty at the end of the log.
-        latest: the maximum timestamp of each requested batch, by position.
+        damage: the reason why the range ends as text for an error message; empty at the end of the log.
+        latest: the maximum timestamp of requested batches by position.
     """
 
     starts: Int64Array
@@ -277,7 +282,7 @@ class _BatchRange:
     def read(cls, log: DumpFile, start: int, requested: Int64Array | None) -> _BatchRange:
         """Read batches from byte `start` up to corrupt bytes or the end of the log.
 
-        `requested` has the last offsets of batches whose timestamps are needed.
+        `requested` contains the last offsets of batches whose timestamps are needed.
         """
         columns: list[list[Int64Array]] = [[np.empty(0, np.int64)] for _ in range(3)]
         latest: dict[int, int] = {}
@@ -301,31 +306,35 @@ class _BatchRange:
 
 
 class _Log:
-    """The `.log` next to an index: its batches from byte 0 on, and after corrupt bytes from positions of entries."""
+    """The `.log` file of a segment: batches from byte 0 on and, after corrupt bytes, from the positions of index
+    entries.
+    """
 
     def __init__(self, index: DumpFile, requested: Int64Array | None = None) -> None:
-        """Read the log; `requested` has the last offsets of batches whose timestamps will be needed."""
+        """Read the log. `requested` contains the last offsets of batches whose timestamps are needed."""
         self.source = index.with_suffix("log")
         info = self.source.store.stat(self.source.key)
         if info is None:
-            raise NotFound(f"{self.source.shown}, to which {index.shown} belongs, does not exist")
+            raise NotFound(f"{self.source.shown}, the log file of {index.shown}, does not exist")
         self._size, self._requested = info.size, requested
         self._ranges = [_BatchRange.read(self.source, 0, requested)]
 
     def last_offset_at(self, position: int, max_size: int) -> int:
-        """Return the last offset of the batch at a position. `Corrupt` if no batch starts there."""
+        """Return the last offset of the batch at a position. Raises `Corrupt` if no batch starts at this position."""
         batches, row = self._find(position)
         if row is None:
             raise Corrupt(f"no batch starts at position {position} of the entry{batches.damage}")
         if batches.sizes[row] > max_size:
-            raise Corrupt(f"the batch at {position} has {int(batches.sizes[row])} bytes: raise --max-message-size")
+            raise Corrupt(
+                f"the batch at position {position} has {int(batches.sizes[row])} bytes; increase --max-message-size"
+            )
         return int(batches.lasts[row])
 
     def batch_of(self, offset: int, position: int) -> tuple[int, int]:
-        """Return the last offset and maximum timestamp of the first batch from a position that reaches an offset.
+        """Find the first batch after a position that reaches an offset. Return its last offset and maximum timestamp.
 
-        Returns -1 for both if there is no such batch, and a timestamp of -1 for a batch without records. `Corrupt` if
-        the records cannot be decoded.
+        Both are -1 if there is no such batch. The timestamp is -1 if the batch has no records. Raises `Corrupt` if the
+        records cannot be decoded.
         """
         batches, first = self._find(position)
         row = len(batches.lasts) if first is None else max(first, int(np.searchsorted(batches.ends, offset)))
@@ -340,7 +349,7 @@ class _Log:
         return last, batches.latest[start] if last == offset else -1
 
     def _find(self, position: int) -> tuple[_BatchRange, int | None]:
-        """Return the range of batches that has one at a position, and its row; None if no batch starts there."""
+        """Return the range and the row of the batch at a position. The row is None if no batch starts there."""
         for batches in self._ranges:
             row = batches.row_at(position)
             if row is not None:
@@ -355,7 +364,7 @@ class _Log:
 
 
 def _add_latest(latest: dict[int, int], window: DumpWindow, rows: Int64Array) -> None:
-    """Decode many batches together. If that fails, they are decoded one by one when they are needed."""
+    """Decode several batches together. If this fails, they are decoded individually when they are needed."""
     batches = window.select(rows)
     try:
         times = _latest(batches)
@@ -365,6 +374,6 @@ def _add_latest(latest: dict[int, int], window: DumpWindow, rows: Int64Array) ->
 
 
 def _latest(window: DumpWindow) -> Int64Array:
-    """Return the maximum timestamp of the records in each batch, -1 without records."""
+    """Return the maximum record timestamp of each batch, or -1 for a batch without records."""
     records = window.decode(())
     return per_batch(np.maximum, records.timestamp, records.batch_rows, -1)

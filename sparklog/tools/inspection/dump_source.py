@@ -1,4 +1,4 @@
-"""The files that `dump-log` prints, found by path in a file system or a store."""
+"""The files that `dump-log` prints. They are found by path in a file system or a store."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ _ORDER = (*SEGMENT_SUFFIXES, "snapshot")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line as text and as a JSON object, which is empty if the object before it has the contents of this line."""
+    """A line as text and as a JSON object. The object is empty if the previous object contains the contents of the
+    line.
+    """
 
     text: str
     fields: dict[str, Any]
 
 
 def plain_text(fields: dict[str, Any]) -> str:
-    """Return the fields as `name: value name: value`."""
+    """Return the fields in the format `name: value name: value`."""
     return " ".join(f"{name}: {value}" for name, value in fields.items())
 
 
 @dataclass(frozen=True, slots=True)
 class DumpFile:
-    """An object of a store; `shown` is its path as given by the caller, `absolute` its path in findings."""
+    """An object of a store. `shown` is the path given by the caller, and `absolute` is the path in findings."""
 
     store: Store
     key: str
@@ -59,36 +61,38 @@ class DumpFile:
 
     @property
     def stem(self) -> str:
-        """The name up to its first dot, which is the base offset of a segment."""
+        """The file name up to the first dot, which is the base offset of a segment."""
         return self.name.partition(".")[0]
 
     @property
     def base_offset(self) -> int:
-        """The base offset in the name of a segment's file. `BadRequest` for other names."""
+        """The base offset in the name of a segment file. Raises `BadRequest` for other names."""
         if not (self.stem.isascii() and self.stem.isdigit()):
-            raise BadRequest(f"{self.shown} is not a segment file: its name must start with a base offset of 20 digits")
+            raise BadRequest(
+                f"{self.shown} is not a segment file, because its name does not start with a base offset of 20 digits"
+            )
         return int(self.stem)
 
     def size(self) -> int:
-        """Return the size in bytes. `NotFound` if the file does not exist."""
+        """Return the size in bytes. Raises `NotFound` if the file does not exist."""
         info = self.store.stat(self.key)
         if info is None:
             raise NotFound(f"file {self.shown} does not exist")
         return info.size
 
     def read(self, position: int = 0, length: int | None = None) -> bytes:
-        """Return bytes from `position` on; fewer than `length` only at the end of the file."""
+        """Return the bytes from `position` on. Fewer than `length` bytes are returned only at the end of the file."""
         return self.store.get(self.key, position, length)
 
     def with_suffix(self, suffix: str) -> DumpFile:
-        """Return the file with another suffix of the same segment."""
+        """Return the file of the same segment with a different suffix."""
         old, new = self.name, f"{self.stem}.{suffix}"
         shown, absolute = (path.removesuffix(old) + new for path in (self.shown, self.absolute))
         return DumpFile(self.store, self.key.removesuffix(old) + new, shown, absolute)
 
 
 class ObjectBatches(BatchFile):
-    """The batches of an object of a store, up to byte `end`."""
+    """The batches of an object up to byte `end`."""
 
     def __init__(self, source: DumpFile, end: int) -> None:
         self.path, self.size = source.shown, end
@@ -99,10 +103,10 @@ class ObjectBatches(BatchFile):
 
 
 def find(paths: Sequence[str], root: str | None = None) -> list[DumpFile]:
-    """Return the files at the given paths, in this order. With `root`, paths are keys in that root.
+    """Return the files at the given paths, in the given order. If `root` is given, paths are keys in this root.
 
-    A directory (of a partition or topic, a log directory, a root) stands for all files in it that can be dumped, sorted
-    by directory and base offset. Raises `NotFound` if a path does not exist, or a directory has no such files.
+    The path of a partition, topic, log directory or root stands for all supported files in the directory, sorted by
+    directory and base offset. Raises `NotFound` if a path does not exist or a directory has no supported files.
     """
     sources: list[DumpFile] = []
     for path in paths:
@@ -126,9 +130,11 @@ def find(paths: Sequence[str], root: str | None = None) -> list[DumpFile]:
 
 
 def check_name(source: DumpFile) -> None:
-    """Raise `BadRequest` for a file that cannot be dumped according to its name."""
+    """Raise `BadRequest` if a file name is not supported."""
     if not _is_known(source.name):
-        raise BadRequest(f"{source.shown} cannot be dumped: give a file that ends in {', '.join(SUFFIXES)}")
+        raise BadRequest(
+            f"{source.shown} cannot be dumped; expected a file with one of the suffixes {', '.join(SUFFIXES)}"
+        )
     if source.suffix in SEGMENT_SUFFIXES:
         _ = source.base_offset
 
@@ -146,7 +152,7 @@ def _sources(store: Store, key: str, shown: str) -> list[DumpFile]:
         raise NotFound(f"{shown} does not exist")
     dumped = sorted((key for key in keys if _is_known(key.rpartition("/")[2])), key=_rank)
     if not dumped:
-        raise NotFound(f"{shown} has no segments, indexes or commits: give a partition, a topic or a file")
+        raise NotFound(f"{shown} has no segments, indexes or commits; expected a partition, a topic or a file")
     return [_source(store, key, f"{shown}/{key.removeprefix(prefix)}") for key in dumped]
 
 

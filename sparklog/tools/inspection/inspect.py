@@ -47,7 +47,9 @@ def _fields(kind: pa.DataType, *names: str) -> _Fields:
 _PARTITION: _Fields = [("topic", pa.string()), ("partition", pa.int32())]
 
 GAPS = pa.schema([*_PARTITION, *_fields(pa.int64(), "start", "end", "missing"), ("where", pa.string())])
-"""Offsets `[start, end)`, of which `missing` have no record: all of them between batches, some inside a batch."""
+"""Gaps: offsets `[start, end)`, of which `missing` offsets have no record. Between batches, all offsets are missing;
+inside a batch, some offsets are missing.
+"""
 
 TRANSACTIONS = pa.schema(
     [
@@ -56,7 +58,7 @@ TRANSACTIONS = pa.schema(
         *(*_fields(pa.int64(), "batches", "records", "bytes"), *_fields(TIME, "first_timestamp", "last_timestamp")),
     ]
 )
-"""One row per transaction and partition. `last_offset` of a Kafka transaction is the offset of its marker."""
+"""One row per transaction and partition. The `last_offset` of a Kafka transaction is the offset of its marker."""
 
 FILES = pa.schema(
     [
@@ -67,23 +69,26 @@ FILES = pa.schema(
         *(("time_index_entries", pa.int64()), ("damage", pa.string())),
     ]
 )
-"""One row per file and partition; `bytes` is the size of its batches.
+"""One row per file and partition. `bytes` is the size of the batches of the partition in the file.
 
-* `written`: when the file was last written, according to its disk or store
-* `written_after_ms`: the time from the maximum record timestamp to `written`, which is the delay of an append, or of
-  the job or broker that wrote the file; negative if clocks of producers are ahead
-* `bytes_per_entry`: the number of bytes that a seek may read unnecessarily; null without an index
+* `written`: the modification time of the file according to its disk or store
+* `written_after_ms`: the time from the maximum record timestamp to `written`, which is the delay of the append, or of
+  the job or broker that wrote the file; negative if the clock of a producer is ahead
+* `bytes_per_entry`: the average number of bytes per index entry, which a seek may read unnecessarily; null if there is
+  no index
 """
 
 _ENTRY = [*_fields(pa.int64(), "offset", "position"), ("timestamp", TIME)]
 INDEX = pa.schema([*_PARTITION, *_fields(pa.string(), "file", "index"), *_ENTRY])
-"""The entries of `.index` (offset, position), `.timeindex` (timestamp, offset) and append file footers (all three)."""
+"""The entries of `.index` files (offset and position), `.timeindex` files (timestamp and offset) and footers (all
+three).
+"""
 
 BOUNDS = pa.schema([*_PARTITION, *_fields(pa.int64(), "log_start", "last_stable", "log_end")])
 
 
 def gap_table(batches: pa.Table) -> pa.Table:
-    """Return the offsets without records, in the order of the given batches, which may be of several partitions."""
+    """Return the gaps of batches, in the order of the batches. The batches may belong to several partitions."""
     before, inside = batches["gap_before"].to_numpy(), batches["missing"].to_numpy()
     base, last = batches["base_offset"].to_numpy(), batches["last_offset"].to_numpy()
     rows = np.concatenate((np.flatnonzero(before > 0), np.flatnonzero(inside > 0)))
@@ -105,10 +110,10 @@ def gap_table(batches: pa.Table) -> pa.Table:
 
 
 def transaction_table(batches: pa.Table) -> pa.Table:
-    """Return the transactions in the batches of one partition, sorted by first offset.
+    """Return the transactions in the batches of a partition, sorted by first offset.
 
-    A Kafka transaction is the batches of a producer up to a marker; a sparklog transaction is the batches it has
-    written.
+    A Kafka transaction consists of the batches of a producer up to a marker. A sparklog transaction consists of the
+    batches that it has written.
     """
     relevant = batches.filter(
         pc.or_(batches["transactional"], pc.is_in(batches["control"], pa.array(["commit", "abort"], pa.string())))
@@ -128,7 +133,7 @@ def transaction_table(batches: pa.Table) -> pa.Table:
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(order)) - 1
     table = _transactions(relevant, first, last, marker)
-    # Drop markers of transactions that have no records in this partition, or whose records were cleaned.
+    # Drop markers of transactions without records in this partition, and of transactions whose records were cleaned.
     return table.filter(pc.greater(table["batches"], 0)).sort_by("first_offset")
 
 
@@ -165,7 +170,7 @@ def _transactions(rows: pa.Table, first: Int64Array, last: Int64Array, marker: B
 
 
 def file_tables(log: PartitionLog, batches: pa.Table, stops: dict[str, str]) -> tuple[pa.Table, pa.Table]:
-    """Return the files of a partition (`FILES`), in offset order, and the entries of their indexes (`INDEX`)."""
+    """Return the files of a partition in offset order (`FILES`), and the entries of their indexes (`INDEX`)."""
     files: dict[str, list[BatchRange]] = {}
     for batch_range in log.ranges:
         files.setdefault(batch_range.name, []).append(batch_range)
@@ -270,7 +275,7 @@ def _entries(
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """Tables about some partitions, sorted by partition and offset, with the schemas of this module and `batches`."""
+    """Tables about partitions, sorted by partition and offset, with the schemas in this module and in `batches`."""
 
     batches: pa.Table
     files: pa.Table
@@ -282,7 +287,8 @@ class Inspected:
 
 
 def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = None) -> Inspected:
-    """Inspect all partitions of a topic, or some, in a root or a Kafka log directory, reading all of their bytes.
+    """Inspect all or some partitions of a topic in a root or a Kafka log directory. All bytes of the partitions are
+    read.
 
     Raises `NotFound` if the topic or a partition does not exist, and `BadRequest` for other views.
     """
@@ -292,7 +298,7 @@ def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = 
     for partition in chosen:
         if partition not in bounds:
             raise NotFound(
-                f"topic {topic} in {view.location} has no partition {partition}: choose from {sorted(bounds)}"
+                f"topic {topic} in {view.location} has no partition {partition}; its partitions are {sorted(bounds)}"
             )
     if isinstance(view, KafkaView):
         states = view.partition_states(topic)
@@ -302,11 +308,11 @@ def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = 
     if isinstance(view, RootView):
         snapshot = view.snapshot(topic)
         return _inspected(root_partition(snapshot, partition, bounds[partition]) for partition in chosen)
-    raise BadRequest(f"only sparklog roots and Kafka log directories can be inspected, got a {type(view).__name__}")
+    raise BadRequest(f"expected a sparklog root or a Kafka log directory, found a {type(view).__name__}")
 
 
 def inspect_file(path: AnyPath) -> Inspected:
-    """Inspect one `.log` or `.slices` file, as described at `file_partitions`."""
+    """Inspect a `.log` or `.slices` file. See `file_partitions` for the offsets and transactions."""
     return _inspected(file_partitions(path))
 
 

@@ -174,7 +174,7 @@ def test_filters_with_unordered_blocks_are_ignored(world: FilteredWorld, offset:
     assert record is not None
     assert nbytes > made.nbytes
     (finding,) = world.findings()
-    assert finding.message == "the filter lacks keys of the slice, so lookups do not find them"
+    assert finding.message == "the filter lacks keys of the slice, so lookups do not find these keys"
 
 
 def test_slices_without_filters_are_searched(world: FilteredWorld) -> None:
@@ -200,7 +200,7 @@ def test_verify_reports_a_damaged_filter_and_reads_ignore_it(world: FilteredWorl
     assert world.get(b"nobody")[0] is None
     (finding,) = world.findings()
     assert (finding.kind, finding.file) == (INDEX, world.filters)
-    assert "no record is lost" in finding.remedy
+    assert "no records are lost" in finding.remedy
 
 
 @pytest.mark.parametrize("error", [Unavailable("the device reports an I/O error"), BadRequest("no regular file")])
@@ -252,7 +252,7 @@ def test_verify_reports_a_filter_that_lacks_a_key(world: FilteredWorld) -> None:
     wrong = replace(made, pieces=(first, replace(second, words=words)))
     world.store.replace(world.filters, encode_filters([wrong]))
     (finding,) = world.findings()
-    assert finding.message == "the filter lacks keys of the slice, so lookups do not find them"
+    assert finding.message == "the filter lacks keys of the slice, so lookups do not find these keys"
 
 
 def test_a_clone_reads_the_filters_of_its_source(world: FilteredWorld) -> None:

@@ -115,7 +115,7 @@ def test_a_transaction_index_is_printed_up_to_the_damage(tmp_path: Path) -> None
     line = "version: 0 producerId: 6 firstOffset: 5 lastOffset: 7 lastStableOffset: 8"
     assert read(source(tmp_path, entry * 2, "txnindex"), DEEP) == ([line, line], None)
     for data, message in (
-        (entry * 2 + entry[:20], "found 20 bytes after them"),
+        (entry * 2 + entry[:20], "found 20 extra bytes after the last entry"),
         (entry * 2 + b"\0\1" + entry[2:], "expected an aborted transaction of version 0, found 1"),
     ):
         lines, error = read(source(tmp_path, data, "txnindex"), DEEP)

@@ -88,7 +88,7 @@ def test_a_batch_that_is_too_large_for_the_tool(tmp_path: Path) -> None:
     index = file_of(tmp_path, "index", offset_entries((LASTS[2], STARTS[2])))
     fitting = len(BATCHES[2])
     assert len(lines_of(index, IndexOptions(max_message_size=fitting))[0]) == 1
-    with pytest.raises(Corrupt, match=f"{fitting} bytes: raise --max-message-size"):
+    with pytest.raises(Corrupt, match=f"{fitting} bytes; increase --max-message-size"):
         lines_of(index, IndexOptions(max_message_size=fitting - 1))
 
 
@@ -133,7 +133,7 @@ def test_zeros_that_a_running_broker_has_preallocated_end_the_entries(tmp_path: 
 def test_an_index_alone(tmp_path: Path) -> None:
     index = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1])))
     (tmp_path / f"{BASE:020}.log").unlink()
-    with pytest.raises(NotFound, match=rf"{BASE:020}.log, to which .*{BASE:020}.index belongs, does not exist"):
+    with pytest.raises(NotFound, match=rf"{BASE:020}.log, the log file of .*{BASE:020}.index, does not exist"):
         lines_of(index)
 
 
@@ -190,7 +190,9 @@ def test_aborted_transactions(tmp_path: Path) -> None:
     assert (caught.value.file, caught.value.position) == (other.shown, 34)
     torn = file_of(tmp_path, "txnindex", entry(0, 100) + b"abc")
     rows: list[Row] = []
-    with pytest.raises(Corrupt, match="expected entries of 34 bytes, found 3 bytes after them") as caught:
+    with pytest.raises(
+        Corrupt, match="expected entries of 34 bytes, found 3 extra bytes after the last entry"
+    ) as caught:
         rows.extend(dump_index.transaction_index_rows(torn))
     assert caught.value.position == 34
 
@@ -222,5 +224,5 @@ def test_a_name_that_is_no_segments(tmp_path: Path) -> None:
     path = tmp_path / "x1.index"
     path.write_bytes(offset_entries((LASTS[1], STARTS[1])))
     source = DumpFile(open_store(tmp_path), path.name, "x1.index", str(path))
-    with pytest.raises(BadRequest, match="its name must start with a base offset of 20 digits"):
+    with pytest.raises(BadRequest, match="its name does not start with a base offset of 20 digits"):
         _ = source.base_offset

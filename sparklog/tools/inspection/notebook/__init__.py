@@ -1,17 +1,17 @@
-"""`dump_segment.ipynb`, its plotting modules and its example: the files of notebooks/, which a wheel installs here.
+"""`dump_segment.ipynb`, its plotting modules and its example data, which a wheel installs from notebooks/.
 
     from sparklog.tools.inspection.notebook import overview, plots
 
-The modules require matplotlib, which the extra `notebook` installs.
+The modules require matplotlib, which is installed by the extra `notebook`.
 """
 
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 EXAMPLE = FOLDER / "kafka-log-dir"
-"""A small log directory written by a Kafka broker."""
+"""A small log directory that was written by a Kafka broker."""
 if not EXAMPLE.is_dir():
-    # A checkout, not an installed wheel.
+    # The package is imported from a checkout, not from an installed wheel.
     REPOSITORY = Path(__file__).parents[4]
     FOLDER, EXAMPLE = REPOSITORY / "notebooks", REPOSITORY / "examples" / "data" / EXAMPLE.name
     __path__.append(str(FOLDER))
