@@ -1,8 +1,9 @@
-"""Throughput and latency of a store and a host, measured as by Kafka's performance tools.
+"""Throughput and latency benchmarks, which correspond to Kafka's performance tools.
 
-`produce` sends records one by one, as `kafka-producer-perf-test` does. Latency is the time from `send` to the commit
-of the record. It is sampled, because a future with a callback costs a producer as much as a record. `consume` reads
-records with a consumer, as `kafka-consumer-perf-test` does, and reports the time with and without joining the group.
+`produce` sends individual records, as `kafka-producer-perf-test` does. Latency is the time from `send` until the record
+is committed. Only a sample of records is measured, because a callback costs a producer as much time as a record.
+`consume` reads records with a consumer, as `kafka-consumer-perf-test` does, and reports the time with and without
+joining the group.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ if TYPE_CHECKING:
     from sparklog.clients.producer.producer import Producer
 
 MIB = 1 << 20
-"""Kafka's tools call this a MB."""
+"""The unit that Kafka's tools call MB."""
 SAMPLE_MS = 1
 """Minimum time between two records whose latency is measured."""
 PAYLOADS = 1_024
-"""Number of random values, which are created before the first record is sent."""
+"""Number of random values. They are created before the first record is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Records and bytes sent in `ms` milliseconds, and the latencies of a sample in ms, in ascending order."""
+    """Records and bytes that were sent in `ms` milliseconds. `sampled` contains the measured latencies in ascending
+    order.
+    """
 
     records: int
     nbytes: int
@@ -52,7 +55,7 @@ class Throughput:
         return self.nbytes / MIB / max(self.ms, 0.001) * 1000
 
     def percentile(self, share: float) -> float:
-        """Return the latency at this share of the sample; 0 without a sample."""
+        """Return the latency at this quantile of the sample, or 0 if the sample is empty."""
         return self.sampled[min(int(share * len(self.sampled)), len(self.sampled) - 1)] if self.sampled else 0.0
 
     @property
@@ -70,7 +73,7 @@ class ProduceRun:
 
     Attributes:
         throughput: the maximum number of records per second; -1 for no limit.
-        transaction_ms: the duration of each transaction; None for no transactions.
+        transaction_ms: the duration of each transaction, or None to send without transactions.
     """
 
     topic: str
@@ -81,7 +84,9 @@ class ProduceRun:
 
 
 class _LatencySampler:
-    """Collects latencies from callbacks on the producer's thread, in total and since the last call of `window`."""
+    """Collects latencies from callbacks on the producer's thread: all latencies, and those since the last call of
+    `window`.
+    """
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
@@ -117,9 +122,9 @@ class _LatencySampler:
 def produce(
     producer: Producer, run: ProduceRun, env: Env, report: Callable[[Throughput], object], interval_ms: float
 ) -> Throughput:
-    """Send the records and wait until they are durable; call `report` with the throughput of each interval.
+    """Send the records and wait until they are committed. Call `report` with the throughput of each interval.
 
-    Raises the errors of `Producer.send` and of commits. The first failed record ends the run.
+    Raises the errors of `Producer.send` and of commits. The run ends at the first record that fails.
     """
     now_ms = env.boot_ms
     sampler, started = _LatencySampler(now_ms), now_ms()
@@ -155,13 +160,13 @@ def produce(
 
 
 def random_payloads(size: int, random: Random) -> Iterator[bytes]:
-    """Yield random strings of `size` capital letters, as in Kafka's tool, repeating a fixed number of values."""
+    """Yield strings of `size` random uppercase letters, as Kafka's tool does. The values are drawn from a fixed set."""
     values = [bytes(random.choices(range(65, 91), k=size)) for _ in range(PAYLOADS)]
     return (random.choice(values) for _ in repeat(None))
 
 
 def payloads_of_file(text: str, delimiter: str, random: Random) -> Iterator[bytes]:
-    """Yield the values in a text in random order, repeatedly. `BadRequest` if there are none."""
+    """Yield the values in a text repeatedly in random order. Raises `BadRequest` if there are no values."""
     values = [value.encode() for value in text.split(delimiter) if value]
     if not values:
         raise BadRequest(f"the payload file has no values separated by {delimiter!r}")
@@ -180,8 +185,9 @@ class ConsumeRun:
     """Records and bytes of keys and values that were read in an interval.
 
     Attributes:
-        begin_ms: the start of the interval, in ms since the epoch; `end_ms`: its end.
-        join_ms: the time until the group member had its partitions.
+        begin_ms: the start of the interval in ms since the epoch.
+        end_ms: the end of the interval in ms since the epoch.
+        join_ms: the time until the group member got its partitions.
     """
 
     begin_ms: int
@@ -211,7 +217,7 @@ def consume(
     report: Callable[[ConsumeRun], object],
     interval_ms: float,
 ) -> ConsumeRun:
-    """Read `messages` records, or until none arrives for `timeout_ms`; call `report` with each interval."""
+    """Read `messages` records, or until no record arrives for `timeout_ms`. Call `report` for each interval."""
     begin_ms, started = env.wall_ms(), env.boot_ms()
     last_received = reported = started
     reported_ms, joined_ms = begin_ms, None if not consumer.assignment() else 0.0

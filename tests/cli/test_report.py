@@ -87,7 +87,11 @@ def test_report_of_a_kafka_directory(sparklog: Sparklog, page: Path) -> None:
         ((), 2, "expected an output: give --html FILE or --json"),
         (("--json", "--topic", "ordres"), 1, "orders"),
         (("--json", "--now", "noon"), 2, "'--now'"),
-        (("--json", "--properties", "nowhere.properties"), 1, "'nowhere.properties' cannot be read"),
+        (
+            ("--json", "--properties", "nowhere.properties"),
+            1,
+            "failed to read the properties file 'nowhere.properties'",
+        ),
         (("--html", "nowhere/page.html"), 1, "choose another --html"),
         (("--json", "--root", "nowhere"), 1, "There is no log at"),
     ],

@@ -1,1 +1,1 @@
-"""The report of a root or a Kafka log directory, as a web page, as JSON and as Prometheus metrics."""
+"""The report of a root or a Kafka log directory as a web page, JSON or Prometheus metrics."""

@@ -1,8 +1,9 @@
-"""Gather a report from a sparklog root, or from a Kafka log directory in place. Nothing is changed.
+"""Gather the report of a sparklog root or a Kafka log directory in place. Nothing is changed.
 
-This costs a listing of each topic's log and data files and the dry runs of maintenance, which read metadata only. A
-topic that cannot be read becomes a note, and the rest is reported. Records are read for their timestamps only: the
-first record that a group has not read, and in a Kafka log directory the first record of each open transaction.
+A report requires a listing of each topic's log and data files, and the dry runs of maintenance, which only read
+metadata. If a topic cannot be read, a note is added and the other topics are reported. Records are only read for their
+timestamps: the first unread record of each group, and, in a Kafka log directory, the first record of each open
+transaction.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from sparklog.tools.report.report_data import (
 )
 
 CHUNK_SLICES = 4096
-"""Slices per step of the computation of bytes by hour."""
+"""Number of slices per step of the computation of bytes by hour."""
 Times = npt.NDArray[np.int64]
 
 
@@ -70,20 +71,20 @@ def gather(
     """Gather a report as of `settings.now_ms`.
 
     Args:
-        topics: names of topics; empty for all.
+        topics: names of the topics to report; empty for all topics.
         made_by: the program and its version, for the footer of the report.
-        maintenance: also plan what the next run of maintenance would do.
+        maintenance: whether to plan the next maintenance run.
 
     Raises:
-        NotFound: a topic does not exist.
-        BadRequest: the view is neither of a root nor of a Kafka log directory.
+        NotFound: If a topic does not exist.
+        BadRequest: If the view is neither a root nor a Kafka log directory.
     """
     if isinstance(view, RootView):
         report = _gather_root(view, settings, tuple(dict.fromkeys(topics)), maintenance)
     elif isinstance(view, KafkaView):
         report = _gather_kafka(view, settings, tuple(dict.fromkeys(topics)))
     else:
-        raise BadRequest(f"only sparklog roots and Kafka log directories have reports, got a {type(view).__name__}")
+        raise BadRequest(f"expected a sparklog root or a Kafka log directory, found a {type(view).__name__}")
     usage = shutil.disk_usage(view.location) if os.path.isdir(view.location) else None
     return health(replace(report, made_by=made_by, disk=None if usage is None else Disk(usage.total, usage.free)))
 
@@ -136,7 +137,7 @@ def _jobs(root: Root, settings: Settings, notes: list[Note]) -> JobStatus | None
 def _plan_maintenance(
     root: Root, settings: Settings, topics: tuple[str, ...], facts: Sequence[TopicFacts], notes: list[Note]
 ) -> tuple[tuple[PlannedWork, ...], tuple[Removal, ...]]:
-    """Return the work of the next maintenance run, and the files that it would delete; add notes of its failures."""
+    """Return the work of the next maintenance run and the files to delete. Add notes about expected failures."""
     compaction: Sequence[TopicReport] = ()
     if facts:
         options = CompactOptions(topics=[topic.topic for topic in facts], dry_run=True)
@@ -209,7 +210,7 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
 
 
 def _open_transactions(root: Root, snapshot: Snapshot, now_ms: int) -> list[OpenTransaction]:
-    """Return the open transactions of a snapshot, with ages according to the store's clock."""
+    """Return the open transactions of a snapshot. Ages are based on the store's clock."""
     name, transactions = snapshot.topic, list[OpenTransaction]()
     for prepare in snapshot.state.open:
         age = max(0, now_ms - root.engine.decisions.prepared_ms(name, prepare))
@@ -219,7 +220,7 @@ def _open_transactions(root: Root, snapshot: Snapshot, now_ms: int) -> list[Open
             for partition, first in prepare.first.items()
         ]
     for imported in snapshot.state.kafka_open:
-        # Imported transactions have no timeout here: only Kafka, or an operator, ends them.
+        # Imported transactions have no timeout in sparklog. Only Kafka or an operator can end them.
         owner = f"Kafka's {imported.transactional_id or f'producer {imported.producer}'}"
         since = None if imported.start_ms is None else max(0, now_ms - imported.start_ms)
         transactions.append(OpenTransaction(name, imported.partition, owner, imported.first, imported.end, since, None))
@@ -227,13 +228,13 @@ def _open_transactions(root: Root, snapshot: Snapshot, now_ms: int) -> list[Open
 
 
 def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
-    """Return all groups, or those that read one of `topics`; a group that cannot be read becomes a note."""
+    """Yield all groups, or the groups that read one of `topics`. Add a note about each group that cannot be read."""
     damaged, lag_failures = list[SparklogError](), list[SparklogError]()
     groups = Groups(root)
     described = groups.descriptions(groups.names(damaged), damaged)
     existing = {name: group for name, group in described.items() if group.state != DEAD}
     partitions: dict[str, list[GroupPartition]] = {name: [] for name in existing}
-    # One call for all groups reads each topic once.
+    # A single call for all groups reads each topic only once.
     for row in lag(root, existing, now_ms=now_ms, failures=lag_failures):
         if not topics or row.topic in topics:
             partitions[row.group].append(_group_partition(row))
@@ -276,7 +277,7 @@ def _gather_kafka(view: KafkaView, settings: Settings, topics: tuple[str, ...]) 
             view.refresh([name])
             facts.append(_kafka_topic(view, name, settings.now_ms))
             transactions += _kafka_transactions(view, name, settings.now_ms)
-            notes += _kafka_damage(view, name)
+            notes += _kafka_corruption(view, name)
         except SparklogError as error:
             if topics:
                 raise
@@ -337,8 +338,8 @@ def _kafka_transactions(view: KafkaView, name: str, now_ms: int) -> list[OpenTra
     return transactions
 
 
-def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
-    """Yield a note for each partition with corrupt bytes. An incompletely written end of the log is not damage."""
+def _kafka_corruption(view: KafkaView, name: str) -> Iterator[Note]:
+    """Yield a note for each partition with corrupt bytes. An incompletely written end of the log is not corrupt."""
     for partition, state in sorted(view.partition_states(name).items()):
         corrupt = (
             segment
@@ -347,14 +348,14 @@ def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
         )
         if (first := next(corrupt, None)) is not None:
             where = f"partition {partition} is corrupt in {first.name.path.name} at byte {first.end:,}"
-            remedy = "run `sparklog verify` for all damage, and restore the file from a replica or a backup"
+            remedy = "run `sparklog verify` to find all corruption, and restore the file from a replica or a backup"
             yield Note(ATTENTION, name, f"{where}: {first.reason}; {remedy}")
 
 
 def _kafka_groups(
     view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, names: tuple[str, ...], notes: list[Note]
 ) -> tuple[GroupFacts, ...] | None:
-    """Return the groups in the local partitions of the coordinator's topic; None if the topic is not here."""
+    """Return the groups in the local partitions of `__consumer_offsets`, or None if there are none."""
     if not has_groups(view):
         return None
     try:
@@ -376,17 +377,19 @@ def _group_partition(row: Lag) -> GroupPartition:
     )
 
 
-# -- counts by hour: commits, and stored bytes by record timestamp, computed without reading records
+# -- counts by hour: commits, and stored bytes by record timestamp, which are computed without reading records
 
 
 def _hour_limits(now_ms: int) -> Times:
-    """Return the start of each of the last `HOURS` clock hours, the last of which is the current one, and its end."""
+    """Return the start of each of the last `HOURS` clock hours, including the current hour, and the end of the current
+    hour.
+    """
     end = (now_ms // HOUR_MS + 1) * HOUR_MS
     return end - HOUR_MS * np.arange(HOURS, -1, -1, dtype=np.int64)
 
 
 def _slices_by_hour(slices: Slices, now_ms: int) -> tuple[int, ...]:
-    """Return stored bytes, spreading the bytes of each slice evenly from its first to its last timestamp."""
+    """Return stored bytes by hour. The bytes of a slice are distributed evenly from its first to its last timestamp."""
     limits = _hour_limits(now_ms)
     recent = (slices.max_ts >= limits[0]) & (slices.min_ts >= 0)
     first, size = slices.min_ts[recent], slices.size[recent]
@@ -399,7 +402,7 @@ def _slices_by_hour(slices: Slices, now_ms: int) -> tuple[int, ...]:
 
 
 def _blocks_by_hour(states: Iterable[PartitionState], now_ms: int) -> tuple[int, ...]:
-    """Return stored bytes of a Kafka log directory, counting each block at its maximum timestamp."""
+    """Return stored bytes of a Kafka log directory by hour. A block counts for the hour of its maximum timestamp."""
     times, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for segment in (segment for state in states for segment in state.segments):
         times.append(np.array(segment.block_timestamp, np.int64))

@@ -1,7 +1,8 @@
-"""Read the status of the jobs on a root: recorded runs, backlogs, and active runs.
+"""Read the status of the jobs of a root: recorded runs, backlogs and active runs.
 
-This costs two listings and two requests for the recorded runs, one request for the root, and the same again for the
-leases of each job if active runs are requested. Slice tables come from snapshots that the caller has read.
+This requires two listings and two requests for the recorded runs, and one request for the root. If active runs are
+requested, the leases of each job require the same number of requests as the recorded runs. Slice tables are passed in
+snapshots that the caller has read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from sparklog.retention.retain import expiry_backlog
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """An active run, which has a lease. If not `alive`, the lease has expired because the run died or is suspended."""
+    """An active run, which has a lease. If `alive` is False, the lease has expired, because the run is dead or
+    suspended.
+    """
 
     job: str
     host: str
@@ -36,30 +39,31 @@ class Running:
 
 
 class JobStatus:
-    """The status of the jobs of a root, as of `settings.now_ms`.
+    """The status of the jobs of a root as of `settings.now_ms`.
 
-    Configs that a topic does not set come from `settings`, or, if that has none, from the last run of each job, which
-    may have read a properties file. Raises `SparklogError` if the recorded runs cannot be read.
+    Configs that a topic does not set are taken from `settings`. If `settings` has no defaults, they are taken from the
+    last run of each job, which may have read a properties file. Raises `SparklogError` if the recorded runs cannot be
+    read.
 
     Attributes:
         failures: the errors of topics that cannot be read.
     """
 
     def __init__(self, root: Root, settings: Settings) -> None:
-        self.outcomes: JobHistory = read_job_history(root)
+        self.history: JobHistory = read_job_history(root)
         self.backlogs: dict[str, Backlog] = {}
         self.failures: list[SparklogError] = []
         self._root = root
         self._created_ms = root_created_ms(root.store)
         self._now_ms = settings.now_ms
-        last_defaults = {run.job: run.defaults for run in self.outcomes.runs}
+        last_defaults = {run.job: run.defaults for run in self.history.runs}
         self._settings = {
             job: replace(settings, defaults=settings.defaults or last_defaults.get(job, settings.defaults))
             for job in MONITORED_JOBS
         }
 
     def add(self, snapshot: Snapshot) -> Backlog:
-        """Add the backlog of a topic, and return it."""
+        """Add the backlog of a topic and return it."""
         compact, retain = (self._settings[job] for job in MONITORED_JOBS)
         backlog, expiring = compaction_backlog(snapshot, compact), expiry_backlog(snapshot, retain)
         due = (*backlog.due, *expiring.due)
@@ -69,7 +73,7 @@ class JobStatus:
 
     def states(self) -> tuple[JobState, ...]:
         """Return the state of each job on each added topic."""
-        return job_states(self.outcomes, self.backlogs, self._created_ms, self._now_ms)
+        return job_states(self.history, self.backlogs, self._created_ms, self._now_ms)
 
     def running(self) -> tuple[Running, ...]:
         """Return the active runs."""
@@ -81,12 +85,15 @@ class JobStatus:
 
 
 def has_jobs(root: Root) -> bool:
-    """Return False for a backup that is read in place, on which no jobs run."""
+    """Return False for a backup that is read in place, because jobs do not run on backups."""
     return not isinstance(root.store, BackupStore)
 
 
 def read_job_status(root: Root, settings: Settings, topics: Sequence[str] = ()) -> JobStatus:
-    """Return the job status of these topics, or of all if none are given. `NotFound` if a topic does not exist."""
+    """Return the job status of these topics, or of all topics if `topics` is empty.
+
+    Raises `NotFound` if a topic does not exist.
+    """
     status = JobStatus(root, settings.of_root(root))
     for name in topics:
         root.topic(name)

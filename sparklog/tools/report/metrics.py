@@ -1,11 +1,12 @@
-"""A report as Prometheus metrics, in the text exposition format, version 0.0.4.
+"""A report as Prometheus metrics, in version 0.0.4 of the text exposition format.
 
     # HELP sparklog_group_lag Offsets between the committed offset and the log end.
     # TYPE sparklog_group_lag gauge
     sparklog_group_lag{group="billing",topic="orders",partition="0"} 12
 
-The node exporter's textfile collector can read a file of these lines. The metrics of a report are gauges, because
-offsets restart when a topic is created again. An unknown value (the record counts of a Kafka directory) has no line.
+The textfile collector of the node exporter can read a file in this format. All metrics of a report are gauges, because
+offsets restart when a topic is created again. Unknown values, such as the record counts of a Kafka directory, are
+omitted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Labels = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric with a value for each set of labels; None for an unknown value."""
+    """A metric with a value for each set of labels. Unknown values are None."""
 
     name: str
     help: str
@@ -30,9 +31,11 @@ class Metric:
 
 
 def exposition(report: RootReport) -> str:
-    """Return the report as text. The lines of a metric are together, and its labels have a fixed order."""
+    """Return the report as text. The lines of a metric are contiguous, and its labels have a fixed order."""
     now = Metric(
-        "sparklog_metrics_timestamp_seconds", "When these metrics were collected.", [({}, report.now_ms / 1000)]
+        "sparklog_metrics_timestamp_seconds",
+        "Time at which these metrics were collected.",
+        [({}, report.now_ms / 1000)],
     )
     return text_of([now, *_of_partitions(report), *_of_topics(report), *_of_jobs(report), *_of_groups(report)])
 
@@ -42,7 +45,7 @@ def text_of(metrics: Iterable[Metric]) -> str:
 
 
 def _metrics(prefix: str, rows: Sequence[tuple[Labels, Any]], columns: Iterable[Sequence[str]]) -> Iterator[Metric]:
-    """Yield a metric for each column: name, help and attribute of a row. Attributes in ms are converted to seconds."""
+    """Yield a metric for each column (name, help and attribute of a row). Attributes in ms are converted to seconds."""
     for name, text, attribute in columns:
         values = ((labels, getattr(row, attribute)) for labels, row in rows)
         converted = [(labels, _seconds(value) if attribute.endswith("_ms") else value) for labels, value in values]
@@ -53,12 +56,12 @@ def _of_partitions(report: RootReport) -> Iterator[Metric]:
     parts = [(topic.topic, part) for topic in report.topics for part in topic.partitions]
     rows = [({"topic": name, "partition": part.partition}, part) for name, part in parts]
     columns = (
-        ("log_start_offset", "First offset that can be read.", "log_start"),
-        ("last_stable_offset", "Offset at which read_committed readers stop.", "last_stable"),
-        ("log_end_offset", "Offset of the next record to be appended.", "log_end"),
-        ("records", "Records in record batches.", "records"),
-        ("bytes", "Bytes of record batches.", "bytes"),
-        ("unsealed_slices", "Slices that no job has sealed yet.", "unsealed"),
+        ("log_start_offset", "Log start offset.", "log_start"),
+        ("last_stable_offset", "Last stable offset, at which read_committed readers stop.", "last_stable"),
+        ("log_end_offset", "Log end offset, which the next record gets.", "log_end"),
+        ("records", "Number of records.", "records"),
+        ("bytes", "Size of record batches in bytes.", "bytes"),
+        ("unsealed_slices", "Number of unsealed slices.", "unsealed"),
         ("newest_timestamp_seconds", "Maximum record timestamp.", "newest_ms"),
     )
     return _metrics("partition", rows, columns)
@@ -69,7 +72,7 @@ def _of_topics(report: RootReport) -> Iterator[Metric]:
     versions = [(labels, activity.version) for labels, activity in active]
     yield Metric("sparklog_topic_version", "Version of the latest commit.", versions)
     times = [(labels, _seconds(activity.newest_ms)) for labels, activity in active]
-    yield Metric("sparklog_topic_commit_timestamp_seconds", "When the latest commit was written.", times)
+    yield Metric("sparklog_topic_commit_timestamp_seconds", "Time of the latest commit.", times)
     owners: dict[str, set[str]] = {topic.topic: set() for topic in report.topics}
     ages = []
     for txn in report.held_back:
@@ -79,45 +82,47 @@ def _of_topics(report: RootReport) -> Iterator[Metric]:
     help_text = "Age of a transaction that holds back the last stable offset."
     yield Metric("sparklog_open_transaction_age_seconds", help_text, ages)
     open_transactions = [({"topic": topic}, len(ids)) for topic, ids in owners.items()]
-    yield Metric("sparklog_topic_open_transactions", "Owners with open transactions.", open_transactions)
+    yield Metric("sparklog_topic_open_transactions", "Number of owners with open transactions.", open_transactions)
     counts: dict[str, int] = {topic.topic: 0 for topic in report.topics} | {"": 0}
     for note in report.notes:
         counts[note.topic] = counts.get(note.topic, 0) + (note.level == ATTENTION)
     notes = [({"topic": topic}, count) for topic, count in counts.items()]
-    yield Metric("sparklog_attention_notes", "Notes of `sparklog report` that need attention.", notes)
+    yield Metric("sparklog_attention_notes", "Number of notes of `sparklog report` that need attention.", notes)
 
 
 def _of_jobs(report: RootReport) -> Iterator[Metric]:
     backlogs = [({"topic": topic.topic}, topic.backlog) for topic in report.topics if topic.backlog is not None]
-    expired = "Timestamp of the oldest record that the next run of retain deletes."
+    expired = "Timestamp of the oldest record that the next retain run deletes."
     backlog_columns = (
-        ("unsealed_bytes", "Bytes that no job has sealed yet.", "unsealed_bytes"),
+        ("unsealed_bytes", "Unsealed bytes.", "unsealed_bytes"),
         ("dirty_ratio", "Dirty ratio of the dirtiest partition.", "dirty_ratio"),
         ("oldest_expired_timestamp_seconds", expired, "oldest_expired_ms"),
     )
     yield from _metrics("topic", backlogs, backlog_columns)
-    # The label `job` has another meaning in Prometheus.
+    # Prometheus uses the label `job` for scrape jobs.
     rows = [({"maintenance": state.job, "topic": state.topic}, state) for state in report.jobs or ()]
     columns = (
-        ("last_run_timestamp_seconds", "When the last run started.", "last_run_ms"),
-        ("last_success_timestamp_seconds", "When the last successful run started.", "last_success_ms"),
+        ("last_run_timestamp_seconds", "Start time of the last run.", "last_run_ms"),
+        ("last_success_timestamp_seconds", "Start time of the last successful run.", "last_success_ms"),
         ("last_run_seconds", "Duration of the last run on the topic.", "seconds"),
-        ("interval_seconds", "Observed time between two runs.", "interval_ms"),
+        ("interval_seconds", "Observed interval between runs.", "interval_ms"),
     )
     yield from _metrics("job", rows, columns)
     failed = [(labels, int(bool(state.failure))) for labels, state in rows]
     yield Metric("sparklog_job_failed", "1 if the last run failed.", failed)
-    overdue = ("overdue_seconds", "How long a run has been overdue, 0 if it is not.", "overdue_ms")
+    overdue = ("overdue_seconds", "Time since the next run became overdue, 0 if it is not overdue.", "overdue_ms")
     yield from _metrics("job", rows, [overdue])
 
 
 def _of_groups(report: RootReport) -> Iterator[Metric]:
     groups = report.groups or ()
     active = [({"group": group.group}, int(group.member is not None)) for group in groups]
-    yield Metric("sparklog_group_active", "1 while the group has a member.", active)
+    yield Metric("sparklog_group_active", "1 if the group has a member.", active)
     members = [({"group": group.group}, group.members) for group in groups]
     yield Metric(
-        "sparklog_group_members", "Members that share the group's partitions, or 1 for an exclusive member.", members
+        "sparklog_group_members",
+        "Number of members that share the group's partitions, or 1 for an exclusive member.",
+        members,
     )
     rows = [
         ({"group": group.group, "topic": part.topic, "partition": part.partition}, part)
@@ -125,7 +130,7 @@ def _of_groups(report: RootReport) -> Iterator[Metric]:
         for part in group.partitions
     ]
     columns = (
-        ("current_offset", "Committed offset, the next one to read.", "offset"),
+        ("current_offset", "Committed offset.", "offset"),
         ("lag", "Offsets between the committed offset and the log end.", "lag"),
         ("lag_seconds", "Age of the first unread record.", "seconds_behind"),
     )

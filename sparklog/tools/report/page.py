@@ -1,7 +1,8 @@
-"""Render a report as one self-contained HTML page: styles, charts and a short script, without network access.
+"""Render a report as a self-contained HTML page with styles, charts and a short script. The page needs no network
+access.
 
-All external text (names of topics, groups and transactions, errors) is escaped by the template. The script sorts and
-filters tables; without it the page shows the same data, and the partitions of a topic open with CSS.
+The template escapes all external text, such as names of topics, groups and transactions, and errors. The script sorts
+and filters tables. If scripts are disabled, the page shows the same data, and the partitions of a topic open with CSS.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 
 
 MAX_PARTITIONS = 200
-"""Partitions shown per topic, the largest ones."""
+"""Maximum number of partitions per topic on the page; the largest partitions are shown."""
 MAX_BARS = 100
 LARGEST_TOPICS = 12
 
 
 def as_html(report: RootReport) -> str:
-    """Return the page. The result depends on the report alone."""
+    """Return the report as an HTML page. The result depends only on the report."""
     template = _environment().get_template("report.html")
     largest = nlargest(LARGEST_TOPICS, report.topics, key=lambda topic: topic.bytes)
     text: str = template.render(
@@ -64,7 +65,7 @@ def as_html(report: RootReport) -> str:
 
 
 class NoteBox(NamedTuple):
-    """The notes about one topic, or about the root if `topic` is empty."""
+    """The notes about a topic, or about the root if `topic` is empty."""
 
     level: str
     topic: str
@@ -72,7 +73,7 @@ class NoteBox(NamedTuple):
 
 
 def boxes(notes: Sequence[Note]) -> list[NoteBox]:
-    """Return a box for each topic, in the order of its first note."""
+    """Return the notes of each topic, ordered by the first note of the topic."""
     by_topic: dict[str, NoteBox] = {}
     for note in notes:
         by_topic.setdefault(note.topic, NoteBox(note.level, note.topic, [])).texts.append(note.text)
@@ -83,9 +84,10 @@ class Chart(NamedTuple):
     """A bar chart with one bar per hour.
 
     Attributes:
-        path: the bars as an SVG path; each is 10 wide and up to 60 high.
-        max: the largest value, in the hour that starts at `max_ms`.
-        days: for each start of a day, its distance from the left in percent and its time.
+        path: the bars as an SVG path; each bar is 10 units wide and up to 60 units high.
+        max: the largest value.
+        max_ms: the start of the hour with the largest value.
+        days: the distance from the left in percent and the time of each start of a day.
     """
 
     path: str
@@ -96,7 +98,7 @@ class Chart(NamedTuple):
 
 
 def chart(values: Sequence[int], now_ms: int) -> Chart | None:
-    """Draw the values of the last hours, the current hour last; return None if all are 0."""
+    """Draw the values of the last hours; the last value is the current hour. Return None if all values are 0."""
     if not any(values):
         return None
     largest = max(values)
@@ -109,13 +111,13 @@ def chart(values: Sequence[int], now_ms: int) -> Chart | None:
 
 
 def summed(rows: Iterable[Sequence[int]]) -> list[int]:
-    """Return the sum of each hour, over the rows that have a value for each hour."""
+    """Return the sum of each hour over all rows that have a value for each hour."""
     complete = [row for row in rows if len(row) == HOURS]
     return [sum(column) for column in zip(*complete, strict=True)]
 
 
 class PlannedRow(NamedTuple):
-    """One action of the next run on some partitions of a topic, as a row."""
+    """A table row: an action of the next run on partitions of a topic."""
 
     topic: str
     action: str
@@ -125,7 +127,7 @@ class PlannedRow(NamedTuple):
 
 
 def by_topic(planned: Sequence[PlannedWork]) -> list[PlannedRow]:
-    """Return one row per topic and action. If reasons differ, show that of the partition with the most bytes."""
+    """Return one row per topic and action. If reasons differ, show the reason of the partition with the most bytes."""
     groups: dict[tuple[str, str], list[PlannedWork]] = {}
     for work in planned:
         groups.setdefault((work.topic, work.action), []).append(work)
@@ -140,9 +142,9 @@ def by_topic(planned: Sequence[PlannedWork]) -> list[PlannedRow]:
 
 
 class GroupRow(NamedTuple):
-    """Consumer lag of a group in one topic, as a row; `topic` is empty for a group without committed offsets.
+    """A table row: the consumer lag of a group in a topic. `topic` is empty if the group has no committed offsets.
 
-    `ms_behind` is that of the partition that is furthest behind.
+    `ms_behind` is the lag in time of the partition with the largest lag.
     """
 
     group: GroupFacts
@@ -169,7 +171,7 @@ def progress(groups: Sequence[GroupFacts]) -> list[GroupRow]:
 
 
 def numbers(partitions: Sequence[int]) -> str:
-    """Return partitions as text such as `0-3, 7`."""
+    """Return partitions as text, for example `0-3, 7`."""
     ranges: list[list[int]] = []
     for partition in partitions:
         if ranges and partition == ranges[-1][-1] + 1:
@@ -181,7 +183,7 @@ def numbers(partitions: Sequence[int]) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Return the template environment. It is cached because compiling the templates takes longer than a small page."""
+    """Return the template environment, which is cached because compiling the templates is slow."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 
     @pass_context
@@ -201,12 +203,12 @@ def _environment() -> Environment:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return seconds as text such as `1,234.5`."""
+    """Return seconds as text, for example `1,234.5`."""
     return UNKNOWN if seconds is None else f"{seconds:,.1f}"
 
 
 def shown_partitions(topic: TopicFacts) -> list[PartitionFacts]:
-    """Return the largest partitions, in the order of their numbers."""
+    """Return the largest partitions of a topic, ordered by partition number."""
     largest = nlargest(MAX_PARTITIONS, topic.partitions, key=lambda part: part.bytes)
     return sorted(largest, key=lambda part: part.partition)
 
@@ -218,7 +220,7 @@ def never_expires(topic: TopicFacts) -> bool:
 
 
 class Bar(NamedTuple):
-    """The bytes of a partition; `height` is relative to the largest partition."""
+    """A bar of a partition. `height` is the number of bytes relative to the largest partition."""
 
     partition: int
     height: float

@@ -1,6 +1,6 @@
-"""The data of a report, and the notes that follow from it. Times are ms since the epoch, sizes are in bytes.
+"""The data of a report, and the notes that are derived from it. Times are in ms since the epoch, sizes in bytes.
 
-The dataclasses define the JSON of a report: their fields, and the properties that `COMPUTED` lists.
+The dataclasses define the JSON format of a report: it contains their fields and the properties in `COMPUTED`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def total(numbers: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition. In a Kafka log directory, values that would require reading records are None.
+    """A partition. Values that would require reading records are None for a Kafka log directory.
 
     Attributes:
-        oldest_ms: the minimum record timestamp, or that of the first record in a Kafka log directory; None without
-            timestamps.
-        unsealed: slices that are not sealed yet.
-        expiring: records that the next run of retention deletes; None in a Kafka log directory.
-        next_log_start: the log start after that run.
-        expires_ms: when the first segment becomes older than retention.ms; None if it never does.
+        oldest_ms: the minimum record timestamp, or, in a Kafka log directory, the timestamp of the first record; None
+            if there are no timestamps.
+        unsealed: the number of unsealed slices.
+        expiring: the number of records that the next retention run deletes; None for a Kafka log directory.
+        next_log_start: the log start after the next retention run.
+        expires_ms: the time at which the first segment becomes older than retention.ms, or None if it never does.
     """
 
     COMPUTED: ClassVar = ("offsets",)
@@ -61,14 +61,14 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Activity of a topic's commit log.
+    """The activity of a topic's commit log.
 
     Attributes:
-        newest_ms: when the latest version was committed.
-        last_hour: commits of the last hour, as far as they are kept.
-        last_day: commits of the last 24 hours, as far as they are kept.
-        since_checkpoint: commits after the latest checkpoint; None without a checkpoint.
-        commits_by_hour: commits in each of the last `HOURS` clock hours, the current hour last.
+        newest_ms: the time of the latest commit.
+        last_hour: the number of retained commits of the last hour.
+        last_day: the number of retained commits of the last 24 hours.
+        since_checkpoint: the number of commits after the latest checkpoint, or None if there is no checkpoint.
+        commits_by_hour: the number of commits in each of the last `HOURS` clock hours; the current hour is last.
     """
 
     version: int
@@ -81,14 +81,14 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """One topic. `cleanup_policy`, `configs` and `activity` are None in a Kafka log directory.
+    """A topic. `cleanup_policy`, `configs` and `activity` are None for a Kafka log directory.
 
     Attributes:
-        configs: the configs that are set for this topic.
-        bytes_by_hour: stored bytes by record timestamp, for each of the last `HOURS` clock hours. The bytes of a slice
-            that spans several hours are spread evenly.
-        unreferenced_bytes: bytes of files that the vacuum will delete; None if not requested.
-        backlog: work that waits for the jobs; None if not requested.
+        configs: the configs that are set on this topic.
+        bytes_by_hour: stored bytes by record timestamp in each of the last `HOURS` clock hours. The bytes of a slice
+            that spans several hours are distributed evenly.
+        unreferenced_bytes: bytes of files that the vacuum will delete, or None if not requested.
+        backlog: pending work of the jobs, or None if not requested.
     """
 
     COMPUTED: ClassVar = (
@@ -133,7 +133,7 @@ class TopicFacts:
 
     @property
     def expiring(self) -> int | None:
-        """Records that the next run of retention deletes."""
+        """The number of records that the next retention run deletes."""
         return total(part.expiring for part in self.partitions) if self.partitions else None
 
     @property
@@ -142,12 +142,14 @@ class TopicFacts:
 
     @property
     def held_back(self) -> int:
-        """The number of offsets that read_committed readers cannot reach yet."""
+        """The number of offsets that read_committed consumers cannot read yet."""
         return sum(part.log_end - part.last_stable for part in self.partitions)
 
     @property
     def skew(self) -> float | None:
-        """The bytes of the largest partition divided by the mean; None with fewer than two partitions or no data."""
+        """The size of the largest partition divided by the mean size, or None if there are fewer than two partitions or
+        no data.
+        """
         if len(self.partitions) < 2 or not self.bytes:
             return None
         return max(part.bytes for part in self.partitions) * len(self.partitions) / self.bytes
@@ -155,12 +157,13 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """Consumer lag in one partition.
+    """The consumer lag in a partition.
 
     Attributes:
-        offset: the committed offset, None if there is none.
-        lag: log end minus committed offset, None without one; negative if the log does not reach that offset.
-        seconds_behind: the age of the first unread record; None if it has no timestamp or cannot be read.
+        offset: the committed offset, or None if there is no committed offset.
+        lag: log end minus committed offset, or None if there is no committed offset; negative if the offset is beyond
+            the log end.
+        seconds_behind: the age of the first unread record, or None if the record has no timestamp or cannot be read.
     """
 
     COMPUTED: ClassVar = ("lost",)
@@ -181,11 +184,11 @@ class GroupPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """One consumer group.
+    """A consumer group.
 
     Attributes:
-        state: the state under Kafka's name.
-        member: the ids of its members, None without members.
+        state: the name of the group state in Kafka.
+        member: the ids of the members, or None if there are no members.
     """
 
     COMPUTED: ClassVar = ("lag", "seconds_behind")
@@ -207,12 +210,12 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """An open transaction in one partition, where read_committed readers stop at offset `first`.
+    """An open transaction in a partition. read_committed consumers stop at offset `first`.
 
     Attributes:
-        owner: the transactional id, or a producer of Kafka.
-        age_ms: how long it has been open, None if unknown.
-        timeout_ms: its timeout, None if unknown.
+        owner: the transactional id, or a Kafka producer.
+        age_ms: the time since the transaction started, or None if unknown.
+        timeout_ms: the transaction timeout, or None if unknown.
     """
 
     COMPUTED: ClassVar = ("overdue",)
@@ -227,7 +230,7 @@ class OpenTransaction:
 
     @property
     def overdue(self) -> bool:
-        """True if its timeout has passed, so that the next commit or maintenance run aborts it."""
+        """True if the timeout has passed, so that the next commit or maintenance run aborts the transaction."""
         return self.age_ms is not None and self.timeout_ms is not None and self.age_ms > self.timeout_ms
 
 
@@ -237,7 +240,7 @@ class PlannedWork:
 
     Attributes:
         action: seal, merge, compact or expire.
-        due: False if the work is not done yet, for the reason `why`.
+        due: False if the work is not done yet, for the reason in `why`.
     """
 
     topic: str
@@ -250,7 +253,7 @@ class PlannedWork:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Files of a topic that the next vacuum would delete."""
+    """Files of a topic that the next vacuum will delete."""
 
     topic: str
     kind: str
@@ -261,7 +264,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Size and free space of the disk of a root."""
+    """The size and the free space of the disk that contains a root."""
 
     total: int
     free: int
@@ -269,7 +272,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note about a topic, or about the entire root if `topic` is empty; `level` is attention or information."""
+    """A note about a topic, or about the entire root if `topic` is empty. `level` is attention or information."""
 
     level: str
     topic: str
@@ -282,8 +285,8 @@ class RootReport:
 
     Attributes:
         kind: root or kafka.
-        doing: the work of the next maintenance run; None if it was not planned.
-        removals: the files that the next vacuum deletes; None if it was not planned.
+        doing: the work of the next maintenance run, or None if it was not planned.
+        removals: the files that the next vacuum will delete, or None if it was not planned.
     """
 
     COMPUTED: ClassVar = ("bytes",)
@@ -315,19 +318,19 @@ class RootReport:
 
 
 MANY_UNSEALED = 500
-"""Unsealed slices in a partition that get a note; a run of `sparklog compact` leaves about 32."""
+"""Report a partition with more unsealed slices than this. A run of `sparklog compact` leaves about 32 slices."""
 MANY_COMMITS = 1_000
-"""Commits since the latest checkpoint that get a note; writers write a checkpoint every 128 commits."""
+"""Report a topic with more commits since the latest checkpoint. Writers write a checkpoint every 128 commits."""
 SOME_SKEW, MUCH_SKEW = 3.0, 4.0
 MIN_SKEW_BYTES = 64 << 20
-"""Skew of smaller topics is random."""
+"""Topics below this size are not checked for skew, because their skew is random."""
 LONG_OPEN_MS = HOUR_MS
 LONG_BEHIND_MS = 24 * HOUR_MS
 MIN_FREE_SHARE = 0.05
 
 
 def health(report: RootReport) -> RootReport:
-    """Return the report with notes about its data, sorted so that notes that need attention come first."""
+    """Return the report with notes about its data. Notes that need attention come first."""
     notes = [*report.notes, *_transactions(report), *_space(report), *_jobs(report)]
     for group in report.groups or ():
         notes += _group(report, group)
@@ -346,8 +349,8 @@ def _transactions(report: RootReport) -> Iterator[Note]:
         elif transaction.age_ms is not None and transaction.age_ms > LONG_OPEN_MS:
             long.setdefault((transaction.topic, transaction.timeout_ms is None), []).append(transaction)
     for topic, transactions in sorted(late.items()):
-        what = f"transactions past their timeout hold readers back ({_owners(transactions)})"
-        yield Note(ATTENTION, topic, f"{what}: the next commit or maintenance run aborts them")
+        what = f"timed-out transactions hold back read_committed readers ({_owners(transactions)})"
+        yield Note(ATTENTION, topic, f"{what}; the next commit or maintenance run aborts them")
     for (topic, is_imported), transactions in sorted(long.items()):
         oldest = max(transactions, key=lambda transaction: transaction.age_ms or 0)
         what = f"a transaction has been open for {duration(oldest.age_ms)} ({_owners(transactions)})"
@@ -356,11 +359,14 @@ def _transactions(report: RootReport) -> Iterator[Note]:
             arguments = f"--topic {quote(topic)} --partition {oldest.partition} --start-offset {oldest.first}"
             remedy = f"if its producer is dead, run `kafka-transactions.sh --bootstrap-server … abort {arguments}`"
         elif is_imported:
-            remedy = "it has no timeout here: end it in Kafka and import again, or run `sparklog transactions abort`"
+            remedy = (
+                "imported transactions have no timeout; end it in Kafka and import again, or run `sparklog "
+                "transactions abort`"
+            )
         else:
             id_ = quote(oldest.owner.rsplit(" #", 1)[0])
             remedy = f"if its producer is dead, run `sparklog transactions abort {id_}`"
-        yield Note(ATTENTION, topic, f"{what}: read_committed readers wait in {where}; {remedy}")
+        yield Note(ATTENTION, topic, f"{what}; read_committed readers wait in {where}; {remedy}")
 
 
 def _owners(transactions: list[OpenTransaction]) -> str:
@@ -371,8 +377,8 @@ def _owners(transactions: list[OpenTransaction]) -> str:
 def _space(report: RootReport) -> Iterator[Note]:
     unreferenced = sum(removal.bytes for removal in report.removals or ())
     if unreferenced > max(report.bytes, 1 << 20):
-        what = f"unreferenced files take {size_text(unreferenced)}, more than the log itself"
-        yield Note(ATTENTION, "", f"{what}: run `sparklog retain`, whose vacuum deletes them")
+        what = f"the size of unreferenced files is {size_text(unreferenced)}, more than the log itself"
+        yield Note(ATTENTION, "", f"{what}; run `sparklog retain` to delete them")
     disk = report.disk
     if disk is not None and disk.free < MIN_FREE_SHARE * disk.total:
         what = f"the disk is almost full: {size_text(disk.free)} of {size_text(disk.total)} are free"
@@ -393,7 +399,7 @@ def _group(report: RootReport, group: GroupFacts) -> Iterator[Note]:
     if lost:
         first, where = lost[0], count(len(lost), "partition")
         what = f"records expired in {where} before group {group.group} read them"
-        remedy = "keep records longer (retention.ms), or run its consumer more often"
+        remedy = "increase retention.ms, or run its consumer more often"
         yield Note(ATTENTION, first.topic, f"{what} (partition {first.partition}: {first.lost:,} offsets); {remedy}")
     starts = {
         (topic.topic, part.partition): part.next_log_start
@@ -412,7 +418,7 @@ def _group(report: RootReport, group: GroupFacts) -> Iterator[Note]:
         if losing:
             where = f"{count(len(losing), 'partition')}, such as {losing[0]}"
             what = f"the next run of `sparklog retain` deletes records that group {group.group} has not read ({where})"
-            yield Note(ATTENTION, topic, f"{what}: run its consumer first, or raise retention.ms")
+            yield Note(ATTENTION, topic, f"{what}; run its consumer first, or increase retention.ms")
 
 
 def _expiry(topic: TopicFacts) -> Iterator[Note]:
@@ -429,24 +435,24 @@ def _expiry(topic: TopicFacts) -> Iterator[Note]:
 def _layout(report: RootReport, topic: TopicFacts) -> Iterator[Note]:
     unsealed = max((part.unsealed or 0 for part in topic.partitions), default=0)
     if unsealed > MANY_UNSEALED:
-        small = f"one partition has {unsealed:,} small slices"
-        yield Note(ATTENTION, topic.topic, f"{small}, which makes reads slower: run `sparklog compact` every hour")
+        small = f"a partition has {unsealed:,} small slices"
+        yield Note(ATTENTION, topic.topic, f"{small}, which slows down reads; run `sparklog compact` every hour")
     if topic.activity is not None:
         behind = topic.activity.since_checkpoint
         if behind is None and topic.activity.version >= MANY_COMMITS:
-            what = "the topic has no checkpoint, so opening it reads all of its commits"
-            yield Note(ATTENTION, topic.topic, f"{what}: run `sparklog verify`")
+            what = "the topic has no checkpoint, so opening the topic reads all commits"
+            yield Note(ATTENTION, topic.topic, f"{what}; run `sparklog verify`")
         elif behind is not None and behind > MANY_COMMITS:
-            what = f"the topic has {behind:,} commits since its last checkpoint, which makes opening it slower"
-            yield Note(ATTENTION, topic.topic, f"{what}: run `sparklog verify`")
+            what = f"the topic has {behind:,} commits since its last checkpoint, which slows down opening it"
+            yield Note(ATTENTION, topic.topic, f"{what}; run `sparklog verify`")
     if topic.backlog is not None and topic.backlog.future:
         for record in topic.backlog.future:
             yield Note(ATTENTION, topic.topic, f"{record}; check the clocks of the producers")
     elif topic.newest_ms is not None and topic.newest_ms > report.now_ms + HOUR_MS:
-        effect = "retention.ms keeps their segments until that time has passed; check the clocks of the producers"
-        yield Note(ATTENTION, topic.topic, f"some records have timestamps in the future: {effect}")
+        effect = "retention.ms keeps their segments until then; check the clocks of the producers"
+        yield Note(ATTENTION, topic.topic, f"some records have timestamps in the future, and {effect}")
     if topic.skew is not None and topic.skew >= SOME_SKEW and topic.bytes > MIN_SKEW_BYTES:
         largest = max(topic.partitions, key=lambda part: part.bytes)
         skew = f"partition {largest.partition} has {topic.skew:.1f} times the mean size ({size_text(largest.bytes)})"
-        remedy = "keys are distributed unevenly: use finer keys, or set the partition of each row"
+        remedy = "keys are distributed unevenly; use more distinct keys, or set the partition of each row"
         yield Note(ATTENTION if topic.skew >= MUCH_SKEW else INFORMATION, topic.topic, f"{skew}; {remedy}")

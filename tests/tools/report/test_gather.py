@@ -121,7 +121,7 @@ def test_open_transactions_are_named_with_what_they_hold(world: TopicsWorld) -> 
     world.now_ms += HOUR_MS
     late = reported(world)
     assert all(each.overdue for each in late.held_back)
-    assert [note.topic for note in late.notes if "past their timeout" in note.text] == ["c"]
+    assert [note.topic for note in late.notes if "timed-out" in note.text] == ["c"]
 
 
 def test_what_maintenance_would_do_is_what_its_dry_runs_say(world: TopicsWorld) -> None:
@@ -372,7 +372,7 @@ def test_damage_in_kafkas_groups_is_a_note(fixtures: Path, tmp_path: Path) -> No
 
 
 def test_only_logs_can_be_reported_on(world: TopicsWorld) -> None:
-    with pytest.raises(BadRequest, match="only sparklog roots and Kafka log directories have reports"):
+    with pytest.raises(BadRequest, match="expected a sparklog root or a Kafka log directory"):
         gather(object(), Settings(0))  # type: ignore[arg-type]
 
 

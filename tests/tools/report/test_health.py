@@ -93,7 +93,7 @@ def reader(offset: int | None, seconds: float | None) -> GroupFacts:
     return GroupFacts("bill", "Empty", None, (GroupPartition("orders", 0, offset, 10, 100, 5, seconds),))
 
 
-OPEN = "a transaction has been open for 27 h (job; x #12): read_committed readers wait in partition 3 at offset 62; "
+OPEN = "a transaction has been open for 27 h (job; x #12); read_committed readers wait in partition 3 at offset 62; "
 BEHIND = "group bill is behind: "
 DELETES = "the next run of `sparklog retain` deletes "
 
@@ -104,7 +104,8 @@ DELETES = "the next run of `sparklog retain` deletes "
         (report(topic(), held_back=(held(),)), ATTENTION,
          OPEN + "if its producer is dead, run `sparklog transactions abort 'job; x'`"),
         (report(topic(), held_back=(held(timeout_ms=None),)), ATTENTION,
-         OPEN + "it has no timeout here: end it in Kafka and import again, or run `sparklog transactions abort`"),
+         OPEN + "imported transactions have no timeout; end it in Kafka and import again, or run "
+         "`sparklog transactions abort`"),
         (report(topic(), held_back=(held(timeout_ms=None),), kind="kafka"), ATTENTION,
          OPEN + "if its producer is dead, run `kafka-transactions.sh --bootstrap-server … abort --topic orders "
          "--partition 3 --start-offset 62`"),
@@ -119,7 +120,7 @@ DELETES = "the next run of `sparklog retain` deletes "
         (report(topic(), groups=(reader(10, 86_399),)), "", ""),
         (report(topic(), groups=(reader(10, None),)), "", ""),
         (report(expiring(3), groups=(reader(12, 60),)), ATTENTION,
-         DELETES + "records that group bill has not read (1 partition, such as 0): run its consumer first, or raise "
+         DELETES + "records that group bill has not read (1 partition, such as 0); run its consumer first, or increase "
          "retention.ms"),
         (report(expiring(3), groups=(reader(13, 60),)), INFORMATION,
          DELETES + "3 of 160 records because of retention.ms or retention.bytes"),
