@@ -1,35 +1,37 @@
-"""Copy a topic into one with another number of partitions: by key, each record once.
+"""Copy a topic to a new topic with a different number of partitions. Each record is copied exactly once.
 
-**Partition of a record.** A record with a key goes to the partition of Kafka's default partitioner (murmur2), even if
-its old partition was chosen by hand. A record without a key goes to its old partition modulo the new number. The
-records of an old partition are copied in their order, so the records of a key keep their order, and so do records
-without a key from one old partition. If the records of a key are in several old partitions (chosen by hand, or because
-the topic has grown), their relative order is unknown.
+**Partition of a record.** The partition of a record with a key is determined by Kafka's default partitioner (murmur2),
+even if its old partition was set explicitly. A record without a key is copied to its old partition modulo the new
+number of partitions. The records of an old partition are copied in order, so the order of the records of a key does not
+change, and neither does the order of records without a key from the same old partition. If the records of a key are in
+several old partitions, because partitions were set explicitly or the topic has grown, their relative order is unknown.
 
-**Exactly once.** Each commit of copied records has, for each old partition, a writer (`KafkaWriterKey`) whose `batch`
-is the next old offset to copy and whose `count` is the number of records copied so far. The commit is rejected unless
-it continues from the latest position. Killed or concurrent runs therefore copy nothing twice. The commit that creates
-the topic has these writers too, at position 0. Their ids contain the id of the old topic.
+**Exactly once.** Each commit of copied records contains a writer (`KafkaWriterKey`) for each old partition. Its `batch`
+is the next old offset to copy, and its `count` is the number of records copied so far. The commit is rejected unless it
+continues from the latest position, so killed or concurrent runs do not copy records twice. The commit that creates the
+topic also contains these writers, at position 0. The writer ids contain the id of the old topic.
 
-As long as nothing else is appended, the sum of the new log ends is the number of copied records. If it is not, the copy
+If no other writer has appended records, the sum of the new log ends is the number of copied records. Otherwise the copy
 stops, because the remaining records would come after newer records of their keys.
 
-**Steps.** Each step copies the same share of each old partition in one commit. Records therefore stay roughly in time
-order, which retention relies on, as do groups that have read about the same share of each partition.
+**Steps.** Each step copies the same share of each old partition in one commit. Records are therefore approximately in
+time order, which retention relies on, and groups that have read about the same share of each partition have to re-read
+few records.
 
-**Groups.** In each new partition a group continues from the smallest offset at which there may be a record that it has
-not read in the old topic. No record is skipped; records after that offset may be read again.
+**Groups.** In each new partition, a group continues from the smallest offset that may contain a record that it has not
+read in the old topic. No records are skipped, but records after this offset may be read again.
 
-The commits of the copy define the mapping: each has the old offsets up to which it copies, and the number of records
-that it adds to each new partition. They are read backwards from the latest, until a group has read everything before a
-commit. For a group that has read everything, that is the latest commit.
+The mapping of offsets is derived from the commits of the copy. Each commit contains the old offsets up to which it
+copies, and the number of records that it adds to each new partition. The commits are read backwards from the latest
+commit until a commit is found before which the group has read all records. For a group that has read all records, this
+is the latest commit.
 
-If a group has read some of the old records of a commit, they are read again and counted by old and new partition. If a
-new partition gets records of one old partition only, for example when 4 partitions become 12, the number of records
-that the group has read is its exact position. If it gets records of several old partitions, whose relative order is
-unknown, the group continues after the smallest count of an old partition with unread records. If the old topic has
-lost some of these records since, or after `MAX_COUNTED` commits, all records of a commit count as unread. `again` is
-an upper bound for all of this.
+If a group has read only some of the old records of a commit, these records are read again and counted by old and new
+partition. If a new partition gets records of only one old partition, for example if 4 partitions become 12, the number
+of records that the group has read is its exact position. If a new partition gets records of several old partitions,
+whose relative order is unknown, the group continues after the smallest count of an old partition with unread records.
+If some of these records have been deleted from the old topic, and after `MAX_COUNTED` commits, all records of a commit
+are considered unread. `again` is an upper bound that includes these cases.
 """
 
 from __future__ import annotations
@@ -70,9 +72,9 @@ if TYPE_CHECKING:
 
 
 STEP_BYTES = 64 << 20
-"""Stored bytes of the old topic per commit."""
+"""Maximum number of stored bytes of the old topic per commit."""
 MAX_COUNTED = 16
-"""Commits whose old records are read again to find the positions of groups: at most 1 GiB."""
+"""Maximum number of commits whose old records are read again to determine the positions of groups, at most 1 GiB."""
 COLUMNS = ("key", "value", "headers", "timestamp")
 POSITION_COLUMNS = {"partition": np.int32, "offset": np.int64}
 KEEP_TIMESTAMPS = {
@@ -80,20 +82,22 @@ KEEP_TIMESTAMPS = {
     "message.timestamp.before.max.ms": INT64_MAX,
     "message.timestamp.after.max.ms": INT64_MAX,
 }
-"""Configs of the new topic while it is copied, so that records keep their timestamps."""
-GROWN_MESSAGE = "topic %s had %s partitions before: the order of records of a key that is in several of them is unknown"
+"""Configs of the new topic during the copy, which preserve the record timestamps."""
+GROWN_MESSAGE = "topic %s had %s partitions earlier, so the relative order of records of a key may be unknown"
 _LOG = logging.getLogger("sparklog.tools")
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 CopyProgress: TypeAlias = Callable[[int, int, int], object]
-"""Called with the number of copied records, and with copied and total bytes as stored in the old topic."""
+"""A function that is called with the number of copied records, and with the copied and total stored bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyPositions:
-    """Progress per old partition, int64[partitions]: the offset after the last copied record, and copied records."""
+    """The progress of a copy by old partition: the offset after the last copied record, and the number of copied
+    records.
+    """
 
     offsets: Int64s
     records: Int64s
@@ -121,10 +125,10 @@ class Copying:
         self.root, self.source, self.name, self.partitions = root, source, name, partitions
         self.log: TopicLog = root.engine.log(name)
         self.ends = source.state.last_stable()
-        self._reached = source.state.log_start
+        self._start_offsets = source.state.log_start
 
     def create(self) -> bool:
-        """Create the new topic with the configs of the old one; return False if it exists and can be continued."""
+        """Create the new topic with the configs of the old topic. Return False if it exists and can be continued."""
         source = self.source.state
         writers = tuple(Writer(TXN, id_, 0, None, 0) for id_ in writer_ids(source))
         intent = CreateIntent(self.root.env.new_id(), self.partitions, source.configs, writers=writers)
@@ -132,7 +136,7 @@ class Copying:
             try:
                 self.root.engine.create(self.name, intent)
             except Conflict:
-                # A concurrent run has created it, or the name is not allowed.
+                # A concurrent run has created the topic, or the name is not allowed.
                 if not self.log.refresh().topic_state.exists:
                     raise
             else:
@@ -143,25 +147,27 @@ class Copying:
         return False
 
     def copied(self) -> CopyPositions:
-        """Return the positions in the latest known state. `Conflict` if the new topic is not a copy of the old one."""
+        """Return the positions in the latest known state. Raises `Conflict` if the new topic is not a copy of the old
+        topic.
+        """
         state, source = self.log.state(refresh=False), self.source
         copied = copied_by(state.registry, source.state)
         if copied is None:
             raise Conflict(
-                f"topic '{self.name}' exists, but is not a copy by repartition of topic '{source.topic}' (id "
-                f"{source.state.topic_id}): choose another name, or delete it"
+                f"topic '{self.name}' exists, but was not created by repartitioning topic '{source.topic}' (id "
+                f"{source.state.topic_id}); choose another name, or delete topic '{self.name}'"
             )
         if state.partitions != self.partitions:
             existing = units.count(state.partitions, "partition")
             raise Conflict(
-                f"topic '{self.name}' was created with {existing}, not {self.partitions}: continue with "
-                f"{state.partitions}, or choose another name"
+                f"topic '{self.name}' was created with {existing}, not {self.partitions}; use "
+                f"{state.partitions} partitions to resume the copy, or choose another name"
             )
         return copied
 
     def run(self, step_bytes: int, progress: CopyProgress) -> int:
-        """Copy the remaining records, step by step; return the number of records."""
-        starts = np.maximum(self._reached, self.copied().offsets)
+        """Copy the remaining records in steps. Return the number of copied records."""
+        starts = np.maximum(self._start_offsets, self.copied().offsets)
         remaining = stored_in(self._selected(self._ranges(starts, self.ends)))
         nbytes = sum(stored.nbytes for stored in remaining)
         count = max(1, -(-nbytes // step_bytes))
@@ -177,7 +183,7 @@ class Copying:
         return records
 
     def _steps(self, starts: Int64s, remaining: Sequence[Stored], count: int) -> Iterator[Int64s]:
-        """Yield the end offsets of each step, which takes the same share of the remaining bytes of each partition."""
+        """Yield the end offsets of each step. A step covers the same share of the remaining bytes of each partition."""
         ends = [
             stored.at_bytes(*(stored.nbytes * step // count for step in range(1, count + 1))) for stored in remaining
         ]
@@ -195,12 +201,15 @@ class Copying:
         return select_ranges({self.source.topic: self.source}, ranges)
 
     def _step(self, ends: Int64s) -> int | None:
-        """Copy up to these old offsets in one commit; return the number of records, None if another run was first."""
+        """Copy records up to the given old offsets in one commit.
+
+        Return the number of copied records, or None if a concurrent run has committed first.
+        """
         from sparklog.log.write.arrow_data import write_files
 
         target = self.log.append_target()
         before, registry = self.copied(), self.log.state(refresh=False).registry
-        ranges = self._ranges(np.maximum(self._reached, before.offsets), ends)
+        ranges = self._ranges(np.maximum(self._start_offsets, before.offsets), ends)
         if not ranges:
             return 0
         reject_other_writers(self, self.log.state(refresh=False).log_end, before)
@@ -221,11 +230,11 @@ class Copying:
                 self.log.commit_append(files, target, kafka_writers=writers)
             except SequenceConflict:
                 return None
-        self._reached = ends
+        self._start_offsets = ends
         return int((after.records - before.records).sum())
 
     def _rows(self, ranges: list[OffsetRange], copied: CopyPositions) -> Iterator[pa.RecordBatch]:
-        """Yield the records with their new partitions, and advance `copied`."""
+        """Yield the records with their new partitions, and update `copied`."""
         import pyarrow as pa
 
         from sparklog.format.arrow_numpy import fixed_array
@@ -243,7 +252,7 @@ class Copying:
         from sparklog.format.key_hash import partition_for_key
 
         parts = plan_parts(self._selected(ranges), READ_COMMITTED)
-        # Records that retention deletes in the meantime are not copied.
+        # Records that retention deletes during the copy are not copied.
         for batch in read_parts(
             [replace(part, fail_on_data_loss=False) for part in parts], (*columns, *POSITION_COLUMNS)
         ):
@@ -252,7 +261,7 @@ class Copying:
             yield batch, old, offset, np.where(by_key < 0, old % self.partitions, by_key).astype(np.int32)
 
     def read_again(self, step: CopyStep) -> StepRecords | None:
-        """Read the old records of a commit again; return None if the old topic no longer has all of them."""
+        """Read the old records of a commit again. Return None if some of the records no longer exist."""
         if np.any(step.after.offsets > self.ends):
             # A concurrent run has copied records that are not in this snapshot.
             return None
@@ -271,7 +280,7 @@ def reject_other_writers(copying: Copying, log_ends: Int64s, copied: CopyPositio
     if others:
         raise Conflict(
             f"topic '{copying.name}' has {others} records of other writers, so the remaining records of topic "
-            f"'{copying.source.topic}' would come after newer records of their keys: use consume and produce instead"
+            f"'{copying.source.topic}' would come after newer records of their keys; use consume and produce instead"
         )
 
 
@@ -280,8 +289,8 @@ class MovedGroup:
     """A group of the old topic, with its offsets in the new topic.
 
     Attributes:
-        again: the maximum number of records that it will read again.
-        problem: why its offsets were not set; empty if they were.
+        again: the maximum number of records that the group will read again.
+        problem: the reason why the offsets were not set; empty if they were set.
     """
 
     group: str
@@ -295,9 +304,10 @@ class CopyStep:
     """A commit of the copy.
 
     Attributes:
-        before: the positions in the old partitions before the commit; `after`: after it.
+        before: the positions in the old partitions before the commit.
+        after: the positions in the old partitions after the commit.
         ends: the log ends of the new partitions before the commit.
-        added: the records added to each new partition.
+        added: the number of records added to each new partition.
     """
 
     before: CopyPositions
@@ -315,10 +325,10 @@ class StepRecords:
     new: Int32s
 
     def unread(self, read: Int64s, partitions: int) -> tuple[Int64s, int]:
-        """Return the unread records of a group with offsets `read` (int64[old partitions]).
+        """Return the unread records of a group whose offsets in the old partitions are `read`.
 
-        The first value is, for each new partition, the number of records that certainly precede its first unread
-        record, -1 if it has none. The second value is the number of unread records.
+        The first value contains, for each new partition, the number of records that certainly precede the first unread
+        record, or -1 if there are no unread records. The second value is the number of unread records.
         """
         is_unread = self.offset >= read[self.old]
         # Only the order of records from the same old partition is known.
@@ -337,7 +347,7 @@ class _NewPositions:
     Attributes:
         offsets: the offsets in the new partitions, int64[groups, partitions].
         again: the maximum number of records that each group will read again.
-        is_certain: False if the necessary commits have been deleted, bool[groups].
+        is_certain: False if commits that are needed have been deleted, bool[groups].
     """
 
     offsets: Int64s
@@ -346,7 +356,7 @@ class _NewPositions:
 
 
 def set_offsets(copying: Copying) -> list[MovedGroup]:
-    """Set the offsets of each group of the old topic in the new topic. No offset moves backwards."""
+    """Set the offsets of each group of the old topic in the new topic. Offsets never move backwards."""
     source, root = copying.source, copying.root
     groups = Groups(root)
     committed = read_each(root.store, lambda name: groups.group(name).committed(), groups.names(), None)
@@ -356,7 +366,7 @@ def set_offsets(copying: Copying) -> list[MovedGroup]:
     read = np.zeros((len(names), source.state.partitions), np.int64)
     for row, name in enumerate(names):
         for (topic, partition), item in committed[name].items():
-            # Nothing has been copied from partitions that were added since the snapshot.
+            # Records of partitions that were added after the snapshot have not been copied.
             if topic == source.topic and partition < source.state.partitions:
                 read[row, partition] = item.offset
     positions = _new_positions(read, copying)
@@ -370,7 +380,7 @@ def set_offsets(copying: Copying) -> list[MovedGroup]:
 def _move(group: Group, topic: str, before: Mapping[int, int], positions: _NewPositions, row: int) -> MovedGroup:
     if not positions.is_certain[row]:
         problem = (
-            "the commits that copied its unread records have been deleted: set its offsets by time with sparklog "
+            "the commits that copied its unread records have been deleted; set its offsets by time with sparklog "
             f"groups reset {group.id} --topic {topic} --to-datetime"
         )
         return MovedGroup(group.id, before, problem=problem)
@@ -385,7 +395,7 @@ def _move(group: Group, topic: str, before: Mapping[int, int], positions: _NewPo
 
 
 def _new_positions(read: Int64s, copying: Copying) -> _NewPositions:
-    """Return the new positions of groups with offsets `read` in the old partitions, int64[groups, old partitions]."""
+    """Return the new positions of groups with the old offsets `read`, int64[groups, old partitions]."""
     steps, total, is_certain = _steps_back(read, copying)
     offsets, is_set = np.tile(total, (len(read), 1)), np.zeros((len(read), len(total)), np.bool_)
     unread, counted = np.zeros(len(read), np.int64), 0
@@ -415,10 +425,10 @@ def _new_positions(read: Int64s, copying: Copying) -> _NewPositions:
 
 
 def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s, npt.NDArray[np.bool_]]:
-    """Return the commits of the copy, the latest first, back to one before which each group has read everything.
+    """Return the commits of the copy, the latest first, back to a commit before which each group has read all records.
 
-    Also returns the log ends of the new partitions after the copy, and for each group whether the existing commits go
-    back far enough.
+    Also return the log ends of the new partitions after the copy, and whether the existing commits go back far enough
+    for each group.
     """
     total = ends = copying.log.state(refresh=False).log_end
     is_certain = np.zeros(len(read), np.bool_)
@@ -428,7 +438,8 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
         before = copied_by({writer.id: writer for writer in commit.writers}, copying.source.state)
         if before is not None:
             if not steps:
-                # Later records of other writers are unread by all groups. Before them, only the copy has appended.
+                # Later records of other writers are unread by all groups. Before these records, only the copy has
+                # appended.
                 reject_other_writers(copying, ends, before)
                 total = ends
             steps.append(CopyStep(before, after, ends, added))
@@ -442,7 +453,7 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
 
 
 def _commits_back(log: TopicLog) -> Iterator[Commit]:
-    """Yield the commits of a topic backwards from the latest, as far as they exist."""
+    """Yield the existing commits of a topic backwards from the latest commit."""
     state = log.state(refresh=False)
     history = History(log.store, log.topic, log.env)
     crc = state.crc
@@ -452,7 +463,7 @@ def _commits_back(log: TopicLog) -> Iterator[Commit]:
         except NotFound:
             return
         if commit.crc != crc:
-            # A stalled writer has written a commit under the number of a deleted one.
+            # A stalled writer has written a commit with the number of a deleted commit.
             return
         yield commit
         crc = commit.prev_crc
@@ -472,10 +483,10 @@ class Repartitioned:
 
     Attributes:
         created: True if this run created the topic.
-        records: the records that this run copied.
-        total: the records that all runs have copied.
-        waiting: offsets after the first open transaction of each partition, which were not copied.
-        groups: the moved groups, if that was requested.
+        records: the number of records that this run copied.
+        total: the number of records that all runs have copied.
+        waiting: the number of offsets after the first open transaction of each partition, which were not copied.
+        groups: the moved groups, if requested.
     """
 
     source: str
@@ -499,24 +510,26 @@ def repartition(
     progress: Callable[[int], object] = lambda records: None,
     step_bytes: int = STEP_BYTES,
 ) -> Repartitioned:
-    """Copy a topic into one with another number of partitions, by key, each record once. Repeated calls continue.
+    """Copy a topic to a new topic with a different number of partitions. Each record is copied once; repeated calls
+    resume.
 
     Args:
         root: an open root, or its location.
-        topic: the topic to copy, up to its current end. It does not change.
+        topic: the topic to copy up to its current end. The topic is not changed.
         name: the topic to create with the same configs, or to continue.
         partitions: the number of partitions of the new topic.
         move_groups: set the offsets of the old topic's groups in the new topic. Stop the writers first.
         progress: called with the number of copied records after each step.
-        step_bytes: stored bytes of the old topic per commit.
+        step_bytes: the maximum number of stored bytes of the old topic per commit.
 
     Returns:
-        The number of copied records, now and in total, and the groups, with a `problem` for each that was not moved.
+        The numbers of copied records and the groups. A group that was not moved has a `problem`.
 
     Raises:
-        NotFound: the topic does not exist.
-        Conflict: the new topic exists and is not such a copy, has other partitions, or has records of other writers.
-        BadRequest: a name or a number is invalid.
+        NotFound: If the topic does not exist.
+        Conflict: If the new topic is not a copy of the old topic, has a different number of partitions, or has records
+            of other writers.
+        BadRequest: If a name or a number is invalid.
 
     Example:
         made = sparklog.repartition("/data/log", "orders", "orders-12", partitions=12)
@@ -536,9 +549,9 @@ def copy_topic(
 ) -> Repartitioned:
     """Implement `repartition` with more detailed progress."""
     if check_topic_name(name) == check_topic_name(topic):
-        raise BadRequest(f"topic '{topic}' cannot be copied to itself: choose another name")
+        raise BadRequest(f"topic '{topic}' cannot be copied to itself; choose another name")
     if not 1 <= partitions <= MAX_PARTITIONS:
-        raise BadRequest(f"a topic must have 1 to {MAX_PARTITIONS} partitions, got {partitions!r}")
+        raise BadRequest(f"expected 1 to {MAX_PARTITIONS} partitions, found {partitions!r}")
     source = root.topic(topic).log.read_snapshot()
     copying = Copying(root, source, name, partitions)
     created = copying.create()

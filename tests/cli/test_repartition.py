@@ -105,7 +105,7 @@ def test_repartition_follows_until_interrupted(sparklog: Sparklog, root: Path, m
         (("ordres", "--to", "new", "--partitions", 2), 1, "did you mean 'orders'"),
         (("orders", "--to", "orders", "--partitions", 2), 1, "topic 'orders' cannot be copied to itself"),
         (("orders", "--to", "new", "--partitions", 0), 2, "expected an integer of at least 1, found '0'"),
-        (("orders", "--to", "new", "--partitions", 999_999_999), 1, "a topic must have 1 to "),
+        (("orders", "--to", "new", "--partitions", 999_999_999), 1, "expected 1 to "),
         (("orders", "--to", "a/b", "--partitions", 2), 1, "a/b"),
         (("orders", "--to", "new"), 2, "--partitions"),
         (("orders", "--partitions", 2), 2, "--to"),

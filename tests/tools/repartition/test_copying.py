@@ -172,7 +172,7 @@ class TestWhatIsCopied:
         world.root().delete_topic("new")
         world.copy()
         assert [record.getMessage() for record in caplog.records] == [
-            "topic old had 2 partitions before: the order of records of a key that is in several of them is unknown"
+            "topic old had 2 partitions earlier, so the relative order of records of a key may be unknown"
         ]
 
 
@@ -302,12 +302,12 @@ class TestRefused:
             (
                 lambda world: world.root().create_topic("new", partitions=5),
                 Conflict,
-                "is not a copy by repartition",
+                "was not created by repartitioning",
             ),
-            (lambda world: world.copy(4), Conflict, "was created with 4 partitions, not 5: continue with 4"),
+            (lambda world: world.copy(4), Conflict, "was created with 4 partitions, not 5; use 4 partitions"),
             (with_other_records, Conflict, "has 3 records of other writers"),
-            (created_again, Conflict, "is not a copy by repartition of topic 'old'"),
-            (forgotten, Conflict, "is not a copy by repartition of topic 'old'"),
+            (created_again, Conflict, "was not created by repartitioning topic 'old'"),
+            (forgotten, Conflict, "was not created by repartitioning topic 'old'"),
         ],
     )
     def test_what_is_not_right_is_one_line_and_changes_nothing(
