@@ -1,1 +1,1 @@
-"""Parts that the maintenance jobs share: work items and their runners, settings, leases, run records and reports."""
+"""Components that the maintenance jobs share: work items, runners, settings, leases, run records and reports."""

@@ -1,11 +1,12 @@
-"""Run records of the maintenance jobs, stored in the root: who ran when, what a run did, what failed, what remained.
+"""Records of maintenance runs, which are stored in the root: time and host of each run, its results, and remaining
+work.
 
-A run writes one entry, after all its commits, to the journal `_jobs/outcomes/_log`. The latest entry has the latest
-runs and one row per job and topic. Correctness does not depend on it: a run that dies writes no entry, and a run that
-cannot write its entry reports that and ends normally.
+At its end, a run writes an entry to the journal `_jobs/outcomes/_log`. The latest entry contains the latest runs and
+one row per job and topic. Correctness does not depend on run records: a run that is killed does not write an entry, and
+a run that fails to write its entry logs the error and ends normally.
 
-The journal is separate from that of the leases, because older releases do not read it, and because a run that renews
-its lease every minute would otherwise write all rows again.
+Run records and leases are in separate journals for two reasons: older releases do not read run records, and a run that
+renews its lease every minute would otherwise write all rows each time.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ JOBS = COMPACT, RETAIN, SEAL = "compact", "retain", "seal"
 """`SEAL` is a run of `compact` with --seal-only."""
 ID = "outcomes"
 MAX_EQUAL_RUNS = 8
-"""Maximum number of recorded runs of one job over the same topics."""
+"""Maximum number of recorded runs of a job over the same topics."""
 MAX_RUNS = 64
 ROW_RETENTION_MS = 90 * 86_400_000
-"""How long the row of a topic is kept that no run has visited since and that is not known to be deleted."""
+"""Retention of a row whose topic no run has processed since, unless the topic is known to be deleted."""
 MAX_FAILURE_LENGTH = 300
 R = TypeVar("R", bound=RunReport)
 
@@ -60,11 +61,12 @@ class JobRun:
     process: int
     start_ms: int
     took_ms: int
-    topics: tuple[str, ...] = ()  # the requested topics; empty: all
+    topics: tuple[str, ...] = ()  # requested topics; all topics if empty
     failed_topics: int = 0
     amounts: RunStatistics = field(default_factory=RunStatistics)
-    defaults: Mapping[str, str] = field(default_factory=dict)  # topic config defaults from its properties file
-    failure: str = ""  # the error that ended it early
+    # topic config defaults from the properties file of the run
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    failure: str = ""  # error that ended the run early
 
     def covers(self, topic: str) -> bool:
         return not self.topics or topic in self.topics
@@ -72,23 +74,23 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class TopicRun:
-    """The last run of a job over one topic. Remaining work is None if there is none, or the job does not measure it."""
+    """The last run of a job on a topic. Remaining work is None if there is none, or if the job does not measure it."""
 
     job: str
     topic: str
     start_ms: int
     took_ms: int
-    succeeded_ms: int  # start of the last run that did not fail; -1: none
+    succeeded_ms: int  # start of the last run that succeeded; -1 if none
     failure: str = ""
     amounts: RunStatistics | None = None
     dirty_permille: int | None = None  # dirty ratio in thousandths
-    unsealed_bytes: int | None = None  # bytes not sealed yet
+    unsealed_bytes: int | None = None  # number of unsealed bytes
     oldest_expired_ms: int | None = None  # timestamp of the oldest readable record that has expired
 
 
 @dataclass(frozen=True, slots=True)
 class JobHistory(StateEntry):
-    """Records of runs, oldest first, and the last run of each job over each topic."""
+    """Run records, oldest first, and the last run of each job on each topic."""
 
     runs: tuple[JobRun, ...] = ()
     topics: tuple[TopicRun, ...] = ()
@@ -98,13 +100,13 @@ class JobHistory(StateEntry):
         return {(row.job, row.topic): row for row in self.topics}
 
     def whole_run_ms(self, job: str) -> int:
-        """Return the start of the last completed run over all topics; -1 if there is none."""
+        """Return the start of the last completed run over all topics, or -1 if there is none."""
         return max(
             (run.start_ms for run in self.runs if run.job == job and not (run.topics or run.failure)), default=-1
         )
 
     def after(self, run: JobRun, reports: Sequence[RunReport]) -> JobHistory:
-        """Return the history with one more run."""
+        """Return the history with an additional run."""
         rows = self.rows()
         # A topic without a row was created after the last run over all topics.
         whole_ms = self.whole_run_ms(run.job)
@@ -138,7 +140,9 @@ def _row(run: JobRun, report: RunReport, earlier_ms: int) -> TopicRun:
 
 
 def _latest(runs: Sequence[JobRun]) -> tuple[JobRun, ...]:
-    """Return the runs to keep: the last `MAX_RUNS`, at most `MAX_EQUAL_RUNS` of a job over the same topics."""
+    """Return the runs to keep: the last `MAX_RUNS` runs, and at most `MAX_EQUAL_RUNS` runs of a job over the same
+    topics.
+    """
     latest: list[JobRun] = []
     equal_runs: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for run in reversed(runs):
@@ -190,7 +194,8 @@ JOB_HISTORY = EntryKind(
 
 def read_job_history(root: Root) -> JobHistory:
     """Return the recorded runs of the maintenance jobs."""
-    # Read only the latest entry, which is complete. A journal opened for writing would read all since a checkpoint.
+    # Read only the latest entry, which is complete. Opening the journal for writes would read all entries since a
+    # checkpoint.
     return EntryChain(root.store, JOB_HISTORY, ID, root.env).latest()
 
 
@@ -199,9 +204,9 @@ class RunRecorder(Generic[R]):
     """Runs a job and records the run in the root.
 
     Attributes:
-        topics: the requested topics; empty: all.
-        enabled: False in a dry run, which records nothing.
-        reports: the reports of the job, once it is done.
+        topics: the requested topics; all topics if empty.
+        enabled: False for a dry run, which is not recorded.
+        reports: the reports of the job after it has finished.
     """
 
     root: Root
@@ -212,7 +217,7 @@ class RunRecorder(Generic[R]):
     reports: Sequence[R] = ()
 
     def run(self, work: Callable[[], Sequence[R]]) -> Sequence[R]:
-        """Do the work and return its reports; record the run even if it raises."""
+        """Do the work and return its reports. Record the run even if the work raises an error."""
         started = self.root.env.now()
         failure = ""
         try:
@@ -246,4 +251,4 @@ class RunRecorder(Generic[R]):
             )
             root.engine.entries(JOB_HISTORY, ID).write(lambda base: base.after(run, self.reports))
         except SparklogError as error:
-            log(f"{self.job}: this run could not be recorded: {error} [{error.code}]")
+            log(f"{self.job}: failed to record this run: {error} [{error.code}]")

@@ -1,8 +1,8 @@
-"""All kinds of journals of a root, except those of its topics. To add a kind, add it to `JOURNALS`.
+"""The kinds of journals of a root, except topic logs. To add a kind of journal, add it to `JOURNALS`.
 
-`verify` reads the journals of each kind, `repair` restores their entries from copies, and `retain` deletes their old
-entries. Backups have a list of their own, because a manifest has a field for each kind: decisions, groups and root
-defaults. Job leases and run records belong to one root and are not backed up.
+`verify` reads the journals of each kind, `repair` restores their entries from copies, and `retain` deletes old entries.
+Backups have their own list, because a manifest has a field for each kind: decisions, groups and root defaults. Job
+leases and run records are not backed up, because they belong to one root.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sparklog.maintenance.job_history import JOB_HISTORY
 from sparklog.maintenance.leases import LEASES
 
 JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, JOB_HISTORY, DEFAULTS)
-"""In the order in which `verify` reads them: decisions refer to entries of groups that existed before."""
+"""Kinds in the order in which `verify` reads them. Decisions reference group entries that were written earlier."""
 JOURNAL_IN = {kind.folder: kind for kind in JOURNALS}
 """The kinds by directory."""
 
 
 def collect_journals(root: Root, kind: EntryKind[Any], *, keep_ms: int, now_ms: int, dry_run: bool) -> Collected:
-    """Delete the old entries of all journals of a kind, as `collect_entries` does."""
+    """Delete the old entries of all journals of a kind (see `collect_entries`)."""
     collected = Collected()
 
     def collect(id_: str) -> None:

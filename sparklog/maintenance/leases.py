@@ -1,12 +1,13 @@
-"""Job leases, which keep two schedulers from doing the same work twice. Correctness does not depend on them.
+"""Job leases prevent several schedulers from doing the same work. Correctness does not depend on leases.
 
-A run of a job claims its topics in the journal `_maintenance/<job>/_log` of the root, whose latest entry lists all
-claims. A claim lasts five minutes by the store's clock and is renewed every minute. A run releases its claim at the
-end; the claim of a run that dies expires. A run skips topics that others have claimed, so hosts can share a root with
-`--topic`. A run is fenced if its claim expired unnoticed (in a stalled process) and a later run has dropped it.
+A run of a job claims its topics in the journal `_maintenance/<job>/_log` of the root. The latest entry of the journal
+contains all claims. A claim is valid for five minutes by the store's clock and is renewed every minute. A run releases
+its claim at the end; if the run is killed, its claim expires. A run skips topics that other runs have claimed, so hosts
+can share a root by using `--topic`. A run is fenced if its claim expired, for example while the process was suspended,
+and a later run has removed the claim.
 
-There is one journal per job and root instead of one per topic, so a run writes two entries, and one per minute,
-whatever the number of topics.
+There is one journal per job and root instead of one per topic. The number of entries that a run writes (two, and one
+per minute) therefore does not depend on the number of topics.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from sparklog.log.topic.root import Root
 from sparklog.output import log
 
 LEASE_MS = 300_000
-CLAIM_OPS = TAKE, RENEW, RELEASE = "take", "renew", "release"
+CLAIM_OPS = ACQUIRE, RENEW, RELEASE = "take", "renew", "release"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The topics that a run works on (empty: all topics), and the period of the claim by the store's clock."""
+    """The topics that a run has claimed (all topics if empty), and the period of the claim by the store's clock."""
 
     run: str
     host: str
@@ -54,7 +55,7 @@ class Claim:
     topics: tuple[str, ...] = ()
 
     def is_valid_at(self, now_ms: int) -> bool:
-        """Return True until the claim expires; an end too far ahead was written while a clock was wrong."""
+        """Return True if the claim has not expired. An end that is too far ahead was written with a wrong clock."""
         return now_ms < self.until_ms <= now_ms + LEASE_MS + MAX_AHEAD_MS
 
     def __str__(self) -> str:
@@ -63,9 +64,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Leases(StateEntry):
-    """The claims on a root by runs of one job, oldest first."""
+    """The claims on a root by runs of a job, oldest first."""
 
-    op: str = TAKE
+    op: str = ACQUIRE
     claims: tuple[Claim, ...] = ()
 
     def without(self, run: str) -> tuple[Claim, ...]:
@@ -90,12 +91,12 @@ LEASES = EntryKind(
 
 
 class JobLease:
-    """The claim of one run of a job.
+    """The claim of a run of a job.
 
     Attributes:
-        topics: the requested topics (empty: all); after `acquire` those that the run may work on.
+        topics: the requested topics (all topics if empty); after `acquire`, the topics that the run may work on.
         other_claims: claims of other runs on requested topics.
-        is_blocked: True if the other claims leave no topic to work on.
+        is_blocked: True if other runs have claimed all requested topics.
     """
 
     def __init__(self, root: Root, job: str, topics: Sequence[str] = ()) -> None:
@@ -123,7 +124,7 @@ class JobLease:
             claimed = self._claimed_topics()
             claims_all = any(not other.topics for other in self.other_claims)
             self.is_blocked = claims_all or (requested != () and claimed.issuperset(requested))
-            return None if self.is_blocked else replace(base, op=TAKE, claims=(*valid, claim))
+            return None if self.is_blocked else replace(base, op=ACQUIRE, claims=(*valid, claim))
 
         self._log.write(step)
         if self.other_claims and not self.is_blocked:
@@ -132,14 +133,15 @@ class JobLease:
             self.is_blocked = not self.topics
 
     def renew(self) -> None:
-        """Extend the claim by five minutes. `Fenced` if another run has dropped it."""
+        """Extend the claim by five minutes. Raises `Fenced` if another run has removed the claim."""
         now_ms = self._now_ms()
 
         def step(base: Leases) -> Leases:
             own = [replace(claim, until_ms=now_ms + LEASE_MS) for claim in base.claims if claim.run == self._run]
             if not own:
                 raise Fenced(
-                    f"the lease of {self.job} on {self._root.location} expired and another run has started: this run "
+                    f"the lease of {self.job} on {self._root.location} has expired, and another run has "
+                    "started. This run "
                     "stops; committed work is kept"
                 )
             others = (claim for claim in base.without(self._run) if claim.is_valid_at(now_ms))
@@ -148,7 +150,7 @@ class JobLease:
         self._log.write(step)
 
     def release(self) -> None:
-        """Remove the claim, if there is one."""
+        """Remove the claim if it exists."""
 
         def step(base: Leases) -> Leases | None:
             remaining = base.without(self._run)
@@ -157,12 +159,12 @@ class JobLease:
         self._log.write(step)
 
     def check(self) -> None:
-        """Raise the `Fenced` that `keep_renewed` has met; to be called between work items."""
+        """Raise the `Fenced` error that `keep_renewed` has received. Callers check the lease between work items."""
         if self._fenced is not None:
             raise self._fenced
 
     def keep_renewed(self, ended: threading.Event) -> None:
-        """Renew the claim periodically until the run has ended or is fenced; failed renewals are retried."""
+        """Renew the claim periodically until the run has ended or is fenced. Failed renewals are retried."""
         while not ended.wait(self._root.store.limits.renew_seconds):
             try:
                 self.renew()
@@ -170,9 +172,9 @@ class JobLease:
                 self._fenced = error
                 return
             except SparklogError as error:
-                log(f"{self.job}: the lease was not renewed: {error} [{error.code}]")
+                log(f"{self.job}: failed to renew the lease: {error} [{error.code}]")
             except BaseException as error:  # noqa: BLE001 - if this thread ended, the lease would expire silently
-                log(f"{self.job}: the lease was not renewed: {type(error).__name__}")
+                log(f"{self.job}: failed to renew the lease: {type(error).__name__}")
 
     def _claimed_topics(self) -> set[str]:
         return {topic for other in self.other_claims for topic in other.topics}
@@ -183,7 +185,9 @@ class JobLease:
 
 @contextmanager
 def job_lease(root: Root, job: str, topics: Sequence[str], *, enabled: bool) -> Iterator[JobLease]:
-    """Hold a lease during a run, renewed by a thread. If it cannot be acquired, print that; the job runs anyway."""
+    """Hold a lease during a run and renew it in a thread. If the lease cannot be acquired, log the error and run
+    anyway.
+    """
     lease = JobLease(root, job, topics)
     if not (enabled and root.store.writable):
         yield lease
@@ -194,12 +198,15 @@ def job_lease(root: Root, job: str, topics: Sequence[str], *, enabled: bool) -> 
         try:
             lease.acquire()
         except SparklogError as error:
-            log(f"{job}: RUNS WITHOUT A LEASE, so another run may do the same work twice: {error} [{error.code}]")
+            log(f"{job}: RUNS WITHOUT A LEASE, so another run may do the same work: {error} [{error.code}]")
         else:
             renewing.start()
         for claim in lease.other_claims:
             topic_names = ", ".join(claim.topics) or "the root"
-            log(f"{job}: skipping {topic_names}, claimed by another run on {claim}; use --no-lease to ignore its lease")
+            log(
+                f"{job}: skipping {topic_names}, because another run on {claim} has a lease; use --no-lease to "
+                "ignore the lease"
+            )
         yield lease
     finally:
         ended.set()
@@ -208,5 +215,5 @@ def job_lease(root: Root, job: str, topics: Sequence[str], *, enabled: bool) -> 
 
 
 def read_job_leases(root: Root, job: str) -> tuple[Claim, ...]:
-    """Return the claims of runs of a job that have not released them, including expired ones."""
+    """Return the claims of a job that have not been released, including expired claims."""
     return EntryChain(root.store, LEASES, job, root.env).latest().claims

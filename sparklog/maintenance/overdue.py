@@ -1,12 +1,12 @@
-"""Find out whether maintenance runs: for each topic and job the last run, the last success, and what is overdue.
+"""Monitor the maintenance jobs: the last run, the last success and overdue work by topic and job.
 
-A job is overdue on a topic for either of two reasons, and the longer delay is reported:
+A job is overdue on a topic for one of two reasons. If both apply, the longer delay is reported.
 
-* Schedule: no run has succeeded for longer than the interval plus half of it, or plus 45 minutes if that is less. The
-  interval is the longest of the last three between starts of runs over the topic, or a day if none was seen. The delay
-  counts from the creation of the root at the earliest.
-* Configs: work has been pending for longer than they allow (`sparklog.maintenance.report`), since it fell due or since
-  the start of the last success, whichever was later.
+* Schedule: no run has succeeded for the interval of the schedule plus half of it, or plus 45 minutes if this is
+  shorter. The interval is the longest of the last three intervals between the starts of runs over the topic, or a day
+  if there are not enough runs. The delay starts at the creation of the root or later.
+* Configs: work has been pending for longer than the configs allow (see `sparklog.maintenance.report`). The delay starts
+  when the work fell due or at the start of the last success, whichever is later.
 """
 
 from __future__ import annotations
@@ -24,28 +24,33 @@ MONITORED_JOBS = COMPACT, RETAIN
 DAY_MS = 24 * HOUR_MS
 INTERVALS = 3
 MAX_DELAY_MS = 45 * 60_000
-"""How late a run may start. With the delay of an alert, a schedule that has stopped is reported within an hour."""
+"""Maximum delay of a scheduled run. Together with the delay of an alert, a stopped schedule is reported within an hour.
+"""
 MAX_LISTED_TOPICS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job on a topic. Times are ms since the epoch by the store's clock; None if no run was recorded."""
+    """The state of a job on a topic. Times are in ms since the epoch by the store's clock, or None if no run was
+    recorded.
+    """
 
     job: str
     topic: str
-    last_run_ms: int | None  # start of the last run that covers the topic
-    last_success_ms: int | None  # start of the last successful run that covers the topic
-    seconds: float | None  # that the last run spent on the topic
-    interval_ms: int | None  # between runs, as observed; None: not enough runs
-    failure: str  # why the last run failed; empty: it did not
-    overdue_ms: int  # delay; 0: not overdue
-    why: str  # the reason for the delay
-    visited: bool  # False: no run has worked on the topic yet, because it is newer than the last run, or none ran
+    last_run_ms: int | None  # start of the last run over the topic
+    last_success_ms: int | None  # start of the last successful run over the topic
+    seconds: float | None  # time that the last run spent on the topic
+    interval_ms: int | None  # observed interval between runs, or None if there are not enough runs
+    failure: str  # error of the last run; empty if the run succeeded
+    overdue_ms: int  # delay; 0 if the job is not overdue
+    why: str  # reason for the delay
+    visited: bool  # False if no run has processed the topic, for example because the topic is newer than the last run
 
     @property
     def state(self) -> str:
-        """One word for tables: overdue, failed, never (no run is recorded), new (no run has visited it yet), ok."""
+        """The state as a word for tables: overdue, failed, never (no run is recorded), new (no run has processed the
+        topic) or ok.
+        """
         if self.overdue_ms:
             return "overdue"
         if self.failure:
@@ -58,9 +63,9 @@ class JobState:
 def job_states(
     history: JobHistory, backlogs: Mapping[str, Backlog], created_ms: int, now_ms: int
 ) -> tuple[JobState, ...]:
-    """Return the state of both jobs on each topic of `backlogs`; `created_ms` is the creation time of the root."""
+    """Return the state of both jobs on each topic in `backlogs`. `created_ms` is the creation time of the root."""
     states = _JobStates(history, history.rows(), created_ms, now_ms)
-    # A failure of `retain` in the root itself has a row under a name that no topic can have.
+    # A failure of `retain` on files of the root has a row with a name that is not a valid topic name.
     failed = [(row.job, row.topic) for row in history.topics if row.failure and not is_topic_name(row.topic)]
     pairs = [*((job, topic) for topic in sorted(backlogs) for job in MONITORED_JOBS), *failed]
     return tuple(states.state(job, topic, backlogs.get(topic, Backlog())) for job, topic in pairs)
@@ -68,7 +73,7 @@ def job_states(
 
 @dataclass(frozen=True, slots=True)
 class JobProblem:
-    """A problem of a job on some topics, as text."""
+    """A problem of a job on one or more topics, as text."""
 
     job: str
     topics: tuple[str, ...]
@@ -76,7 +81,7 @@ class JobProblem:
 
 
 def job_problems(states: Sequence[JobState]) -> list[JobProblem]:
-    """Return the failures and the delays, one problem each per job, the longest delay first."""
+    """Return one problem for the failures and one for the delays of each job. The longest delay is reported first."""
     problems = []
     for job in MONITORED_JOBS:
         of_job = [state for state in states if state.job == job]
@@ -93,7 +98,7 @@ def job_problems(states: Sequence[JobState]) -> list[JobProblem]:
 
 
 def never(job: str) -> str:
-    return f"{job} has never visited this root (no run of it is recorded)"
+    return f"{job} has never run on this root (no run is recorded)"
 
 
 def _names(states: Sequence[JobState]) -> tuple[str, ...]:
@@ -113,7 +118,7 @@ class _JobStates:
     now_ms: int
 
     def state(self, job: str, topic: str, backlog: Backlog) -> JobState:
-        # A run that only seals does a part of `compact` and counts for its schedule.
+        # A run that only seals does part of the work of `compact` and counts for the schedule of `compact`.
         kinds = (SEAL, COMPACT) if job == COMPACT else (job,)
         runs = [run for run in self.history.runs if run.job in kinds and run.covers(topic)]
         rows = [row for kind in kinds if (row := self.rows.get((kind, topic))) is not None]
@@ -140,11 +145,15 @@ class _JobStates:
     def _delays(
         self, job: str, topic: str, backlog: Backlog, success_ms: int, interval_ms: int | None
     ) -> Iterator[tuple[int, str]]:
-        """Yield each delay of the job, with its reason."""
+        """Yield the delays of the job with their reasons."""
         every_ms = DAY_MS if interval_ms is None else interval_ms
         late_ms = self.now_ms - self._since(success_ms) - every_ms - min(every_ms // 2, MAX_DELAY_MS)
         if late_ms > 0:
-            schedule = f"it ran every {duration(interval_ms)}" if interval_ms else "a run a day is expected"
+            schedule = (
+                (f"although it ran every {duration(interval_ms)}")
+                if interval_ms
+                else "although a daily run is expected"
+            )
             since = "" if success_ms < 0 else f" for {duration(self.now_ms - success_ms)}"
             yield late_ms, f"no run has succeeded{since}, {schedule}"
         for due in backlog.due:
@@ -163,13 +172,16 @@ class _JobStates:
 
 
 def _interval_ms(runs: Iterable[JobRun]) -> int | None:
-    """Return the interval of a schedule: the longest of three, so that a manual run in between does not shorten it."""
+    """Return the longest of the last three intervals, so that manual runs do not shorten the interval."""
     starts = sorted(run.start_ms for run in runs)[-INTERVALS - 1 :]
     return max((later - earlier for earlier, later in pairwise(starts)), default=None)
 
 
 def _last_result(row: TopicRun | None, run: JobRun | None) -> tuple[str, float | None]:
-    """Return the failure and the seconds of the last run: those of the run itself if it ended before writing a row."""
+    """Return the failure and the duration in seconds of the last run.
+
+    If the run ended before it wrote a row for the topic, return those of the run itself.
+    """
     if run is not None and run.failure and (row is None or run.start_ms > row.start_ms):
         return run.failure, run.took_ms / 1000
     if row is not None:

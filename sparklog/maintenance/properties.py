@@ -1,10 +1,11 @@
-r"""A properties file with Kafka's broker config names: defaults of topic configs, and limits of the jobs.
+r"""A properties file with names of Kafka broker configs: defaults of topic configs, and limits of the jobs.
 
-The format is that of Java: `name=value`, `name: value` or `name value` per line; `#` and `!` start a comment, and a `\`
-at the end of a line joins the next line to it. A config set on a topic overrides the file, and the file overrides
-Kafka's default. An unknown name is an error, because silently ignoring a setting is worse than rejecting it.
+The file has the format of Java properties: each line contains `name=value`, `name: value` or `name value`. `#` and `!`
+start a comment, and a `\` at the end of a line continues the line. Configs that are set on a topic override the file,
+and the file overrides Kafka's defaults. An unknown name is an error, because silently ignoring a setting is worse than
+rejecting it.
 
-docs/reference/configs.md is generated from the tables here and in `sparklog.log.state.configs`.
+docs/reference/configs.md is generated from the tables in this module and in `sparklog.log.state.configs`.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from sparklog.log.state.root_defaults import ID, ROOT_SETTINGS, RootDefaults
 from sparklog.maintenance.work_items import Settings
 
 MIN_BUFFER_BYTES = 1 << 20
-"""Like Kafka, reject a smaller key map: each pass would read the entire log for a handful of keys."""
+"""Minimum size of the key map, as in Kafka. With a smaller map, each pass would read the entire log for a few keys."""
 _ENTRY = re.compile(r"((?:\\.?|[^\\=: \t])*)\s*[=:]?\s*(.*)", re.DOTALL)
 """A name ends at the first `=`, `:` or blank that is not escaped with a backslash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """An entry of a file; `line` counts from 1."""
+    """An entry of a properties file. `line` is the line number, starting with 1."""
 
     line: int
     name: str
@@ -75,11 +76,11 @@ def _default_setting(setting: Setting) -> Setting:
 
 
 _DEFAULTS = [_default_setting(setting) for setting in BY_NAME.values() if {COMPACT, RETAIN} & {*setting.used_by}]
-"""Defaults of the topic configs that a job uses. Writers do not read the file."""
+"""Defaults of the topic configs that jobs use. Writers do not read the file."""
 
 
 def _limit(name: str, field: str, kind: ValueType, unit: str, job: str, doc: str) -> Setting:
-    """Return a limit of a run: a field of `Settings`, whose default is in ms or in the same unit."""
+    """Return a limit of a run. The limit is a field of `Settings`, whose default is in ms or in the same unit."""
     default = getattr(Settings(0), field)
     shown = default // UNITS_MS[unit] if unit in UNITS_MS else default
     return Setting(name, kind, shown, doc, unit, (job,), field=field)
@@ -107,11 +108,11 @@ _LIMITS = (
            "is always started."),
 )  # fmt: skip
 PROPERTIES = by_name([*_DEFAULTS, *_LIMITS])
-"""Every property that a file may set."""
+"""All properties that a file may set."""
 
 
 def parse_properties(text: str, file: str) -> list[Property]:
-    """Return the entries of a properties file, in order. `BadRequest` if a name is set twice."""
+    """Return the entries of a properties file in order. Raises `BadRequest` if a name is set twice."""
     entries: dict[str, Property] = {}
     for line, logical in _logical_lines(text):
         name, value = (re.sub(r"\\(.?)", r"\1", part, flags=re.DOTALL) for part in _ENTRY.findall(logical)[0])
@@ -125,23 +126,23 @@ def parse_properties(text: str, file: str) -> list[Property]:
 
 
 def settings_of_file(path: str) -> Settings:
-    """Return the settings of a properties file, without a clock; `BadRequest` if it cannot be read or has an error."""
+    """Return the settings in a properties file, with time 0. Raises `BadRequest` if it is unreadable or invalid."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
-        raise BadRequest(f"the properties file {path!r} cannot be read: {error.strerror}; check --properties") from None
+        raise BadRequest(f"failed to read the properties file {path!r}: {error.strerror}; check --properties") from None
     return settings_of(text, path)
 
 
 def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
-    """Return the settings of a properties file, over Kafka's defaults; `file` is its name for messages."""
+    """Return the settings in the text of a properties file. `file` is the file name for error messages."""
     entries = {entry.name: entry for entry in parse_properties(text, file)}
     for entry in entries.values():
         if entry.name not in PROPERTIES:
             raise BadRequest(f"{file} line {entry.line}: {_unknown(entry.name)}")
     defaults: dict[str, str] = {}
     limits: dict[str, Any] = {}
-    # Reversed, so that the name with the highest rank is applied last; names of lower rank are still checked.
+    # Reversed, so that the name with the highest rank is applied last and names with a lower rank are still validated.
     for setting in reversed(PROPERTIES.values()):
         if setting.name not in entries:
             continue
@@ -161,7 +162,7 @@ def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines joined with their continuations and the number of the first line, without comments."""
+    """Yield logical lines without comments, with the number of their first line. Continued lines are joined."""
     first, joined = 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.lstrip()
@@ -183,17 +184,17 @@ def _is_root_default(name: str) -> bool:
 
 
 def _reason(name: str) -> str | None:
-    """Return why a broker setting has no effect; None for an unknown name."""
+    """Return the reason why a broker setting has no effect, or None if the name is unknown."""
     return no_effect_reason(name) or ("it has no effect without brokers" if name in BY_NAME else None)
 
 
 def _unknown(name: str) -> str:
-    """Return the message for a rejected name, with what to write instead."""
+    """Return the error message for a rejected name, with the setting to use instead."""
     if _is_root_default(name):
         return f"{name} has no effect in this file; set it with sparklog configs alter --root-defaults"
     synonyms = BROKER_NAMES.get(name, ())
     if synonyms and synonyms[0].name in PROPERTIES:
-        return f"'{name}' is a topic config; set it on the topic, or set its default here as {synonyms[0].name}"
+        return f"'{name}' is a topic config; set it on the topic, or set its default as {synonyms[0].name} in this file"
     why = _reason(name)
     if why is not None:
         return f"{name} has no effect on maintenance ({why}); remove it"
@@ -201,12 +202,12 @@ def _unknown(name: str) -> str:
 
 
 class BrokerSetting(NamedTuple):
-    """A setting of a broker's file, and whether it can be imported: IMPORTED, NOT_NEEDED, NO_EQUIVALENT or WRONG."""
+    """A setting in a broker's file and the result of its import: IMPORTED, NOT_NEEDED, NO_EQUIVALENT or WRONG."""
 
     line: int
     name: str
     value: str
-    verdict: str  # one of the four; the JSON output has this name
+    verdict: str  # result of the import; the name is part of the JSON output
     text: str
 
 
@@ -214,7 +215,7 @@ IMPORTED, NOT_NEEDED, NO_EQUIVALENT, WRONG = "taken", "not needed", "no equivale
 
 
 def broker_settings(text: str, file: str, *, force: bool = False) -> list[BrokerSetting]:
-    """Return the result for each setting of a broker's `server.properties`, including those after an invalid one."""
+    """Return the import result of each setting in a broker's `server.properties`, even if a setting is invalid."""
     entries = parse_properties(text, file)
     return [BrokerSetting(entry.line, entry.name, _shown(entry), *_import_result(entry, force)) for entry in entries]
 
@@ -234,12 +235,12 @@ def _import_result(entry: Property, force: bool) -> tuple[str, str]:
         return IMPORTED, f"imported as {name}={value}"
     why = _reason(name)
     if name in PROPERTIES:
-        why = "it limits the jobs, which read it from the file given by --properties"
+        why = "it limits the jobs, which read it from the file in --properties"
     if why is not None:
-        return NOT_NEEDED, f"not needed here: {why}"
+        return NOT_NEEDED, f"not needed: {why}"
     return (
         NO_EQUIVALENT,
-        f"no equivalent: a root has no setting of this name{did_you_mean(name, ROOT_SETTINGS)}",
+        f"no equivalent: roots have no setting with this name{did_you_mean(name, ROOT_SETTINGS)}",
     )
 
 
@@ -278,7 +279,7 @@ _COLUMNS = ("name", "type", "default", "valid", "unit")
 
 
 class ConfigDoc(NamedTuple):
-    """The documentation of a topic config or a maintenance property, as `configs docs` prints it."""
+    """The documentation of a topic config or a maintenance property for `configs docs`."""
 
     scope: str
     setting: Setting
@@ -301,13 +302,13 @@ class ConfigDoc(NamedTuple):
 
 
 def config_docs() -> list[ConfigDoc]:
-    """Return the topic configs, then the maintenance properties."""
+    """Return the topic configs, followed by the maintenance properties."""
     topics = [ConfigDoc(TOPIC, setting) for setting in CONFIGS.values()]
     return [*topics, *(ConfigDoc(MAINTENANCE, setting) for setting in PROPERTIES.values())]
 
 
 def one_config_doc(name: str) -> ConfigDoc:
-    """Return the config of this name; `BadRequest` with similar names if there is none."""
+    """Return the config with this name. Raises `BadRequest` with similar names if it does not exist."""
     docs = {doc.setting.name: doc for doc in config_docs()}
     if name not in docs:
         why = no_effect_reason(name)

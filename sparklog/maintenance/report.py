@@ -1,10 +1,10 @@
-"""Report of a maintenance run, as data, as a table and as JSON, and the backlog that remains after it.
+"""Reports of maintenance runs as data, tables and JSON, and the backlog after a run.
 
-Configs say how long work may stay pending, within bounds: at least two hours, because jobs run every hour, and at most
-25 hours, which is a day and a late start.
+Configs determine how long work may be pending: at least two hours, because jobs run every hour, and at most 25 hours,
+which allows for a daily schedule that starts late.
 
-The size of a partition after a run is its size before, plus the changes by the work items of the run. Concurrent
-appends are not included.
+The reported size of a partition after a run is its size before the run plus the changes by the work items of the run.
+Concurrent appends are not included.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ MIN_WAIT_MS, MAX_WAIT_MS = 2 * HOUR_MS, 25 * HOUR_MS
 
 
 def allowed_wait_ms(config_ms: int) -> int:
-    """Return how long work may stay pending, given the value of the config that asks for it."""
+    """Return how long work may be pending. `config_ms` is the value of the config that requires the work."""
     return min(max(config_ms, MIN_WAIT_MS), MAX_WAIT_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Pending work that a config asks for.
+    """Pending work that a config requires.
 
-    `since_ms` is when it fell due by record timestamps (-1: unknown); `sealing` is True if sealing alone does it.
+    Attributes:
+        since_ms: the time at which the work fell due according to record timestamps; -1 if unknown.
+        sealing: True if sealing is sufficient.
     """
 
     job: str
@@ -45,7 +47,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class FutureRecord:
-    """The first record of a partition with a timestamp in the future; its segment expires at `until_ms`."""
+    """The first record of a partition with a timestamp in the future. Its segment expires at `until_ms`."""
 
     partition: int
     offset: int
@@ -55,25 +57,25 @@ class FutureRecord:
     def __str__(self) -> str:
         return (
             f"partition {self.partition} has a record with a future timestamp (offset {self.offset:,}, "
-            f"{iso_time(self.time_ms)}): retention.ms keeps its segment and all later ones until "
-            f"{iso_time(self.until_ms)}; to delete them earlier, run sparklog delete-records"
+            f"{iso_time(self.time_ms)}): retention.ms keeps its segment and all later segments until "
+            f"{iso_time(self.until_ms)}; to delete these segments earlier, run sparklog delete-records"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Work of the jobs that is pending on a topic; fields are None if there is none, or if it was not measured."""
+    """The pending work of the jobs on a topic. A field is None if no work is pending or the work was not measured."""
 
     unsealed_bytes: int | None = None
-    dirty_ratio: float | None = None  # of the dirtiest partition, counting what a run would seal first as sealed
-    oldest_expired_ms: int | None = None  # timestamp of the oldest record that retention would delete
+    dirty_ratio: float | None = None  # dirty ratio of the dirtiest partition, as if unsealed slices had been sealed
+    oldest_expired_ms: int | None = None  # timestamp of the oldest record that the next retention run deletes
     due: tuple[Due, ...] = ()
     future: tuple[FutureRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Records and stored bytes of a partition."""
+    """The number of records and the stored bytes of a partition."""
 
     records: int
     nbytes: int
@@ -81,7 +83,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Work that failed and changed nothing: its partitions (empty: the entire topic) and the error."""
+    """Work that failed without any changes: its partitions (all if empty) and the error."""
 
     topic: str
     partitions: tuple[int, ...]
@@ -98,17 +100,17 @@ class Failure:
 
 
 def print_failures(program: str, failures: Sequence[Failure], location: str, topics: int) -> bool:
-    """Print failures on stderr, or that the root has no topics; return True if anything failed."""
+    """Print failures to stderr, or a message if the root has no topics. Return True if there are failures."""
     for failure in failures:
         say(f"{program}: {failure.line()}")
     if not topics:
-        say(f"{program}: there are no topics in {location}: nothing to do")
+        say(f"{program}: nothing to do, because there are no topics in {location}")
     return bool(failures)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Work that a run would do on a partition (`nbytes` 0: none), with the reason; for `--dry-run`."""
+    """Planned work on a partition with the reason, for `--dry-run`. `nbytes` is 0 if no work is planned."""
 
     topic: str
     partition: int
@@ -119,7 +121,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PartitionTotal:
-    """All work of a run on one partition."""
+    """The work of a run on a partition."""
 
     partition: int
     actions: Mapping[str, int]  # number of work items by kind
@@ -127,18 +129,20 @@ class PartitionTotal:
     records_after: int
     bytes_before: int
     bytes_after: int
-    tombstones_kept: int  # by the last pass
+    tombstones_kept: int  # number of tombstones kept by the last pass
     tombstones_dropped: int
     keyless_dropped: int
-    aborted_dropped: int  # by work items other than compaction
-    dirty_ratio: float | None  # before the first pass; None: not compacted
-    seconds: float  # sum over all tasks
+    aborted_dropped: int  # number of records dropped by work items other than compaction
+    dirty_ratio: float | None  # dirty ratio before the first pass, or None if the partition was not compacted
+    seconds: float  # total duration of all tasks
     failed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """Records and bytes that a run read and wrote, and bytes deleted; `retain` counts partitions that lost records."""
+    """Records and bytes that a run has read, written and deleted. For `retain`, only partitions with expired records
+    count.
+    """
 
     records_in: int = 0
     records_out: int = 0
@@ -152,7 +156,7 @@ class RunStatistics:
 
 @dataclass(frozen=True, slots=True)
 class RunReport(ABC):
-    """A run of a job over one topic, which may be deleted; `backlog` is the work that the run knows to be pending."""
+    """The report of a job on a topic, which may be deleted. `backlog` is the pending work that the run has found."""
 
     topic: str
     failures: tuple[Failure, ...] = field(default=(), kw_only=True)
@@ -166,15 +170,15 @@ class RunReport(ABC):
 
     @abstractmethod
     def statistics(self) -> RunStatistics:
-        """Return the records and bytes that the run read, wrote and deleted."""
+        """Return the numbers of records and bytes that the run has read, written and deleted."""
 
     @abstractmethod
     def document(self) -> dict[str, object]:
-        """Return the report as a JSON object, with exact bytes and records, and ratios and seconds as numbers."""
+        """Return the report as a JSON object."""
 
 
 def document(reports: Sequence[RunReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:
-    """Return the reports of a run as one JSON object."""
+    """Return the reports of a run as a JSON object."""
     return {
         "root": root,
         "nowMs": now_ms,
@@ -186,7 +190,7 @@ def document(reports: Sequence[RunReport], *, root: str, now_ms: int, dry_run: b
 
 @dataclass(frozen=True, slots=True)
 class TopicReport(RunReport):
-    """A run of `compact`: the size of each partition before, and the committed work items."""
+    """The report of `compact` on a topic: the size of each partition before the run, and the committed work items."""
 
     before: Mapping[int, Size] = field(default_factory=dict)
     work: tuple[WorkReport, ...] = ()
@@ -218,7 +222,7 @@ class TopicReport(RunReport):
         )
 
     def totals(self) -> list[PartitionTotal]:
-        """Return the partitions on which work was done or failed, in order."""
+        """Return the partitions on which work was done or has failed, in order."""
         failed = {partition for failure in self.failures for partition in failure.partitions}
         by_partition: dict[int, list[WorkReport]] = {partition: [] for partition in failed}
         for item in self.work:
@@ -252,7 +256,7 @@ HEADINGS = [
 
 
 def summary(reports: Sequence[TopicReport], *, dry_run: bool = False) -> str:
-    """Return the table for the end of a run, with notes below it; after a dry run, the planned work with reasons."""
+    """Return the table for the end of a run, or the planned work for a dry run, followed by notes."""
     lines = [_planned(reports) if dry_run else _done(reports)]
     for report in reports:
         lines += [f"{report.topic}: {note}" for note in report.notes]
@@ -283,7 +287,7 @@ def _done(reports: Sequence[TopicReport]) -> str:
 
 
 def _sum(totals: Sequence[PartitionTotal]) -> PartitionTotal:
-    """Return the sums of several partitions, and the highest dirty ratio."""
+    """Return the sums over several partitions, and the maximum dirty ratio."""
     ratios = [total.dirty_ratio for total in totals if total.dirty_ratio is not None]
     return PartitionTotal(
         -1,

@@ -1,15 +1,15 @@
-"""Run work items in Spark, one Spark job with one task per work item, several jobs in parallel.
+"""Run work items in Spark. Each work item is a Spark job with one task, and several jobs run in parallel.
 
-So each result can be committed as soon as it is finished, and a work item that fails does not affect the others. They
-start in the given order, on one host as many in parallel as it has task slots. On a cluster there are more, because
-Spark requests executors for pending tasks.
+A result can therefore be committed as soon as it is available, and a failed work item does not affect other work items.
+Work items start in the given order. On a single host, the number of parallel jobs is the number of task slots. On a
+cluster, more jobs run in parallel, because Spark requests executors for pending tasks.
 
-A task returns its error as a value. Spark then sees a successful task and does not retry work that would fail again,
-and the driver gets the error itself instead of the text of two stack traces. If something else ends a task (a lost
-executor, memory, a bug), Spark's failure becomes an `Unavailable` with the title of the work item.
+A task returns its error as a value. For Spark, the task has succeeded, so Spark does not retry work that would fail
+again, and the driver gets the error object instead of the text of two stack traces. If a task ends for another reason,
+for example a lost executor or a defect, Spark's failure is returned as `Unavailable` with the title of the work item.
 
-This needs a session with a SparkContext, so it works with `spark-submit` but not with Spark Connect. pyspark is
-imported on first use.
+The runner requires a session with a SparkContext, so it works with `spark-submit` but not with Spark Connect. pyspark
+is imported on first use.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 HEARTBEAT_MS = 30_000
 STOP_SECONDS = 60
 CLUSTER_JOBS = 64
-"""Minimum number of parallel jobs on a cluster. Each has a thread in the driver and may wait for an executor."""
+"""Minimum number of parallel jobs on a cluster. Each job has a thread in the driver and may wait for an executor."""
 MAX_LISTED = 8
-"""Number of running work items that a progress line lists."""
+"""Maximum number of running work items that a progress line lists."""
 _Result = tuple[int, "WorkResult | SparklogError | BaseException"]
 
 
 def hide_interrupts() -> None:
-    """Keep the stack trace of an interrupt out of the log; Py4J writes it to the root logger."""
+    """Do not log the stack trace of an interrupt, which Py4J logs to the root logger."""
     logging.getLogger().addFilter(_no_interrupt)
 
 
@@ -55,12 +55,12 @@ def _no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WARN") -> SparkSession:
-    """Start Spark with fewer log lines and with Python's own handling of Ctrl-C.
+    """Start Spark with fewer log lines and with Python's handler for Ctrl-C.
 
-    Spark's signal handler would ask the JVM to cancel all jobs in the middle of a call that waits for a response of the
-    JVM. A Ctrl-C during the start of the JVM is deferred until Spark runs, because it would leave the JVM running.
+    Spark's own signal handler would cancel all jobs through the JVM, while another call waits for a response of the
+    JVM. If Ctrl-C is pressed while the JVM starts, the interrupt is deferred, because it would leave the JVM running.
     """
-    # spark-submit logs every step of every task and draws a progress bar, which would hide the lines of the job.
+    # spark-submit logs every step of every task and shows a progress bar, which would hide the lines of the job.
     quiet = {"spark.log.level": log_level, "spark.ui.showConsoleProgress": "false"}
     hide_interrupts()
     builder = builder.appName(name).config(map=quiet)
@@ -79,7 +79,9 @@ def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WA
 
 
 class SparkRunner:
-    """A `Runner` that uses a Spark session. `parallelism` is the number of parallel jobs; None: see `_parallelism`."""
+    """A `Runner` that uses a Spark session. `parallelism` is the number of parallel jobs; see `_parallelism` for the
+    default.
+    """
 
     def __init__(
         self, spark: SparkSession, *, parallelism: int | None = None, quiet: bool = False, env: Env = SYSTEM
@@ -90,7 +92,7 @@ class SparkRunner:
         self._env = env
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
-        """Run the work items. If the caller closes the generator early, cancel the jobs that still run."""
+        """Run the work items. If the caller closes the generator early, cancel the running jobs."""
         if not works:
             return
         batch = _SparkJobs(self._context, works, self._quiet, self._env)
@@ -103,20 +105,20 @@ class SparkRunner:
 
 
 def _parallelism(context: Any) -> int:
-    """Return the number of parallel jobs: the number of task slots, but on a cluster at least `CLUSTER_JOBS`."""
+    """Return the number of parallel jobs: the number of task slots or, on a cluster, at least `CLUSTER_JOBS`."""
     slots: int = max(1, context.defaultParallelism)
     on_one_machine = re.fullmatch(r"local(\[.*\])?", context.master)
     return slots if on_one_machine else max(slots, CLUSTER_JOBS)
 
 
 class SparkIfNeeded:
-    """A `Runner` that starts Spark once it gets enough work; before that, and without pyspark, it uses this process.
+    """A `Runner` that starts Spark if there is enough work. Otherwise, or if pyspark is missing, it uses this process.
 
     Args:
-        name: name of the application.
+        name: the name of the application.
         configure: configures the builder of the session, as `sparklog.configure` does.
         settings: settings with the thresholds `spark_min_bytes` and `spark_min_files`.
-        quiet: print no log lines about work in progress.
+        quiet: do not log the progress of work items.
     """
 
     def __init__(
@@ -142,19 +144,19 @@ class SparkIfNeeded:
         return (self._runner or self._in_process()).run(works)
 
     def _reason(self, works: Sequence[Work]) -> str:
-        """Return the reason to start Spark for these work items; empty if there is not enough work."""
+        """Return the reason to start Spark for these work items. The reason is empty if there is not enough work."""
         pyspark = sys.modules.get("pyspark.sql")
         if pyspark is not None and pyspark.SparkSession.getActiveSession() is not None:
             return "a session is running"
         nbytes, files = sum(work.nbytes for work in works), sum(work.file_count for work in works)
         if nbytes >= self._settings.spark_min_bytes:
-            return f"{size_text(nbytes)} to read, and spark.min.bytes={self._settings.spark_min_bytes}"
+            return f"{size_text(nbytes)} to read, with spark.min.bytes={self._settings.spark_min_bytes}"
         if files >= self._settings.spark_min_files:
-            return f"{files:,} files, and spark.min.files={self._settings.spark_min_files}"
+            return f"{files:,} files to read, with spark.min.files={self._settings.spark_min_files}"
         return ""
 
     def close(self) -> None:
-        """Stop the session if this runner started it."""
+        """Stop the session if this runner has started it."""
         if self._started is not None:
             self._started.stop()
 
@@ -167,12 +169,12 @@ class SparkIfNeeded:
         running = SparkSession.getActiveSession()
         if running is not None:
             return SparkRunner(running, quiet=self._quiet)
-        log(f"{self._name}: starting Spark: {reason}")
+        log(f"{self._name}: starting Spark ({reason})")
         try:
             self._started = quiet_session(self._configure(SparkSession.builder), self._name)
         except PySparkException as error:
-            # Most often Java is missing, which the work itself does not need.
-            log(f"Spark cannot be started ({_cause(str(error))}); using this process, one work item after the other")
+            # In most cases, Java is missing, which the work items do not need.
+            log(f"failed to start Spark ({_cause(str(error))}); running one work item at a time in this process")
             return self._in_process()
         return SparkRunner(self._started, quiet=self._quiet)
 
@@ -181,7 +183,7 @@ class SparkIfNeeded:
 
 
 class _SparkJobs:
-    """The work items of one call of `run`: threads that start them in order, and a queue of results."""
+    """The work items of a call of `run`: the threads that start them in order, and the queue of results."""
 
     def __init__(self, context: Any, works: Sequence[Work], quiet: bool, env: Env) -> None:
         self._context = context
@@ -201,20 +203,22 @@ class _SparkJobs:
         from pyspark import InheritableThread
 
         for number in range(threads):
-            # Spark keeps a job's group and description per thread, and only for threads of this kind.
+            # Spark stores the group and the description of a job per thread, but only for threads of this class.
             thread = InheritableThread(target=self._work, name=f"{self._group}-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def next(self) -> tuple[Work, WorkResult | SparklogError]:
-        """Return the next finished work item; until there is one, print a line every `HEARTBEAT_MS`."""
+        """Return the next finished work item. While waiting, log a line every `HEARTBEAT_MS`."""
         while True:
             try:
                 index, result = self._results.get(timeout=HEARTBEAT_MS / 1000)
                 break
             except queue.Empty:
                 if not any(thread.is_alive() for thread in self._threads) and self._results.empty():
-                    raise Unavailable("the threads that start Spark jobs ended early; run the job again") from None
+                    raise Unavailable(
+                        "the threads that start Spark jobs have ended unexpectedly; run the job again"
+                    ) from None
                 if not self._quiet:
                     log(self._heartbeat(), self._env.wall_ms())
         self._finished += 1
@@ -223,14 +227,14 @@ class _SparkJobs:
         return self._works[index], result
 
     def stop(self) -> None:
-        """Start no more jobs and cancel the running ones; wait for the threads for up to `STOP_SECONDS`."""
+        """Stop starting jobs and cancel running jobs. Wait up to `STOP_SECONDS` for the threads."""
         self._stopped = True
         for _ in range(STOP_SECONDS * 5):
             alive = [thread for thread in self._threads if thread.is_alive()]
             if not alive:
                 return
             if self._running:
-                # Repeated, because a thread may be about to start a job that cannot be cancelled yet.
+                # Cancel repeatedly, because a thread may be about to start a job that cannot be cancelled yet.
                 self._context.cancelJobGroup(self._group)
             alive[0].join(0.2)
 
@@ -267,11 +271,11 @@ class _SparkJobs:
         self._context.setJobGroup(self._group, work.title)
         try:
             rows = self._context.parallelize((0,), 1)
-            # `map` reads the row. Spark ends a worker that leaves a row unread, and the next work item would wait for
-            # another worker to start, import everything and load the kernels.
+            # `map` reads the row. If a row is not read, Spark ends the worker, and the next work item has to wait until
+            # another worker has started, imported all modules and loaded the kernels.
             result = rows.map(partial(_task, work, self._quiet)).collect()[0]
         except (Py4JError, PySparkException) as error:
-            return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run it again")
+            return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run the job again")
         return cast("WorkResult | SparklogError", result)
 
 
@@ -285,14 +289,14 @@ def _task(work: Work, quiet: bool, _row: int) -> WorkResult | SparklogError:
         return error
     except MemoryError:
         return Unavailable(
-            f"'{work.title}' ran out of memory; lower log.cleaner.dedupe.buffer.size or raise "
+            f"'{work.title}' ran out of memory; decrease log.cleaner.dedupe.buffer.size or increase "
             "spark.executor.memoryOverhead"
         )
 
 
 def _cause(text: str) -> str:
-    """Return the line of a Spark failure that has its cause: the last line before the stack trace of the JVM."""
-    cause = "no reason given"
+    """Return the cause of a Spark failure, which is the last line before the stack trace of the JVM."""
+    cause = "unknown cause"
     for line in text.splitlines():
         if line.lstrip().startswith("at ") or line.startswith("Driver stacktrace"):
             break

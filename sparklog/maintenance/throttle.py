@@ -1,7 +1,7 @@
-"""A byte rate for maintenance, Kafka's `log.cleaner.io.max.bytes.per.second`, which leaves disk and network to others.
+"""A rate limit for maintenance I/O, Kafka's `log.cleaner.io.max.bytes.per.second`.
 
-As in Kafka, bytes read and written count together. All work items of one process share the rate. A Spark executor has
-one Python worker per core with a task, and each worker is a process of its own.
+As in Kafka, the rate applies to the sum of bytes read and written. All work items of a process share the rate. A Spark
+executor has one Python worker process per core, and each process has its own rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparklog.storage.wrapper_store import WrapperStore, WrapperWriter
 UNLIMITED = sys.float_info.max
 """Kafka's default."""
 MIN_PAUSE_MS = 50
-"""Shorter pauses are added up until they reach this length."""
+"""Shorter pauses are accumulated until they reach this length."""
 
 
 class Throttle:
@@ -29,13 +29,13 @@ class Throttle:
         self._env = env
         self._lock = ForkLock()
         self._free_ms = -math.inf
-        """The time at which all bytes so far would have been moved at the rate."""
+        """The time at which all bytes so far would have been transferred at this rate."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return process_throttle, (self._rate,)
 
-    def moved(self, nbytes: int) -> None:
-        """Count bytes read or written, and wait until the rate allows more."""
+    def add(self, nbytes: int) -> None:
+        """Add bytes that were read or written, and wait until the rate allows more bytes."""
         with self._lock:
             now_ms = self._env.boot_ms()
             self._free_ms = max(self._free_ms, now_ms) + nbytes * 1000 / self._rate
@@ -56,7 +56,7 @@ def throttled(store: Store, bytes_per_second: float) -> Store:
 
 
 class ThrottledStore(WrapperStore):
-    """A store that limits reads and writes to the rate of a throttle."""
+    """A store whose reads and writes are limited by a throttle."""
 
     def __init__(self, inner: Store, throttle: Throttle) -> None:
         super().__init__(inner)
@@ -64,11 +64,11 @@ class ThrottledStore(WrapperStore):
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         data = self.inner.get(key, start, length)
-        self.throttle.moved(len(data))
+        self.throttle.add(len(data))
         return data
 
     def create(self, key: str, data: bytes) -> bool:
-        self.throttle.moved(len(data))
+        self.throttle.add(len(data))
         return self.inner.create(key, data)
 
     def writer(self, key: str) -> ObjectWriter:
@@ -77,5 +77,5 @@ class ThrottledStore(WrapperStore):
 
 class _ThrottledWriter(WrapperWriter):
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._store.throttle.moved(len(data))
+        self._store.throttle.add(len(data))
         self._inner.write(data)

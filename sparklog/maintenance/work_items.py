@@ -1,12 +1,12 @@
-"""Work items: a plan sends them to tasks, and each task returns a `WorkResult`, which the driver commits.
+"""Work items, which the driver sends to tasks. Each task returns a `WorkResult`, which the driver commits.
 
-The driver makes the plan from a snapshot alone. A `Work` has everything that its task needs, so that the task opens no
-root; the files it writes are not referenced by any commit yet. Each `WorkResult` is committed as one rewrite, so a
-work item takes effect as a whole or not at all. A task that runs twice leaves unreferenced files, which the vacuum
-removes.
+The driver plans work items from a snapshot. A `Work` contains everything that its task needs, so the task does not open
+the root. The files that a task writes are not referenced by commits yet. The driver commits each `WorkResult` as one
+rewrite, so a work item is applied atomically. If a task runs twice, it leaves unreferenced files, which the vacuum
+deletes.
 
-A task prints its progress every few seconds, and the driver prints a line for each finished work item. With a local
-master the lines of tasks reach the console; on a cluster they are in the logs of the executors.
+Tasks print their progress every few seconds, and the driver prints a line for each finished work item. With a local
+master, the lines of tasks are printed to the console; on a cluster, they are in the executor logs.
 
     2026-01-31T12:00:00.000Z compact orders-3: 1,204,224 records, 153.1 MB so far (1.20 M records/s, 152.6 MB/s)
     2026-01-31T12:00:03.000Z compact orders-3: done in 4.1 s: 5,000,000 -> 500,000 records, 630.0 MB -> 63.0 MB (...)
@@ -30,28 +30,28 @@ from sparklog.output import log
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from sparklog.log.topic.root import Root  # for type checkers alone: tasks open no root
+    from sparklog.log.topic.root import Root  # only for type checkers, because tasks do not open a root
 
 
 def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
-    """Return ms since 1970 by the store's clock, or by this host's if a dry run cannot create a file for it."""
+    """Return ms since the epoch by the store's clock, or by this host's if a dry run cannot write to the store."""
     return reading_clock_ms(store, env) if dry_run else store.now_ms()
 
 
 Progress = Callable[[int, int], None]
-"""A task calls it periodically with the records and bytes read since the last call."""
+"""A function that a task calls periodically with the records and bytes read since the last call."""
 
 
 def silent(records: int, nbytes: int) -> None:
-    """Report no progress."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a maintenance run, without topic configs. See `sparklog.maintenance.properties`."""
+    """Settings of a maintenance run, except topic configs. See `sparklog.maintenance.properties`."""
 
-    now_ms: int  # the time from which ages and delete horizons are computed
-    defaults: Mapping[str, str] = field(default_factory=dict)  # configs of topics that do not set them
+    now_ms: int  # reference time for ages and delete horizons
+    defaults: Mapping[str, str] = field(default_factory=dict)  # topic configs for topics that do not set them
     dedupe_buffer_bytes: int = 128 << 20
     dedupe_load_factor: float = 0.9
     producer_expiration_ms: int = 86_400_000
@@ -59,20 +59,28 @@ class Settings:
     io_bytes_per_second: float = UNLIMITED
     spark_min_bytes: int = 256 << 20
     spark_min_files: int = 10_000
-    root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # rank below `defaults`
+    root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # root defaults, which `defaults` override
 
     def of_root(self, root: Root) -> Settings:
-        """Return these settings with the latest root defaults; also copy defaults written by releases up to 0.12."""
+        """Return these settings with the latest root defaults. Also copy defaults that releases up to 0.12 have
+        written.
+        """
         return replace(self, root=root.engine.defaults.read_for_job())
 
     def configs_of(self, topic: str, configs: TopicConfigs) -> TopicConfigs:
-        """Return the configs of a topic; unset ones come from this run's defaults, then the root's, then Kafka's."""
+        """Return the configs of a topic.
+
+        Configs that the topic does not set are taken from the defaults of the run, the root defaults or Kafka's
+        defaults, in this order.
+        """
         return TopicConfigs({**self.defaults, **configs.explicit}, self.root.of_topic(topic))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkReport:
-    """What a work item did on one partition; sizes in bytes. `dirty_ratio` is None unless it was a compaction."""
+    """The changes by a work item to a partition. Sizes are in bytes. `dirty_ratio` is None for work other than
+    compaction.
+    """
 
     action: str
     topic: str
@@ -90,7 +98,7 @@ class WorkReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkResult:
-    """Files that a task has written, to be committed as one rewrite; `files` have the base offsets of their slices."""
+    """Files that a task has written, to be committed as one rewrite. `files` contain base offsets."""
 
     rewrites: tuple[Rewrite, ...]
     files: tuple[FileSlices, ...]
@@ -108,31 +116,31 @@ class Work(Protocol):
     def topic_id(self) -> str: ...
     @property
     def title(self) -> str:
-        """The name for progress lines and errors, such as `compact orders-3`."""
+        """The name in progress lines and errors, for example `compact orders-3`."""
 
     @property
     def partitions(self) -> tuple[int, ...]: ...
     @property
     def nbytes(self) -> int:
-        """Bytes to read; larger work items start first."""
+        """The number of bytes to read. Larger work items start first."""
 
     @property
     def file_count(self) -> int:
-        """Number of files to read or delete."""
+        """The number of files to read or delete."""
 
     def run(self, progress: Progress = silent) -> WorkResult:
-        """Read inputs, write files and return them. If it raises `SparklogError`, nothing refers to its files."""
+        """Read the inputs, write files and return them. If an error is raised, no commit references the files."""
 
 
 class Runner(Protocol):
     """Runs work items in this process or in Spark tasks."""
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
-        """Start the work items in order, several in parallel, and yield each with its result when it is finished."""
+        """Start the work items in order, several of them in parallel, and yield each work item with its result."""
 
 
 class InProcess:
-    """Runs work items in this thread, one after the other; for small roots, tests, and without Spark."""
+    """Runs work items in this thread, one at a time. Used for small roots, in tests, and if Spark is not installed."""
 
     def __init__(self, progress: Callable[[str], Progress] = lambda title: silent) -> None:
         self._progress = progress
@@ -146,9 +154,9 @@ class InProcess:
 
 
 class CountingRunner:
-    """A `Runner` that uses another runner and reports progress.
+    """A `Runner` that delegates to another runner and reports progress.
 
-    `report` is called with the numbers of finished and planned work items, and with their bytes.
+    `report` is called with the numbers of finished and planned work items and with their bytes.
     """
 
     def __init__(self, runner: Runner, report: Callable[[int, int, int, int], object]) -> None:
@@ -162,7 +170,7 @@ class CountingRunner:
         self._report_progress()
         for work, result in self._runner.run(works):
             yield work, result
-            # The caller has committed the result before it asks for the next one.
+            # The caller has committed the result before it requests the next result.
             self._finished += 1
             self._finished_bytes += work.nbytes
             self._report_progress()
@@ -175,7 +183,7 @@ PRINT_INTERVAL_MS = 5_000
 
 
 class Meter:
-    """A `Progress` that prints sums every few seconds. Each task creates one for its work item."""
+    """A `Progress` that prints totals every few seconds. Each task creates a `Meter` for its work item."""
 
     def __init__(self, title: str, env: Env = SYSTEM) -> None:
         self._title = title
@@ -198,11 +206,11 @@ class Meter:
 
 
 def log_result(work: Work, result: WorkResult | SparklogError) -> None:
-    """Print the result of a work item on the driver: committed, or failed."""
+    """Log the result of a work item on the driver."""
     if isinstance(result, SparklogError):
         log(f"{work.title}: failed: {result} [{result.code}]")
     elif not result.reports:
-        log(f"{work.title}: nothing to do after all")
+        log(f"{work.title}: nothing to do")
     else:
         reports = result.reports
         records = sum(report.records_before for report in reports)

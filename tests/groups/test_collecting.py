@@ -270,9 +270,9 @@ def test_the_retain_job_maintains_groups() -> None:
     assert all(report.vacuum is None or not report.vacuum.expired_groups for report in week)
     assert group(world, "h").log.refresh().pending == ()
     dry = retain_root(world.root(), minute, dry_run=True)
-    assert "(root): expired offsets of 2 groups would be dropped: g, h" in summary(dry, dry_run=True)
+    assert "(root): expired offsets of 2 groups would be deleted: g, h" in summary(dry, dry_run=True)
     done = retain_root(world.root(), minute)
-    assert "(root): expired offsets of 2 groups were dropped: g, h" in summary(done)
+    assert "(root): expired offsets of 2 groups were deleted: g, h" in summary(done)
     found = document(done, root="r", now_ms=0, dry_run=False)
     assert [topic["vacuum"]["expiredGroups"] for topic in json.loads(json.dumps(found))["topics"]] == [
         ["g", "h"],

@@ -62,7 +62,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
         (["--root", "r", "--now-ms", "soon"], "--now-ms"),
         (["--root", "r", "--now-ms", "-1"], "--now-ms"),
         (["--root", "r", "--now-ms", "9" * 30], "--now-ms"),
-        (["--root", "r", "--properties", "/nowhere/x.properties"], "'/nowhere/x.properties' cannot be read"),
+        (
+            ["--root", "r", "--properties", "/nowhere/x.properties"],
+            "failed to read the properties file '/nowhere/x.properties'",
+        ),
         (["--root", "r", "--wait"], "--wait"),
         (["--root"], "Option '--root' requires an argument. (see 'sparklog retain --help')"),
     ],

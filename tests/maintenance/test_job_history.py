@@ -193,7 +193,7 @@ def test_what_cannot_be_recorded_is_said_and_changes_nothing(world: World, capsy
     world.store.delete(entry.key)
     world.store.create(entry.key, b"{}")
     assert not any(report.failed for report in compacted(world.root()))
-    assert "compact: this run could not be recorded: " in capsys.readouterr().err
+    assert "compact: failed to record this run: " in capsys.readouterr().err
     with pytest.raises(Corrupt):
         read_job_history(world.root())
     assert [finding.kind for finding in verify_root(world.store).findings] == ["run record"]

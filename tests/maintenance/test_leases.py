@@ -87,7 +87,7 @@ def test_a_claim_holds_while_it_is_renewed_and_no_longer() -> None:
     world.now_ms += LEASE_MS
     third = taken(world)
     assert not third.is_blocked
-    with pytest.raises(Fenced, match="expired and another run has started"):
+    with pytest.raises(Fenced, match="has expired, and another run has started"):
         second.renew()
     second.release()
     assert taken(world).is_blocked, "a fenced run takes back nothing that is another's"
@@ -152,7 +152,7 @@ def test_whatever_a_renewal_fails_with_the_lease_is_renewed_again(
 
     monkeypatch.setattr(lease, "renew", renew)
     lease.keep_renewed(ended)
-    assert f"the lease was not renewed: {kind.__name__}" in capsys.readouterr().err
+    assert f"failed to renew the lease: {kind.__name__}" in capsys.readouterr().err
     with pytest.raises(Fenced, match="enough"):
         lease.check()
 
@@ -357,8 +357,8 @@ def test_the_line_names_the_other_run(place: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr()
     (line,) = shown.err.splitlines()
     assert re.fullmatch(
-        r"\S+Z compact: skipping the root, claimed by another run on \S+ \(process \d+, since \S+Z\); "
-        r"use --no-lease to ignore its lease",
+        r"\S+Z compact: skipping the root, because another run on \S+ \(process \d+, since \S+Z\) has a lease; "
+        r"use --no-lease to ignore the lease",
         line,
     )
     assert json.loads(shown.out)["topics"] == []
@@ -371,7 +371,7 @@ def test_hosts_share_a_root_by_topic(place: Path, capsys: pytest.CaptureFixture[
     JobLease(sparklog.open(place), "compact", ["a"]).acquire()
     assert compacted(place) == 0
     assert sealed(place) == {"b"}
-    assert "compact: skipping a, claimed by another run" in capsys.readouterr().err
+    assert "compact: skipping a, because another run" in capsys.readouterr().err
 
 
 def test_a_fenced_run_stops_after_the_current_work_item(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,7 +386,7 @@ def test_a_fenced_run_stops_after_the_current_work_item(place: Path, capsys: pyt
     with small_limits(renew_seconds=0.01):
         assert compacted(place, meanwhile=steal) == 1
     assert len(sealed(place)) == 1
-    assert "this run stops; committed work is kept [SPARKLOG_FENCED]" in capsys.readouterr().err
+    assert "This run stops; committed work is kept [SPARKLOG_FENCED]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [["--dry-run"], ["--no-lease"]])
@@ -406,7 +406,7 @@ def test_damaged_leases_stop_no_job(place: Path, capsys: pytest.CaptureFixture[s
     assert finding.kind == "lease"
 
 
-WITHOUT = "compact: RUNS WITHOUT A LEASE, so another run may do the same work twice: "
+WITHOUT = "compact: RUNS WITHOUT A LEASE, so another run may do the same work: "
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])
@@ -423,7 +423,11 @@ def test_what_lies_in_the_way_of_the_next_entry_is_named_by_each_run_and_by_veri
         assert f"{in_the_way.name} in {place}: the path exists, but is not a regular file; move it away" in err
     assert sealed(place) == {"a", "b"}
     (finding,) = verify_root(sparklog.open(place).store).findings
-    assert (finding.kind, finding.file, finding.remedy) == ("lease", f"{in_the_way.relative_to(place)}", "move it away")
+    assert (finding.kind, finding.file, finding.remedy) == (
+        "lease",
+        f"{in_the_way.relative_to(place)}",
+        "move the file away",
+    )
 
 
 def test_old_entries_go_with_the_vacuum_and_the_state_stays() -> None:

@@ -154,8 +154,11 @@ def test_problems_are_reported_together_for_each_job() -> None:
         (
             RETAIN,
             ("b", "a", "c", "d", "(root)"),
-            "retain is overdue for 2 h on b, a, c and 2 more: no run has succeeded for 4 h, it ran every 60 min",
+            (
+                "retain is overdue for 2 h on b, a, c and 2 more: no run has succeeded for 4 h, although it ran every "
+                "60 min"
+            ),
         ),
     ]
     (never,) = job_problems(job_states(JobHistory("outcomes"), {"a": Backlog()}, NOW - 25 * HOUR_MS, NOW))[:1]
-    assert never.text.startswith("compact has never visited this root (no run of it is recorded); compact is overdue")
+    assert never.text.startswith("compact has never run on this root (no run is recorded); compact is overdue")

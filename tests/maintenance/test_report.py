@@ -149,7 +149,7 @@ def test_the_outcome_of_a_piece_is_printed(capsys: pytest.CaptureFixture[str]) -
     assert [re.sub(r"^\d{4}(-\d\d){2}T[\d:.]{12}Z ", "", line) for line in printed.err.splitlines()] == [
         "compact orders-3: done in 2.0 s: 1,000 -> 400 records, 50.0 kB -> 20.0 kB (0.00 M records/s, 25.0 kB/s)",
         "compact orders-3: failed: bad CRC [SPARKLOG_CORRUPT]",
-        "compact orders-3: nothing to do after all",
+        "compact orders-3: nothing to do",
     ]
 
 

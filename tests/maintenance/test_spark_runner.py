@@ -63,7 +63,7 @@ def test_threads_that_die_before_their_work_are_not_waited_for(monkeypatch: pyte
     monkeypatch.setattr(_SparkJobs, "_next_index", take)
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     runner, works = runner_of(2)
-    with pytest.raises(Unavailable, match="ended early"):
+    with pytest.raises(Unavailable, match="have ended unexpectedly"):
         list(runner.run(works))
 
 

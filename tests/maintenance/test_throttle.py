@@ -32,7 +32,7 @@ def test_bytes_wait_for_their_turn() -> None:
     begun_ms = world.now_ms
     throttle = Throttle(1000, world.env())
     for _ in range(10):
-        throttle.moved(500)
+        throttle.add(500)
     assert world.now_ms - begun_ms == pytest.approx(5000, abs=20)
 
 
@@ -40,12 +40,12 @@ def test_small_pauses_are_saved_up_and_idle_time_is_not() -> None:
     world = World()
     throttle = Throttle(1000, world.env())
     for _ in range(4):
-        throttle.moved(10)
+        throttle.add(10)
     assert world.slept == []
-    throttle.moved(10)
+    throttle.add(10)
     assert world.slept == [pytest.approx(0.05)]
     world.advance(hours=1)
-    throttle.moved(2000)
+    throttle.add(2000)
     assert world.slept[1:] == [pytest.approx(2.0)], "an hour without work is no credit for a burst"
 
 
