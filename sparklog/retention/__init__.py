@@ -1,1 +1,1 @@
-"""Retention: expire old or excess segments, and vacuum unreferenced files."""
+"""Retention: expire old or excess segments, and delete unreferenced files."""

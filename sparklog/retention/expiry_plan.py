@@ -1,16 +1,17 @@
-"""Choose the segments that expire: Kafka's retention rules as a pure function.
+"""Select the segments that expire. This module implements Kafka's retention rules as a pure function.
 
-Three rules run one after another on the segments that the previous ones have kept, from the oldest segment to the
-first one that a rule keeps:
+Three rules are applied one after another. Each rule is applied to the remaining segments, from the oldest segment up to
+the first segment that does not expire:
 
-| reason | a segment expires if                                                  | applies              |
-|--------|-----------------------------------------------------------------------|----------------------|
-| start  | the next one begins at or below the log start (delete-records)        | always               |
-| size   | the segments after it have at least `retention.bytes`                 | policy with `delete` |
-| time   | its largest timestamp is more than `retention.ms` ago                 | policy with `delete` |
+| reason | a segment expires if                                                  | applies to                   |
+|--------|-----------------------------------------------------------------------|------------------------------|
+| start  | the next segment starts at or below the log start (delete-records)    | all topics                   |
+| size   | the later segments have at least `retention.bytes`                    | topics with policy `delete`  |
+| time   | its maximum timestamp is older than `retention.ms`                    | topics with policy `delete`  |
 
-No rule passes the high watermark, and an empty last segment is kept. The active segment expires like any other once all
-its records have expired; the log then starts at its end. A future timestamp keeps its segment and all later ones.
+Segments above the high watermark do not expire, and an empty last segment is kept. The active segment expires like
+other segments if all its records have expired; the log then starts at its end. A future timestamp keeps its segment and
+all later segments.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ REASONS = {START: "below the log start offset", SIZE: "retention.bytes", TIME: "
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A segment that expires, and the reason: one of `REASONS`."""
+    """A segment that expires, and the reason, which is one of `REASONS`."""
 
     segment: Segment
     reason: str
@@ -36,7 +37,9 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The expiry of one partition: the new log start, never below the old one, and the segments that expire."""
+    """The expiry of a partition: the segments that expire, and the new log start, which is never below the old log
+    start.
+    """
 
     partition: int
     log_start: int
@@ -54,10 +57,10 @@ def plan_expiry(
     now_ms: int,
     modified_ms: Callable[[Segment], int] | None = None,
 ) -> Expiry:
-    """Choose the segments of a partition that expire.
+    """Select the segments of a partition that expire.
 
     `segments` are in offset order. `modified_ms` returns the modification time of the file of a segment without
-    timestamps; if None, such segments do not expire by time.
+    timestamps. If `modified_ms` is None, such segments do not expire by time.
     """
     remaining = deque(segments)
     expired: list[Expired] = []
@@ -86,7 +89,7 @@ def plan_expiry(
             if high_watermark < following or empty or not has_expired(remaining[0]):
                 break
             expired.append(Expired(remaining.popleft(), reason))
-            # If no segment remains, the log starts at its end, as if it had been rolled.
+            # If no segment remains, the log starts at its end, as if a new segment had been rolled.
             new_start = following
         if new_start is not None:
             log_start = max(log_start, min(new_start, high_watermark))

@@ -1,12 +1,12 @@
 """Apply retention to the topics of a root: expire segments by Kafka's rules, vacuum, and report the results.
 
-First, the results of decided transactions are recorded and transactions past their timeout are aborted, so that a topic
-without writers is not blocked. The offsets of consumer groups expire by `offsets.retention.minutes`.
+First, the outcomes of decided transactions are recorded and timed-out transactions are aborted, so that they do not
+block topics without writers. The offsets of consumer groups expire according to `offsets.retention.minutes`.
 
-Expiry is one commit per topic. It only has new log starts, which are applied as a maximum, so it commutes with
-concurrent runs, writers and delete-records. It works in Kafka segments; unsealed slices are divided into segments by
-the roll rule. Expired records are no longer visible immediately. A vacuum deletes their files, `file.delete.delay.ms`
-after the last version that refers to them. Deleted topics are vacuumed, too.
+Segments of a topic expire in one commit. The commit only contains new log starts, and the maximum of log starts is
+applied, so it commutes with concurrent runs, writers and delete-records. Kafka segments expire as a whole; unsealed
+slices are divided into segments by the roll rule. Expired records become invisible immediately. A vacuum deletes their
+files, `file.delete.delay.ms` after the last version that references them. Deleted topics are also vacuumed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LOG = logging.getLogger("sparklog.retention")
 
 
 def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
-    """Return tables of expired segments and of deleted files by kind and reason, with notes below them."""
+    """Return a table of expired segments and a table of deleted files by kind and reason, followed by notes."""
     tables = [_expired(reports, dry_run), _removed(reports, dry_run)]
     lines = [text for text in tables if text]
     lines += [f"{report.topic}: {note}" for report in reports for note in _notes(report)]
@@ -55,7 +55,7 @@ def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
 
 
 def progress(report: RetainReport) -> str | None:
-    """Return a line for the log of the job; None for a topic from which nothing was deleted."""
+    """Return a line for the log of the job, or None if nothing was deleted from the topic."""
     segments = sum(item.expired_segments for item in report.expired)
     vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
     if not segments and not vacuumed.objects and not report.failures:
@@ -98,20 +98,20 @@ def _notes(report: RetainReport) -> list[str]:
     notes = [str(record) for record in report.future]
     if report.resolved:
         plural = "" if report.resolved == 1 else "s"
-        notes.append(f"the result of {report.resolved:,} transaction{plural} was recorded")
+        notes.append(f"the outcome of {report.resolved:,} transaction{plural} was recorded")
     vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
     would = "would be" if vacuumed.dry_run else "were"
     if vacuumed.held:
-        notes.append(f"{vacuumed.held:,} files are kept by leases")
+        notes.append(f"{vacuumed.held:,} files are kept because of leases")
     if vacuumed.foreign:
-        notes.append(f"{vacuumed.foreign:,} objects in its data directories do not belong to sparklog and are kept")
+        notes.append(f"{vacuumed.foreign:,} unrecognized objects in the data directories are kept")
     if vacuumed.ended_holds:
-        notes.append(f"expired leases {would} released: {', '.join(vacuumed.ended_holds)}")
+        notes.append(f"expired leases {would} removed: {', '.join(vacuumed.ended_holds)}")
     if vacuumed.expired_groups:
         names = ", ".join(vacuumed.expired_groups)
-        notes.append(f"expired offsets of {len(vacuumed.expired_groups):,} groups {would} dropped: {names}")
+        notes.append(f"expired offsets of {len(vacuumed.expired_groups):,} groups {would} deleted: {names}")
     if vacuumed.idle_writers:
-        notes.append(f"{len(vacuumed.idle_writers):,} writers idle for 90 days {would} removed")
+        notes.append(f"{len(vacuumed.idle_writers):,} idle writers {would} removed")
     return notes
 
 
@@ -127,16 +127,16 @@ def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
 
 
 AHEAD_MS = 3_600_000
-"""Tolerated clock difference of producers: Kafka's default of `message.timestamp.after.max.ms`."""
+"""Tolerated clock skew of producers, which is Kafka's default of `message.timestamp.after.max.ms`."""
 ROOT_FILES = "(root)"
-"""Used instead of a topic name in the report on files of the root itself."""
+"""Used instead of a topic name in reports about files that do not belong to a topic."""
 OLD_DECISION = "older than 7 days and covered by a checkpoint"
 OLD_ENTRY = "replaced more than {hours:,} hours ago and covered by a checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredSegments:
-    """Segments that expired for one of `REASONS`, and their bytes."""
+    """The number and the bytes of the segments that expired for one of `REASONS`."""
 
     reason: str
     segments: int
@@ -145,7 +145,7 @@ class ExpiredSegments:
 
 @dataclass(frozen=True, slots=True)
 class PartitionExpiry:
-    """The expiry of one partition: its size before, and the segments that expired by each rule."""
+    """The expiry of a partition: its size before, and the segments that expired by each rule."""
 
     partition: int
     log_start_before: int
@@ -168,7 +168,7 @@ class PartitionExpiry:
 
 @dataclass(frozen=True, slots=True)
 class RetainReport(RunReport):
-    """A run of `retain`: the partitions that lose segments, and the number of transactions with recorded results."""
+    """The report of `retain` on a topic: the partitions with expired segments, and the number of recorded outcomes."""
 
     partitions: int = 0
     resolved: int = 0
@@ -201,7 +201,7 @@ class RetainReport(RunReport):
 
 
 def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, list[Segment]]]:
-    """Plan the expiry of each partition; return it with all segments of the partition."""
+    """Plan the expiry of each partition. Return the plan together with all segments of the partition."""
     state = snapshot.state
     configs = settings.configs_of(snapshot.topic, state.configs)
     rule = RollRule.of(configs, state.topic_id)
@@ -216,7 +216,7 @@ def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, lis
             partition=partition,
             log_start=int(state.log_start[partition]),
             log_end=log_end,
-            # A committed record is durable, and there are no replicas to wait for.
+            # Committed records are durable, and there are no replicas to wait for.
             high_watermark=log_end,
             configs=configs,
             now_ms=settings.now_ms,
@@ -227,7 +227,7 @@ def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, lis
 
 
 def future_records(snapshot: Snapshot, settings: Settings) -> tuple[FutureRecord, ...]:
-    """Return the first record of each partition with a timestamp so far in the future that it delays retention."""
+    """Return the first record of each partition whose timestamp is so far in the future that it delays retention."""
     configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
     if not configs.is_deleting or configs.retention_ms < 0:
         return ()
@@ -244,7 +244,7 @@ def future_records(snapshot: Snapshot, settings: Settings) -> tuple[FutureRecord
 
 
 def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
-    """Return a function for the modification time of the file of a segment. A missing file never expires by time."""
+    """Return a function that returns the modification time of a segment's file. Missing files never expire by time."""
 
     def modified_ms(segment: Segment) -> int:
         info = None
@@ -257,7 +257,10 @@ def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
 
 
 def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[PartitionExpiry]:
-    """Commit new log starts; return the partitions that lose segments. `NotFound`, `Conflict` if the topic is gone."""
+    """Commit new log starts. Return the partitions with expired segments.
+
+    Raises `NotFound` or `Conflict` if the topic was deleted.
+    """
     snapshot = topic.log.snapshot()
     state = snapshot.state
     planned = plan_topic(snapshot, settings)
@@ -288,7 +291,7 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
 
 
 def _records(snapshot: Snapshot, expiry: Expiry) -> tuple[int, int]:
-    """Return the number of records in a partition, and the number of those that expire."""
+    """Return the number of records in a partition, and the number of records that expire."""
     table_rows = snapshot.slices.all()
     span = table_rows.partition_rows(expiry.partition)
     records = table_rows.records[span]
@@ -319,7 +322,7 @@ def expiry_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
 
 
 def _warn_of_seconds(topic: Topic, version: int, gone: Sequence[Expired]) -> None:
-    """Warn if records expire whose timestamps look like seconds instead of milliseconds; they expire as in Kafka."""
+    """Warn if records expire because their timestamps seem to be in seconds instead of milliseconds."""
     times = [item.segment.max_ts for item in gone if item.reason == TIME]
     warnings = (seconds_warning(f"a timestamp that expires in topic {topic.name}", time_ms) for time_ms in times)
     warning = next(filter(None, warnings), None)
@@ -334,7 +337,7 @@ def _warn_of_seconds(topic: Topic, version: int, gone: Sequence[Expired]) -> Non
 def retain_topic(
     topic: Topic, settings: Settings, *, runner: Runner | None = None, dry_run: bool = False
 ) -> RetainReport:
-    """Expire and vacuum one topic, which may be deleted. Failures are reported, not raised."""
+    """Expire and vacuum a topic, which may be deleted. Failures are reported and not raised."""
     started_ms = topic.root.env.boot_ms()
     report = RetainReport(topic.name)
     backlog = Backlog()
@@ -349,7 +352,7 @@ def retain_topic(
             report = replace(report, expired=tuple(expire(topic, settings, dry_run=dry_run)))
             report = replace(report, future=future_records(topic.log.snapshot(), settings))
     except SparklogError as error:
-        # If the topic was deleted (and maybe created again) since then, nothing is left to expire.
+        # If the topic was deleted and possibly created again in the meantime, nothing remains to expire.
         if not isinstance(error, (NotFound, Conflict)) or _exists(topic, topic_id):
             failures.append(Failure.of(topic.name, (), f"expire {topic.name}", error))
             with suppress(SparklogError):
@@ -381,10 +384,11 @@ def retain_root(
     dry_run: bool = False,
     on_done: Callable[[RetainReport, int], object] = lambda report, topics: None,
 ) -> list[RetainReport]:
-    """Expire and vacuum these topics, or all topics of the root including deleted ones; return one report each.
+    """Expire and vacuum these topics, or all topics of the root including deleted topics. Return a report for each
+    topic.
 
-    `on_done` is called after each topic with its report and the number of topics. A failure of one topic is reported
-    and does not affect the others. Raises `NotFound`, before any change, if a name in `topics` never was a topic.
+    `on_done` is called after each topic with its report and the number of topics. A failure of a topic is reported and
+    does not affect other topics. Raises `NotFound`, before any change, if a name in `topics` has never been a topic.
     """
     settings = settings.of_root(root)
     existing: list[Topic] = []
@@ -415,14 +419,14 @@ def retain_root(
 
 
 def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bool) -> list[RetainReport]:
-    """Delete objects that belong to no topic: temporary files, expired group offsets, old journal entries."""
+    """Delete objects that do not belong to a topic: temporary files, expired group offsets and old journal entries."""
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * MIN_DELETE_DELAY_MS
         temporary = remove_temporaries(root.store, ROOT_FILES, limit_ms, dry_run=dry_run)
         removed, failures = [*temporary.removed], [*temporary.failures]
         expired_groups: tuple[str, ...] = ()
-        # Groups come before transactions, because a decision is deleted once the groups have recorded it.
+        # Process groups before transactions, because a decision can be deleted after the groups have recorded it.
         for kind in (GROUPS, *(other for other in JOURNALS if other is not GROUPS)):
             folder = f"{kind.folder}/"
             if kind.old_entry is None or not any(True for _ in root.store.list_folders(folder)):

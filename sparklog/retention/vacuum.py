@@ -1,20 +1,22 @@
-"""Vacuum one topic, existing or deleted: raise the retention floor, then delete unreferenced files.
+"""Vacuum a topic, which may be deleted: raise the retention floor, and then delete unreferenced files.
 
-The order of these steps makes it safe with concurrent writers and wrong clocks:
+The order of the steps makes a vacuum safe with concurrent writers and wrong clocks:
 
-1. List the log, choose the floor, list the data files from below it, and find out which of them versions refer to.
-2. If anything can be deleted, commit the floor, and drop expired leases and idle writers. From here on, no writer can
-   commit an unreferenced file from below the floor.
-3. Read the commits made since step 1, and keep the files that they refer to.
-4. Delete data files, then checkpoint headers, their tables, and commits, oldest first. After a crash, readers start
-   above the gap, and the next run deletes the rest. A commit with inline records is also a data file: it is kept
-   while a version refers to it.
-5. Delete temporary files of writers that died long ago.
-6. Write a checkpoint if commits with unneeded inline records can only be deleted after one. The floor is committed for
-   it even if nothing else changed. A topic with few commits writes few checkpoints by itself, and a deleted one none.
+1. List the log, choose the floor, list the data files from below the floor, and determine which files versions
+   reference.
+2. If files can be deleted, commit the floor, and remove expired leases and idle writers. From now on, writers cannot
+   commit unreferenced files from below the floor.
+3. Read the commits that were made after step 1, and keep the files that they reference.
+4. Delete data files, then checkpoint documents, their tables, and commits, the oldest commits first. After a crash,
+   readers start above the gap, and the next run deletes the remaining objects. A commit with inline records is also a
+   data file, which is kept for as long as a version references it.
+5. Delete temporary files that have not been written for a long time.
+6. Write a checkpoint if commits with unreferenced inline records can only be deleted after another checkpoint. In this
+   case, the floor is committed even if nothing else has changed. Without this step, topics with few commits would
+   rarely have a new checkpoint, and deleted topics never.
 
-A wrong clock can cause readers to plan twice and writers to upload twice, but never loses a record. Two vacuums of a
-topic may run concurrently.
+A wrong clock can cause readers to plan again and writers to upload again, but never causes the loss of a record. Two
+vacuums of a topic may run concurrently.
 """
 
 from __future__ import annotations
@@ -49,12 +51,14 @@ from sparklog.retention.vacuum_plan import (
 from sparklog.storage.store import Store
 
 CHUNK = 1000
-"""Objects per work item: deleting them takes seconds on a network file system, far more than starting a task."""
+"""Maximum number of objects per work item. Deleting them takes seconds on a network file system, longer than a task
+start.
+"""
 
 
 @dataclass(frozen=True)
 class DeleteWork:
-    """An idempotent work item that deletes keys, in order if the store cannot delete in bulk."""
+    """An idempotent work item that deletes keys. If the store cannot delete in bulk, the keys are deleted in order."""
 
     store: Store
     topic: str
@@ -69,7 +73,7 @@ class DeleteWork:
 
     @property
     def nbytes(self) -> int:
-        """The number of keys, as a measure of progress; nothing is read."""
+        """The number of keys, which measures the progress. No bytes are read."""
         return len(self.keys)
 
     @property
@@ -77,7 +81,7 @@ class DeleteWork:
         return len(self.keys)
 
     def run(self, progress: Progress = silent) -> WorkResult:
-        """Delete the keys. `Unavailable` at the first one that the store rejects; another run deletes the rest."""
+        """Delete the keys. Raises `Unavailable` at the first key that the store rejects."""
         self.store.delete_many(self.keys)
         return WorkResult((), (), ())
 
@@ -85,21 +89,21 @@ class DeleteWork:
 IDLE_MS = 90 * 24 * 3_600_000
 """A writer without a commit for this long is removed from the idempotency registry."""
 IDLE_KAFKA_MS = 24 * 3_600_000
-"""The same for Kafka producers, which get another id at each start: Kafka's default `producer.id.expiration.ms`."""
+"""The same limit for Kafka producers, which get a new id at each start; Kafka's default `producer.id.expiration.ms`."""
 MAX_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class UpkeepIntent:
-    """Raise the retention floor and drop expired leases and idle writers as of `now_ms`.
+    """Raise the retention floor and remove leases and writers that have expired as of `now_ms`.
 
-    Both are determined again for each state that the commit is based on.
+    Expired leases and idle writers are determined again for each state that the commit is based on.
     """
 
     now_ms: int
     floor: int | None = None
     needed: frozenset[str] = frozenset()
-    """Leases of clones that stay in effect although they have expired."""
+    """Leases of clones that remain in effect although they have expired."""
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
@@ -113,7 +117,9 @@ class UpkeepIntent:
 
 
 def idle_writers(state: TopicState, now_ms: int) -> dict[str, int]:
-    """Return the writers idle for 90 days (Kafka producers: a day), with the versions of their registry entries."""
+    """Return writers without a commit for 90 days (Kafka producers: one day) and the versions of their registry
+    entries.
+    """
     return {
         name: entry.version
         for name, entry in state.registry.items()
@@ -123,7 +129,7 @@ def idle_writers(state: TopicState, now_ms: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Objects of one kind that were deleted for one reason; sizes in bytes."""
+    """Deleted objects of one kind with the same reason. Sizes are in bytes."""
 
     kind: str
     reason: str
@@ -133,18 +139,19 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class VacuumReport:
-    """The result of a vacuum of one topic, or with `dry_run` what it would do. The JSON output has these names."""
+    """The result of a vacuum of a topic, or of a dry run. The field names are part of the JSON output."""
 
     topic: str
     dry_run: bool
     floor_before: int
     floor: int
     removed: tuple[Removed, ...] = ()
-    held: int = 0  # data files below the retention floor that only a lease keeps
-    foreign: int = 0  # objects in the data directories with other names than sparklog's; they are kept
+    held: int = 0  # number of data files below the retention floor that are only kept because of leases
+    foreign: int = 0  # number of objects in the data directories with unrecognized names, which are kept
     ended_holds: tuple[str, ...] = ()
     idle_writers: tuple[str, ...] = ()
-    expired_groups: tuple[str, ...] = ()  # groups with expired offsets, or offsets of deleted topics; only for the root
+    # groups with expired offsets or offsets of deleted topics; only set for the root
+    expired_groups: tuple[str, ...] = ()
     failures: tuple[SparklogError, ...] = ()
 
     @property
@@ -161,7 +168,7 @@ class VacuumReport:
 
 @dataclass
 class _Vacuum:
-    """A vacuum of one topic: the listed objects, and the files that must be kept."""
+    """The state of a vacuum: the listed objects, and the files that must be kept."""
 
     topic: Topic
     settings: Settings
@@ -171,41 +178,41 @@ class _Vacuum:
     delay_ms: int
     floor: int
     needed: frozenset[str] = frozenset()
-    """Leases of clones that still refer to files of this topic."""
+    """Leases of clones that still reference files of this topic."""
     files: list[plan.ListedFile] = field(default_factory=list)
-    """Data files whose writers had read a version below the floor."""
+    """Data files whose writers read a version below the floor."""
     foreign: int = 0
     reads_paths: bool = False
-    """False if nothing that a version may refer to can be deleted, so that its paths need not be read."""
+    """True if objects that a version may reference can be deleted. If False, the paths in versions need not be read."""
     referenced_paths: set[str] = field(default_factory=set)
-    """Paths to which the version of the floor or a later one refers."""
+    """Paths that the version at the floor or a later version references."""
     recent_paths: set[str] = field(default_factory=set)
-    """Paths to which some version since the last floor refers; they explain deletions."""
+    """Paths that a version since the last floor references; they are used for the reasons of deletions."""
     created: int = 0
     """The version that created the topic."""
     leased_paths: dict[int, set[str]] = field(default_factory=dict)
-    """Paths to which leased versions below the floor refer, by version."""
+    """Paths that leased versions below the floor reference, by version."""
 
     @property
     def cautious_now_ms(self) -> int:
-        """The time for decisions that a wrong clock could make too early; never later than the store's clock."""
+        """The time for decisions that must not be made too early because of a wrong clock; at most the store's time."""
         return min(self.settings.now_ms, self.store_ms)
 
     @property
     def commit_limit_ms(self) -> int:
-        """Commits younger than this are kept, by the store's clock alone."""
+        """Commits younger than this time, by the store's clock, are kept."""
         return self.store_ms - plan.commit_retention_ms(self.delay_ms)
 
     @property
     def required_paths(self) -> set[str]:
-        """Return the paths of all data files that are kept."""
+        """The paths of all data files that must be kept."""
         return self.referenced_paths.union(*self.leased_paths.values())
 
     def leased_versions(self, state: TopicState) -> list[int]:
         return sorted(v for v in leased_versions(state, self.cautious_now_ms, self.needed) if v < self.floor)
 
     def read_leased_paths(self, state: TopicState) -> None:
-        """Read the paths of leased versions; `NotFound` or `Corrupt` if a version cannot be rebuilt."""
+        """Read the paths of leased versions. Raises `NotFound` or `Corrupt` if a version cannot be rebuilt."""
         for version in self.leased_versions(state):
             if version not in self.leased_paths:
                 self.leased_paths[version] = self.own_paths(self.history.at(version).slices.paths())
@@ -215,15 +222,15 @@ class _Vacuum:
 
 
 def vacuum(topic: Topic, settings: Settings, *, runner: Runner | None = None, dry_run: bool = False) -> VacuumReport:
-    """Vacuum a topic, which may be deleted; with `dry_run` nothing is changed.
+    """Vacuum a topic, which may be deleted. If `dry_run` is True, nothing is changed.
 
-    `settings.now_ms` determines the age of versions; the age of leases, registry entries, commits, checkpoints and
-    temporary files is by the store's clock. Errors are raised before anything is deleted: `Corrupt` or `NotFound` if an
-    older version cannot be rebuilt, `Unavailable` (also if a commit stays hidden for 90 s), and `Conflict`. Deletions
-    that the store rejects are reported as failures.
+    The age of versions is computed from `settings.now_ms`. The age of leases, registry entries, commits, checkpoints
+    and temporary files is computed from the store's clock. The following errors are raised before any object is
+    deleted: `Corrupt` or `NotFound` if an older version cannot be rebuilt, `Unavailable`, for example if a commit
+    remains hidden for 90 s, and `Conflict`. Deletions that the store rejects are reported as failures.
     """
     for _ in range(MAX_ATTEMPTS - 1):
-        # Another vacuum may have deleted listed files, so list again; this one has not deleted anything yet.
+        # Another vacuum may have deleted listed files, so list again. This vacuum has not deleted any files yet.
         with suppress(NotFound):
             return _vacuum(topic, settings, runner or InProcess(), dry_run)
     return _vacuum(topic, settings, runner or InProcess(), dry_run)
@@ -238,7 +245,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
         after = topic.log.commit(UpkeepIntent(run.cautious_now_ms, floor, run.needed), state).state
         floor = after.floor
         if after.version != state.version:
-            phases = _plan_again(run, after)
+            phases = _plan_after_floor(run, after)
     limit_ms, folder = run.store_ms - max(run.delay_ms, MIN_DELETE_DELAY_MS), f"{topic_folder(topic.name)}/"
     temporary = remove_temporaries(topic.store, topic.name, limit_ms, folder=folder, dry_run=dry_run)
     deleted, failures = [candidate for candidates in phases for candidate in candidates], list[SparklogError]()
@@ -262,9 +269,12 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
 
 
 def _plan(run: _Vacuum) -> tuple[list[list[DeletionCandidate]], bool]:
-    """Return the deletion candidates in phases, and whether old commits with records need another checkpoint first."""
+    """Return the deletion candidates in phases, and True if old commits with records can only be deleted after a
+    checkpoint.
+    """
     log_objects, pending = _choose_log_objects(run, run.state), _pending_commits(run, run.state)
-    # If a topic was deleted and created again, its old commits may have records whatever the features of the new one.
+    # If the topic was deleted and created again, its old commits may have inline records even if the new topic has
+    # none.
     run.reads_paths = bool(run.files or any(log_objects[-1:]) or pending)
     if run.reads_paths:
         _read_paths(run)
@@ -274,8 +284,8 @@ def _plan(run: _Vacuum) -> tuple[list[list[DeletionCandidate]], bool]:
     return _phases(run, run.state, log_objects), needs_checkpoint
 
 
-def _plan_again(run: _Vacuum, after: TopicState) -> list[list[DeletionCandidate]]:
-    """Return the deletion candidates in phases after the floor was committed, without files of newer commits."""
+def _plan_after_floor(run: _Vacuum, after: TopicState) -> list[list[DeletionCandidate]]:
+    """Return the deletion candidates in phases after the floor was committed."""
     if run.reads_paths:
         _read_new_paths(run, after)
         run.read_leased_paths(after)
@@ -283,15 +293,15 @@ def _plan_again(run: _Vacuum, after: TopicState) -> list[list[DeletionCandidate]
 
 
 def _list_log(topic: Topic, settings: Settings, dry_run: bool) -> _Vacuum:
-    """List the log, choose the floor, and list the data files from below it."""
+    """List the log, choose the floor, and list the data files from below the floor."""
     store_ms = store_clock_ms(topic.store, topic.root.env, dry_run=dry_run)
     history = History(topic.store, topic.name, topic.root.env)
     state = topic.log.refresh().topic_state
     delay_ms = delete_delay_ms(history, state, settings)
     floor = plan.floor_version(history.commits, state.version, settings.now_ms, delay_ms)
     run = _Vacuum(topic, settings, store_ms, history, state, delay_ms, floor)
-    unsettled = frozenset[str]() if dry_run else plan.abandon_clones(topic, state, run.cautious_now_ms)
-    run.needed = unsettled | needed_by_clones(topic, state, settings, run.cautious_now_ms)
+    unabandoned = frozenset[str]() if dry_run else plan.abandon_clones(topic, state, run.cautious_now_ms)
+    run.needed = unabandoned | needed_by_clones(topic, state, settings, run.cautious_now_ms)
     run.files, run.foreign = _list_data_files(topic.store, topic.name, floor)
     return run
 
@@ -301,13 +311,13 @@ def _phases(
 ) -> list[list[DeletionCandidate]]:
     """Return the deletion candidates in order of deletion: data files first, commits last."""
     kept, reasons = run.required_paths, plan.Reasons(run.floor, state.deleted, run.created, run.recent_paths)
-    # Versions may refer to records in commits, so no commit is deleted unless the paths were read.
+    # Versions may reference records in commits, so commits are only deleted if the paths have been read.
     commits = [plan.without_records(run.topic.name, old, kept) if run.reads_paths else [] for old in log_objects[-1:]]
     return [plan.unreferenced_files(run.files, kept, reasons), *log_objects[:-1], *commits]
 
 
 def _pending_commits(run: _Vacuum, state: TopicState) -> list[int]:
-    """Return the old commits that may have inline records and can be deleted only after two more checkpoints."""
+    """Return old commits that may have inline records and can only be deleted after two more checkpoints."""
     if state.exists and INLINE_RECORDS not in state.read_features:
         return []
     latest = [version for version, _ in zip(run.history.checkpoints_below(state.version), range(2), strict=False)]
@@ -318,7 +328,7 @@ def _pending_commits(run: _Vacuum, state: TopicState) -> list[int]:
 
 
 def unreferenced(topic: Topic) -> tuple[int, int]:
-    """Return the number and bytes of data files that neither the latest version nor a leased version refers to."""
+    """Return the number and the bytes of data files that neither the latest version nor a leased version references."""
     snapshot = topic.log.snapshot()
     files, _ = _list_data_files(topic.store, topic.name, snapshot.version)
     kept = plan.own_paths(topic.name, snapshot.slices.paths())
@@ -331,7 +341,7 @@ def unreferenced(topic: Topic) -> tuple[int, int]:
 
 
 def _list_data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.ListedFile], int]:
-    """List the data files from below the floor, and count the objects with other names than sparklog's."""
+    """List the data files from below the floor, and count the objects with unrecognized names."""
     files: list[plan.ListedFile] = []
     foreign = 0
     for folder in (APPEND_FOLDER, SEALED_FOLDER):
@@ -342,16 +352,17 @@ def _list_data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.Li
             elif file.read_version < floor:
                 files.append(file)
             elif folder == APPEND_FOLDER:
-                # Names start with the read version, so all further files are younger.
+                # Names start with the read version, so all remaining files are younger.
                 break
     return files, foreign
 
 
 def _read_paths(run: _Vacuum) -> None:
-    """Read the paths to which versions refer, from the last floor on."""
+    """Read the paths that versions reference, starting at the last floor."""
     history, floor, start = run.history, run.floor, min(run.state.floor, run.floor)
     if history.base_of(start) is None or not history.commits.has(start + 1, floor):
-        # The version of the last floor is gone, so start at the new floor; reasons for deletion are less exact.
+        # The version at the last floor has been deleted, so start at the new floor. The reasons for deletions are less
+        # exact.
         start = floor
     begin = history.at(start)
     last, table = begin.state, begin.slices
@@ -368,29 +379,31 @@ def _read_paths(run: _Vacuum) -> None:
         table = table.apply(commit, last)
         if commit.version == floor:
             run.referenced_paths |= run.own_paths(table.paths())
-    _check_same(run, last, run.state)
+    _check_replay(run, last, run.state)
 
 
 def _read_new_paths(run: _Vacuum, after: TopicState) -> None:
-    """Read the paths to which the commits since the listing of the log refer."""
+    """Read the paths in commits that were made after the log was listed."""
     last = run.state
     for last, commit in run.history.walk(run.state, after.version):  # noqa: B007
         run.referenced_paths |= run.own_paths({file.path for file in commit.files})
-    _check_same(run, last, after)
+    _check_replay(run, last, after)
 
 
-def _check_same(run: _Vacuum, walked: TopicState, expected: TopicState) -> None:
-    """Raise `Corrupt` unless replaying checkpoints and commits leads to the state that readers see."""
+def _check_replay(run: _Vacuum, walked: TopicState, expected: TopicState) -> None:
+    """Raise `Corrupt` if the replay of checkpoints and commits does not result in the state that readers see."""
     if walked.version != expected.version or walked.crc != expected.crc:
         raise Corrupt(
             f"version {walked.version} of topic '{run.topic.name}' differs from the replay of its checkpoints and "
-            "commits; nothing was deleted: run sparklog verify",
+            "commits; nothing was deleted; run sparklog verify",
             file=commit_key(run.topic.name, walked.version),
         )
 
 
 def _choose_log_objects(run: _Vacuum, state: TopicState) -> list[list[DeletionCandidate]]:
-    """Choose checkpoint headers, their tables (deleted later, because readers of a header need them) and commits."""
+    """Select checkpoint documents, their tables and commits. Tables are deleted after documents, whose readers need
+    them.
+    """
     history = run.history
     latest = [version for version, _ in zip(history.checkpoints_below(state.version), range(2), strict=False)]
     if len(latest) < 2:
@@ -416,10 +429,10 @@ def _choose_log_objects(run: _Vacuum, state: TopicState) -> list[list[DeletionCa
 
 
 def _old_tables(run: _Vacuum, headers: set[int], latest: int) -> list[DeletionCandidate]:
-    """Choose slice tables without a header, or whose header is deleted.
+    """Select slice tables whose checkpoint document does not exist or is deleted.
 
-    Only those below the latest valid checkpoint are chosen: a writer that stalled between table and header may still
-    write the header, and the latest checkpoint must have its table.
+    Tables are only selected below the latest valid checkpoint. A writer that was suspended after it wrote a table may
+    still write the document, and the latest checkpoint must have its table.
     """
     history = run.history
     versions = [int(info.key.rsplit("/", 1)[-1][:20]) for info in history.tables]
@@ -443,7 +456,10 @@ def _old_tables(run: _Vacuum, headers: set[int], latest: int) -> list[DeletionCa
 def _delete(
     run: _Vacuum, phases: Sequence[Sequence[DeletionCandidate]], runner: Runner
 ) -> tuple[list[DeletionCandidate], list[SparklogError]]:
-    """Delete phase by phase in chunks, with the runner if there are many; return deleted objects and failures."""
+    """Delete phase by phase in chunks. Return the deleted objects and the failures.
+
+    If there are many chunks, `runner` deletes them.
+    """
     deleted: list[DeletionCandidate] = []
     failures: list[SparklogError] = []
     for candidates in phases:
@@ -462,7 +478,10 @@ def _delete(
 def remove_temporaries(
     store: Store, name: str, limit_ms: int, *, folder: str = "", dry_run: bool = False
 ) -> VacuumReport:
-    """Delete temporary files last written before `limit_ms` below `folder` (empty: directly in the root alone)."""
+    """Delete temporary files below `folder` that were last written before `limit_ms`.
+
+    If `folder` is empty, only files directly in the root are deleted.
+    """
     deleted: list[DeletionCandidate] = []
     failures: list[SparklogError] = []
     for info in list(store.temporary_files(folder, deep=bool(folder))):
@@ -471,9 +490,7 @@ def remove_temporaries(
         try:
             if not dry_run:
                 store.delete_temporary(info.key)
-            deleted.append(
-                DeletionCandidate(info.key, plan.TEMPORARY, info.size, "its writer has stopped writing to it")
-            )
+            deleted.append(DeletionCandidate(info.key, plan.TEMPORARY, info.size, "its writer has stopped"))
         except SparklogError as error:
             failures.append(error)
     return VacuumReport(name, dry_run, 0, 0, _summed(deleted), failures=tuple(failures))

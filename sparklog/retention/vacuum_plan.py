@@ -1,20 +1,22 @@
-"""Choose what a vacuum deletes, as pure functions of listings: data files, commits and checkpoints, with reasons.
+"""Select the data files, commits and checkpoints that a vacuum deletes, with reasons. The functions are pure.
 
-* The **retention floor** is the latest version older than `file.delete.delay.ms` by the store's clock, so every reader
-  of an older version has had at least that long to finish. Once the floor is committed, uploads that are based on an
-  older version are rejected.
-* A data file is deleted if its writer had read a version below the floor, and if neither the state at the floor, nor a
-  later commit, nor a leased version refers to it. Its index and filter are deleted with it. Files with other names than
-  sparklog's are kept.
-* Commits below the **anchor** are deleted. The anchor is the latest valid checkpoint that is not above any of
-  these: the second latest valid checkpoint, the floor, and the oldest commit younger than max(7 days, twice the delay).
-  So every version of that period can be rebuilt. A commit with inline records must also be
-  unreferenced, like a data file.
-* Of the checkpoints above the anchor that are older than an hour, the first one of each hour and the latest two remain.
-* A leased version can be rebuilt: the checkpoint below it and the commits in between are kept.
+* The **retention floor** is the latest version that is older than `file.delete.delay.ms` by the store's clock. Readers
+  of older versions have had at least this delay to finish. After the floor has been committed, uploads that are based
+  on an older version are rejected.
+* A data file is deleted if its writer read a version below the floor, and neither the state at the floor, nor a later
+  commit, nor a leased version references the file. Its indexes and filters are deleted with it. Files with unrecognized
+  names are kept.
+* Commits below the **anchor** are deleted. The anchor is the latest valid checkpoint that is at or below the second
+  latest valid checkpoint, the floor, and the oldest commit that is younger than max(7 days, twice the delay). All
+  versions of this period can therefore be rebuilt. A commit with inline records is only deleted if it is unreferenced,
+  like a data file.
+* Of the checkpoints above the anchor that are older than an hour, the first checkpoint of each hour is kept. The latest
+  two checkpoints are always kept.
+* Leased versions can be rebuilt, because the checkpoint below a leased version and the commits in between are kept.
 
-The lease of a clone is in effect while the clone refers to files of the topic (`sparklog.log.topic.cloning`). A version
-of the clone counts until `file.delete.delay.ms` after a later version exists, or while it is leased itself.
+The lease of a clone is in effect for as long as the clone references files of the topic (`sparklog.log.topic.cloning`).
+A version of the clone references files until `file.delete.delay.ms` after a later version was committed, and for as
+long as the version is leased.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ KINDS = (APPEND, SEGMENT, INDEX, FILTER, COMMIT, CHECKPOINT, TEMPORARY)
 
 HOUR_MS = 3_600_000
 MIN_COMMIT_RETENTION_MS = 7 * 24 * HOUR_MS
-"""Minimum retention of commits, so that a process that slept for less can find out whether its commit succeeded."""
+"""Minimum retention of commits. A process that was suspended for less time can determine whether its commit succeeded.
+"""
 
 _ID = r"[A-Za-z0-9_-]{1,64}"
 _APPEND = re.compile(rf"(append/([0-9]{{20}})-{_ID})\.(slices|bloom)")
@@ -58,7 +61,12 @@ _KIND_OF = {"slices": APPEND, "log": SEGMENT, "bloom": FILTER}
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file in a data directory: its path in commits (an index has that of its segment), its writer's read version."""
+    """A listed file in a data directory.
+
+    Attributes:
+        path: the path of the data file in commits; an index has the path of its segment.
+        read_version: the version that the writer had read.
+    """
 
     key: str
     path: str
@@ -78,7 +86,7 @@ class DeletionCandidate:
 
 
 def data_file(info: ObjectInfo) -> ListedFile | None:
-    """Return the data file of a listed object; None if its name does not have sparklog's form."""
+    """Return the data file of a listed object, or None if the name is unrecognized."""
     below = info.key.partition("/")[2]
     for pattern, suffix in ((_APPEND, "slices"), (_SEALED, "log")):
         if match := pattern.fullmatch(below):
@@ -88,7 +96,7 @@ def data_file(info: ObjectInfo) -> ListedFile | None:
 
 
 def own_paths(topic: str, paths: set[str]) -> set[str]:
-    """Return the paths below the topic's directory; the vacuum of another topic handles its files."""
+    """Return the paths below the topic's directory. Files of other topics are deleted by the vacuum of these topics."""
     folder = f"/{topic_folder(topic)}/"
     return {path.removeprefix(folder) for path in paths if not path.startswith("/") or path.startswith(folder)}
 
@@ -98,15 +106,17 @@ def commit_retention_ms(delay_ms: int) -> int:
 
 
 def floor_version(commits: CommitFiles, head_version: int, now_ms: int, delay_ms: int) -> int:
-    """Return the latest version such that it and all earlier ones are older than the delay; -1 if there is none."""
+    """Return the latest version such that all versions up to it are older than the delay, or -1 if there is no such
+    version.
+    """
     return first_young_version(commits, head_version, now_ms, delay_ms) - 1
 
 
 def first_young_version(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: int) -> int:
-    """Return the first version younger than `kept_ms`: 0 if no version is older, the next version if all are.
+    """Return the first version younger than `kept_ms`: 0 if no version is older, or the next version if all are older.
 
-    Only commits without a gap up to the latest one count. Below a gap, a stalled writer may have created a commit again
-    under a number that was deleted long ago.
+    Only the contiguous commits up to the latest commit are considered. Below a gap, a stalled writer may have created a
+    commit with a number that was deleted long ago.
     """
     version = commits.version[: int(np.searchsorted(commits.version, head_version, "right"))]
     if not len(version):
@@ -124,9 +134,9 @@ class Reasons:
 
     Attributes:
         floor: the retention floor.
-        deleted: whether the topic was deleted.
+        deleted: True if the topic was deleted.
         created: the version that created the topic.
-        recent_paths: paths that some version since the last floor refers to.
+        recent_paths: paths that a version since the last floor references.
     """
 
     floor: int
@@ -139,11 +149,11 @@ class Reasons:
             return "its topic was deleted"
         if file.path in self.recent_paths:
             return f"replaced or expired before version {self.floor}"
-        return f"unreferenced: no commit near version {self.floor} refers to it"
+        return f"unreferenced by the commits near version {self.floor}"
 
 
 def unreferenced_files(files: Iterable[ListedFile], kept: Collection[str], reasons: Reasons) -> list[DeletionCandidate]:
-    """Choose data files from below the floor whose paths are not in `kept`."""
+    """Select data files from below the floor whose paths are not in `kept`."""
     candidates = (file for file in files if file.read_version < reasons.floor and file.path not in kept)
     return [DeletionCandidate(file.key, file.kind, file.size, reasons.of(file)) for file in candidates]
 
@@ -151,7 +161,9 @@ def unreferenced_files(files: Iterable[ListedFile], kept: Collection[str], reaso
 def old_commits(
     topic: str, commits: CommitFiles, anchor: int, leased: Sequence[tuple[int, int]], limit_ms: int
 ) -> list[DeletionCandidate]:
-    """Choose commits below the anchor from before `limit_ms`, oldest first, except those in the `leased` ranges."""
+    """Select commits below the anchor that are older than `limit_ms`, oldest first, except commits in the `leased`
+    ranges.
+    """
     is_old = (commits.version < anchor) & (commits.modified_ms < limit_ms)
     for first, last in leased:
         is_old &= (commits.version < first) | (commits.version > last)
@@ -164,7 +176,7 @@ def old_commits(
 
 
 def without_records(topic: str, commits: Sequence[DeletionCandidate], kept: set[str]) -> list[DeletionCandidate]:
-    """Return the candidates among commits whose inline records are not needed: their paths are not in `kept`."""
+    """Return the commits whose inline records are not needed, that is, whose paths are not in `kept`."""
     prefix = f"{topic_folder(topic)}/"
     return [candidate for candidate in commits if candidate.key.removeprefix(prefix) not in kept]
 
@@ -172,11 +184,11 @@ def without_records(topic: str, commits: Sequence[DeletionCandidate], kept: set[
 def old_checkpoints(
     checkpoints: Mapping[int, ObjectInfo], needed: set[int], anchor: int, *, now_ms: int, limit_ms: int
 ) -> dict[int, str]:
-    """Choose checkpoint headers to delete; return their versions with reasons.
+    """Select checkpoint documents to delete. Return their versions with reasons.
 
-    `needed` has the latest two valid checkpoints, the anchor, and those below leased versions. Below the anchor,
-    headers older than `limit_ms` are deleted. Above it, all but the first one of each hour are deleted, except those
-    younger than an hour.
+    `needed` contains the latest two valid checkpoints, the anchor, and the checkpoints below leased versions. Below the
+    anchor, documents older than `limit_ms` are deleted. Above the anchor, all documents older than an hour are deleted,
+    except the first document of each hour.
     """
     reasons: dict[int, str] = {}
     hours: set[int] = set()
@@ -198,11 +210,11 @@ _LOG = logging.getLogger("sparklog.retention")
 
 
 def delete_delay_ms(history: History, state: TopicState, settings: Settings) -> int:
-    """Return `file.delete.delay.ms`; for a deleted topic its last value, if the log still has it."""
+    """Return `file.delete.delay.ms`, or its last value for a deleted topic if the log still contains it."""
     configs = state.configs
     if state.deleted:
         with suppress(Corrupt, NotFound):
-            # After a delete only maintenance commits to the log, so this loop is short.
+            # After a topic was deleted, only maintenance commits to its log, so this loop is short.
             version = state.version
             while version > 0 and history.commit(version).op != DELETE:
                 version -= 1
@@ -211,7 +223,7 @@ def delete_delay_ms(history: History, state: TopicState, settings: Settings) -> 
 
 
 def expired_leases(state: TopicState, now_ms: int, needed: Collection[str] = ()) -> list[str]:
-    """Return the names of the version leases that have expired, without the `needed` ones."""
+    """Return the names of expired version leases that are not in `needed`."""
     return [
         name
         for name, lease in state.holds.items()
@@ -220,16 +232,16 @@ def expired_leases(state: TopicState, now_ms: int, needed: Collection[str] = ())
 
 
 def leased_versions(state: TopicState, now_ms: int, needed: Collection[str] = ()) -> set[int]:
-    """Return the versions under a lease that has not expired or is one of the `needed` ones."""
+    """Return the versions with a lease that has not expired or is in `needed`."""
     expired = expired_leases(state, now_ms, needed)
     return {lease.version for name, lease in state.holds.items() if name not in expired}
 
 
 def abandon_clones(topic: Topic, state: TopicState, now_ms: int) -> frozenset[str]:
-    """Abandon the clones that do not exist although their leases have expired, so that they can no longer be created.
+    """Abandon clones that do not exist although their leases have expired, so that they can no longer be created.
 
-    Returns the names of the leases for which this failed, which must stay in effect. A clone under the topic's own name
-    is skipped, because its lease is in the same log.
+    Return the names of the leases for which this failed; these leases must remain in effect. A clone with the topic's
+    own name is skipped, because its lease is in the same log.
     """
 
     def abandon(clone: str, topic_id: str) -> bool:
@@ -241,17 +253,17 @@ def abandon_clones(topic: Topic, state: TopicState, now_ms: int) -> frozenset[st
 
 
 def _remaining_leases(
-    topic: Topic, state: TopicState, now_ms: int, stays: Callable[[str, str], bool]
+    topic: Topic, state: TopicState, now_ms: int, is_needed: Callable[[str, str], bool]
 ) -> frozenset[str]:
-    """Return the expired leases of clones for which `stays` (name, topic id) returns True or fails."""
+    """Return the expired leases of clones for which `is_needed` (name, topic id) returns True or raises an error."""
     names = set()
     for name in expired_leases(state, now_ms):
         clone = clone_of_lease_name(name)
         try:
-            if clone is not None and stays(*clone):
+            if clone is not None and is_needed(*clone):
                 names.add(name)
         except (SparklogError, OSError) as error:
-            _LOG.warning("lease %s of topic %s stays: %s", name, topic.name, error)
+            _LOG.warning("lease %s of topic %s remains in effect: %s", name, topic.name, error)
             names.add(name)
     return frozenset(names)
 
@@ -265,13 +277,13 @@ def _abandon(clone: TopicLog, topic_id: str, now_ms: int) -> None:
 
 
 def needed_by_clones(topic: Topic, state: TopicState, settings: Settings, now_ms: int) -> frozenset[str]:
-    """Return the expired leases whose clones still refer to files of the topic, or cannot be read."""
+    """Return the expired leases whose clones still reference files of the topic or cannot be read."""
     return _remaining_leases(
-        topic, state, now_ms, lambda clone, id_: _still_named(topic.root, clone, id_, topic.name, settings, now_ms)
+        topic, state, now_ms, lambda clone, id_: _is_referenced(topic.root, clone, id_, topic.name, settings, now_ms)
     )
 
 
-def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
+def _is_referenced(root: RootContext, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
     history = History(root.store, clone, root.env)
     state = root.engine.log(clone).refresh().topic_state
     if state.version < 0 or (is_clone_abandoned(state, topic_id) and clone != owner):

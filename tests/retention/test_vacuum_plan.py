@@ -90,9 +90,9 @@ def test_files_that_go() -> None:
     found = plan.unreferenced_files(files, {"f8"}, plan.Reasons(10, deleted=False, created=4, recent_paths={"f5"}))
     assert {victim.key: victim.reason for victim in found} == {
         "t/f1": "its topic was deleted",
-        "t/f4": "unreferenced: no commit near version 10 refers to it",
+        "t/f4": "unreferenced by the commits near version 10",
         "t/f5": "replaced or expired before version 10",
-        "t/f9": "unreferenced: no commit near version 10 refers to it",
+        "t/f9": "unreferenced by the commits near version 10",
     }
 
 
