@@ -1,4 +1,4 @@
-"""Checks of this host, its Spark and a root, each with the command or setting that fixes a problem."""
+"""Checks of this host, its Spark installation and a root, with the command or setting that fixes each problem."""
 
 from sparklog.doctor.checks import FAIL, OK, WARN, Check
 from sparklog.doctor.examine import examine, examine_store

@@ -1,4 +1,4 @@
-"""Checks of a host and of a root, each with the fix for its problem."""
+"""Checks of a host and of a root, with a fix for each problem."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of a check; for `warn` and `fail`, `fix` is the exact command or setting that solves the problem."""
+    """The result of a check. If the status is `warn` or `fail`, `fix` is the command or setting that solves the
+    problem.
+    """
 
     check: str
     status: str
@@ -49,14 +51,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutput:
-    """The exit code of a program, None if it could not be started, and its output on both streams."""
+    """The output of a program on both streams, and its exit code, which is None if the program could not be started."""
 
     code: int | None
     text: str
 
 
 def _run(command: Sequence[str]) -> ProgramOutput:
-    """Run a program in the root directory, so that Python imports no modules from the current directory."""
+    """Run a program in the directory `/`, so that Python does not import modules from the current directory."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_SECONDS, check=False, cwd="/"
@@ -73,7 +75,7 @@ def _free(path: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Calls to the operating system; `free` returns the free and total bytes of the file system of a path."""
+    """Functions of the operating system. `free` returns the free and the total bytes of the file system of a path."""
 
     environ: Mapping[str, str]
     which: Callable[[str], str | None] = shutil.which
@@ -98,7 +100,7 @@ def check_python() -> Check:
 
 
 class Requirement(NamedTuple):
-    """A required package and its range of versions; `extra` is empty if it is always required."""
+    """A required package and its version range. `extra` is empty if the package is always required."""
 
     package: str
     versions: str
@@ -111,13 +113,13 @@ def _is_for_an_older_python(text: str) -> bool:
 
 
 def read_requirements(texts: Sequence[str]) -> list[Requirement]:
-    """Return the requirements in a distribution's metadata, without those for older Python versions."""
+    """Return the requirements in the metadata of a distribution, except those for older Python versions."""
     matches = filter(None, map(_REQUIREMENT.match, filterfalse(_is_for_an_older_python, texts)))
     return [Requirement(match[1], match[2].strip().strip("()"), match[3] or "") for match in matches]
 
 
 def out_of_range(version: str, bounds: str) -> bool:
-    """Return True if a version is outside bounds such as `>=1.26,<3`. Suffixes (rc1, .post1) are ignored."""
+    """Return True if a version is not in a range such as `>=1.26,<3`. Suffixes (rc1, .post1) are ignored."""
     have = _numbers(version)
     for sign, text in _BOUND.findall(bounds):
         bound = _numbers(text)
@@ -130,7 +132,7 @@ def out_of_range(version: str, bounds: str) -> bool:
 
 
 def check_packages() -> list[Check]:
-    """Check that the packages that sparklog requires, and pyspark, are in the declared ranges."""
+    """Check that the versions of required packages and of pyspark are in the declared ranges."""
     try:
         requirements = metadata.requires("sparklog") or []
     except metadata.PackageNotFoundError:
@@ -162,7 +164,7 @@ def check_packages() -> list[Check]:
 def _pyspark(name: str, version: str | None, bounds: str) -> Check:
     fix = install_command("spark", sys.executable)
     if version is None:
-        message = "pyspark is not installed: queries and distributed jobs do not work"
+        message = "pyspark is not installed, so queries and distributed jobs do not work"
         return Check("pyspark", WARN, message, fix)
     if out_of_range(version, bounds):
         return Check("pyspark", FAIL, f"{name} {version}, expected {bounds}", fix)
@@ -171,19 +173,19 @@ def _pyspark(name: str, version: str | None, bounds: str) -> Check:
 
 
 def check_kernels() -> Check:
-    """Check that compiled kernels are cached, so that processes do not wait for the compiler."""
+    """Check that compiled kernels are cached, so that processes do not have to compile them."""
     fix = f"{sys.executable} -m sparklog.format.kernels.warm"
     try:
         from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
     except ImportError as error:
-        return Check("kernels", FAIL, f"the kernels cannot be loaded: {error}", "see the check of packages")
+        return Check("kernels", FAIL, f"failed to load the kernels: {error}", "see the packages check")
     if CACHE_DIRECTORY is None:
-        message = "no writable directory for compiled kernels: each process compiles them again, which takes 30 s"
+        message = "no writable directory for compiled kernels, so each process compiles them again, which takes 30 s"
         return Check("kernels", WARN, message, "export TMPDIR=<a writable directory>")
     compiled = sum(name.endswith(".nbc") for _, _, names in os.walk(CACHE_DIRECTORY) for name in names)
     if not compiled:
-        return Check("kernels", WARN, f"no kernels compiled yet in {CACHE_DIRECTORY}", fix)
-    return Check("kernels", OK, f"{compiled} compiled in {CACHE_DIRECTORY}")
+        return Check("kernels", WARN, f"there are no compiled kernels in {CACHE_DIRECTORY}", fix)
+    return Check("kernels", OK, f"{compiled} compiled kernels in {CACHE_DIRECTORY}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -200,17 +202,19 @@ DEFAULTS = "spark-defaults.conf"
 SESSION = "the session"
 ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _WHY = {
-    ARROW_BYTES: "with any other value, Spark computes the size of all columns again after each row of a Python sink",
-    "spark.python.unix.domain.socket.enabled": "over TCP, each Python task wastes about 40 ms; set it before the "
+    ARROW_BYTES: "with other values, Spark recomputes the size of all columns after each row of a Python sink",
+    "spark.python.unix.domain.socket.enabled": "over TCP, each Python task takes about 40 ms longer; set it before the "
     "session starts",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """Spark settings, and the file or session they come from, None without one.
+    """Spark settings and their source.
 
-    `problem` says why the file cannot be read.
+    Attributes:
+        source: the file or session with the settings, or None if there is none.
+        problem: the error if the file cannot be read.
     """
 
     source: str | None
@@ -224,14 +228,17 @@ def has_spark(machine: Machine) -> bool:
 
 
 def check_java(machine: Machine, *, spark: bool) -> Check:
-    """Check the Java that Spark finds, in JAVA_HOME or on the PATH. Without Spark a problem is only a warning."""
+    """Check the Java installation that Spark uses, which is in JAVA_HOME or on the PATH.
+
+    If `spark` is False, a problem is reported as a warning.
+    """
     home = machine.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
     path = machine.which(java)
     output = machine.run([path, "-version"]) if path is not None else None
     version = None if output is None else re.search(r'version "((?:1\.)?(\d+)[^"]*)"', output.text)
     if output is None or output.code is None:
-        message = f"not found (tried {java}); Spark requires Java {MIN_JAVA} or newer"
+        message = f"{java} was not found; Spark requires Java {MIN_JAVA} or newer"
     elif version is None:
         message = f"{path} does not print its version: {' '.join(output.text.split())[:80]}"
     elif int(version[2]) < MIN_JAVA:
@@ -243,7 +250,7 @@ def check_java(machine: Machine, *, spark: bool) -> Check:
 
 
 def spark_settings(machine: Machine, conf_file: str | None = None) -> SparkSettings:
-    """Return the settings in `conf_file`, or by default in the file that Spark reads.
+    """Return the settings in `conf_file` or, by default, in the file that Spark reads.
 
     Raises `BadRequest` if `conf_file` cannot be read.
     """
@@ -252,7 +259,7 @@ def spark_settings(machine: Machine, conf_file: str | None = None) -> SparkSetti
             text = Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             if conf_file is not None:
-                raise BadRequest(f"{path!r} cannot be read: {error.strerror}; check --conf-file") from None
+                raise BadRequest(f"failed to read {path!r}: {error.strerror}; check --conf-file") from None
             continue
         try:
             return SparkSettings(path, {entry.name: entry.value for entry in parse_properties(text, path)})
@@ -262,7 +269,7 @@ def spark_settings(machine: Machine, conf_file: str | None = None) -> SparkSetti
 
 
 def _default_files(machine: Machine) -> list[str]:
-    """Return the file that Spark reads: in SPARK_CONF_DIR if that is set, else in SPARK_HOME, else in pyspark."""
+    """Return the file that Spark reads, in SPARK_CONF_DIR if this is set, otherwise in SPARK_HOME or pyspark."""
     folder = machine.environ.get("SPARK_CONF_DIR")
     if not folder and machine.environ.get("SPARK_HOME"):
         folder = os.path.join(machine.environ["SPARK_HOME"], "conf")
@@ -273,7 +280,7 @@ def _default_files(machine: Machine) -> list[str]:
 
 
 def check_settings(machine: Machine, settings: SparkSettings) -> list[Check]:
-    """Check the settings that are worth changing, each with the line that changes it."""
+    """Check the recommended Spark settings. The fix of each check is a command that changes the setting."""
     if settings.problem:
         return [Check("spark settings", WARN, settings.problem, f"edit {settings.source}")]
     default_file = next(iter(_default_files(machine)), "$SPARK_HOME/conf/spark-defaults.conf")
@@ -283,19 +290,19 @@ def check_settings(machine: Machine, settings: SparkSettings) -> list[Check]:
     findings = []
     for name, recommended in SETTINGS.items():
         value = settings.values.get(name)
-        # Spark returns sizes such as 67108864b.
+        # Spark returns sizes in a form such as 67108864b.
         if value is not None and value.strip().lower().removesuffix("b") == recommended:
             findings.append(Check("spark settings", OK, f"{name} is {recommended} ({settings.source})"))
             continue
         current = "is not set" if value is None else f"is {value}"
-        source = f" in {settings.source}" if settings.source else ", there is no spark-defaults.conf"
+        source = f" in {settings.source}" if settings.source else ", because there is no spark-defaults.conf"
         fix = f"{mkdir}echo '{name} {recommended}' >> {file}"
         findings.append(Check("spark settings", WARN, f"{name} {current}{source}: {_WHY[name]}", fix))
     return findings
 
 
 class Worker(NamedTuple):
-    """The Python of a Spark worker, and the sparklog that it imports."""
+    """The Python of a Spark worker, and the version of sparklog that it imports."""
 
     python: str
     executable: str
@@ -303,12 +310,12 @@ class Worker(NamedTuple):
 
 
 def _in_a_worker(_: int) -> Worker:
-    """Return the description of the worker that runs this function."""
+    """Return a description of the worker that runs this function."""
     return Worker(_dotted(sys.version_info[:3]), sys.executable, __version__)
 
 
 def _start_session() -> SparkSession:
-    """Start a local session with Spark's settings, whose workers run this Python as with `configure`."""
+    """Start a local session with the settings of Spark. As with `configure`, its workers run this Python."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]")
@@ -317,18 +324,18 @@ def _start_session() -> SparkSession:
 
 
 def check_session() -> tuple[SparkSettings, list[Check]]:
-    """Start a local session, or use the active one; return its settings and a check of one of its workers."""
+    """Start a local session or use the active session. Return its settings and a check of one of its workers."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         fix = install_command("spark", sys.executable)
-        return SparkSettings(None, {}), [Check("spark session", FAIL, f"no pyspark: {error}", fix)]
+        return SparkSettings(None, {}), [Check("spark session", FAIL, f"pyspark cannot be imported: {error}", fix)]
     running = SparkSession.getActiveSession()
     try:
         session = running or _start_session()
         context = session.sparkContext
         values = dict(context.getConf().getAll())
-        # Without a value, `get` must have None as default: Spark validates any other default.
+        # The default must be None, because Spark validates any other default.
         if (arrow_bytes := session.conf.get(ARROW_BYTES, None)) is None:
             values.pop(ARROW_BYTES, None)
         else:
@@ -339,8 +346,10 @@ def check_session() -> tuple[SparkSettings, list[Check]]:
         finding = Check("spark session", OK, f"Spark {session.version}; {python}")
     except Exception as error:  # noqa: BLE001 - this check reports any error that keeps Spark from starting
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        fix = f"export PYSPARK_PYTHON={workers_python()}, and see the check of java"
-        return SparkSettings(None, {}), [Check("spark session", FAIL, f"a session with one task failed: {first}", fix)]
+        fix = f"export PYSPARK_PYTHON={workers_python()}, and see the java check"
+        return SparkSettings(None, {}), [
+            Check("spark session", FAIL, f"failed to run a session with one task: {first}", fix)
+        ]
     finally:
         started = SparkSession.getActiveSession()
         if running is None and started is not None:
@@ -365,26 +374,26 @@ def check_disk(machine: Machine, path: str) -> list[Check]:
         fix = "put the root on a local disk, or shorten the caches of the clients"
         system = Check("file system", WARN, message, fix)
     elif kind in _MEMORY:
-        system = Check("file system", WARN, f"{mount} is in memory: a restart loses all data", "use a disk")
+        system = Check("file system", WARN, f"{mount} is in memory, so all data is lost at a restart", "use a disk")
     free, total = machine.free(path)
     message = f"{size_text(free)} of {size_text(total)} are free on {mount}"
-    fix = "free space: shorten retention.ms, run `sparklog retain`, or enlarge the disk"
+    fix = "decrease retention.ms and run `sparklog retain`, or enlarge the disk"
     space = Check("space", OK, message)
     if free < FULL_BYTES:
-        space = Check("space", FAIL, f"{message}: writers and jobs will fail", fix)
+        space = Check("space", FAIL, f"{message}; writers and jobs will fail", fix)
     elif free < NEARLY_FULL_BYTES or free < total * NEARLY_FULL_SHARE:
         space = Check("space", WARN, message, fix)
     return [system, space]
 
 
 MAX_LATE_CHECKPOINTS = 8
-"""Missing checkpoints of a topic that get a warning."""
-MAX_NAMED = 3
-"""Problems of one kind to list."""
+"""A topic gets a warning if at least this number of checkpoints is missing."""
+MAX_LISTED = 3
+"""Maximum number of problems of one kind that are listed."""
 
 
 def check_root(root: Root) -> list[Check]:
-    """Check all topics; return one finding per kind of problem, and one for each topic that cannot be opened."""
+    """Check all topics. Return one check for each kind of problem, and one for each topic that cannot be opened."""
     problems: list[Check] = []
     findings: list[Check] = []
     count = 0
@@ -398,12 +407,12 @@ def check_root(root: Root) -> list[Check]:
         except SparklogError as error:
             findings.append(Check("topics", FAIL, f"{name}: {error}", f"sparklog verify --root {_quoted(root)}"))
     if not findings:
-        findings.append(Check("topics", OK, f"{count} in {root.location}, all can be opened"))
+        findings.append(Check("topics", OK, f"{count} in {root.location}, and all of them can be opened"))
     for kind in dict.fromkeys(problem.check for problem in problems):
         of_kind = [problem for problem in problems if problem.check == kind]
-        more = f"; and {len(of_kind) - MAX_NAMED} more" if len(of_kind) > MAX_NAMED else ""
-        fixes = list(dict.fromkeys(problem.fix for problem in of_kind))[:MAX_NAMED]
-        message = "; ".join(problem.found for problem in of_kind[:MAX_NAMED]) + more
+        more = f"; and {len(of_kind) - MAX_LISTED} more" if len(of_kind) > MAX_LISTED else ""
+        fixes = list(dict.fromkeys(problem.fix for problem in of_kind))[:MAX_LISTED]
+        message = "; ".join(problem.found for problem in of_kind[:MAX_LISTED]) + more
         findings.append(Check(kind, WARN, message, "; ".join(fixes)))
     return findings
 
@@ -415,10 +424,10 @@ def _maintenance(root: Root, topic: Topic) -> Iterator[Check]:
     compact = f"sparklog compact --root {_quoted(root)}, every hour (see `sparklog conf crontab`)"
     was_never_compacted = unsealed.all() and not (rows.flags & MERGE_TIER_MASK).any()
     if slices > limits.many_unsealed:
-        message = f"topic {topic.name} has {slices:,} unsealed slices, which makes reads slower"
+        message = f"topic {topic.name} has {slices:,} unsealed slices, which slows down reads"
         yield Check("maintenance", WARN, message, compact)
     elif slices >= limits.never_compacted_slices and was_never_compacted:
-        message = f"topic {topic.name} has {slices:,} slices, and none was ever merged or sealed"
+        message = f"topic {topic.name} has {slices:,} slices that have never been merged or sealed"
         yield Check("maintenance", WARN, message, compact)
 
 
@@ -438,7 +447,7 @@ def _transactions(root: Root, topic: Topic) -> Iterator[Check]:
     for id_ in dict.fromkeys(prepare.txn.id for prepare in state.open):
         prepares = [prepare for prepare in state.open if prepare.txn.id == id_]
         if root.engine.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
-            message = f"transaction {id_} is past its timeout and holds back readers of topic {topic.name}"
+            message = f"transaction {id_} has timed out and holds back readers of topic {topic.name}"
             fix = f"{abort} {shlex.quote(id_)} --root {_quoted(root)}, or run compact or retain"
             yield Check("transactions", WARN, message, fix)
     for owner in sorted(set(map(owner_of, state.kafka_open))):

@@ -1,8 +1,8 @@
-"""Costs of a topic in a bucket: the requests of each operation, multiplied by a price list.
+"""The monthly costs of a topic in a bucket: the number of requests of each operation, multiplied by a price list.
 
-The numbers of requests are budgets: tests check each operation against them, and a simulated month against the bill.
-Prices depend on the provider and change. Those in `prices.csv` are of November 2026, for regions in the United States,
-without transfer out of the region.
+The numbers of requests are budgets. Tests check each operation against its budget, and a simulated month against the
+bill. Prices depend on the provider and change over time. The prices in `prices.csv` are of November 2026 for regions in
+the United States, without transfer out of the region.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
 from sparklog.log.write.append_output import inline_file_bytes, task_inline_bytes
 
 PUT_BYTES = 8 << 20
-"""A data object up to this size takes one PUT, a larger one a multipart upload with parts of this size."""
+"""A data object up to this size is written with one PUT, a larger object with a multipart upload with parts of this
+size.
+"""
 LISTED = 1000
-"""Keys per LIST."""
+"""Number of keys per LIST request."""
 MERGE_BYTES = 1 << 20
-"""Bytes per GET of a merge, unless a slice is larger."""
+"""Number of bytes per GET request of a merge, unless a slice is larger."""
 SEGMENT_BYTES = 1 << 30
 ROUND_TRIP_MS = 20
 """Duration of a poll."""
@@ -40,7 +42,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Numbers of requests as billed by stores, where a HEAD counts as a GET and a delete is free."""
+    """Numbers of requests as they are billed by stores. A HEAD request is billed as a GET, and deletes are free."""
 
     puts: float = 0
     gets: float = 0
@@ -54,87 +56,92 @@ class Requests:
 
 
 IDLE_POLL = Requests(gets=1)
-"""A poll of a topic that finds no new records."""
+"""A poll of a topic that does not find new records."""
 LATE_POLL = Requests(lists=1)
-"""The additional LIST of a poll over `LIST_AFTER_REMOTE_MS` after the last one, because a commit may have been lost."""
+"""The additional LIST request if the last poll was over `LIST_AFTER_REMOTE_MS` ago, because a commit may be lost."""
 NEW_COMMIT = Requests(gets=3)
-"""A poll that finds one commit: requests for that commit and for the next two numbers, which do not exist."""
+"""A poll that finds one commit. It requests this commit and the next two commits, which do not exist."""
 OPENING = Requests(gets=4, lists=2)
-"""Opening a topic: the root's id, the checkpoints, document and table of the latest, and the commits; see `TAIL`."""
+"""Opening a topic: the root id, the list of checkpoints, the latest checkpoint document and table, and commits
+(`TAIL`).
+"""
 
 
 def objects_after_checkpoint(commits: int) -> int:
-    """Return the number of objects to read for `commits` commits after a checkpoint, and for the missing next one."""
+    """Return the number of objects to read for `commits` commits after a checkpoint, including requests for the next
+    commit.
+    """
     last = BLOCK_COMMITS + commits - 1
     return len({*commits_to_read(BLOCK_COMMITS, last), *range(max(BLOCK_COMMITS, last - 1), last + 2)})
 
 
 TAIL = Requests(gets=max(map(objects_after_checkpoint, range(BLOCK_COMMITS))))
-"""Maximum requests for the commits after the latest checkpoint."""
-TAIL_ON_AVERAGE = Requests(gets=sum(map(objects_after_checkpoint, range(BLOCK_COMMITS))) / BLOCK_COMMITS)
+"""Maximum number of requests for the commits after the latest checkpoint."""
+AVERAGE_TAIL = Requests(gets=sum(map(objects_after_checkpoint, range(BLOCK_COMMITS))) / BLOCK_COMMITS)
 OPENED = Requests(gets=1, lists=2)
-"""Opening a journal: list and read the latest checkpoint, and list numbers above the latest entry; see `tail`."""
+"""Opening a journal: list and read the latest checkpoint, and list the numbers of later entries (`tail`)."""
 
 
 def tail(entries: int) -> Requests:
-    """Return the average requests for the entries after a checkpoint, if there is a checkpoint every `entries`."""
+    """Return the average number of requests for the entries after a checkpoint, with `entries` per checkpoint."""
     return Requests(gets=sum(READ_AHEAD * ceil((after + 1) / READ_AHEAD) for after in range(entries)) / entries)
 
 
 CHECKPOINT = Requests(puts=2, gets=2, lists=1)
-"""Written every `checkpoint_commits` of `Limits`."""
+"""Writing a checkpoint, every `checkpoint_commits` of `Limits`."""
 RECORD_RUN = Requests(puts=2, gets=21, lists=2)
-"""Recording a run of a job: open the journal, create an entry and, every eight runs, a checkpoint."""
+"""Recording a job run: open the journal, create an entry and, every eight runs, a checkpoint."""
 JOB_HISTORY_ENTRIES = 8
-"""Entries per checkpoint of the job history."""
+"""Number of entries per checkpoint of the job history."""
 READ_JOB_HISTORY = Requests(gets=3, lists=2)
-"""Reading the job history: the latest entry, and two requests for the next."""
+"""Reading the job history: read the latest entry, and request the next entry twice."""
 CLOCK = Requests(puts=1, gets=1)
-"""A writer compares its clock with the store's every ten minutes."""
+"""Comparing the writer's clock with the store's clock, every ten minutes."""
 CLOCK_S = 600
 DEFAULTS_POLL = Requests(gets=1)
-"""A writer polls the root defaults every five minutes."""
+"""Polling the root defaults by a writer, every five minutes."""
 DEFAULTS_S = 300
 COMMIT = Requests(puts=1, gets=3)
-"""A commit by a writer that knows the latest commit: create the commit, read the root and the commit before.
+"""A commit by a writer that has the latest commit: create the commit, and read the root and the previous commit.
 
-If the last poll is more than a second ago, there is one more GET, for the number after its own.
+If the last poll was more than a second ago, there is an additional GET for the next commit.
 """
 
 
 COPY = Requests(puts=1, gets=2)
-"""The copy of an entry as checkpoint, and a check that the entry exists."""
+"""Copying an entry as a checkpoint, and checking that the entry exists."""
 LEASE = OPENED + tail(DEFAULTS.checkpoint_entries) + COMMIT * 2 + COPY * (2 / DEFAULTS.checkpoint_entries)
-"""A run opens the journal of leases, acquires a lease and releases it."""
+"""A job lease: open the journal of leases, acquire the lease and release it."""
 RECORD = OPENED + tail(JOB_HISTORY_ENTRIES) + Requests(puts=1, gets=2) + COPY * (1 / JOB_HISTORY_ENTRIES)
-"""Average requests of `RECORD_RUN`."""
-RUN = CLOCK * 2 + LEASE + OPENED + Requests(lists=2) + OPENING + TAIL_ON_AVERAGE + RECORD
-"""A run of either job without work: clocks, lease, root defaults, list of topics, the topic, and the run record."""
+"""Average number of requests of `RECORD_RUN`."""
+RUN = CLOCK * 2 + LEASE + OPENED + Requests(lists=2) + OPENING + AVERAGE_TAIL + RECORD
+"""A run of either job that finds no work: clock, lease, root defaults, list of topics, the topic, and the run record.
+"""
 MERGE = Requests(puts=2, gets=5)
 """A run of `compact` that writes one file and one commit."""
 VACUUM = CLOCK * 2 + Requests(gets=21, lists=22)
-"""A run of `retain`, except the commits that it reads: the latest checkpoints, data files and other journals."""
+"""A run of `retain` on the latest checkpoints, data files and journals, except the commits that it reads."""
 UPKEEP = 1 / 8
-"""Commits per run of `retain`, in addition to one for each checkpoint."""
+"""Average number of commits per run of `retain`, in addition to one commit for each checkpoint."""
 
 
 def micro_batch(tasks: int) -> Requests:
-    """Return the requests of a micro-batch: planning, one object of up to `PUT_BYTES` per task, and the commit."""
+    """Return the requests of a micro-batch: the planning, one object of up to `PUT_BYTES` per task, and the commit."""
     return Requests(puts=tasks + 1, gets=tasks + 6)
 
 
 INLINE_BATCH = micro_batch(0)
-"""A micro-batch with inline records, whose tasks make no requests."""
+"""A micro-batch with inline records, in which tasks do not make requests."""
 
 
 def upload(nbytes: float) -> Requests:
-    """Return the requests to write a data object; a multipart upload also starts, completes, and checks twice."""
+    """Return the requests to write a data object. A multipart upload is also started, completed and checked."""
     return Requests(puts=1) if nbytes <= PUT_BYTES else Requests(puts=2 + ceil(nbytes / PUT_BYTES), gets=2)
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per 1,000 requests, per GB-month, and per GB written or read."""
+    """Prices in US dollars: per 1,000 requests, per GB-month of storage, and per GB written or read."""
 
     store: str
     put: float
@@ -146,7 +153,7 @@ class Prices:
 
 
 def read_prices() -> tuple[Prices, ...]:
-    """Read `prices.csv`, which has one line per store."""
+    """Read `prices.csv`, which contains one line per store."""
     _, *rows = csv.reader((resources.files("sparklog.doctor") / "prices.csv").read_text().splitlines())
     return tuple(Prices(store, *map(float, numbers)) for store, *numbers in rows)
 
@@ -164,19 +171,19 @@ RANGES = {
     "retention": (1e-3, 1e5),
     "jobs": (1e-3, 1e9),
 }
-"""The minimum and maximum of each parameter for which this model is meaningful."""
+"""The range of each parameter for which this model is meaningful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The workload of one topic.
+    """The workload of a topic.
 
     Attributes:
         rate: stored MB per second.
         interval: seconds between commits.
-        poll: poll interval of a reader in ms; None for the default.
-        retention: days.
-        jobs: hours between two runs of each job.
+        poll: the poll interval of readers in ms, or None for the default.
+        retention: retention in days.
+        jobs: hours between runs of each job.
     """
 
     rate: float = 10.0
@@ -192,7 +199,7 @@ class Workload:
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise BadRequest(f"--{name} must be from {low:g} to {high:g}, got {value:g}")
+                raise BadRequest(f"--{name} must be between {low:g} and {high:g}, found {value:g}")
 
     @property
     def batches(self) -> float:
@@ -209,7 +216,7 @@ class Workload:
 
     @property
     def is_inline(self) -> bool:
-        """True if records are inline with the default of `inline.records.bytes`."""
+        """True if records are stored inline with the default of `inline.records.bytes`."""
         nbytes = ceil(self.rate * 1e6 * self.interval)
         slices = self.tasks * self.partitions
         max_bytes = TopicConfigs().inline_records_bytes
@@ -223,7 +230,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A line of the monthly bill: requests, GB written and read, and GB stored."""
+    """An item of the monthly bill: requests, GB written and read, and GB stored."""
 
     name: str
     requests: Requests
@@ -254,12 +261,12 @@ def _append(work: Workload) -> Item:
 
 
 def _times(seconds: float, work: Workload) -> float:
-    """Return how often per month a writer does something that is due every `seconds`, at the next commit."""
+    """Return the monthly number of actions of a writer that are due every `seconds` and are done at the next commit."""
     return MONTH_DAYS * DAY_S / (ceil(seconds / work.interval) * work.interval)
 
 
 def polls(seconds: float, poll_ms: float | None = None) -> float:
-    """Return the maximum number of polls by a reader in `seconds` without new records."""
+    """Return the maximum number of polls by a reader in a period of `seconds` without new records."""
     if poll_ms is not None:
         return seconds * 1000 / poll_ms
     count, idle_ms = 0, 0
@@ -285,9 +292,9 @@ def _poll(work: Workload) -> Item:
 
 
 def _read(work: Workload) -> Item:
-    """Return the costs of reading each slice once, with separate requests if several tasks read a file.
+    """Return the costs of reading each slice once. If several tasks read a file, they make separate requests.
 
-    Readers get inline records with the commit.
+    Inline records are read with the commit.
     """
     if work.is_inline:
         return Item("read", Requests(), gb_out=work.gb * work.readers)
@@ -299,7 +306,7 @@ def _read(work: Workload) -> Item:
 
 
 def _maintain(work: Workload) -> Item:
-    """Return the costs of maintenance, in which each byte is merged once and sealed once."""
+    """Return the costs of maintenance. Each byte is merged once and sealed once."""
     nbytes = work.gb * GB
     files = 1 if work.is_inline else work.tasks
     merged = files * min(work.partitions, ceil(work.file_bytes / MERGE_BYTES)) * work.batches
@@ -309,10 +316,10 @@ def _maintain(work: Workload) -> Item:
     commits = KEEP_MS / 1000 / work.interval
     appended = 0 if work.is_inline else DAY_S / work.interval * work.tasks
     stored = appended + 4 * segments * work.retention / MONTH_DAYS
-    # The vacuum lists commits and data files, and reads the commits of the last day, because an earlier version may
-    # reference a file that the latest version does not. Compaction needs only the latest state.
+    # The vacuum lists commits and data files. It also reads the commits of the last day, because an earlier version
+    # may reference a file that the latest version does not reference. Compaction only reads the latest state.
     since = DAY_S + work.jobs * HOUR_S
-    walked = (since / work.interval + since / HOUR_S / work.jobs * 2) / BLOCK_COMMITS + TAIL_ON_AVERAGE.gets
+    walked = (since / work.interval + since / HOUR_S / work.jobs * 2) / BLOCK_COMMITS + AVERAGE_TAIL.gets
     upkeep = COMMIT * min(1, (work.jobs * HOUR_S / work.interval + 2) / DEFAULTS.checkpoint_commits + UPKEEP)
     vacuum = VACUUM + upkeep + Requests(gets=walked, lists=(commits + stored) / LISTED)
     runs = (RUN + MERGE + RUN + vacuum) * work.runs
@@ -320,7 +327,7 @@ def _maintain(work: Workload) -> Item:
 
 
 def _store(work: Workload) -> Item:
-    """Return the costs of storage. Merged and sealed files, and expired segments, are kept for another day."""
+    """Return the costs of storage. Merged and sealed files, and expired segments, are kept for an additional day."""
     return Item("store", Requests(), gb_stored=work.gb / MONTH_DAYS * (work.retention + 1 + 2))
 
 
@@ -337,7 +344,7 @@ def lines(work: Workload) -> list[str]:
     return [
         *text,
         f"An idle reader makes {idle:,.0f} GETs per day and topic, {_money(dollars)} per month on {PRICES[0].store}.",
-        "Prices of November 2026 for the United States, without transfer out of the region: check your provider's.",
+        "Prices of November 2026 for the United States, without transfer out of the region; check your provider's.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Run all checks, in the order in which problems are best fixed. Probes of a store write small objects to `_probe`."""
+"""Run all checks in the order in which problems should be fixed. Probes of a store write small objects to `_probe`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def examine(
     max_age_ms: int | None = None,
     machine: Machine = HERE,
 ) -> list[Check]:
-    """Check Python, Java, packages and Spark's settings, and a root if one is given.
+    """Check Python, Java, packages and Spark settings, and, if `root` is given, the root.
 
     Args:
         root: the location of the root.
-        conf_file: read this file instead of Spark's spark-defaults.conf; `BadRequest` if it cannot be read.
+        conf_file: the file to read instead of Spark's spark-defaults.conf. Raises `BadRequest` if it cannot be read.
         start_spark: start a local session and check its settings.
-        max_age_ms: report a failure if the last success of a job is older.
+        max_age_ms: report a failure if the last success of a job is older than this.
         machine: the host to check.
     """
     settings = checks.spark_settings(machine, conf_file)
@@ -57,7 +57,9 @@ def examine(
 
 
 def examine_root(root: str, machine: Machine = HERE, max_age_ms: int | None = None) -> list[Check]:
-    """Check the store and the state of a root. A Kafka log directory is only recognized, because it is not written."""
+    """Check the store and the state of a root. A Kafka log directory is recognized but not checked, because it is not
+    written.
+    """
     from sparklog.doctor.job_checks import check_jobs
 
     try:
@@ -69,30 +71,32 @@ def examine_root(root: str, machine: Machine = HERE, max_age_ms: int | None = No
         store = open_store(location.root)
         if location.kind == NOTHING:
             reject_foreign_files(store)
-        findings = check_store(store) if store.writable else [_unwritable(location.root)]
+        findings = check_store(store) if store.writable else [_read_only_check(location.root)]
         if not is_url(location.root):
             findings = [*checks.check_disk(machine, location.root), *findings]
         if location.kind == NOTHING:
-            message = f"{location.path} is not a root yet: creating a topic creates it"
+            message = f"{location.path} is not a root yet; the root is created with the first topic"
             fix = f"sparklog topics create <topic> --root {shlex.quote(location.path)}"
             return [*findings, Check("root", WARN, message, fix)]
         opened = open_log(location)
         return [*findings, *check_jobs(opened, max_age_ms), *checks.check_root(opened)]
     except SparklogError as error:
-        return [Check("root", FAIL, str(error), "fix this error, or give another --root")]
+        return [Check("root", FAIL, str(error), "fix this error, or use another --root")]
 
 
-def _unwritable(path: str) -> Check:
-    """Return the finding for a store that this user cannot write."""
-    message = f"this user can read {path} but not write it: reads, verify and backup work, writers and jobs do not"
+def _read_only_check(path: str) -> Check:
+    """Return the check result for a store that this user cannot write."""
+    message = (
+        f"this user can read {path} but not write it, so reads, verify and backup work, but writers and jobs do not"
+    )
     fix = f"run as its owner, or sudo chown -R {os.getuid()} {shlex.quote(path)}"
     if os.statvfs(path).f_flag & os.ST_RDONLY:
-        fix = "mount the file system writable, it is mounted read-only"
+        fix = "mount the file system, which is mounted read-only, as writable"
     return Check("store", FAIL, message, fix)
 
 
 def failed(findings: Sequence[Check]) -> bool:
-    """Return True if a check failed. A warning is not a failure."""
+    """Return True if a check has failed. Warnings are not failures."""
     return any(check.status == FAIL for check in findings)
 
 
@@ -100,7 +104,7 @@ CLOCK_WARNING_MS = 10_000
 
 
 def check_store(store: Store) -> list[Check]:
-    """Probe a store and check its clock. For a root, the result of the probe is cached."""
+    """Probe a store and check its clock. If the store contains a root, the result of the probe is cached."""
     try:
         report = probing.probe(store) if store.stat(ROOT_KEY) is None else probe_anew(store)
     except SparklogError as error:
@@ -113,14 +117,14 @@ def check_store(store: Store) -> list[Check]:
 
 
 def examine_store(location: str) -> list[Check]:
-    """Test each guarantee of the store at a location, which may be a root or empty, and leave nothing there."""
+    """Test each guarantee of the store at a location, which may be a root or empty. Created objects are deleted."""
     try:
         store = open_store(location)
         if isinstance(store, LocalStore) and not os.path.isdir(store.location):
             return [Check("store", FAIL, f"{store.location} does not exist", f"mkdir -p {store.location}")]
         report, results = probing.examine(store)
     except SparklogError as error:
-        return [Check("store", FAIL, str(error), "give another --store")]
+        return [Check("store", FAIL, str(error), "use another --store")]
     findings = [_finding(store, result, report.clock_ahead_ms) for result in results]
     failed = [result for result in results if result.error is not None and result.guarantee is not DELETE]
     broken = any(isinstance(result.error, BadRequest) for result in failed)
@@ -139,9 +143,9 @@ def _finding(store: Store, result: GuaranteeResult, ahead_ms: int) -> Check:
     guarantee, error = result.guarantee, result.error
     if error is None:
         return _clock(ahead_ms) if guarantee.name == "clock" else Check(guarantee.name, OK, guarantee.description)
-    retry = f"fix the error, then run sparklog doctor --store {shlex.quote(store.location)}"
+    retry = f"fix the error and run sparklog doctor --store {shlex.quote(store.location)}"
     if guarantee is DELETE:
-        return Check(guarantee.name, WARN, str(error), f"{guarantee.remedy}: {retry}")
+        return Check(guarantee.name, WARN, str(error), f"{guarantee.remedy}; {retry}")
     return Check(guarantee.name, FAIL, str(error), guarantee.remedy if isinstance(error, BadRequest) else retry)
 
 
@@ -150,7 +154,7 @@ def _clock(ahead_ms: int) -> Check:
     side = "ahead of" if ahead_ms > 0 else "behind"
     message = f"the clock of this host is {abs(ahead_ms) / 1000:.1f} s {side} the store's"
     if ahead_ms > MAX_AHEAD_MS:
-        return Check("clock", FAIL, f"{message}; if it is over {MAX_AHEAD_MS // 1000} s ahead, commits fail", fix)
+        return Check("clock", FAIL, f"{message}; commits fail if it is more than {MAX_AHEAD_MS // 1000} s ahead", fix)
     if abs(ahead_ms) > CLOCK_WARNING_MS:
         return Check("clock", WARN, message, fix)
     return Check("clock", OK, message if ahead_ms else "the clock of this host is also the store's")

@@ -1,4 +1,4 @@
-"""Checks of the jobs on a root: whether they run, whether their last runs succeeded, and what is overdue."""
+"""Checks of the jobs on a root: whether they run, whether their last runs have succeeded, and what is overdue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sparklog.tools.report.job_states import Running, has_jobs, read_job_status
 
 
 def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
-    """Check each job on all topics; return nothing for a backup or without topics.
+    """Check each job on all topics. Return an empty list for a backup or if there are no topics.
 
-    If `max_age_ms` is given and the last success of a job on a topic is older, the check fails instead of warning.
+    If `max_age_ms` is given and the last success of a job on a topic is older than this, the check fails.
     """
     if not has_jobs(root):
         return []
@@ -29,7 +29,7 @@ def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
         states, running = status.states(), status.running()
     except SparklogError as error:
         fix = f"sparklog verify --root {shlex.quote(root.location)}"
-        return [Check("jobs", WARN, f"the recorded runs of jobs cannot be read: {error}", fix)]
+        return [Check("jobs", WARN, f"failed to read the recorded job runs: {error}", fix)]
     findings: list[Check] = []
     for job in MONITORED_JOBS:
         of_job = [state for state in states if state.job == job]
@@ -71,13 +71,16 @@ def _check_age(job: str, states: Sequence[JobState], fix: str, max_age_ms: int |
 
 
 def _check_running(running: Sequence[Running], states: Sequence[JobState], now_ms: int) -> Iterator[Check]:
-    """Report runs that block an overdue job, and runs that died."""
+    """Report runs that block an overdue job, and runs that have ended without a result."""
     late = {state.job for state in states if state.overdue_ms}
     for run in running:
         which = f"the run on {run.host} (process {run.process}), started {ago(run.since_ms, now_ms)},"
         if not run.alive:
-            fix = "find out why it died: memory, a restart or a signal"
+            fix = "find out why it ended, for example because of memory, a restart or a signal"
             yield Check(run.job, WARN, f"{which} ended without a recorded result", fix)
         elif run.job in late:
-            fix = f"check why it is slow; once process {run.process} on {run.host} has ended, the next run takes over"
+            fix = (
+                f"check why it is slow; after process {run.process} on {run.host} has ended, the next run "
+                "processes its topics"
+            )
             yield Check(run.job, WARN, f"{which} is still active, so other runs skip its topics", fix)

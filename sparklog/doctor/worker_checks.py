@@ -1,9 +1,9 @@
-"""Checks of the Pythons that Spark will start.
+"""Checks of the Python programs that Spark starts.
 
 Spark starts Python for two purposes, which its documentation does not distinguish (see `sparklog.datasource.session`):
-for tasks of UDFs and RDDs, and for a data source that no program has registered. Both must have the driver's minor
-version. If neither is configured, sparklog's commands and `sparklog.configure` use their own Python, so a wrong
-`python3` is only a warning.
+for tasks of UDFs and RDDs, and for data sources that are not registered by the program. Both Pythons must have the same
+minor version as the driver. If neither is configured, the commands of sparklog and `sparklog.configure` use their own
+Python, so a wrong `python3` is only reported as a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORKERS, DATA_SOURCE = "workers' python", "data source's python"
 
 
 class NamedPython(NamedTuple):
-    """A Python that Spark starts, and the setting that selects it; None if no setting does."""
+    """A Python program that Spark starts, and the setting that selects it, or None if no setting selects it."""
 
     program: str
     setting: str | None
@@ -52,7 +52,7 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
     Args:
         machine: this host.
         spark_python: `spark.pyspark.python` in Spark's configuration.
-        spark: True if Spark is installed; if not, a problem is only a warning.
+        spark: True if Spark is installed. If False, a problem is only a warning.
     """
     values = {**machine.environ, "spark.pyspark.python": spark_python}
     tasks = _first(values, "spark.pyspark.python", "PYSPARK_PYTHON")
@@ -67,7 +67,7 @@ def _check(machine: Machine, choice: NamedPython, *, spark: bool) -> Check:
     fix = f"export PYSPARK_PYTHON={workers_python()}"
     if choice.setting == "spark.pyspark.python":
         fix = f"spark.pyspark.python {workers_python()} in spark-defaults.conf"
-    problem, here, executable = _describe(machine, choice)
+    problem, description, executable = _describe(machine, choice)
     if problem:
         if choice.setting is None:
             others = f"sparklog's commands and programs that call sparklog.configure use {sys.executable}"
@@ -75,14 +75,14 @@ def _check(machine: Machine, choice: NamedPython, *, spark: bool) -> Check:
         return Check(WORKERS, FAIL if spark and choice.setting else WARN, problem, fix)
     launcher = os.path.join(os.path.dirname(executable), LAUNCHER)
     if choice.setting and os.path.basename(choice.program) != LAUNCHER and machine.which(launcher) is not None:
-        return Check(WORKERS, WARN, f"{here} compiles pyspark at each start: {_START_COST}", fix)
-    return Check(WORKERS, OK, here)
+        return Check(WORKERS, WARN, f"{description} compiles pyspark at each start: {_START_COST}", fix)
+    return Check(WORKERS, OK, description)
 
 
 def _check_data_source(machine: Machine, choice: NamedPython, tasks: NamedPython) -> Check:
-    problem, here, _ = _describe(machine, choice)
+    problem, description, _ = _describe(machine, choice)
     message = (
-        f"{problem or here}; it plans, reads and writes in programs that call neither sparklog.configure nor "
+        f"{problem or description}; it plans, reads and writes in programs that call neither sparklog.configure nor "
         f"sparklog.register, instead of {tasks.program} ({tasks.source})"
     )
     fix = f"unset PYSPARK_DRIVER_PYTHON and export PYSPARK_PYTHON={tasks.program}, or call sparklog.register(spark)"
@@ -90,7 +90,9 @@ def _check_data_source(machine: Machine, choice: NamedPython, tasks: NamedPython
 
 
 def _describe(machine: Machine, choice: NamedPython) -> tuple[str, str, str]:
-    """Return the problem of a Python, its description, and the path of its executable; empty if not applicable."""
+    """Return the problem of a Python, its description, and the path of its executable. Values that do not apply are
+    empty.
+    """
     path = machine.which(choice.program)
     if path is None:
         return f"{choice.source} is {choice.program}, which does not exist", "", ""
@@ -102,11 +104,15 @@ def _describe(machine: Machine, choice: NamedPython) -> tuple[str, str, str]:
     if not isinstance(worker, dict):
         return f"{path} ({choice.source}) does not run: {' '.join(output.text.split())[-120:]}", "", ""
     version, required = (".".join(map(str, numbers)) for numbers in (worker["version"], sys.version_info[:2]))
-    here = f"Python {version} ({worker['executable']}, by {choice.source})"
+    description = f"Python {version} ({worker['executable']}, by {choice.source})"
     if tuple(worker["version"][:2]) != sys.version_info[:2]:
-        return f"{here}, expected {required} like the driver: Spark does not support different versions", "", ""
+        return (
+            (f"{description}, expected {required} as in the driver, because Spark does not support different versions"),
+            "",
+            "",
+        )
     missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
     if missing:
-        return f"{here} cannot import {', '.join(missing)}: {worker['error']}", "", ""
+        return f"{description} cannot import {', '.join(missing)}: {worker['error']}", "", ""
     packages = f"sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}"
-    return "", f"{here} imports {packages}", worker["executable"]
+    return "", f"{description} imports {packages}", worker["executable"]

@@ -39,12 +39,12 @@ def test_a_root_that_no_job_has_visited() -> None:
     assert check_jobs(World().root()) == [], "without topics there is nothing to do"
     world = filled()
     young = said(check_jobs(world.root()), RETAIN)
-    assert young == [(OK, "retain has never visited this root (no run of it is recorded); it is not overdue yet")]
+    assert young == [(OK, "retain has never run on this root (no run is recorded); it is not overdue yet")]
     world.now_ms += 26 * HOUR_MS
     maintain(world, COMPACT)
     checks = check_jobs(world.root())
     ((status, found),) = said(checks, RETAIN)
-    assert (status, found.startswith("retain has never visited this root")) == (WARN, True)
+    assert (status, found.startswith("retain has never run on this root")) == (WARN, True)
     assert said(checks, COMPACT)[0][0] == OK
     assert [check.fix.startswith("sparklog retain --root ") for check in checks if check.check == RETAIN] == [True]
 

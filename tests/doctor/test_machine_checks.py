@@ -153,7 +153,7 @@ def test_java_that_is_not_there() -> None:
     assert check_java(EMPTY, spark=False).status == WARN
     home = machine({"/bin/java": ProgramOutput(0, JAVA_17)}, {"JAVA_HOME": "/opt/java"})
     finding = check_java(home, spark=True)
-    assert (finding.status, finding.found.split(";")[0]) == (FAIL, "not found (tried /opt/java/bin/java)")
+    assert (finding.status, finding.found.split(";")[0]) == (FAIL, "/opt/java/bin/java was not found")
     assert "openjdk-17" in finding.fix
 
 
@@ -223,7 +223,7 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
 def test_kernels_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sparklog.format.kernels.native_kernels", None)
     finding = check_kernels()
-    assert (finding.check, finding.status, finding.fix) == ("kernels", FAIL, "see the check of packages")
+    assert (finding.check, finding.status, finding.fix) == ("kernels", FAIL, "see the packages check")
     assert "cannot be loaded" in finding.found
 
 

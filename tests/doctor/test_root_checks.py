@@ -108,17 +108,17 @@ def test_little_space_is_a_warning_and_none_a_failure(free: tuple[int, int], sta
 
 def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
     log.topic("t").append(ROWS)
-    assert check_root(log) == [Check("topics", OK, f"1 in {log.location}, all can be opened")]
+    assert check_root(log) == [Check("topics", OK, f"1 in {log.location}, and all of them can be opened")]
 
 
 def _many_unsealed(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
     log.store.limits = Limits(many_unsealed=2)
-    return "maintenance", "topic t has 3 unsealed slices, which makes reads slower", "sparklog compact"
+    return "maintenance", "topic t has 3 unsealed slices, which slows down reads", "sparklog compact"
 
 
 def _never_compacted(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
     log.store.limits = Limits(never_compacted_slices=3)
-    return "maintenance", "none was ever merged or sealed", "sparklog compact"
+    return "maintenance", "have never been merged or sealed", "sparklog compact"
 
 
 def _no_checkpoint(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
@@ -138,7 +138,7 @@ def _overdue(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, s
     patch.setattr(LocalStore, "now_ms", lambda self: now_ms(self) + 3_600_000)
     return (
         "transactions",
-        "transaction a job is past its timeout and holds back readers of topic t",
+        "transaction a job has timed out and holds back readers of topic t",
         "sparklog transactions abort 'a job' --root ",
     )
 
@@ -239,7 +239,12 @@ def test_the_command_prints_findings_and_fails_if_one_does(log: Root, tmp_path: 
     found = json.loads(out)
     assert {item["status"] for item in found} <= {OK, WARN, FAIL}
     assert code == int(any(item["status"] == FAIL for item in found))
-    assert found[-1] == {"check": "topics", "status": OK, "found": f"1 in {log.location}, all can be opened", "fix": ""}
+    assert found[-1] == {
+        "check": "topics",
+        "status": OK,
+        "found": f"1 in {log.location}, and all of them can be opened",
+        "fix": "",
+    }
     code, out = run("--root", str(tmp_path / "none"))
     assert code == 1
     assert out.splitlines()[-1].strip() == f"fix: mkdir -p {tmp_path / 'none'}"

@@ -235,7 +235,7 @@ def jobs(
             f"{source.view.location} is a Kafka directory or a backup, which has no sparklog jobs: give a root"
         )
     status = read_job_status(source.root, settings, source.narrowed(opt.topic_names(topic)))
-    states, running, latest_first = status.states(), status.running(), status.outcomes.runs[::-1]
+    states, running, latest_first = status.states(), status.running(), status.history.runs[::-1]
 
     def show() -> None:
         if runs:
