@@ -1,16 +1,18 @@
-"""Parts that all jobs share: options, exit codes, and one-line messages for errors and Ctrl-C.
+"""Components that all jobs share: options, exit codes, and one-line messages for errors and interrupts.
 
 | exit code | meaning                                                                                                |
 |-----------|--------------------------------------------------------------------------------------------------------|
 | 0         | success, or nothing to do                                                                              |
-| 1         | something failed; all other work is done                                                               |
-| 2         | invalid usage, including an error in the properties file; no work started                              |
+| 1         | part of the work has failed; all other work is done                                                    |
+| 2         | invalid usage, including an error in the properties file; no work was started                          |
 | 130       | interrupted; committed work is kept                                                                    |
 
-Progress goes to stderr and the report to stdout. spark-submit merges them; with --json the last line is the document.
+Progress is printed to stderr and the report to stdout. spark-submit merges both streams; with --json, the last line is
+the JSON document.
 """
 
-# No `from __future__ import annotations`: `parse` evaluates the annotations of a base class in the subclass's module.
+# Do not import annotations from __future__: `parse` evaluates the annotations of a base class in the module of the
+# subclass.
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -48,13 +50,13 @@ T = TypeVar("T")
 
 
 def parse(name: str, options: Callable[..., T], about: str | None, words: Sequence[str]) -> T:
-    """Parse the command line of a job into its options. If it is invalid, print one line and exit with code 2.
+    """Parse the command line of a job. If it is invalid, print a one-line message and exit with code 2.
 
     Args:
-        name: name of the job.
-        options: declares the options, like the commands of `sparklog.cli`.
-        about: docstring of the job; `--help` shows its first paragraph.
-        words: arguments of the command line.
+        name: the name of the job.
+        options: a dataclass that declares the options, like the commands of `sparklog.cli`.
+        about: the docstring of the job. `--help` shows the first paragraph.
+        words: the arguments of the command line.
     """
     command = FunctionCommand(name, options, help=(about or "").partition("\n\n")[0])
     try:
@@ -72,13 +74,13 @@ def parse(name: str, options: Callable[..., T], about: str | None, words: Sequen
 def job(
     name: str, *, after_interrupt: str, foreign: tuple[type[Exception], ...] = (), reason: Callable[[str], str] = str
 ) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Return a decorator for a job that turns errors and Ctrl-C into one line on stderr and an exit code.
+    """Return a decorator that turns errors and interrupts of a job into a one-line message on stderr and an exit code.
 
     Args:
-        name: name of the job.
-        after_interrupt: what an interrupt leaves behind, for the message.
-        foreign: exceptions of other libraries with which the job may fail.
-        reason: returns the line to print for the text of such an exception.
+        name: the name of the job.
+        after_interrupt: the state after an interrupt, for the message.
+        foreign: exceptions of other libraries that the job may raise.
+        reason: returns the message for the text of such an exception.
     """
 
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
@@ -105,18 +107,18 @@ def job(
 
 
 def spark_if_needed(name: str, settings: Settings) -> SparkIfNeeded:
-    """Return a runner that starts Spark, as application `sparklog <name>`, only if there is enough work."""
-    # A terminal has a status line with the progress, and log lines would interfere with it.
+    """Return a runner that only starts Spark, as the application `sparklog <name>`, if there is enough work."""
+    # On a terminal, a status line shows the progress, and log lines would interfere with it.
     return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder), settings, quiet=on_terminal())
 
 
 @dataclass
 class Maintenance:
-    """Options that `compact` and `retain` share.
+    """Options that `compact` and `retain` have in common.
 
     Attributes:
-        topics: the requested topics, without duplicates; empty: all topics of the root.
-        settings: the settings of the properties file over Kafka's defaults, without a clock (see `settings_at`).
+        topics: the requested topics without duplicates; empty for all topics of the root.
+        settings: the settings in the properties file, without the time (see `settings_at`).
     """
 
     root: RootOption
@@ -137,7 +139,7 @@ class Maintenance:
         warn_of_seconds(**{"--now-ms": self.now_ms})
 
     def settings_at(self, store_ms: int) -> Settings:
-        """Return the settings with the time of `--now-ms`, or else this time of the store's clock."""
+        """Return the settings with the time in `--now-ms` or, by default, this time of the store's clock."""
         return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
 
 
@@ -148,10 +150,10 @@ def run_maintenance(
     summary: Callable[..., str],
     kind: str | None = None,
 ) -> int:
-    """Do the work of a job on a root, print failures on stderr and the report on stdout, and return the exit code.
+    """Run a job on a root, print failures to stderr and the report to stdout, and return the exit code.
 
-    `work` gets its topics from the lease, and checks the lease after each work item. The run is recorded in the root as
-    one of the job `kind` (default: the name of the job).
+    `work` gets its topics from the lease and checks the lease after each work item. The run is recorded in the root as
+    a run of the job `kind`, by default the name of the job.
     """
     root = sparklog.open(options.root)
     for topic in options.topics:

@@ -1,10 +1,10 @@
 """Merge small appends, seal them into Kafka segments and, on compacted topics, keep the latest record of each key.
 
-The job handles every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and
-streams continue in the meantime. Two concurrent runs do no harm: the second skips the work of the first. Each work item
-is committed when it is finished. The job starts Spark for at least 256 MiB or 10,000 files (`spark.min.bytes`,
-`spark.min.files` in the properties file), with a task for each work item. It does less work, or all work without
-pyspark, in its process.
+The job processes topics with any cleanup.policy. See docs/guides/compaction.md for schedules and costs. Appends, scans
+and streams can run concurrently. Two concurrent runs are safe, because the second run skips the work of the first. Each
+work item is committed when it is finished. The job starts Spark if there are at least 256 MiB or 10,000 files to
+process (`spark.min.bytes` and `spark.min.files` in the properties file). If there is less work, or if pyspark is not
+installed, the job works in its own process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparklog.output import StatusLine
 
 @dataclass
 class Compact(Maintenance):
-    """Options of the job: the shared ones, and those that select parts of the work."""
+    """Options of the job: the common options, and options that select parts of the work."""
 
     seal_only: Annotated[bool, Option(help="Only seal closed segments. Do not merge or compact.")] = False
     roll: Annotated[bool, Option(help="Also seal the active segments, even if they are recent and small.")] = False
@@ -39,7 +39,7 @@ class Compact(Maintenance):
 arguments = partial(parse, "compact", Compact, __doc__)
 
 
-handle_errors = job("compact", after_interrupt="committed work is kept, and the next run does the rest")
+handle_errors = job("compact", after_interrupt="committed work is kept, and the next run does the remaining work")
 
 
 @handle_errors

@@ -1,7 +1,7 @@
-"""Spark sessions with Delta, and options and checks that `to_delta` and `from_delta` share.
+"""Spark sessions with Delta, and options and checks that `to_delta` and `from_delta` have in common.
 
-Delta is a jar, which spark-submit gets with --packages. A job that starts as a command, without an option for jars,
-uses the version of the installed `delta-spark` (the extra `delta`), which Spark fetches with Ivy.
+Delta is a jar, which spark-submit gets with --packages. A job that is started as a command, without an option for jars,
+uses the version of the installed package `delta-spark` (the extra `delta`), and Spark fetches the jar with Ivy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit; the session then has the packages of its command line."""
+"""Set by spark-submit. The session then has the packages in the command line of spark-submit."""
 ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 
 TableOption = Annotated[str, Option(metavar="PATH", help="Directory or URL of the Delta table.")]
@@ -51,7 +51,7 @@ IntervalOption = Annotated[
     Option(
         metavar="TIME",
         needs="--follow",
-        why="without it the job ends when it has written the existing records",
+        why="without --follow, the job ends when it has written the existing records",
         help="Time between micro-batches, such as '30 seconds'. Requires --follow.",
         show_default="immediately",
     ),
@@ -59,15 +59,18 @@ IntervalOption = Annotated[
 
 
 def coordinates(spark_version: str, *, avro: bool = False) -> list[str]:
-    """Return the packages for a release of Spark: Delta, and with `avro` Spark's own package for Avro."""
+    """Return the packages for a Spark version: Delta and, if `avro` is True, Spark's Avro package."""
     line = ".".join(spark_version.split(".")[:2])
     release = _installed() or DELTA_VERSION
-    # The .0 release of a Spark line works with the others, and repositories that lack the latest release have it.
+    # The .0 release of a Spark line is compatible with later releases, and is in repositories that lack the latest
+    # release.
     return [f"io.delta:delta-spark_{line}_2.13:{release}"] + [f"org.apache.spark:spark-avro_2.13:{line}.0"] * avro
 
 
 def settings(environ: Mapping[str, str], spark_version: str, *, avro: bool = False) -> dict[str, str]:
-    """Return the settings of a session with Delta, with packages if Python starts Spark and no option sets any."""
+    """Return the settings of a session with Delta. They include packages if Python starts Spark and no option sets
+    packages.
+    """
     arguments = environ.get(ARGUMENTS, "")
     if SUBMITTED in environ or "--packages" in arguments or "--jars" in arguments or not _installed():
         return SETTINGS
@@ -82,7 +85,7 @@ def _installed() -> str | None:
 
 
 def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
-    """Raise BadRequest if the session does not have the jars."""
+    """Raise `BadRequest` if the session lacks the jars."""
     jvm: Any = spark.sparkContext._jvm
     needed = {"Delta": jvm.io.delta.tables.DeltaTable}
     if avro:
@@ -91,22 +94,22 @@ def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
         if isinstance(entry, JavaPackage):
             packages = ",".join(coordinates(spark.version, avro=avro))
             raise BadRequest(
-                f"Spark has no {name}: start this job with spark-submit --packages {packages}, or run "
+                f"Spark lacks {name}; start this job with spark-submit --packages {packages}, or run "
                 f"{install_command('delta')} and start it as a command of sparklog"
             )
 
 
 def check_local_table(path: str, environ: Mapping[str, str]) -> None:
-    """Raise NotFound, before Spark starts, for a missing local table; on a cluster the path may be elsewhere."""
+    """Raise `NotFound` before Spark starts if a local table is missing. On clusters, the path is not checked."""
     has_scheme = ":" in path.partition("/")[0]
     is_here = not has_scheme and SUBMITTED not in environ and "HADOOP_CONF_DIR" not in environ
     if is_here and not Path(path).is_dir():
-        raise NotFound(f"there is no Delta table at {path}: check --table")
+        raise NotFound(f"there is no Delta table at {path}; check --table")
 
 
 @contextmanager
 def delta_session(name: str, *, avro: bool = False) -> Iterator[SparkSession]:
-    # Spark would log the stack trace of a failed query; the last line of the job has the reason.
+    # Spark would log the stack trace of a failed query, whose reason is in the last line of the job.
     with streaming_session(name, "FATAL", settings(os.environ, pyspark.__version__, avro=avro)) as spark:
         yield spark
 
@@ -117,7 +120,7 @@ def is_delta(spark: SparkSession, path: str) -> bool:
 
 
 def absolute(spark: SparkSession, path: str) -> str:
-    """Return an absolute path for SQL; a relative path is resolved on Spark's default file system."""
+    """Return an absolute path for SQL. A relative path is resolved on Spark's default file system."""
     if ":" in path or path.startswith("/"):
         return path
     folder, files = _folder(spark, path)
@@ -126,9 +129,9 @@ def absolute(spark: SparkSession, path: str) -> str:
 
 
 def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
-    """Create an empty table by writing only its log. Raises BadRequest for a directory that contains other files.
+    """Create an empty table by writing only its log. Raises `BadRequest` if the directory contains other files.
 
-    A VACUUM of the table would delete those files. The remains of an interrupted creation are deleted first: a log
+    A VACUUM of the table would delete such files. The remains of an interrupted creation are deleted first: a log
     without versions and, from earlier releases, Parquet files without rows.
     """
     folder, files = _folder(spark, path)
@@ -136,7 +139,7 @@ def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
     for status in present:
         if not _is_remainder(spark, files, status):
             raise BadRequest(
-                f"there is no Delta table at {path}, but files such as {status.getPath().getName()}: "
+                f"{path} is not a Delta table, but contains files such as {status.getPath().getName()}; "
                 f"use a new directory, or convert the files to a table first (CONVERT TO DELTA parquet.{quoted(path)})"
             )
     for status in present:
@@ -155,7 +158,7 @@ def _folder(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _is_remainder(spark: SparkSession, files: Any, status: Any) -> bool:
-    """Return True for what an interrupted creation leaves: a log without files, or a Parquet file without rows."""
+    """Return True for remains of an interrupted creation: a log without versions, or a Parquet file without rows."""
     path = status.getPath()
     if path.getName() == "_delta_log":
         entries = files.listFiles(path, True)
@@ -168,7 +171,7 @@ def _is_remainder(spark: SparkSession, files: Any, status: Any) -> bool:
         return False
     try:
         return bool(spark.read.parquet(path.toString()).isEmpty())
-    except (PySparkException, Py4JError):  # damaged Parquet raises the second
+    except (PySparkException, Py4JError):  # Py4JError is raised for a damaged Parquet file.
         return False
 
 
@@ -182,12 +185,12 @@ def quoted(name: str) -> str:
 
 
 def query_id(batch: DataFrame) -> str:
-    """Return the id of the streaming query of a micro-batch, which is stored in its checkpoint."""
+    """Return the id of the streaming query of a micro-batch. The id is stored in the checkpoint of the query."""
     return str(batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
 
 
 class DeltaQuery:
-    """The streaming query of a job; subclasses declare these options in their own order."""
+    """The streaming query of a job. Subclasses declare these options in their own order."""
 
     table: str
     checkpoint: str
@@ -205,7 +208,9 @@ class DeltaQuery:
         return comma_separated([self.key_column_list or ""])
 
     def begin(self, rows: DataFrame, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        """Start the query that writes each micro-batch; without `follow` it ends with the existing records."""
+        """Start the query that writes each micro-batch. If `follow` is False, the query ends after the existing
+        records.
+        """
         writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", self.checkpoint)
         if not self.follow:
             return writer.trigger(availableNow=True).start()
@@ -213,21 +218,21 @@ class DeltaQuery:
 
 
 def any_null(columns: Iterable[Column]) -> Column:
-    """Return a column that is true if any of the columns is null."""
+    """Return a column that is true if any of the given columns is null."""
     return reduce(or_, (column.isNull() for column in columns), F.lit(False))
 
 
 def check_columns(columns: tuple[str, ...], schema: StructType, owner: str) -> None:
-    """Raise BadRequest if a column is missing; names are case-sensitive."""
+    """Raise `BadRequest` if a column is missing. Column names are case-sensitive."""
     for name in columns:
         if name not in schema.names:
             near = next((other for other in schema.names if other.lower() == name.lower()), None)
             hint = did_you_mean(name, schema.names) if near is None else f"; did you mean '{near}'?"
-            raise BadRequest(f"there is no column '{name}' in {owner}{hint}; it has {', '.join(schema.names)}")
+            raise BadRequest(f"there is no column '{name}' in {owner}{hint}; the columns are {', '.join(schema.names)}")
 
 
 def missing_columns(table: StructType, rows: StructType, *, grow: bool) -> list[str]:
-    """Return columns that the table lacks or has with another type; without `grow`, raise BadRequest for the first."""
+    """Return the columns that the table lacks or that have a different type. If `grow` is False, raise `BadRequest`."""
     types = {field.name.lower(): field.dataType.simpleString() for field in table}
     missing = []
     for field in rows:
@@ -238,6 +243,6 @@ def missing_columns(table: StructType, rows: StructType, *, grow: bool) -> list[
         if grow:
             continue
         if expected is None:
-            raise BadRequest(f"the table has no column '{field.name}' ({actual}): --grow-schema adds it")
-        raise BadRequest(f"column '{field.name}' is {expected} in the table and {actual} in the rows: change --schema")
+            raise BadRequest(f"the table has no column '{field.name}' ({actual}); use --grow-schema to add it")
+        raise BadRequest(f"column '{field.name}' is {expected} in the table and {actual} in the rows; change --schema")
     return missing

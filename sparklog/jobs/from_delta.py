@@ -1,16 +1,16 @@
-"""Write the changes of a Delta table, from its change data feed, into a compacted topic, exactly once.
+r"""Write the changes of a Delta table, from its change data feed, into a compacted topic, exactly once.
 
     spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/from_delta.py --table /data/tables/orders \
         --root /data/log --topic orders --key-columns id --checkpoint /data/checkpoints/orders-out
 
-An inserted or updated row becomes a record, and a deleted row becomes a tombstone. A new checkpoint starts with the
-current rows of the table, or with the changes from `--starting-version` on. The topic is created with
-`cleanup.policy=compact`. Without `--follow` the job ends when it has written the changes that existed at its start.
-Exit codes: see `sparklog.jobs.common`.
+An inserted or updated row becomes a record, and a deleted row becomes a tombstone. With a new checkpoint, the job
+starts with the current rows of the table, or with the changes from `--starting-version` on. The topic is created with
+`cleanup.policy=compact`. Without `--follow`, the job ends when it has written the changes that existed at its start.
+See `sparklog.jobs.common` for exit codes.
 
-A version of the table yields at most one record per key. An update that changes the key deletes the old key. A row that
-is deleted and inserted in the same version is kept. One task writes all changes of a key to one partition, in the order
-of versions.
+A version of the table results in at most one record per key. An update that changes the key deletes the old key. A row
+that is deleted and inserted in the same version is kept. One task writes all changes of a key to one partition, in the
+order of versions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sparklog.log.journal.names import check_topic_name
 
 CHANGES = ("_change_type", "_commit_version", "_commit_timestamp")
 FEED = "delta.enableChangeDataFeed"
-# With microseconds, which Spark's default format omits.
+# Include microseconds, which Spark's default format omits.
 TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -89,22 +89,22 @@ class FromDelta(delta.DeltaQuery):
         self.check_interval()
         self.keys = self.key_columns()
         if not self.keys:
-            raise BadRequest("--key-columns names no column")
+            raise BadRequest("--key-columns must not be empty")
         version = self.starting_version
         if version is not None and version != "latest" and not is_digits(version):
-            raise BadRequest(f"--starting-version expects a version of the table, or latest; found '{version}'")
+            raise BadRequest(f"--starting-version must be a version of the table or latest, found '{version}'")
 
 
 def check_table(spark: SparkSession, job: FromDelta) -> None:
-    """Raise NotFound or BadRequest unless the table can be read."""
+    """Raise `NotFound` or `BadRequest` if the table cannot be read."""
     if not delta.is_delta(spark, job.table):
-        raise NotFound(f"there is no Delta table at {job.table}: check --table")
+        raise NotFound(f"there is no Delta table at {job.table}; check --table")
     name = delta.table_name(job.table)
     (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").select("properties").collect()
     if detail["properties"].get(FEED) != "true":
         raise BadRequest(
-            f"the table at {job.table} has no change data feed: run ALTER TABLE {name} SET TBLPROPERTIES "
-            f"({FEED} = true), which records changes from then on"
+            f"the table at {job.table} has no change data feed; run ALTER TABLE {name} SET TBLPROPERTIES "
+            f"({FEED} = true) to record later changes"
         )
     schema = spark.read.format("delta").load(job.table).schema
     delta.check_columns((*job.keys, *(["value"] if job.payload == "raw" else [])), schema, "the table")
@@ -118,7 +118,7 @@ def start(spark: SparkSession, job: FromDelta) -> StreamingQuery:
 
 
 def write(job: FromDelta, changes: DataFrame, batch: int) -> None:
-    """Append the records of a micro-batch, unless an earlier attempt did."""
+    """Append the records of a micro-batch, unless an earlier attempt has appended them."""
     writer = records(changes, job).write.format("sparklog").mode("append")
     writer = writer.options(txnAppId=delta.query_id(changes), txnVersion=batch, topic=job.topic)
     if job.num_partitions is not None:
@@ -129,8 +129,8 @@ def write(job: FromDelta, changes: DataFrame, batch: int) -> None:
 def records(changes: DataFrame, job: FromDelta) -> DataFrame:
     """Return key, value and timestamp of one record per key and version of the table.
 
-    The changes of a key are shuffled into one task and sorted by version. The last change of a version is used, and
-    deletions are sorted before other changes.
+    The changes of a key are shuffled to one task and sorted by version. The last change of a version is used. Deletions
+    are sorted before other changes of the version.
     """
     row = F.struct(*(F.col(delta.quoted(name)) for name in changes.columns if name not in CHANGES))
     names = [f"key{number}" for number in range(len(job.keys))]
@@ -165,12 +165,12 @@ def key_of(keys: Sequence[Column], schema: StructType, job: FromDelta) -> Column
 
 
 def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
-    """Return true, or fail the task if the key columns do not identify one row per version."""
+    """Return true, or fail the task if the key columns do not identify a single row per version."""
     # The names become part of a format string.
     names, version = ", ".join(job.keys).replace("%", "%%"), F.col("version")
-    null = F.format_string(f"{names} is null in a row of version %d, but a record needs a key", version)
+    null = F.format_string(f"{names} is null in a row of version %d, but a record must have a key", version)
     shown = F.concat_ws(", ", *(key.cast("string") for key in keys))
-    text = f"{names} %s identifies two rows of version %d: choose --key-columns that identify one row"
+    text = f"{names} %s identifies two rows of version %d; choose --key-columns that identify one row"
     both = F.col("stays") & F.col("next_stays") & (version == F.col("next_version"))
     return (
         F.when(delta.any_null(keys), F.raise_error(null).cast("boolean"))

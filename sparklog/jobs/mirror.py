@@ -1,14 +1,15 @@
-"""Copy topics between a running Kafka cluster and a sparklog root, in either direction, with Spark's Kafka connector.
+r"""Copy topics between a running Kafka cluster and a sparklog root, in either direction, with Spark's Kafka connector.
 
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
         --from kafka://broker:9092 --to /data/log --topics orders,clicks --checkpoint /data/checkpoints/in
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
         --from /data/log --to kafka://broker:9092 --pattern 'orders-.*' --checkpoint /data/checkpoints/out --follow
 
-Records keep their partitions and their order, and missing topics are created in the target. Into a root, records also
-keep their timestamps, and the copy is exactly once with the same checkpoint. Into Kafka, the connector writes at least
-once and cannot set timestamps. Without `--follow` the job ends when it has written the records that existed at its
-start. With it, the job also copies new topics that match the pattern. Exit codes: see `sparklog.jobs.common`.
+Records keep their partitions and their order, and missing topics are created in the target. In a root, records also
+keep their timestamps, and a job that restarts from its checkpoint copies each record exactly once. To Kafka, the
+connector writes at least once and cannot set timestamps. Without `--follow`, the job ends when it has written the
+records that existed at its start. With `--follow`, the job also copies new topics that match the pattern. See
+`sparklog.jobs.common` for exit codes.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ ENDPOINT = "kafka://host:port[,host:port], or a root"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 MAX_TASKS = 200
 ADMIN_TIMEOUTS = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
-"""Options of the admin client, unless the user sets one of them, so that a job without brokers fails within 30 s."""
+"""Default timeouts of the admin client, so that a job without brokers fails within 30 s. Users can override them."""
 MAX_AGE = "metadata.max.age.ms"
-"""Kafka's option for the interval at which topics are matched with a pattern; default 5 minutes."""
+"""Kafka's option for the interval at which topics are matched with a pattern. The default is 5 minutes."""
 REPLACED_BY = {"bootstrap.servers": "the kafka:// address", "isolation.level": "--isolation-level"}
 
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
@@ -68,7 +69,7 @@ _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
 
 @dataclass
 class Mirror:
-    """Options of the job. `topics` or `pattern` selects topics; `options` are those for Kafka clients."""
+    """Options of the job. `topics` or `pattern` selects topics, and `options` are options of the Kafka clients."""
 
     source: Annotated[str, Option("--from", metavar="LOCATION", help=f"Location to copy from: {ENDPOINT}.")]
     target: Annotated[
@@ -112,10 +113,10 @@ class Mirror:
     def __post_init__(self) -> None:
         _check_endpoints(self.source, self.target)
         if self.topic_list is None and self.pattern is None:
-            raise BadRequest("expected --topics or --pattern, found neither: select the topics to copy")
+            raise BadRequest("expected --topics or --pattern to select the topics to copy, found neither")
         self.topics = comma_separated([self.topic_list or ""])
         if self.topic_list is not None and not self.topics:
-            raise BadRequest("--topics names no topic")
+            raise BadRequest("--topics must not be empty")
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
@@ -133,21 +134,21 @@ class Mirror:
 
 
 class RootEndpoint:
-    """A sparklog root. A target that does not exist yet is created with its first topic."""
+    """A sparklog root. If the target does not exist, it is created together with its first topic."""
 
     def __init__(self, path: str, *, target: bool) -> None:
         self._path = resolve(path)
         self.location = self._path.root
         if self._path.kind not in (ROOT, NOTHING) or (self._path.kind == NOTHING and not target):
             kind = "nothing yet" if self._path.kind == NOTHING else f"a {self._path.kind}"
-            raise BadRequest(f"expected a sparklog root at {self._path.path}, found {kind}: set the path of a root")
+            raise BadRequest(f"expected a sparklog root at {self._path.path}, found {kind}; set the path of a root")
         self._root: Root | None = open_log(self._path) if self._path.kind == ROOT else None
 
     def names(self) -> list[str]:
         return [] if self._root is None else self._root.topics()
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
-        """Return the number of partitions of each of these topics that exists."""
+        """Return the number of partitions of each topic that exists."""
         if self._root is None:
             return {}
         heads = {name: self._root.engine.log(check_topic_name(name)).refresh().topic_state for name in names}
@@ -159,12 +160,12 @@ class RootEndpoint:
         self._root.create_topic(name, partitions=partitions)
 
     def grow(self, name: str, partitions: int) -> str:
-        """Return the command that increases the partitions of a topic to this number."""
+        """Return the command that increases the number of partitions of a topic."""
         return f"sparklog topics alter {name} --partitions {partitions} --root {shlex.quote(self.location)}"
 
 
 class KafkaEndpoint:
-    """A running cluster, accessed with the admin client from the Kafka jars of the driver."""
+    """A running cluster, which is accessed with the admin client in the Kafka jars of the driver."""
 
     def __init__(self, spark: SparkSession, servers: str, options: Mapping[str, str]) -> None:
         self.location = SCHEME + servers
@@ -172,11 +173,11 @@ class KafkaEndpoint:
         self._jvm: Any = spark.sparkContext._jvm
         clients = self._jvm.org.apache.kafka.clients.admin
         if isinstance(clients.AdminClient, JavaPackage):
-            # The .0 release of a Spark line works with the others, and all repositories have it.
+            # The .0 release of a Spark line is compatible with later releases, and all repositories have it.
             line = ".".join(spark.version.split(".")[:2])
             raise BadRequest(
-                "Spark has no Kafka connector: start this job with spark-submit --packages "
-                f"{CONNECTOR}:{line}.0, or give the connector's jars with --jars"
+                "Spark lacks the Kafka connector; start this job with spark-submit --packages "
+                f"{CONNECTOR}:{line}.0, or add the connector's jars with --jars"
             )
         timeouts = {} if options.keys() & ADMIN_TIMEOUTS.keys() else ADMIN_TIMEOUTS
         properties = self._jvm.java.util.Properties()
@@ -204,7 +205,7 @@ class KafkaEndpoint:
     def create(self, name: str, partitions: int) -> None:
         optional = self._jvm.java.util.Optional
         topic = self._jvm.org.apache.kafka.clients.admin.NewTopic(name, optional.of(partitions), optional.empty())
-        hint = f"; create it yourself: kafka-topics.sh --create --topic {name} --partitions {partitions} "
+        hint = f"; create it with kafka-topics.sh --create --topic {name} --partitions {partitions} "
         with self._java_errors(f"cannot create topic '{name}' in", f"{hint}--bootstrap-server {self._servers}"):
             self._admin.createTopics(self._java_list([topic])).all().get()
 
@@ -219,7 +220,7 @@ class KafkaEndpoint:
 
     @contextmanager
     def _java_errors(self, what: str, hint: str = "", unless: str | None = None) -> Iterator[None]:
-        """Raise Java exceptions as a one-line `Unavailable`; ignore those of the class `unless`."""
+        """Raise a Java exception as a one-line `Unavailable` error. Exceptions of the class `unless` are ignored."""
         try:
             yield
         except Py4JJavaError as error:
@@ -236,21 +237,21 @@ Endpoint = RootEndpoint | KafkaEndpoint
 
 
 def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, int], list[str]]:
-    """Return the partition counts of the topics to copy, and the topics that are missing in the target."""
+    """Return the partition counts of the topics to copy, and the topics that do not exist in the target."""
     if mirror.pattern is not None:
         names = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
         if not names:
-            raise NotFound(f"no topic of {source.location} matches '{mirror.pattern}': check --pattern")
+            raise NotFound(f"no topic of {source.location} matches '{mirror.pattern}'; check --pattern")
     else:
         names = list(mirror.topics)
     partitions = source.partitions(names)
     if mirror.pattern is not None:
-        # Topics may have been deleted since they were listed.
+        # Topics may have been deleted after they were listed.
         names = list(partitions)
     for name in names:
         if name not in partitions:
             raise NotFound(
-                f"there is no topic '{name}' at {source.location}{did_you_mean(name, source.names())}: check --topics"
+                f"there is no topic '{name}' at {source.location}{did_you_mean(name, source.names())}; check --topics"
             )
         check_topic_name(name)
     existing = target.partitions(names)
@@ -260,7 +261,7 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
             command = target.grow(name, partitions[name]) if is_smaller else source.grow(name, number)
             raise BadRequest(
                 f"topic '{name}' has {count(partitions[name], 'partition')} at {source.location} and {number} at "
-                f"{target.location}, but a mirror keeps partitions: run {command}, or choose another target"
+                f"{target.location}, but a mirror keeps partitions; run {command}, or choose another target"
             )
     return partitions, [name for name in names if name not in existing]
 
@@ -270,7 +271,7 @@ def into_root(records: DataFrame) -> DataFrame:
 
 
 def into_kafka(records: DataFrame, partitions: int) -> DataFrame:
-    """Shuffle each partition, which several tasks may have read, into one task and sort it, to be sent to Kafka."""
+    """Shuffle each partition, which several tasks may have read, to one task and sort it before it is sent to Kafka."""
     shuffled = records.repartition(max(1, min(partitions, MAX_TASKS)), "topic", "partition")
     ordered = shuffled.sortWithinPartitions("topic", "partition", "offset")
     return ordered.select("topic", "partition", "key", "value", "headers")
@@ -319,7 +320,7 @@ def follow_pattern(
 ) -> None:
     """Wait for the query, and restart it when new topics match the pattern.
 
-    Topics are matched as often as by Kafka's consumers. New topics that cannot be copied are reported each time.
+    Topics are matched as often as by Kafka consumers. New topics that cannot be copied are reported each time.
     """
     seconds = int(mirror.options.get(MAX_AGE, 300_000)) / 1000
     while not status.wait(query, seconds):
@@ -340,7 +341,9 @@ def follow_pattern(
 
 
 def stop_between_batches(query: StreamingQuery) -> None:
-    """Stop a query between two micro-batches, or after a minute; an interrupted one is repeated after the restart."""
+    """Stop a query between two micro-batches or, after a minute, within a micro-batch, which is then repeated after a
+    restart.
+    """
     for _ in range(120):
         if not query.status["isTriggerActive"] or query.awaitTermination(0.5):
             break
@@ -376,8 +379,8 @@ def _check_endpoints(source: str, target: str) -> None:
     kafka = [endpoint for endpoint in (source, target) if endpoint.startswith(SCHEME)]
     if len(kafka) != 1:
         raise BadRequest(
-            f"--from or --to must be {SCHEME}host:port and the other one the path of a root, found "
-            f"{shortened(source)} and {shortened(target)}; between paths use `sparklog stream`"
+            f"one of --from and --to must be {SCHEME}host:port and the other the path of a root, found "
+            f"{shortened(source)} and {shortened(target)}; use `sparklog stream` to copy between paths"
         )
     for server in kafka[0].removeprefix(SCHEME).split(","):
         if _SERVER.fullmatch(server) is None:
@@ -385,7 +388,7 @@ def _check_endpoints(source: str, target: str) -> None:
 
 
 def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:
-    """Return the options of the file, overridden by those of the command line; a prefix `kafka.` is removed."""
+    """Return the options in the file, overridden by options in the command line. A prefix `kafka.` is removed."""
     options: dict[str, str] = {}
     if file is not None:
         text = read_text(Path(file), "--kafka-config")
@@ -393,7 +396,7 @@ def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name.strip() or not equals:
-            raise BadRequest(f"--kafka-option expects NAME=VALUE, found '{pair}'")
+            raise BadRequest(f"--kafka-option must be NAME=VALUE, found '{pair}'")
         options[name.strip()] = value.strip()
     options = {name.removeprefix("kafka."): value for name, value in options.items()}
     age = options.get(MAX_AGE, "1")
@@ -401,14 +404,14 @@ def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:
         raise BadRequest(f"{MAX_AGE} must be an integer of at least 1 (milliseconds), found '{age}'")
     for name, instead in REPLACED_BY.items():
         if name in options:
-            raise BadRequest(f"{name} cannot be set as a Kafka option: use {instead} instead")
+            raise BadRequest(f"{name} cannot be set as a Kafka option; use {instead} instead")
     return options
 
 
 @streaming_job("mirror")
 def main(words: Sequence[str]) -> int:
     mirror = arguments(words)
-    # Check the root before Spark starts, which takes seconds.
+    # Check the root before Spark starts, because the start takes seconds.
     root_of(mirror)
     with streaming_session("sparklog mirror") as spark:
         return run(spark, mirror)

@@ -1,7 +1,7 @@
 """Expire records by time, size and log start offset, like Kafka, then delete unreferenced files.
 
-The driver reads only the logs of the topics. If more than 20,000 files of a topic are to be deleted, the job starts
-Spark, if it is installed. If a topic given with `--topic` does not exist, the job changes nothing.
+The driver only reads the logs of the topics. If more than 20,000 files of a topic must be deleted and Spark is
+installed, the job starts Spark. If a topic given with `--topic` does not exist, nothing is changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.retention.retain import RetainReport, progress, retain_root, summa
 arguments = partial(parse, "retain", Maintenance, __doc__)
 
 
-handle_errors = job("retain", after_interrupt="deleted files stay deleted, and the next run does the rest")
+handle_errors = job("retain", after_interrupt="deleted files remain deleted, and the next run does the remaining work")
 
 
 @handle_errors

@@ -1,8 +1,8 @@
 """Stream the topics of a Kafka directory, or of a sparklog root, into a sparklog root, exactly once.
 
-Another run with the same checkpoint resumes where the last one stopped. Records keep their key, value, headers and
-timestamp; a record without a timestamp gets the time of the write. Topics keep their names, unless `--topic` writes all
-records to one topic. Without `--follow` the job ends when it has written the records that existed at its start.
+A run with the same checkpoint resumes where the last run stopped. Records keep their key, value, headers and timestamp.
+A record without a timestamp gets the time of the write. Topics keep their names, unless `--topic` writes all records to
+one topic. Without `--follow`, the job ends when it has written the records that existed at its start.
 """
 
 from __future__ import annotations
@@ -48,18 +48,20 @@ COLUMNS = ("key", "value", "headers", "timestamp")
 def streaming_session(
     name: str, log_level: str = "WARN", settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Start Spark with the settings for streaming into a root, and stop it at the end."""
+    """Start Spark with the settings for streaming to a root, and stop it at the end."""
     settings = settings or {}
     builder = sparklog.configure(SparkSession.builder).config(map=dict(settings))
-    spark = _fetching(builder, name, log_level) if PACKAGES in settings else quiet_session(builder, name, log_level)
+    spark = (
+        _fetching_session(builder, name, log_level) if PACKAGES in settings else quiet_session(builder, name, log_level)
+    )
     try:
         yield spark
     finally:
         spark.stop()
 
 
-def _fetching(builder: SparkSession.Builder, name: str, log_level: str) -> SparkSession:
-    """Start Spark, which fetches packages first. Raises Unavailable with the reason from Ivy if that fails."""
+def _fetching_session(builder: SparkSession.Builder, name: str, log_level: str) -> SparkSession:
+    """Start Spark, which fetches packages first. Raises `Unavailable` with Ivy's error if this fails."""
     reasons: list[str] = []
     try:
         with without_ivy(reasons):
@@ -74,13 +76,13 @@ _NOT_FETCHED = re.compile(r"(?:download failed|unresolved dependency): ([\w.-]+)
 
 
 def fetch_problem(reasons: Sequence[str]) -> str:
-    """Return the error message for a JVM that failed to fetch packages; `reasons`: its lines about failures."""
-    reason = reasons[-1].partition("RuntimeException: ")[2] or reasons[-1] if reasons else "no reason given"
+    """Return the error message for a JVM that failed to fetch packages. `reasons` are the lines about failures."""
+    reason = reasons[-1].partition("RuntimeException: ")[2] or reasons[-1] if reasons else "unknown cause"
     remove = "remove incomplete files below ~/.m2/repository and ~/.ivy2"
     if (package := _NOT_FETCHED.search(reason)) is not None:
         remove = f"remove ~/.m2/repository/{package[1].replace('.', '/')}/{package[2]} if it is incomplete"
     return (
-        f"Spark could not fetch its packages ({reason}): check network and proxy, {remove}, or start this job with "
+        f"Spark failed to fetch its packages ({reason}); check network and proxy, {remove}, or start this job with "
         "spark-submit and --jars or --packages"
     )
 
@@ -92,11 +94,11 @@ def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
 
 
 _RAISED = re.compile(r"^pyspark\.errors\.\S+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
-"""The line of a Python traceback with the Spark error."""
+"""The line of a Python traceback that contains the Spark error."""
 
 
 def reason(text: str) -> str:
-    """Return the line of a Spark error with its cause; if `foreachBatch` failed, that of the innermost cause."""
+    """Return the line of a Spark error with the cause. If `foreachBatch` failed, return the innermost cause."""
     first = text.splitlines()[0]
     if "FOREACH_BATCH_USER_FUNCTION_ERROR" not in first:
         return first
@@ -105,14 +107,16 @@ def reason(text: str) -> str:
 
 
 def check_source(path: str, **options: str | None) -> None:
-    """Raise an error if a log or these options cannot be read, before Spark starts, which takes seconds."""
+    """Raise an error if a log cannot be read or options are invalid. The check runs before Spark starts, which takes
+    seconds.
+    """
     read = parse_options({name: value for name, value in options.items() if value is not None}).read
     location = resolve(path)
     Subscriber(open_view(location, tailing=False), location, read.subscription).topics()
 
 
 def check_target(path: str) -> None:
-    """Raise an error if a root cannot be written, before Spark starts; it may not exist yet."""
+    """Raise an error if a root cannot be written. The check runs before Spark starts. The root may not exist yet."""
     location = resolve(path)
     if location.kind == NOTHING:
         reject_inside(location.root)
@@ -121,32 +125,34 @@ def check_target(path: str) -> None:
 
 
 def known_timestamp() -> Column:
-    """Return the timestamp column with null for -1 (no timestamp), so that the record gets the time of the write."""
+    """Return the timestamp column, with null instead of -1, so that records without a timestamp get the time of the
+    write.
+    """
     return when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
 
 
 def follow_to_end(name: str, query: StreamingQuery, target: str) -> int:
-    """Wait for the query of job `name`, print where it wrote and its last micro-batch; return the exit code."""
+    """Wait for the query of job `name`, print the target and the last micro-batch, and return the exit code."""
     return to_end(name, query, target, QueryStatus.wait)
 
 
 def to_end(
     name: str, query: StreamingQuery, target: str, follow: Callable[[QueryStatus, StreamingQuery], object]
 ) -> int:
-    """Like `follow_to_end`, but wait with the function `follow`."""
+    """Like `follow_to_end`, but wait by calling the function `follow`."""
     with StatusLine(name) as line:
         status = QueryStatus(line)
         follow(status, query)
     line.total(f"{name}: {status.amount()}")
     last = status.last_batch
-    print(f"written to {target}" + (": nothing new" if last is None else f", up to micro-batch {last}"))
+    print(f"written to {target}" + (": no new records" if last is None else f", up to micro-batch {last}"))
     return DONE
 
 
 class QueryStatus:
-    """The progress of the query of a job, or of several consecutive queries, for a status line.
+    """The progress of one or more consecutive queries of a job, for a status line.
 
-    `last_batch` is the latest micro-batch that Spark has reported; None if there is none.
+    `last_batch` is the latest micro-batch that Spark has reported, or None if there is none.
     """
 
     def __init__(self, line: StatusLine) -> None:
@@ -155,27 +161,27 @@ class QueryStatus:
         self.last_batch: int | None = None
 
     def wait(self, query: StreamingQuery, seconds: float | None = None) -> bool:
-        """Wait for the end of a query for up to `seconds` while showing its progress; return True if it has ended."""
+        """Wait up to `seconds` for the end of a query and show its progress. Return True if the query has ended."""
         try:
             if self._line.is_shown:
-                is_over = self._watch(query, seconds)
+                has_ended = self._watch(query, seconds)
             else:
-                # Without a limit, Spark returns None at the end.
-                is_over = query.awaitTermination(seconds) is not False
+                # Without a timeout, Spark returns None at the end of the query.
+                has_ended = query.awaitTermination(seconds) is not False
         except KeyboardInterrupt:
             with suppress(Py4JError, OSError):
                 query.stop()
                 self.update(query)
                 self._line("" if self.last_batch is None else f"up to micro-batch {self.last_batch}")
             raise
-        if is_over:
+        if has_ended:
             self.update(query)
-        return is_over
+        return has_ended
 
     def update(self, query: StreamingQuery) -> None:
-        """Record what Spark reports about the latest micro-batches of a query."""
+        """Record the progress that Spark reports for the latest micro-batches of a query."""
         for progress in query.recentProgress:
-            # A trigger without new data reports the next micro-batch with 0 records.
+            # If a trigger finds no new data, Spark reports the next micro-batch with 0 records.
             batch = progress["batchId"]
             self._records[batch] = max(self._records.get(batch, 0), progress["numInputRows"])
             self.last_batch = batch
@@ -203,7 +209,7 @@ UPDATE_SECONDS = 1.0
 
 
 def _tasks() -> tuple[int, int]:
-    """Return the number of finished tasks of the running stages, and of all their tasks."""
+    """Return the number of finished tasks and of all tasks in running stages."""
     session = SparkSession.getActiveSession()
     if session is None:
         return 0, 0
@@ -290,21 +296,21 @@ def main(words: Sequence[str]) -> int:
     copy = arguments(words)
     check_source(copy.source, subscribe=copy.subscribe, subscribepattern=copy.subscribe_pattern)
     check_target(copy.root)
-    # Spark would log the stack trace of a failed query; the last line of the job has the reason.
+    # Spark would log the stack trace of a failed query, whose reason is in the last line of the job.
     with streaming_session("sparklog stream", "FATAL") as spark:
         return run(spark, copy)
 
 
-# Ivy in Spark prints 130 to 290 lines per jar, and no Spark setting silences it. The JVM of a session inherits the
-# standard error of this process, so the session starts with a pipe as its standard error, which is filtered.
+# Ivy prints 130 to 290 lines per jar, and no Spark setting disables this. The JVM of a session inherits the standard
+# error of this process. The session is therefore started with a pipe as standard error, whose lines are filtered.
 FIRST, LAST = b":: loading settings ::", b" artifacts copied, "
-"""How the first line of a report starts, and what its last line contains if everything was found."""
+"""The start of the first line of a report, and text in the last line of a report if all packages were found."""
 REASON = b"Exception in thread"
-"""How the line starts that names a package that was not found."""
+"""The start of the line with the name of a package that was not found."""
 
 
 def without_report(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines that do not belong to a report of Ivy, and the reason of a failed report."""
+    """Yield the lines that do not belong to Ivy's report, and the line with the reason if packages were not found."""
     inside = False
     for line in lines:
         if line.startswith(FIRST):
@@ -317,7 +323,7 @@ def without_report(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def without_ivy(reasons: list[str]) -> Iterator[None]:
-    """Filter the standard error of processes started in this block, and add lines about failures to `reasons`."""
+    """Filter the standard error of processes that are started in this block. Add lines about failures to `reasons`."""
     reading, writing = os.pipe()
     before = os.dup(2)
     sys.stderr.flush()
@@ -330,7 +336,7 @@ def without_ivy(reasons: list[str]) -> Iterator[None]:
         yield
     except BaseException:
         _restore(before)
-        # The JVM has ended, so its output ends, too.
+        # The JVM has ended, so its output ends as well.
         filtering.join(10)
         raise
     _restore(before)

@@ -1,22 +1,22 @@
-"""Write a topic into a Delta table, exactly once: one row per record, or the latest record of each key.
+r"""Write a topic into a Delta table, exactly once: one row per record, or the latest record of each key.
 
     spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/to_delta.py --root /data/log --topic orders \
         --table /data/tables/orders --checkpoint /data/checkpoints/orders --payload json \
         --schema 'id BIGINT, amount DOUBLE' --mode upsert --key-columns id --bad-records quarantine
 
-With `--mode upsert` a tombstone deletes the row of its key. Without `--follow` the job ends when it has written the
-records that existed at its start. Exit codes: see `sparklog.jobs.common`.
+With `--mode upsert`, a tombstone deletes the row of its key. Without `--follow`, the job ends when it has written the
+records that existed at its start. See `sparklog.jobs.common` for exit codes.
 
-Each write to a table has the id of the query and the number of its micro-batch as Delta's txnAppId and txnVersion, so
-repeating a micro-batch after a kill changes nothing. Bad records are written first: if the schema changes between two
-attempts, a record may end up in both tables, but never in none.
+Each write to a table uses the id of the query and the number of the micro-batch as Delta's txnAppId and txnVersion, so
+a micro-batch that is repeated after a failure has no effect. Bad records are written first: if the schema changes
+between two attempts, a record may be written to both tables, but it is never lost.
 
-Rows are built by Spark functions, without Python per record. A record whose key or value does not match the schema
-becomes a row with a reason. Avro is decoded by Spark's `from_avro`, which needs another package and is many times
-faster than Avro in Python. It ignores bytes after a value, and returns the same row for a corrupt value as for one with
-null fields. Values are therefore decoded as a record of three fields: the five bytes of a schema registry (if any), the
-value, and four bytes that are appended to it. Avro stores fields one after the other, so the four bytes are decoded
-correctly only if the value is complete.
+Rows are built by Spark functions and not by Python code. A record whose key or value does not match the schema becomes
+a row with a reason. Avro is decoded by Spark's `from_avro`, which requires another package and is many times faster
+than Avro in Python. `from_avro` ignores bytes after a value, and returns the same row for a corrupt value as for a
+value with null fields. Values are therefore decoded as a record with three fields: the five bytes of a schema registry
+(if any), the value, and four bytes that are appended to the value. Avro stores fields one after the other, so the four
+bytes are only decoded correctly if the value is complete.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ POSITION = RECORD[:4]
 METADATA = tuple(f"_{name}" for name in POSITION)
 CORRUPT = "_sparklog_corrupt"
 FRAME, END = "frame", b"\xf5log"
-TOMBSTONE = "the record has no value: tombstones need --mode upsert"
+TOMBSTONE = "the record has no value; tombstones require --mode upsert"
 
 
 @dataclass(frozen=True)
 class Payload:
-    """How records are converted to rows.
+    """The conversion of records to rows.
 
     Attributes:
         kind: raw, json or avro.
-        upsert: whether tombstones delete rows.
-        schema: a DDL string for json, the JSON schema for avro.
-        schema_id: the id in the frame of a schema registry, if values have one.
-        keys: the columns from the record key, which is the text of one column or a JSON object of several.
-        metadata: whether rows also have `_topic`, `_partition`, `_offset` and `_timestamp`.
-        headers: whether raw rows have the headers.
+        upsert: True if tombstones delete rows.
+        schema: a DDL string for json, or the JSON schema for avro.
+        schema_id: the id in the frame of a schema registry, or None if values have no frame.
+        keys: the columns of the record key, which is a JSON object if there are several columns.
+        metadata: True if rows also contain `_topic`, `_partition`, `_offset` and `_timestamp`.
+        headers: True if raw rows contain the headers.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class Payload:
 
 
 def rows(records: DataFrame, payload: Payload) -> DataFrame:
-    """Return for each record `record`, its `row`, `deleted`, and the `reason` why it has no row, or null."""
+    """Return the columns `record`, `row` and `deleted` for each record, and the `reason` why it has no row, or null."""
     parsed, wrong = {"raw": _raw, "json": _json, "avro": _avro}[payload.kind](records, payload)
     columns = [field for field in parsed.schema["parsed"].dataType if field.name != CORRUPT]
     fields = {field.name: F.col("parsed").getField(field.name) for field in columns}
@@ -109,7 +109,7 @@ def _json(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
     wide = StructType([StructField(field.name, field.dataType) for field in schema])
     parsed_value = F.from_json(text, wide.add(CORRUPT, StringType()), {"columnNameOfCorruptRecord": CORRUPT})
     parsed = F.col("parsed")
-    unfit = F.concat_ws(
+    mismatch = F.concat_ws(
         ", ",
         *(
             F.when(
@@ -125,13 +125,13 @@ def _json(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
         .when(parsed.isNull(), "the value is not a JSON object")
         .when(
             parsed.getField(CORRUPT).isNotNull(),
-            F.when(unfit == "", "the value is not a JSON object").otherwise(
-                F.concat(F.lit("the value does not fit "), unfit)
+            F.when(mismatch == "", "the value is not a JSON object").otherwise(
+                F.concat(F.lit("the value does not match "), mismatch)
             ),
         )
     )
     for column in schema:
-        # Columns of the key come from the record key, not from the value.
+        # Key columns are taken from the record key and not from the value.
         if not column.nullable and column.name not in payload.keys:
             wrong = wrong.when(parsed.getField(column.name).isNull(), f"column {column.name} is null")
     return records.withColumn("parsed", parsed_value), wrong
@@ -158,7 +158,7 @@ def _no_value(payload: Payload) -> Column:
 
 
 def _key_columns(schema: StructType, payload: Payload) -> tuple[dict[str, Column], Column]:
-    """Return the columns of the record key, and the reason if the key does not have them."""
+    """Return the columns of the record key, and the reason if the key does not contain them."""
     nothing = F.lit(None).cast("string")
     if not payload.keys:
         return {}, nothing
@@ -167,18 +167,18 @@ def _key_columns(schema: StructType, payload: Payload) -> tuple[dict[str, Column
     if len(payload.keys) > 1:
         parsed_key = F.from_json(text, StructType([StructField(name, kind) for name, kind in types.items()]))
         keys = {name: parsed_key.getField(name) for name in types}
-        unfit = f"the key is not a JSON object with {', '.join(types)}"
+        mismatch = f"the key is not a JSON object with {', '.join(types)}"
     else:
         ((name, kind),) = types.items()
         keys = {name: key if kind == BinaryType() else text.try_cast(kind)}
-        unfit = f"the key does not fit {name} {kind.simpleString()}"
+        mismatch = f"the key does not match {name} {kind.simpleString()}"
     lacking = any_null(keys.values())
     invalid = lacking if BinaryType() in types.values() else ~F.is_valid_utf8(text) | lacking
-    return keys, F.when(key.isNotNull() & invalid, unfit)
+    return keys, F.when(key.isNotNull() & invalid, mismatch)
 
 
 def key_types(schema: StructType, keys: tuple[str, ...]) -> Mapping[str, DataType]:
-    """Return the types of the key columns from the schema; a single column that is not in it is text."""
+    """Return the types of the key columns in the schema. A single column that is not in the schema is a string."""
     lower = {name.lower() for name in schema.names}
     if len(keys) > 1 or keys[0].lower() in lower:
         check_columns(keys, schema, "the schema")
@@ -189,22 +189,22 @@ def key_types(schema: StructType, keys: tuple[str, ...]) -> Mapping[str, DataTyp
 def ddl_schema(ddl: str) -> StructType:
     try:
         schema = StructType.fromDDL(ddl)
-        reason = f"'{ddl}' is one type"
+        reason = f"'{ddl}' is a single type"
     except (PySparkException, ValueError, TypeError) as error:
         schema, reason = None, " ".join(str(error).split("==")[0].split())
     if not isinstance(schema, StructType):
-        raise BadRequest(f"--schema is not a list of columns such as 'id BIGINT, name STRING': {reason}")
+        raise BadRequest(f"--schema must be a list of columns such as 'id BIGINT, name STRING': {reason}")
     return schema
 
 
 def framed_schema(schema: str, schema_id: int | None) -> str:
-    """Return the schema of a record with a value of `schema` between its frame and the appended bytes."""
+    """Return the schema of a record that contains the frame, a value of `schema`, and the appended bytes."""
     try:
         value = json.loads(schema)
     except ValueError as error:
-        raise BadRequest(f"the Avro schema is not JSON: {error}") from None
+        raise BadRequest(f"the Avro schema is not valid JSON: {error}") from None
     if not isinstance(value, dict) or value.get("type") != "record":
-        raise BadRequest("the Avro schema must be a record schema, whose fields become columns")
+        raise BadRequest("the Avro schema must be a record schema, because its fields become columns")
     fields = [{"name": "value", "type": value}, {"name": "end", "type": _fixed("SparklogEnd", len(END))}]
     if schema_id is not None:
         fields.insert(0, {"name": FRAME, "type": _fixed("SparklogFrame", 5)})
@@ -284,13 +284,13 @@ class ToDelta(delta.DeltaQuery):
         upsert = self.mode == "upsert"
         if self.payload == "raw":
             if self.schema is not None or keys or self.metadata:
-                raise BadRequest("--schema, --key-columns and --metadata need --payload json or avro")
+                raise BadRequest("--schema, --key-columns and --metadata require --payload json or avro")
             self.rows = Payload("raw", upsert, keys=("key",), headers=self.headers)
             return
         if self.schema is None:
-            raise BadRequest(f"--payload {self.payload} needs --schema: {_SCHEMA_OF[self.payload]}")
+            raise BadRequest(f"--payload {self.payload} requires --schema: {_SCHEMA_OF[self.payload]}")
         if upsert and not keys:
-            raise BadRequest("--mode upsert needs --key-columns: the columns of the record key")
+            raise BadRequest("--mode upsert requires --key-columns: the columns of the record key")
         schema, schema_id = self.schema, None
         if self.payload == "avro":
             schema, schema_id = _read_schema(self.schema)
@@ -312,7 +312,7 @@ def _read_schema(text: str) -> tuple[str, int | None]:
 
 
 def prepare(spark: SparkSession, job: ToDelta, schema: StructType) -> None:
-    """Create the table, or add missing columns. Raises BadRequest if the rows or the directory are not suitable."""
+    """Create the table or add missing columns. Raises `BadRequest` if the rows or the directory are not suitable."""
     if delta.is_delta(spark, job.table):
         table = spark.read.format("delta").load(job.table).schema
         missing = delta.missing_columns(table, schema, grow=job.grow_schema)
@@ -340,7 +340,7 @@ def start(spark: SparkSession, job: ToDelta) -> StreamingQuery:
 
 
 def write(job: ToDelta, records: DataFrame, batch: int) -> None:
-    """Write a micro-batch: bad records first, then the rows of the others."""
+    """Write a micro-batch: first the bad records, then the rows of the other records."""
     application = delta.query_id(records)
     if job.bad_records == "fail":
         write_rows(job, records.withColumn("row", _or_fail(records)), application, batch)
@@ -355,9 +355,9 @@ def write(job: ToDelta, records: DataFrame, batch: int) -> None:
 
 
 def _or_fail(records: DataFrame) -> Column:
-    """Return the row of a record, or fail the task with the position of a record that has a reason.
+    """Return the row of a record, or fail the task with the position and the reason of a bad record.
 
-    This is not a filter, because Spark would parse each record once for the filter and once for the row.
+    This is not a filter, because Spark would then parse each record twice, once for the filter and once for the row.
     """
     position = [F.col("record").getField(name) for name in ("topic", "partition", "offset")]
     text = F.format_string(
@@ -385,7 +385,7 @@ def append(table_rows: DataFrame, path: str, application: str, batch: int) -> No
 
 
 def upsert(job: ToDelta, records: DataFrame, application: str, batch: int) -> None:
-    """Merge the latest record of each key; all records of a key are in one partition, ordered by offset."""
+    """Merge the latest record of each key. All records of a key are in one partition, ordered by offset."""
     keys = [F.col("row").getField(name) for name in job.rows.keys]
     latest_first = Window.partitionBy(*keys).orderBy(F.desc("record.offset"), F.desc("record.partition"))
     latest = records.withColumn("age", F.row_number().over(latest_first)).filter("age = 1")
@@ -404,7 +404,7 @@ def upsert(job: ToDelta, records: DataFrame, application: str, batch: int) -> No
 
 
 def merge(table: str, names: Sequence[str], keys: Sequence[str]) -> str:
-    """Return the statement that merges rows and deletions into a table and keeps its other columns."""
+    """Return the statement that merges rows and deletions into a table. Other columns of the table do not change."""
     same = " AND ".join(f"t.{key} = s.{key}" for key in keys)
     changed = ", ".join(f"t.{name} = s.{name}" for name in names)
     return (

@@ -1,7 +1,7 @@
 """Read every byte of a root in Spark tasks and report corruption, without changing anything.
 
-This is `sparklog verify` for roots that are too large for one process: the driver reads the logs, and tasks read the
-files, about 256 MB each. Without pyspark, the job reads everything in its own process.
+The job is `sparklog verify` for roots that are too large for a single process. The driver reads the logs, and each task
+reads about 256 MB of files. If pyspark is not installed, the job reads all files in its own process.
 """
 
 from __future__ import annotations

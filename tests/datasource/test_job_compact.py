@@ -315,7 +315,7 @@ def test_a_root_without_topics_prints_one_message(tmp_path: Path, capsys: pytest
     sparklog.open(tmp_path, create=True)
     assert job(InProcess(), tmp_path) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", f"sparklog compact: there are no topics in {tmp_path}: nothing to do\n")
+    assert (said.out, said.err) == ("", f"sparklog compact: nothing to do, because there are no topics in {tmp_path}\n")
 
 
 @pytest.mark.parametrize(("more", "words"), [((), "nowhere"), (("--topic", "ordres"), "did you mean 'orders'?")])
@@ -396,7 +396,7 @@ def test_an_interrupted_run_ends_with_130(
     sparklog.open(tmp_path / "root", create=True)
     monkeypatch.setattr(compact, "compact_root", interrupted)
     assert compact.main(["--root", str(tmp_path / "root")]) == 130
-    stays = "committed work is kept, and the next run does the rest"
+    stays = "committed work is kept, and the next run does the remaining work"
     assert capsys.readouterr().err == f"sparklog compact: interrupted; {stays}\n"
 
 
@@ -537,9 +537,9 @@ def test_without_pyspark_the_work_runs_in_this_process(monkeypatch: pytest.Monke
         ([], None),
         ([(1, 1)], None),
         ([(99, 1)], None),
-        ([(99, 1), (1, 1)], "100 B to read, and spark.min.bytes=100"),
+        ([(99, 1), (1, 1)], "100 B to read, with spark.min.bytes=100"),
         ([(1, 9)], None),
-        ([(1, 5), (1, 5)], "10 files, and spark.min.files=10"),
+        ([(1, 5), (1, 5)], "10 files to read, with spark.min.files=10"),
     ],
 )
 def test_little_work_does_not_start_spark(
@@ -558,7 +558,7 @@ def test_little_work_does_not_start_spark(
         return
     with pytest.raises(InterruptedError):
         runner.run(works)
-    assert f"sparklog tests: starting Spark: {reason}" in capfd.readouterr().err
+    assert f"sparklog tests: starting Spark ({reason})" in capfd.readouterr().err
 
 
 def test_without_java_the_work_runs_in_this_process(tmp_path: Path) -> None:
@@ -583,7 +583,7 @@ def test_without_java_the_work_runs_in_this_process(tmp_path: Path) -> None:
     )
     assert answer.returncode == 0, answer.stderr
     assert "Traceback" not in answer.stderr
-    assert "Spark cannot be started" in answer.stderr
+    assert "failed to start Spark" in answer.stderr
     assert json.loads(answer.stdout)["topics"][0]["partitions"][0]["actions"]["seal"] == 1
 
 

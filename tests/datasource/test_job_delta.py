@@ -64,12 +64,12 @@ def test_options_determine_the_rows(avsc: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--schema", "a INT"], "--schema, --key-columns and --metadata need --payload json or avro"),
+        (["--schema", "a INT"], "--schema, --key-columns and --metadata require --payload json or avro"),
         (["--metadata"], "--payload json or avro"),
         (["--key-columns", "id"], "--payload json or avro"),
-        (["--payload", "json"], "--payload json needs --schema: columns such as"),
-        (["--payload", "avro"], "--payload avro needs --schema: the file of the Avro schema"),
-        (["--payload", "json", "--schema", "a INT", "--mode", "upsert"], "--mode upsert needs --key-columns"),
+        (["--payload", "json"], "--payload json requires --schema: columns such as"),
+        (["--payload", "avro"], "--payload avro requires --schema: the file of the Avro schema"),
+        (["--payload", "json", "--schema", "a INT", "--mode", "upsert"], "--mode upsert requires --key-columns"),
         (["--payload", "avro", "--schema", "nowhere.avsc"], "'nowhere.avsc' cannot be read"),
         (["--payload", "avro", "--schema", "7=nowhere.avsc"], "'nowhere.avsc' cannot be read"),
         (["--payload", "xml"], "'raw', 'json', 'avro'"),
@@ -89,7 +89,7 @@ def test_wrong_usage_of_to_delta_ends_with_2(given: list[str], says: str, capsys
     [
         (TO, "--key-columns"),
         ([*TO, "--key-columns", " ,"], "Invalid value for '--key-columns'"),
-        ([*FROM, "--starting-version", "first"], "a version of the table, or latest; found 'first'"),
+        ([*FROM, "--starting-version", "first"], "a version of the table or latest, found 'first'"),
         ([*FROM, "--interval", "1 minute"], "--interval requires --follow"),
         ([*FROM, "--payload", "avro"], "'json', 'raw'"),
     ],
@@ -125,10 +125,14 @@ def test_missing_jars_are_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     jvm.org.apache.spark.sql.avro.functions = missing
     spark: Any = SimpleNamespace(version="4.2.0", sparkContext=SimpleNamespace(_jvm=jvm))
     delta.check_delta(spark)
-    with pytest.raises(BadRequest, match=r"no Avro: .* --packages io.delta:\S+4.4.0,org.apache.spark:spark-avro_2.13"):
+    with pytest.raises(
+        BadRequest, match=r"Spark lacks Avro; .* --packages io.delta:\S+4.4.0,org.apache.spark:spark-avro_2.13"
+    ):
         delta.check_delta(spark, avro=True)
     jvm.io.delta.tables.DeltaTable = missing
-    with pytest.raises(BadRequest, match=r"no Delta: .* --packages io.delta:delta-spark_4.2_2.13:4.4.0, or run python"):
+    with pytest.raises(
+        BadRequest, match=r"Spark lacks Delta; .* --packages io.delta:delta-spark_4.2_2.13:4.4.0, or run python"
+    ):
         delta.check_delta(spark)
 
 
@@ -140,8 +144,12 @@ TABLE = StructType([StructField("id", LongType(), nullable=False), StructField("
     [
         ([("id", LongType()), ("Name", StringType())], [], ""),
         ([("name", StringType())], [], ""),
-        ([("id", LongType()), ("at", TimestampType())], ["at"], "no column 'at' (timestamp): --grow-schema adds it"),
-        ([("id", IntegerType())], ["id"], "column 'id' is bigint in the table and int in the rows: change --schema"),
+        (
+            [("id", LongType()), ("at", TimestampType())],
+            ["at"],
+            "no column 'at' (timestamp); use --grow-schema to add it",
+        ),
+        ([("id", IntegerType())], ["id"], "column 'id' is bigint in the table and int in the rows; change --schema"),
     ],
 )
 def test_missing_columns_of_a_table(rows: list[tuple[str, Any]], missing: list[str], says: str) -> None:
@@ -160,7 +168,10 @@ def test_key_columns_have_the_types_of_the_schema() -> None:
     assert key_types(schema, ("a",)) == {"a": DoubleType()}
     assert key_types(schema, ("b", "a")) == {"b": BinaryType(), "a": DoubleType()}
     assert key_types(schema, ("other",)) == {"other": StringType()}
-    for keys, says in ((("A",), "did you mean 'a'"), (("a", "other"), "no column 'other' in the schema; it has a, b")):
+    for keys, says in (
+        (("A",), "did you mean 'a'"),
+        (("a", "other"), "there is no column 'other' in the schema; the columns are a, b"),
+    ):
         with pytest.raises(BadRequest, match=says):
             key_types(schema, keys)
 
@@ -174,7 +185,7 @@ def test_an_avro_value_is_read_between_its_frame_and_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "says"), [("{", "is not JSON"), ('"long"', "a record schema"), ("[]", "a record schema")]
+    ("schema", "says"), [("{", "is not valid JSON"), ('"long"', "a record schema"), ("[]", "a record schema")]
 )
 def test_an_avro_schema_without_columns_is_rejected(schema: str, says: str) -> None:
     with pytest.raises(BadRequest, match=says):

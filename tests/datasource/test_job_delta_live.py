@@ -197,10 +197,10 @@ BAD = [
     ((b"1", b"{"), "the value is not a JSON object"),
     ((b"1", b""), "the value is not a JSON object"),
     ((b"1", b"[1]"), "the value is not a JSON object"),
-    ((b"1", b'{"id":1,"amount":"x","name":"n"}'), "the value does not fit amount double"),
+    ((b"1", b'{"id":1,"amount":"x","name":"n"}'), "the value does not match amount double"),
     ((b"1", b'{"id":1,"name":"\xff"}'), "the value is not UTF-8"),
-    ((b"one", b'{"id":1}'), "the key does not fit id bigint"),
-    ((b"\xff", b'{"id":1}'), "the key does not fit id bigint"),
+    ((b"one", b'{"id":1}'), "the key does not match id bigint"),
+    ((b"\xff", b'{"id":1}'), "the key does not match id bigint"),
     ((None, b'{"id":1}'), "the record has no key"),
 ]
 
@@ -233,7 +233,7 @@ def test_what_an_append_makes_of_tombstones_nulls_and_several_keys(driver: Drive
         (None, None, 3, "orders", 0),
     ]
     assert [row["reason"] for row in sorted(case.bad, key=lambda row: int(row["offset"]))] == [
-        "the record has no value: tombstones need --mode upsert",
+        "the record has no value; tombstones require --mode upsert",
         "the key is not a JSON object with a, b",
         "column c is null",
     ]
@@ -245,13 +245,13 @@ def test_the_schema_grows_on_request(driver: Driver, tmp_path: Path) -> None:
     fine(case.run("--schema", "id BIGINT"))
     case.append((b"2", b'{"id":2,"more":"m"}'))
     fails(case.run("--schema", "id STRING"), "column 'id' is bigint in the table and string in the rows")
-    fails(case.run("--schema", "id BIGINT, more STRING"), "has no column 'more' (string): --grow-schema adds it")
+    fails(case.run("--schema", "id BIGINT, more STRING"), "has no column 'more' (string); use --grow-schema to add it")
     fine(case.run("--schema", "id BIGINT, more STRING", "--grow-schema"))
     case.append((b"3", b'{"id":3,"more":"m"}'))
     fine(case.run("--schema", "id BIGINT"))
     rows = sorted(case.rows(), key=lambda row: int(row["id"]))
     assert rows == [{"id": 1, "more": None}, {"id": 2, "more": "m"}, {"id": 3, "more": None}]
-    fails(case.run("--schema", "id INT,"), "--schema is not a list of columns")
+    fails(case.run("--schema", "id INT,"), "--schema must be a list of columns")
 
 
 @pytest.mark.parametrize("frame", [b"", b"\0\0\0\0\x07"], ids=["bare", "framed"])
@@ -379,10 +379,10 @@ def test_table_errors_are_one_line(driver: Driver, tmp_path: Path) -> None:
     case.append((b"k", b"v"))
     (case.table / "part").mkdir(parents=True)
     (case.table / "data.parquet").write_bytes(b"PAR1")
-    fails(case.run(), f"there is no Delta table at {case.table}, but files such as ", "use a new directory")
+    fails(case.run(), f"{case.table} is not a Delta table, but contains files such as ", "use a new directory")
     assert sorted(file.name for file in case.table.iterdir()) == ["data.parquet", "part"]
     case.table = plain
-    fails(case.run(), "the table has no column 'key' (binary): --grow-schema adds it")
+    fails(case.run(), "the table has no column 'key' (binary); use --grow-schema to add it")
 
 
 def test_a_relative_table_and_what_an_interrupted_creation_left(driver: Driver, tmp_path: Path) -> None:

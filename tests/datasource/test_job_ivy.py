@@ -75,7 +75,7 @@ def test_what_the_jvm_writes_passes_also_after_the_start(
         (
             "[download failed: org.slf4j#slf4j-api;2.0.13!slf4j-api.jar]",
             (
-                "([download failed: org.slf4j#slf4j-api;2.0.13!slf4j-api.jar]): check network and proxy, "
+                "([download failed: org.slf4j#slf4j-api;2.0.13!slf4j-api.jar]); check network and proxy, "
                 "remove ~/.m2/repository/org/slf4j/slf4j-api if it is incomplete, or"
             ),
         ),
@@ -83,8 +83,8 @@ def test_what_the_jvm_writes_passes_also_after_the_start(
             "[unresolved dependency: io.delta#delta-spark_4.2_2.13;4.4.0: not found]",
             "remove ~/.m2/repository/io/delta/delta-spark_4.2_2.13 if it is incomplete, or",
         ),
-        ("[something else]", "([something else]): check network and proxy, remove incomplete files below ~/.m2"),
-        (None, "(no reason given): check network and proxy"),
+        ("[something else]", "([something else]); check network and proxy, remove incomplete files below ~/.m2"),
+        (None, "(unknown cause); check network and proxy"),
     ],
 )
 def test_packages_that_cannot_be_fetched_end_with_the_reason_and_a_remedy(
@@ -102,7 +102,7 @@ def test_packages_that_cannot_be_fetched_end_with_the_reason_and_a_remedy(
         stream.streaming_session("name", settings={"spark.jars.packages": "io.delta:delta"}),
     ):
         pass
-    assert str(raised.value).startswith("Spark could not fetch its packages (")
+    assert str(raised.value).startswith("Spark failed to fetch its packages (")
     assert says in str(raised.value)
     assert "--jars or --packages" in str(raised.value)
     capfd.readouterr()

@@ -77,7 +77,7 @@ def test_options_of_a_command_line(tmp_path: Path) -> None:
         ([], "--topics"),
         (["--topics", " ,"], "Invalid value for '--topics'"),
         (["--pattern", "("], "not a regular expression"),
-        (["--topics", "a", "--to", "kafka://b:1"], "--from or --to must be kafka://host:port"),
+        (["--topics", "a", "--to", "kafka://b:1"], "one of --from and --to must be kafka://host:port"),
         (["--topics", "a", "--from", "other"], "sparklog stream"),
         (["--topics", "a", "--from", "kafka://broker"], "found 'kafka://broker'"),
         (["--topics", "a", "--kafka-option", "security.protocol"], "NAME=VALUE"),

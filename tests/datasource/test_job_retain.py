@@ -113,7 +113,7 @@ def test_an_interrupt_reports_the_processed_topics(
     assert retain.run(chosen(place)) == 130
     said = capsys.readouterr().err
     done = "interrupted: 2 of 3 topics, 0 B deleted"
-    assert said == f"sparklog retain: {done}; deleted files stay deleted, and the next run does the rest\n"
+    assert said == f"sparklog retain: {done}; deleted files remain deleted, and the next run does the remaining work\n"
 
 
 def test_json_has_exact_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +166,10 @@ def test_a_root_without_topics_is_one_line(tmp_path: Path, capsys: pytest.Captur
     sparklog.open(tmp_path / "root", create=True)
     assert retain.run(chosen(tmp_path / "root")) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", f"sparklog retain: there are no topics in {tmp_path / 'root'}: nothing to do\n")
+    assert (said.out, said.err) == (
+        "",
+        f"sparklog retain: nothing to do, because there are no topics in {tmp_path / 'root'}\n",
+    )
 
 
 @pytest.mark.parametrize(
