@@ -1,7 +1,9 @@
-"""Is this machine fit? One clear line on stderr and exit code 1 if not. Runs on any Python 3, with nothing installed.
+"""Check that this host meets the requirements. If not, print one line to stderr and exit with code 1.
 
-python3 scripts/check_machine.py            Python and Java
-python3 scripts/check_machine.py python     this Python alone
+The script runs with any Python 3 and without other packages.
+
+    python3 scripts/check_machine.py            check Python and Java
+    python3 scripts/check_machine.py python     check only this Python
 """
 
 import os
@@ -14,39 +16,41 @@ MIN_JAVA = 17
 
 
 def python_problem() -> "str | None":
-    """Why this interpreter will not do, or None."""
+    """Return the reason why this interpreter is not suitable, or None."""
     found = ".".join(str(part) for part in sys.version_info[:3])
     if sys.version_info[:2] < MIN_PYTHON:
-        return "sparklog needs Python 3.10 or newer, found " + found + " (" + sys.executable + "): make PYTHON=<path>"
+        return (
+            "sparklog requires Python 3.10 or newer, found " + found + " (" + sys.executable + "): make PYTHON=<path>"
+        )
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
     except ImportError:
-        return "Python " + found + " (" + sys.executable + ") cannot make virtual environments: install python3-venv"
+        return "Python " + found + " (" + sys.executable + ") cannot create virtual environments; install python3-venv"
     return None
 
 
 def java_problem() -> "str | None":
-    """Why Spark will not start, or None. Looks where Spark looks: JAVA_HOME, then PATH."""
+    """Return the reason why Spark cannot start, or None. Like Spark, check JAVA_HOME and then the PATH."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else "java"
-    wanted = "Spark needs Java 17 or newer"
-    remedy = ": install one (say openjdk-17-jre-headless) and put it on PATH or into JAVA_HOME"
+    required = "Spark requires Java 17 or newer"
+    remedy = "; install Java (for example openjdk-17-jre-headless) and add it to the PATH or set JAVA_HOME"
     try:
         process = subprocess.Popen([java, "-version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        said = process.communicate()[0].decode("utf-8", "replace")
+        output = process.communicate()[0].decode("utf-8", "replace")
     except OSError:
-        return wanted + ", found none (tried " + java + ")" + remedy
-    version = re.search(r'version "(?:1\.)?([0-9]+)', said)
+        return required + ", but " + java + " was not found" + remedy
+    version = re.search(r'version "(?:1\.)?([0-9]+)', output)
     if version is None:
-        return wanted + ", but " + java + " -version says: " + " ".join(said.split())[:80] + remedy
+        return required + ", but " + java + " -version prints: " + " ".join(output.split())[:80] + remedy
     if int(version.group(1)) < MIN_JAVA:
-        return wanted + ", found Java " + version.group(1) + " (" + java + ")" + remedy
+        return required + ", found Java " + version.group(1) + " (" + java + ")" + remedy
     return None
 
 
 def main(arguments: "list[str]") -> int:
-    """Exit code: 0 if the machine is fit."""
+    """Return the exit code, which is 0 if all requirements are met."""
     problem = python_problem() or (None if arguments == ["python"] else java_problem())
     if problem is None:
         return 0

@@ -1,7 +1,7 @@
-"""Show versions of what pyproject.toml names: `python dependency_versions.py lowest|installed`.
+"""Print versions of the dependencies in pyproject.toml: `python dependency_versions.py lowest|installed`.
 
-lowest     a line such as `numpy==1.26` for each, the lowest that its range allows: pip's constraints
-installed  one line with those of this Python
+lowest     the lowest allowed version of each package as a pip constraint, for example `numpy==1.26`
+installed  the versions that are installed for this Python, in one line
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ RANGE = re.compile(r'"([\w.-]+)(?:\[[\w,-]+\])?>=([\w.]+),<[\w.]+"')
 
 
 def lowest_versions() -> dict[str, str]:
-    """Return the lower end of each range; a parser of TOML is no part of Python 3.10."""
+    """Return the lower bound of each version range. Regular expressions are used, because Python 3.10 has no TOML
+    parser.
+    """
     return dict(sorted(RANGE.findall(PYPROJECT.read_text())))
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the version of each that this Python has."""
+    """Return the versions of the packages that are installed for this Python."""
     found = {}
     for name in lowest_versions():
         try:

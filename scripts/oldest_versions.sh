@@ -1,7 +1,7 @@
 #!/bin/sh
 # Run tests with the lowest versions that pyproject.toml allows: scripts/oldest_versions.sh <environment> [pytest arguments]
-# They get an environment of their own, .venv-oldest, with the oldest Python there is: 3.10, else that of <environment>.
-# Without arguments these are all tests but for the slow ones and those that need Java.
+# The versions are installed into a separate environment, .venv-oldest, with Python 3.10 if it is installed, otherwise with
+# the Python of <environment>. By default, all tests are run except slow tests and tests that need Java.
 set -eu
 
 base=$1
@@ -15,7 +15,7 @@ if [ ! -e "$venv/.installed" ] || [ pyproject.toml -nt "$venv/.installed" ]; the
     if python3.10 scripts/check_machine.py python 2>/dev/null; then oldest=python3.10; fi
     "$oldest" -m venv --clear "$venv"
     "$python" scripts/dependency_versions.py lowest >"$lowest"
-    # What packages are built with has a setting of its own in newer releases of pip.
+    # Newer releases of pip have a separate setting for build dependencies.
     PIP_CONSTRAINT=$lowest PIP_BUILD_CONSTRAINT=$lowest "$python" scripts/install.py -e ".[spark,connect,state,dev]"
     touch "$venv/.installed"
 fi

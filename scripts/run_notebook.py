@@ -1,8 +1,8 @@
-"""Run a notebook from top to bottom and store it with its outputs: `python scripts/run_notebook.py [FILE]...`
+"""Run a notebook and store it with its outputs: `python scripts/run_notebook.py [FILE]...`
 
-Outputs are kept in the repository: a reader on a forge sees the plots without running anything. What would change with
-every run is left out (times of execution, the interpreter's version). A test compares the stored texts with those of a
-new run, so they cannot go stale.
+The outputs are part of the repository, so that readers on a Git host see the plots without running the notebook. Values
+that differ between runs, such as execution times and the version of the interpreter, are removed. A test compares the
+stored text outputs with the outputs of a new run, so the stored outputs are always up to date.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 NOTEBOOK = REPOSITORY / "notebooks" / "dump_segment.ipynb"
 TIMEOUT_SECONDS = 300
 PICTURE_COLOURS = 64
-"""Of a stored plot: half the bytes of one with all colours, and no eye sees it."""
+"""Number of colors of a stored plot. This halves the size of the plot without a visible difference."""
 
 
 def executed(path: Path, parameters: str | None = None) -> NotebookNode:
-    """The notebook after a run in a process of its own; `parameters` replaces the cell tagged so.
+    """Run a notebook in a separate process and return it. `parameters` replaces the cell with the tag `parameters`.
 
-    The kernel takes sparklog from this repository. Raises `nbclient.exceptions.CellExecutionError` where a cell fails.
+    The kernel imports sparklog from this repository. Raises `nbclient.exceptions.CellExecutionError` if a cell fails.
     """
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
@@ -41,7 +41,7 @@ def executed(path: Path, parameters: str | None = None) -> NotebookNode:
             notebook,
             timeout=TIMEOUT_SECONDS,
             startup_timeout=TIMEOUT_SECONDS,
-            # Outputs that take longer than this after a cell's end are dropped without an error.
+            # nbclient drops outputs that arrive later than this after the end of a cell, without an error.
             iopub_timeout=TIMEOUT_SECONDS,
             kernel_name="python3",
             record_timing=False,
@@ -58,7 +58,7 @@ def executed(path: Path, parameters: str | None = None) -> NotebookNode:
 
 
 def with_small_pictures(notebook: NotebookNode) -> NotebookNode:
-    """Return the notebook, its plots drawn with few colours."""
+    """Return the notebook after reducing the number of colors of its plots."""
     for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
         if "image/png" in output.get("data", {}):
             stored = io.BytesIO()
@@ -69,7 +69,7 @@ def with_small_pictures(notebook: NotebookNode) -> NotebookNode:
 
 
 def main() -> int:
-    """Run and store the notebooks that are named, or the one there is."""
+    """Run and store the given notebooks, or `NOTEBOOK` by default."""
     for path in map(Path, sys.argv[1:] or [str(NOTEBOOK)]):
         nbformat.write(with_small_pictures(executed(path.resolve())), path)
         print(f"ran {path}")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make or bring up to date the virtual environment: scripts/set_up.sh <folder> <python>
-# A suitable interpreter is found (the one given, else python3.12, 3.11, 3.10), the machine is checked, all is installed.
+# Create or update the virtual environment: scripts/set_up.sh <directory> <python>
+# The script finds a suitable interpreter (the given Python, python3.12, 3.11 or 3.10), checks the host and installs packages.
 set -eu
 
 venv=$1
@@ -18,27 +18,27 @@ if [ -z "$python" ]; then
     if command -v "$wanted" >/dev/null 2>&1 && "$wanted" -c "" 2>/dev/null; then
         "$wanted" "$check" python
     fi
-    echo "sparklog needs Python 3.10 or newer, found no working $wanted: install it, or make PYTHON=<path>" >&2
+    echo "sparklog requires Python 3.10 or newer, found no working $wanted; install it, or make PYTHON=<path>" >&2
     exit 1
 fi
 "$python" "$check"
 
 install() {
-    # Python compiles a module when it is imported first: pip would take 40 s for 10,000 of them, most of which nothing
-    # here imports.
+    # Python compiles modules on their first import. pip would take 40 s to compile 10,000 modules, most of which are never
+    # imported.
     "$venv/bin/python" scripts/install.py --no-compile "$@"
 }
 
-echo "downloading what sparklog and its tests need: about 700 MB, most of it PySpark; pip keeps it for the next time"
+echo "downloading the dependencies of sparklog and its tests: about 700 MB, mostly PySpark; pip caches them for the next time"
 if [ "$python" = "$venv/bin/python" ]; then
-    # The newest of everything, also where an older one that would do is there.
+    # Upgrade all packages to their latest versions, even if the installed versions are sufficient.
     install --upgrade --upgrade-strategy eager -e ".[spark,connect,state,dev,docs]"
     exit 0
 fi
-echo "setting up $venv with $("$python" --version); once, it takes minutes"
+echo "setting up $venv with $("$python" --version), which takes minutes the first time"
 "$python" -m venv --clear "$venv"
-# PySpark comes as source, of which pip makes a wheel, a minute of one processor: here beside all other packages. Its
-# jars are compressed already, to compress them again is half of that time.
+# PySpark is a source distribution, from which pip builds a wheel in a minute of CPU time. Build the wheel while the other
+# packages are installed, without compression, because compressing the jars again would take half of the time.
 wheels=$(cd "$venv" && pwd)/wheels
 mkdir "$wheels"
 printf '[bdist_wheel]\ncompression = stored\n' >"$wheels/stored.cfg"

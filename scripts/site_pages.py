@@ -1,8 +1,8 @@
-"""Pages of the site that lie outside of docs/, and the order of all pages: a hook of mkdocs, which mkdocs.yml names.
+"""Pages of the documentation site that are not in docs/, and the order of all pages. This is a hook of mkdocs.
 
-docs/README.md is the first page. A link from any page to another file of the repository adds that file to the site: a
-page of text unchanged, a notebook with its stored output, and a program or a settings file as a block of code. Links
-that work on a git host are changed to the locations of their targets in the site.
+docs/README.md is the first page. If a page links to another file of the repository, this file is added to the site:
+text as a page, a notebook with its stored outputs, and a program or configuration file as a code block. Links that work
+on a Git host are replaced by links within the site. The hook is configured in mkdocs.yml.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROJECT = {
 STYLE = Path(__file__).with_name("site.css")
 
 NOT_SEARCHED = ("tests/", "LICENSE")
-"""Path prefixes of contributor pages, which are not searched because they would outrank guides."""
+"""Path prefixes of pages for contributors. These pages are not searched, because they would rank higher than guides."""
 SEARCH_WEIGHTS = {
     "docs/guides/": 2,
     "docs/start/": 1.5,
@@ -56,7 +56,7 @@ SEARCH_WEIGHTS = {
     "notebooks/": 0.3,
     "CHANGELOG.md": 0.1,
 }
-"""Path prefixes with the search weight of their pages; other pages have weight 1."""
+"""Search weights of pages by path prefix. Other pages have weight 1."""
 
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
@@ -70,7 +70,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "sh", ".pr
 
 
 def in_site(path: str) -> str:
-    """Return the name in the site of a file of the repository, such as `guides/index.md` for docs/guides/README.md."""
+    """Return the site path of a file, for example `guides/index.md` for docs/guides/README.md."""
     if path in (HOME, README):
         return "index.md"
     name = path.removeprefix("docs/")
@@ -83,7 +83,7 @@ def in_site(path: str) -> str:
 
 
 def target(page: str, link: str) -> str | None:
-    """Return the file of the repository that a link of a page leads to; None: the same page, or another host."""
+    """Return the file of the repository that a link refers to, or None for the same page or another host."""
     path = link.partition("#")[0]
     if not path or re.match(r"[a-z]+:", link):
         return None
@@ -91,7 +91,7 @@ def target(page: str, link: str) -> str | None:
 
 
 def links(page: str, text: str) -> Iterator[str]:
-    """Yield the files that a page leads to."""
+    """Yield the files that a page links to."""
     for part in FENCE.split(text)[::2]:
         for link in LINK.findall(part):
             path = target(page, link)
@@ -100,12 +100,12 @@ def links(page: str, text: str) -> Iterator[str]:
 
 
 def with_links_of_site(page: str, text: str) -> str:
-    """Return the text with links to where files are in the site."""
+    """Return the text with links within the site."""
 
     def changed(match: re.Match[str]) -> str:
         path = target(page, match[1])
         if path is None or not (REPOSITORY / path).is_file():
-            return match[1]  # mkdocs warns about what is not there
+            return match[1]  # mkdocs warns about missing files
         _, mark, anchor = match[1].partition("#")
         return posixpath.relpath(in_site(path), posixpath.dirname(in_site(page)) or ".") + mark + anchor
 
@@ -115,7 +115,7 @@ def with_links_of_site(page: str, text: str) -> str:
 
 
 def notebook(path: str) -> tuple[str, dict[str, bytes]]:
-    """Return a notebook as a page, and its pictures by their names, which lie next to the page."""
+    """Return a notebook as a page, and its images by name. Images are stored next to the page."""
     lines: list[str] = []
     pictures: dict[str, bytes] = {}
     for cell in json.loads((REPOSITORY / path).read_text())["cells"]:
@@ -135,7 +135,7 @@ def notebook(path: str) -> tuple[str, dict[str, bytes]]:
 
 
 def page_of(path: str) -> tuple[str, dict[str, bytes]]:
-    """Return the text of a file of the repository as a page, and its pictures."""
+    """Return a file of the repository as a page, and its images."""
     file = REPOSITORY / path
     if file.suffix == ".ipynb":
         return notebook(path)
@@ -146,7 +146,7 @@ def page_of(path: str) -> tuple[str, dict[str, bytes]]:
 
 
 def menu(part: str) -> list[Any]:
-    """Return the pages of a part in the order of its index; a heading of the index makes a group."""
+    """Return the pages of a section in the order of its index. Each heading of the index starts a group."""
     index = f"{part}/README.md"
     pages: list[Any] = [in_site(index)]
     seen = {index}
@@ -166,7 +166,7 @@ def menu(part: str) -> list[Any]:
 
 
 def with_details(paths: Iterable[str]) -> Iterator[str]:
-    """Yield pages, each with those that it leads to and that begin with its name: format.md, format-commits.md."""
+    """Yield pages, each followed by linked pages with the same prefix, such as format-commits.md after format.md."""
     for path in paths:
         if path.endswith(".md") or path == NOTEBOOK:
             yield path
@@ -175,23 +175,23 @@ def with_details(paths: Iterable[str]) -> Iterator[str]:
 
 
 def search_options(path: str) -> dict[str, Any]:
-    """Return Material's search options for the page of a repository file; programs are not searched."""
+    """Return Material's search options for the page of a file. Programs are not searched."""
     if path.startswith(NOT_SEARCHED) or not path.endswith((".md", ".ipynb")):
         return {"exclude": True}
     return {"boost": next((weight for prefix, weight in SEARCH_WEIGHTS.items() if path.startswith(prefix)), 1)}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside of docs/, and those that all pages lead to; set the order of pages."""
+    """Add the pages that are not in docs/ and all pages that other pages link to, and set the order of pages."""
     files.append(File.generated(config, "site.css", content=STYLE.read_text()))
     indexes = [f"{part}/README.md" for part in PARTS]
     for index in (HOME, *indexes):
         file = files.get_file_from_path(index.removeprefix("docs/"))
         if file is not None:
-            files.remove(file)  # mkdocs would take it for the site's own index
+            files.remove(file)  # otherwise mkdocs would use this file as the index of the site
     in_menu = [HOME, *PROJECT, *indexes]
     paths = in_menu + [f"docs/{file.src_uri}" for file in files if file.is_documentation_page()]
-    for path in paths:  # grows
+    for path in paths:  # the loop adds elements
         if path == README:
             continue
         name = in_site(path)
@@ -210,11 +210,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 origins: dict[str, str] = {}
-"""Names of pages in the site -> their files in the repository."""
+"""Files of the repository by the names of their pages in the site."""
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Rewrite the links of a page, and set its search weight. The first page is shown without side bars."""
+    """Replace the links of a page and set its search weight. The first page has no sidebars."""
     path = origins[page.file.src_uri]
     page.meta["search"] = search_options(path)
     if path == HOME:

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Run tests with one release of Spark: scripts/spark_version.sh <environment> <release> [pytest arguments]
-# The release, such as 4.1, gets an environment of its own, .venv-spark-4.1: its newest PySpark on top of all else that
-# <environment> has. Without arguments these are all tests that start Spark, but for the slow ones.
+# Run tests with a Spark release: scripts/spark_version.sh <environment> <release> [pytest arguments]
+# A release such as 4.1 has a separate environment, .venv-spark-4.1, with the latest PySpark of the release. All other packages
+# are those of <environment>. By default, all tests that start Spark are run, except slow tests.
 set -eu
 
 base=$1
@@ -9,7 +9,7 @@ release=$2
 shift 2
 case $release in
     [0-9]*.[0-9]*) ;;
-    *) echo "expected a release of Spark such as 4.1, found '$release': make test-spark SPARK=4.1" >&2; exit 2 ;;
+    *) echo "expected a Spark release such as 4.1, found '$release'; example: make test-spark SPARK=4.1" >&2; exit 2 ;;
 esac
 venv=$PWD/.venv-spark-$release
 python=$venv/bin/python
@@ -17,7 +17,7 @@ site='import sysconfig; print(sysconfig.get_path("purelib"))'
 
 if [ ! -e "$venv/.installed" ]; then
     "$base/bin/python" -m venv --clear "$venv"
-    # Before the rest can be seen: pip would take its PySpark for the one to replace.
+    # Install PySpark before the other packages are visible, because pip would try to replace the existing PySpark.
     case $release in *.*.*) wanted="pyspark==$release" ;; *) wanted="pyspark==$release.*" ;; esac
     "$python" scripts/install.py "$wanted"
     echo "import site; site.addsitedir('$("$base/bin/python" -c "$site")')" >"$("$python" -c "$site")/base.pth"

@@ -51,9 +51,9 @@ def check(**environment: str) -> subprocess.CompletedProcess[str]:
     [
         ("echo 'openjdk version \"17.0.15\" 2025-04-15' >&2", ""),
         ("echo 'openjdk version \"21\" 2023-09-19' >&2", ""),
-        ("echo 'java version \"1.8.0_401\"' >&2", "Spark needs Java 17 or newer, found Java 8 "),
-        ("echo 'openjdk version \"11.0.2\" 2019-01-15' >&2", "Spark needs Java 17 or newer, found Java 11 "),
-        ("echo 'Unable to locate a Java Runtime.' >&2; exit 1", "Spark needs Java 17 or newer, but "),
+        ("echo 'java version \"1.8.0_401\"' >&2", "Spark requires Java 17 or newer, found Java 8 "),
+        ("echo 'openjdk version \"11.0.2\" 2019-01-15' >&2", "Spark requires Java 17 or newer, found Java 11 "),
+        ("echo 'Unable to locate a Java Runtime.' >&2; exit 1", "Spark requires Java 17 or newer, but "),
     ],
 )
 def test_java_is_found_where_spark_finds_it(tmp_path: Path, says: str, problem: str) -> None:
@@ -68,7 +68,7 @@ def test_java_is_found_where_spark_finds_it(tmp_path: Path, says: str, problem: 
 def test_missing_java_is_one_clear_line(tmp_path: Path) -> None:
     done = check(JAVA_HOME="", PATH=str(tmp_path))
     assert done.returncode == 1
-    assert done.stderr.startswith("Spark needs Java 17 or newer, found none (tried java): install one")
+    assert done.stderr.startswith("Spark requires Java 17 or newer, but java was not found; install Java")
     assert done.stderr.count("\n") == 1
 
 
@@ -78,18 +78,18 @@ def test_an_old_python_is_one_clear_line(tmp_path: Path) -> None:
     old.write_text(patched)
     done = subprocess.run([sys.executable, old, "python"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("sparklog needs Python 3.10 or newer, found 3.")
+    assert done.stderr.startswith("sparklog requires Python 3.10 or newer, found 3.")
     assert done.stderr.count("\n") == 1
 
 
 def test_set_up_passes_over_interpreters_that_will_not_do(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
-    script(programs, "python3", 'echo "sparklog needs Python 3.10 or newer, found 3.8.1" >&2; exit 1')
+    script(programs, "python3", 'echo "sparklog requires Python 3.10 or newer, found 3.8.1" >&2; exit 1')
     script(programs, "python3.11", f'exec "{sys.executable}" "$@"')
     script(programs, "java", "echo 'openjdk version \"11\" 2019-01-15' >&2")
     done = set_up(tmp_path, programs)
     assert done.returncode == 1
-    assert done.stderr.startswith("Spark needs Java 17 or newer, found Java 11"), "Python was found, Java was not"
+    assert done.stderr.startswith("Spark requires Java 17 or newer, found Java 11"), "Python was found, Java was not"
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "venv").exists()
 
@@ -100,7 +100,7 @@ def test_no_python_at_all_is_one_clear_line(tmp_path: Path) -> None:
     done = set_up(tmp_path, programs)
     assert done.returncode == 1
     assert done.stderr == (
-        "sparklog needs Python 3.10 or newer, found no working python3: install it, or make PYTHON=<path>\n"
+        "sparklog requires Python 3.10 or newer, found no working python3; install it, or make PYTHON=<path>\n"
     )
 
 
@@ -151,7 +151,7 @@ def test_a_release_of_spark_gets_an_environment_once(tmp_path: Path, release: st
 def test_a_release_of_spark_that_is_none_is_one_line(tmp_path: Path) -> None:
     done = spark_version(tmp_path, "four")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "expected a release of Spark such as 4.1, found 'four': make test-spark SPARK=4.1\n"
+    assert done.stderr == "expected a Spark release such as 4.1, found 'four'; example: make test-spark SPARK=4.1\n"
 
 
 def test_set_up_takes_the_newest_of_everything(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_an_installation_shows_where_a_silent_pip_is(
     assert install.main([]) == 0
     printed = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
     shown = [
-        text for text, before in zip(printed, ["", *printed], strict=False) if text != before and text != "pip starts"
+        text for text, before in zip(printed, ["", *printed], strict=False) if text != before and text != "starting pip"
     ]
     assert shown == ["Collecting numpy<3 (from sparklog)", "packages installed: 1", "packages installed: 2"]
 

@@ -202,7 +202,7 @@ def compacted(installed: Path, folder: Path, **environ: str) -> str:
 
 
 def test_maintenance(installed: Path, tmp_path: Path) -> None:
-    assert "Spark cannot be started" in compacted(installed, tmp_path, JAVA_HOME="/none")
+    assert "failed to start Spark" in compacted(installed, tmp_path, JAVA_HOME="/none")
     wrong = run(installed, tmp_path, "sparklog", "compact", "--rooot", "x")
     assert wrong.returncode == 2
     # Releases of click differ in the marks around the option.
@@ -213,7 +213,7 @@ def test_maintenance(installed: Path, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.skipif(not has_java(), reason="needs Java")
 def test_maintenance_with_spark(installed: Path, tmp_path: Path) -> None:
-    assert "Spark cannot be started" not in compacted(installed, tmp_path)
+    assert "failed to start Spark" not in compacted(installed, tmp_path)
 
 
 @pytest.mark.slow
