@@ -52,17 +52,17 @@ def cells(requests: Requests) -> list[str]:
         ("a poll of the root defaults by a writer, every five minutes", costs.DEFAULTS_POLL),
     ],
 )
-def test_the_page_has_the_budgets(operation: str, budget: Requests) -> None:
+def test_cost_page_lists_the_request_budgets(operation: str, budget: Requests) -> None:
     assert rows(PAGE)[operation] == cells(budget)
 
 
-def test_the_page_has_the_prices() -> None:
+def test_cost_page_lists_the_prices() -> None:
     for prices in PRICES:
         listed = [float(cell) for cell in rows(PAGE)[prices.store]]
         assert listed == [prices.put, prices.get, prices.list, prices.gb_month, prices.gb_in, prices.gb_out]
 
 
-def test_the_page_has_the_bill_as_the_command_prints_it() -> None:
+def test_cost_page_shows_the_bill_that_the_command_prints() -> None:
     command = re.search(r"^\$ sparklog (.*)$", PAGE, re.MULTILINE)
     assert command is not None
     printed = CliRunner().invoke(app, command.group(1).split())
@@ -71,12 +71,12 @@ def test_the_page_has_the_bill_as_the_command_prints_it() -> None:
     assert printed.output.strip().split("\n") == lines(Workload())
 
 
-def test_the_constants_are_those_of_the_log() -> None:
+def test_constants_match_the_log() -> None:
     assert Requests(gets=11, lists=2) == costs.OPENING + costs.TAIL
     assert DEFAULTS.checkpoint_commits == BLOCK_COMMITS
 
 
-def test_prices_are_a_table_without_gaps() -> None:
+def test_each_store_has_all_prices() -> None:
     assert [prices.store for prices in PRICES] == [
         "S3 Standard",
         "S3 Express One Zone",
@@ -86,7 +86,7 @@ def test_prices_are_a_table_without_gaps() -> None:
     assert all(0 < price < 1 for prices in PRICES for price in (prices.put, prices.get, prices.list, prices.gb_month))
 
 
-def test_json_has_the_workload_and_all_dollars() -> None:
+def test_json_contains_workload_and_costs() -> None:
     printed = CliRunner().invoke(app, ["doctor", "--cost", "--json", "--readers", "0"])
     document = json.loads(printed.output)
     assert document["workload"]["readers"] == 0
@@ -97,7 +97,7 @@ def test_json_has_the_workload_and_all_dollars() -> None:
 
 
 @pytest.mark.parametrize("other", [["--store", "/tmp"], ["--spark"], ["--conf-file", "x"]])
-def test_the_calculator_looks_at_nothing(other: list[str]) -> None:
+def test_cost_option_excludes_other_options(other: list[str]) -> None:
     refused = CliRunner().invoke(app, ["doctor", "--cost", *other])
     assert refused.exit_code == 2
 
@@ -110,12 +110,12 @@ def test_the_calculator_looks_at_nothing(other: list[str]) -> None:
         *(("readers", -1), ("poll", 0), ("poll", float("nan")), ("jobs", 0)),
     ],
 )
-def test_workloads_that_cannot_be(name: str, value: float) -> None:
+def test_workload_rejects_values_out_of_range(name: str, value: float) -> None:
     with pytest.raises(BadRequest, match=f"--{name} must be "):
         replace(Workload(), **{name: value})
 
 
-def test_what_makes_it_dear() -> None:
+def test_costs_increase_with_the_workload() -> None:
     def dollars(name: str, **changes: float) -> float:
         (item,) = [item for item in bill(replace(Workload(), **changes)) if item.name == name]
         return item.dollars(PRICES[0])
@@ -134,7 +134,7 @@ def test_what_makes_it_dear() -> None:
     assert dollars("poll", poll=10_000) < dollars("poll") / 10
 
 
-def test_runs_of_the_jobs_cost_by_the_commits_of_a_day() -> None:
+def test_job_costs_depend_on_the_commits_of_a_day() -> None:
     """Each run of `retain` goes through the commits of the last day, by one read for 128 of them."""
 
     def maintain(**changes: float) -> Requests:
@@ -147,7 +147,7 @@ def test_runs_of_the_jobs_cost_by_the_commits_of_a_day() -> None:
         assert maintain(rate=1e-5, interval=interval).puts == pytest.approx(15 * 720, rel=0.05)
 
 
-def test_small_commits_have_their_records_in_them() -> None:
+def test_small_commits_store_records_inline() -> None:
     """One PUT each, and nothing that a reader which polls asks for besides: whatever the number of tasks."""
     small = Workload(rate=0.001, interval=1, readers=3)
     assert small.is_inline
@@ -170,19 +170,19 @@ def test_small_commits_have_their_records_in_them() -> None:
         *(("no commits", costs.DAY_S, REMOTE_POLL_MS), ("no commits, `poll.interval.ms` 1000", costs.DAY_S, 1000)),
     ],
 )
-def test_the_page_has_what_polling_costs(commits: str, seconds: float, poll_ms: float | None) -> None:
+def test_cost_page_lists_the_costs_of_polling(commits: str, seconds: float, poll_ms: float | None) -> None:
     looks = costs.polls(seconds, poll_ms) * costs.DAY_S / seconds
     dollars = [f"${looks * costs.MONTH_DAYS * prices.get / 1000:.2f}" for prices in PRICES[:2]]
     assert rows(PAGE)[commits] == [f"{looks:,.0f}", *dollars]
 
 
-def test_a_reader_pauses_longer_the_less_comes() -> None:
+def test_readers_poll_idle_topics_less_often() -> None:
     quick = costs.polls(0.1)
     assert quick * costs.DAY_S * 10 == 3_456_000
     assert costs.polls(costs.DAY_S) < 1.001 * costs.polls(costs.DAY_S, REMOTE_POLL_MS)
     assert costs.polls(1) < 10 * quick
 
 
-def test_an_idle_reader_is_named_by_the_day() -> None:
+def test_bill_reports_the_daily_requests_of_an_idle_reader() -> None:
     assert "345,600 GETs per day" in lines(Workload(poll=250))[-2]
     assert "$4.15 per month on S3 Standard" in lines(Workload(poll=250))[-2]

@@ -35,7 +35,7 @@ def said(checks: list[Check], job: str) -> list[tuple[str, str]]:
     return [(check.status, check.found) for check in checks if check.check == job]
 
 
-def test_a_root_that_no_job_has_visited() -> None:
+def test_root_without_recorded_runs() -> None:
     assert check_jobs(World().root()) == [], "without topics there is nothing to do"
     world = filled()
     young = said(check_jobs(world.root()), RETAIN)
@@ -49,7 +49,7 @@ def test_a_root_that_no_job_has_visited() -> None:
     assert [check.fix.startswith("sparklog retain --root ") for check in checks if check.check == RETAIN] == [True]
 
 
-def test_jobs_that_run_are_fine() -> None:
+def test_successful_jobs_are_ok() -> None:
     world = filled()
     for _ in range(3):
         maintain(world, COMPACT, RETAIN)
@@ -62,7 +62,7 @@ def test_jobs_that_run_are_fine() -> None:
     ]
 
 
-def test_a_limit_of_age_is_a_failure() -> None:
+def test_max_age_turns_an_old_success_into_a_failure() -> None:
     world = filled()
     maintain(world, COMPACT)
     world.now_ms += 3 * HOUR_MS
@@ -74,7 +74,7 @@ def test_a_limit_of_age_is_a_failure() -> None:
     assert [check.check for check in checks if check.status == FAIL] == [COMPACT, RETAIN]
 
 
-def test_runs_that_hang_and_runs_that_died_are_named() -> None:
+def test_hanging_and_dead_runs_are_reported() -> None:
     world = filled()
     for _ in range(3):
         maintain(world, COMPACT, RETAIN)
@@ -94,7 +94,7 @@ def test_runs_that_hang_and_runs_that_died_are_named() -> None:
     assert [status for status, _ in said(check_jobs(world.root()), RETAIN)] == [OK]
 
 
-def test_defaults_of_the_last_run_count() -> None:
+def test_defaults_of_the_last_run_are_used() -> None:
     """A properties file that keeps records longer is not at hand where doctor runs."""
     world = filled()
     longer = Settings(world.now_ms, {"retention.ms": str(60 * DAY_MS)})
@@ -105,7 +105,7 @@ def test_defaults_of_the_last_run_count() -> None:
     assert [status for status, _ in said(check_jobs(world.root()), RETAIN)] == [OK]
 
 
-def test_what_cannot_be_read_is_a_warning() -> None:
+def test_unreadable_run_records_are_a_warning() -> None:
     world = filled()
     maintain(world, RETAIN)
     (entry,) = world.store.list("_jobs/")

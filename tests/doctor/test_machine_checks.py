@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).parents[2]
 NEXT_MINOR = [sys.version_info[0], sys.version_info[1] + 1, 0]
 
 
-def test_a_worker_that_will_do() -> None:
+def test_suitable_worker_python_is_ok() -> None:
     (finding,) = check_workers(HEALTHY, None, spark=True)
     assert (finding.status, finding.fix) == (OK, "")
     assert "by python3 on the PATH" in finding.found
@@ -54,7 +54,7 @@ def test_a_worker_that_will_do() -> None:
         (ProgramOutput(None, "timed out"), "does not run: timed out"),
     ],
 )
-def test_workers_that_will_not_do(answer: ProgramOutput, says: str) -> None:
+def test_unsuitable_worker_python_fails(answer: ProgramOutput, says: str) -> None:
     broken = machine({"/bin/python3": answer}, {"PYSPARK_PYTHON": "python3"})
     (finding,) = check_workers(broken, None, spark=True)
     assert finding.status == FAIL
@@ -63,7 +63,7 @@ def test_workers_that_will_not_do(answer: ProgramOutput, says: str) -> None:
     assert check_workers(broken, None, spark=False)[0].status == WARN
 
 
-def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> None:
+def test_wrong_python3_is_a_warning_if_no_setting_selects_it() -> None:
     wrong = machine({"/bin/python3": ProgramOutput(0, python_says(sparklog=None, error="ModuleNotFoundError"))})
     (finding,) = check_workers(wrong, None, spark=True)
     assert finding.status == WARN
@@ -73,7 +73,7 @@ def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> No
     assert check_workers(wrong, "/bin/python3", spark=True)[0].status == FAIL
 
 
-def test_which_python_the_workers_are() -> None:
+def test_worker_python_is_selected_by_precedence() -> None:
     """What spark.pyspark.python names, else PYSPARK_PYTHON, else python3."""
     programs = {
         path: ProgramOutput(0, python_says(executable=path)) for path in ("/a/python", "/b/python", "/bin/python3")
@@ -98,7 +98,7 @@ def test_which_python_the_workers_are() -> None:
         ({"PYSPARK_DRIVER_PYTHON": "jupyter"}, "/a/python", "PYSPARK_DRIVER_PYTHON is jupyter, which does not exist"),
     ],
 )
-def test_another_python_of_the_data_source_is_a_warning(
+def test_different_data_source_python_is_a_warning(
     environ: dict[str, str], setting: str | None, found: str | None
 ) -> None:
     programs = {
@@ -113,7 +113,7 @@ def test_another_python_of_the_data_source_is_a_warning(
         assert finding.fix.endswith("export PYSPARK_PYTHON=/a/python, or call sparklog.register(spark)")
 
 
-def test_a_python_that_compiles_pyspark_at_each_start() -> None:
+def test_python_that_compiles_pyspark_at_each_start_is_a_warning() -> None:
     answer = ProgramOutput(0, python_says(executable="/a/python3"))
     launched = {"/a/sparklog-python": answer, "/a/python3": answer}
     (finding,) = check_workers(machine(launched, {"PYSPARK_PYTHON": "/a/python3"}), None, spark=True)
@@ -124,7 +124,7 @@ def test_a_python_that_compiles_pyspark_at_each_start() -> None:
         assert check_workers(machine(programs, {"PYSPARK_PYTHON": python}), None, spark=True)[0].status == OK
 
 
-def test_the_question_is_answered_by_a_real_python() -> None:
+def test_worker_check_works_with_a_real_python() -> None:
     """Asked away from this folder, as a worker on another machine would be."""
     (finding,) = check_workers(Machine({"PYSPARK_PYTHON": sys.executable}), None, spark=True)
     assert f"({sys.executable}, by PYSPARK_PYTHON)" in finding.found
@@ -143,13 +143,13 @@ def test_the_question_is_answered_by_a_real_python() -> None:
         ("The operation couldn't be completed.", FAIL, "does not print its version"),
     ],
 )
-def test_a_java_is_judged_by_the_version_it_prints(said: str, status: str, says: str) -> None:
+def test_java_check_uses_the_printed_version(said: str, status: str, says: str) -> None:
     finding = check_java(machine({"/bin/java": ProgramOutput(0, said)}), spark=True)
     assert finding.status == status
     assert says in finding.found
 
 
-def test_java_that_is_not_there() -> None:
+def test_missing_java() -> None:
     assert check_java(EMPTY, spark=False).status == WARN
     home = machine({"/bin/java": ProgramOutput(0, JAVA_17)}, {"JAVA_HOME": "/opt/java"})
     finding = check_java(home, spark=True)
@@ -174,11 +174,11 @@ def test_java_that_is_not_there() -> None:
         ("1", "", False),
     ],
 )
-def test_a_version_is_held_against_its_range(version: str, wanted: str, outside: bool) -> None:
+def test_out_of_range_compares_versions(version: str, wanted: str, outside: bool) -> None:
     assert out_of_range(version, wanted) is outside
 
 
-def test_requirements_as_metadata_has_them() -> None:
+def test_read_requirements_parses_metadata() -> None:
     given = ["tomli<3,>=2.0.1; python_version < '3.10'", 'later>=1; python_version < "3.99"']
     assert read_requirements(given) == [("later", ">=1", "")]
     given = ["numpy<3,>=1.26", "pandas<3,>=2.2; extra == 'connect'", 'pyspark[connect] (<4.3,>=4.2) ; extra == "spark"']
@@ -189,7 +189,7 @@ def test_requirements_as_metadata_has_them() -> None:
     ]
 
 
-def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_outdated_packages_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     have = {"numpy": "1.20", "pyspark": "4.2.1"}
 
     def version(name: str) -> str:
@@ -220,16 +220,14 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
     assert [each.status for each in check_packages()] == [WARN]
 
 
-def test_kernels_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sparklog.format.kernels.native_kernels", None)
     finding = check_kernels()
     assert (finding.check, finding.status, finding.fix) == ("kernels", FAIL, "see the packages check")
     assert "cannot be loaded" in finding.found
 
 
-def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_uncompiled_or_uncached_kernels_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from sparklog.format.kernels import native_kernels
 
     assert warm.warm_up() == native_kernels.CACHE_DIRECTORY
@@ -241,7 +239,7 @@ def test_kernels_that_are_not_compiled_or_cannot_be_kept_are_a_warning(
     assert "compiles them again" in check_kernels().found
 
 
-def test_settings_worth_changing_are_those_of_our_own_file() -> None:
+def test_recommended_settings_match_the_shipped_file() -> None:
     ours = spark_settings(EMPTY, str(REPOSITORY / "conf" / "spark-defaults.conf"))
     assert dict(ours.values) == SETTINGS
     assert [finding.status for finding in check_settings(EMPTY, ours)] == [OK, OK]
@@ -253,7 +251,7 @@ def write(folder: Path, text: str) -> str:
     return str(folder)
 
 
-def test_where_spark_looks_for_its_settings(tmp_path: Path) -> None:
+def test_settings_file_is_found_like_spark_does(tmp_path: Path) -> None:
     conf_dir = write(tmp_path / "dir", "spark.master local[1]")
     home = tmp_path / "home"
     home.mkdir()
@@ -277,7 +275,7 @@ def test_where_spark_looks_for_its_settings(tmp_path: Path) -> None:
         lambda name, value: f"{name}=false",
     ],
 )
-def test_settings_that_are_not_so(tmp_path: Path, line: Callable[[str, str], str]) -> None:
+def test_deviating_settings_are_warnings(tmp_path: Path, line: Callable[[str, str], str]) -> None:
     text = "\n".join(line(name, value) for name, value in SETTINGS.items())
     folder = write(tmp_path / "conf", text)
     here = machine({}, {"SPARK_CONF_DIR": folder})
@@ -293,7 +291,7 @@ def test_settings_that_are_not_so(tmp_path: Path, line: Callable[[str, str], str
     assert [finding.status for finding in check_settings(here, fixed)] == [OK, OK]
 
 
-def test_what_a_session_says_is_put_right_in_the_file(tmp_path: Path) -> None:
+def test_session_settings_are_fixed_in_the_defaults_file(tmp_path: Path) -> None:
     folder = tmp_path / "conf"
     here = machine({}, {"SPARK_CONF_DIR": str(folder)})
     said = {next(iter(SETTINGS)): "2147483647b"}
@@ -303,7 +301,7 @@ def test_what_a_session_says_is_put_right_in_the_file(tmp_path: Path) -> None:
     assert second.fix == f"mkdir -p {folder} && echo 'spark.python.unix.domain.socket.enabled true' >> {file}"
 
 
-def test_a_file_that_sets_a_name_twice(tmp_path: Path) -> None:
+def test_settings_file_with_a_duplicate_name(tmp_path: Path) -> None:
     here = machine({}, {"SPARK_CONF_DIR": write(tmp_path / "conf", "a b\na c\n")})
     (finding,) = check_settings(here, spark_settings(here))
     assert (finding.status, "already set in line 1" in finding.found) == (WARN, True)

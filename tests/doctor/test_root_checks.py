@@ -58,14 +58,14 @@ def by_check(found: list[Check]) -> dict[str, Check]:
     return {finding.check: finding for finding in found}
 
 
-def test_a_store_that_keeps_its_promises(tmp_path: Path) -> None:
+def test_store_that_meets_its_guarantees(tmp_path: Path) -> None:
     (tmp_path / "place").mkdir()
     found = by_check(check_store(LocalStore(tmp_path / "place")))
     assert {name: finding.status for name, finding in found.items()} == {"store": OK, "clock": OK}
     assert list((tmp_path / "place").iterdir()) == []
 
 
-def test_a_store_that_does_not(tmp_path: Path) -> None:
+def test_store_that_violates_its_guarantees(tmp_path: Path) -> None:
     (finding,) = check_store(Careless(tmp_path))
     assert finding.status == FAIL
     assert "8 of 8 threads that created the same object concurrently succeeded" in finding.found
@@ -73,7 +73,7 @@ def test_a_store_that_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("behind_ms", "status"), [(0, OK), (60_000, WARN), (-60_000, WARN), (400_000, FAIL)])
-def test_clocks_that_differ(tmp_path: Path, behind_ms: int, status: str) -> None:
+def test_clock_differences_are_reported(tmp_path: Path, behind_ms: int, status: str) -> None:
     store = Elsewhere(tmp_path)
     store.behind_ms = behind_ms
     assert by_check(check_store(store))["clock"].status == status
@@ -89,7 +89,7 @@ def test_clocks_that_differ(tmp_path: Path, behind_ms: int, status: str) -> None
         ("/dev/shm (tmpfs)", WARN, "is in memory"),
     ],
 )
-def test_a_file_system_is_judged_by_its_kind(
+def test_file_system_check_depends_on_its_type(
     monkeypatch: pytest.MonkeyPatch, mount: str, status: str, says: str
 ) -> None:
     monkeypatch.setattr(checks, "mount_of", lambda path: mount)
@@ -102,11 +102,11 @@ def test_a_file_system_is_judged_by_its_kind(
     ("free", "status"),
     [((50 * GIB, 100 * GIB), OK), ((4 * GIB, 100 * GIB), WARN), ((GIB // 2, GIB), WARN), ((9, 9), FAIL)],
 )
-def test_little_space_is_a_warning_and_none_a_failure(free: tuple[int, int], status: str) -> None:
+def test_low_disk_space_is_a_warning_and_no_space_a_failure(free: tuple[int, int], status: str) -> None:
     assert check_disk(machine({}, free=free), "/")[1].status == status
 
 
-def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
+def test_valid_root_has_one_ok_check(log: Root) -> None:
     log.topic("t").append(ROWS)
     assert check_root(log) == [Check("topics", OK, f"1 in {log.location}, and all of them can be opened")]
 
@@ -144,7 +144,7 @@ def _overdue(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, s
 
 
 @pytest.mark.parametrize("trouble", [_many_unsealed, _never_compacted, _no_checkpoint, _overdue])
-def test_troubles_of_a_root(
+def test_root_problems_are_reported(
     log: Root,
     monkeypatch: pytest.MonkeyPatch,
     trouble: Callable[[Root, Topic, pytest.MonkeyPatch], tuple[str, str, str]],
@@ -161,7 +161,7 @@ def test_troubles_of_a_root(
     assert not failed(list(found.values()))
 
 
-def test_merging_ends_the_warning_that_nobody_merges(log: Root) -> None:
+def test_merging_clears_the_maintenance_warning(log: Root) -> None:
     from sparklog.maintenance.work_items import InProcess, Settings
     from tests.support.compaction import compact_topic
 
@@ -174,7 +174,7 @@ def test_merging_ends_the_warning_that_nobody_merges(log: Root) -> None:
     assert "maintenance" not in by_check(check_root(log))
 
 
-def test_transactions_that_kafka_left_open(tmp_path: Path) -> None:
+def test_open_kafka_transactions_are_reported(tmp_path: Path) -> None:
     from sparklog.kafka.importing.run import import_log_dir
 
     log = library.open(tmp_path / "root", create=True)
@@ -187,7 +187,7 @@ def test_transactions_that_kafka_left_open(tmp_path: Path) -> None:
     assert "transactions" not in by_check(check_root(log))
 
 
-def test_a_topic_that_cannot_be_opened(log: Root) -> None:
+def test_topic_that_cannot_be_opened_fails(log: Root) -> None:
     log.create_topic("u")
     (Path(log.location) / "t" / "_log" / f"{0:020}.json").write_bytes(b"{}")
     found = check_root(library.open(log.location))
@@ -196,7 +196,7 @@ def test_a_topic_that_cannot_be_opened(log: Root) -> None:
     assert "sparklog verify" in found[0].fix
 
 
-def test_places_that_are_no_roots(tmp_path: Path) -> None:
+def test_locations_that_are_not_roots(tmp_path: Path) -> None:
     (kafka,) = examine_root(str(KAFKA))
     assert (kafka.status, "read in place" in kafka.found) == (OK, True)
     (missing,) = examine_root(str(tmp_path / "none"))
@@ -209,7 +209,7 @@ def test_places_that_are_no_roots(tmp_path: Path) -> None:
     assert by_check(examine_root(str(tmp_path / "file")))["root"].status == FAIL
 
 
-def test_a_folder_of_other_files_is_no_place_for_a_root(tmp_path: Path) -> None:
+def test_directory_with_other_files_is_not_suitable_for_a_root(tmp_path: Path) -> None:
     (tmp_path / "report.csv").write_text("")
     (foreign,) = examine_root(str(tmp_path))
     assert (foreign.check, foreign.status) == ("root", FAIL)
@@ -217,7 +217,7 @@ def test_a_folder_of_other_files_is_no_place_for_a_root(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["report.csv"]
 
 
-def test_everything_together(log: Root, tmp_path: Path) -> None:
+def test_examine_runs_all_checks(log: Root, tmp_path: Path) -> None:
     conf = Path(__file__).parents[2] / "conf" / "spark-defaults.conf"
     found = examine(str(log.location), conf_file=str(conf), machine=HEALTHY)
     checks = [finding.check for finding in found]
@@ -234,7 +234,7 @@ def run(*arguments: str, **environ: str) -> tuple[int, str]:
 
 
 @pytest.mark.java
-def test_the_command_prints_findings_and_fails_if_one_does(log: Root, tmp_path: Path) -> None:
+def test_command_prints_checks_and_fails_if_one_fails(log: Root, tmp_path: Path) -> None:
     code, out = run("--json", "--root", log.location)
     found = json.loads(out)
     assert {item["status"] for item in found} <= {OK, WARN, FAIL}
@@ -252,7 +252,7 @@ def test_the_command_prints_findings_and_fails_if_one_does(log: Root, tmp_path: 
     assert "sparklog doctor" in run("--help")[1].split("Example:")[1]
 
 
-def test_it_runs_without_pyspark_and_java(tmp_path: Path) -> None:
+def test_doctor_runs_without_pyspark_and_java(tmp_path: Path) -> None:
     """A Python that has no pyspark, on a machine without Java: warnings, no failure."""
     program = (
         "import sys; sys.modules['pyspark'] = None\n"
@@ -269,7 +269,7 @@ def test_it_runs_without_pyspark_and_java(tmp_path: Path) -> None:
     assert (found["java"], found["workers' python"]) == (WARN, WARN)
 
 
-def test_an_open_transaction_is_judged_on_a_read_only_mount() -> None:
+def test_open_transactions_are_checked_on_a_read_only_mount() -> None:
     world = TopicsWorld()
     world.prepare(world.producer("late", timeout_ms=1_000), a=["1"])
     world.now_ms += 2_000

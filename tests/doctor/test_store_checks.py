@@ -46,7 +46,7 @@ def statuses(location: str) -> dict[str, str]:
     return {finding.check: finding.status for finding in examine_store(location)}
 
 
-def test_a_folder_keeps_all_promises_and_stays_empty(tmp_path: Path) -> None:
+def test_directory_meets_all_guarantees_and_remains_empty(tmp_path: Path) -> None:
     result = invoke(["doctor", "--store", str(tmp_path)], {})
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -55,7 +55,7 @@ def test_a_folder_keeps_all_promises_and_stays_empty(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bucket_keeps_all_promises_and_stays_empty(bucket: str) -> None:
+def test_bucket_meets_all_guarantees_and_remains_empty(bucket: str) -> None:
     assert statuses(f"{bucket.partition('?')[0]}/log?{bucket.partition('?')[2]}") == dict.fromkeys(PROMISES, OK)
     assert list(open_store(bucket).list("")) == []
 
@@ -69,7 +69,7 @@ def test_a_bucket_keeps_all_promises_and_stays_empty(bucket: str) -> None:
         ("DELETE", "delete", WARN, "this requires s3:DeleteObject"),
     ],
 )
-def test_a_denied_verb_is_one_line_that_names_the_right(
+def test_denied_request_reports_the_missing_permission(
     stub: StubBucket, verb: str, check: str, status: str, right: str
 ) -> None:
     stub.denied = frozenset([verb])
@@ -95,7 +95,7 @@ def test_a_denied_verb_is_one_line_that_names_the_right(
         ("dbfs:/mnt/log", "dbfs: locations are not supported", "another --store"),
     ],
 )
-def test_places_without_a_store(tmp_path: Path, location: str, words: str, fix: str) -> None:
+def test_locations_without_a_store(tmp_path: Path, location: str, words: str, fix: str) -> None:
     (tmp_path / "file").write_text("")
     (finding,) = examine_store(location.format(tmp=tmp_path))
     assert finding.status == FAIL
@@ -104,7 +104,7 @@ def test_places_without_a_store(tmp_path: Path, location: str, words: str, fix: 
     assert not (tmp_path / "none").exists()
 
 
-def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_with_two_winners_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EXAMINE, "open_store", Careless)
     first, last = examine_store(str(tmp_path))
     assert (first.check, first.status, last.check, last.status) == ("create", FAIL, "store", FAIL)
@@ -127,14 +127,14 @@ def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (-400_000, WARN, "400.0 s behind the store's"),
     ],
 )
-def test_a_clock_far_ahead_commits_nothing_and_one_behind_is_a_warning(ahead_ms: int, status: str, words: str) -> None:
+def test_clock_ahead_fails_and_clock_behind_is_a_warning(ahead_ms: int, status: str, words: str) -> None:
     finding = EXAMINE._clock(ahead_ms)
     assert (finding.check, finding.status) == ("clock", status)
     assert finding.found.endswith(words)
     assert bool(finding.fix) == (status != OK)
 
 
-def test_it_is_alone(tmp_path: Path) -> None:
+def test_store_option_excludes_other_options(tmp_path: Path) -> None:
     assert invoke(["doctor", "--spark", "--store", str(tmp_path)], {}).exit_code == 2
 
 
@@ -142,7 +142,7 @@ def keys(store: Store) -> list[str]:
     return [info.key for info in store.list("_probe/")]
 
 
-def test_the_verdict_of_a_root_is_renewed_or_taken_back(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_result_of_a_root_is_renewed_or_discarded(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(bucket)
     check_store(store)
     assert keys(store) == [], "it is no root"

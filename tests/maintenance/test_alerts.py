@@ -68,7 +68,7 @@ def labels() -> Mapping[str, set[str]]:
     return exported | {f"sparklog_query_{name}": {"query", "topic", "partition"} for name in of_queries}
 
 
-def test_every_name_and_label_is_printed(labels: Mapping[str, set[str]]) -> None:
+def test_all_names_and_labels_are_exported(labels: Mapping[str, set[str]]) -> None:
     assert len(queries()) > 30
     for query in [*queries(), *(variable.get("query", "") for variable in DASHBOARD["templating"]["list"])]:
         names = set(re.findall(r"\bsparklog_\w+", query))
@@ -82,14 +82,14 @@ def test_every_name_and_label_is_printed(labels: Mapping[str, set[str]]) -> None
     assert {"sparklog_job_interval_seconds", "sparklog_topic_oldest_expired_timestamp_seconds"} <= labels.keys()
 
 
-def test_every_alert_is_on_the_page() -> None:
+def test_all_alerts_are_documented() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names)
     assert set(re.findall(r"`(Sparklog\w+)`", PAGE)) == set(names)
     assert {rule["labels"]["severity"] for rule in rules()} == {"info", "warning", "critical"}
 
 
-def test_the_dashboard_has_a_place_for_every_panel() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     taken: set[tuple[int, int]] = set()
@@ -109,7 +109,7 @@ def test_the_dashboard_has_a_place_for_every_panel() -> None:
             assert by is None or shown <= {label.strip() for label in by[1].split(",")}, panel["title"]
 
 
-def test_every_query_is_promql() -> None:
+def test_all_queries_are_valid_promql() -> None:
     parser = pytest.importorskip("promql_parser", reason="needs promql-parser")
     for query in queries():
         assert parser.parse(query)
@@ -118,7 +118,7 @@ def test_every_query_is_promql() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Prometheus' promtool")
-def test_promtool_takes_the_rules() -> None:
+def test_promtool_accepts_the_rules() -> None:
     command = ["promtool", "check", "rules", str(CONF / "alerts.yml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -18,27 +18,27 @@ def no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARKLOG_ROOT", raising=False)
 
 
-def test_the_root_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_is_set_by_option_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKLOG_ROOT", "/data/log")
     assert parsed().root == "/data/log"
     assert parsed("--root", "/else").root == "/else"
 
 
-def test_nothing_more_means_all_topics_and_the_stores_clock() -> None:
+def test_defaults_are_all_topics_and_the_stores_clock() -> None:
     chosen = parsed("--root", "r")
     assert (chosen.topics, chosen.now_ms, chosen.dry_run, chosen.as_json) == ((), None, False, False)
     assert chosen.settings_at(77).now_ms == 77
 
 
-def test_topics_are_repeated_or_joined_by_commas_and_each_counts_once() -> None:
+def test_topics_may_be_repeated_or_separated_by_commas() -> None:
     assert parsed("--root", "r", "--topic", "b,a", "--topic", "c, a,").topics == ("b", "a", "c")
 
 
-def test_a_given_clock_beats_the_stores() -> None:
+def test_now_ms_overrides_the_stores_clock() -> None:
     assert parsed("--root", "r", "--now-ms", "5").settings_at(77).now_ms == 5
 
 
-def test_a_properties_file_makes_the_settings(tmp_path: Path) -> None:
+def test_properties_file_sets_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "p.properties"
     file.write_text("log.retention.ms=5\nlog.cleaner.dedupe.buffer.size=2000000\n")
     settings = parsed("--root", "r", "--properties", str(file), "--dry-run", "--json").settings_at(1)
@@ -46,7 +46,7 @@ def test_a_properties_file_makes_the_settings(tmp_path: Path) -> None:
     assert settings.dedupe_buffer_bytes == 2_000_000
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "p.properties"
     file.write_text("\ufefflog.retention.ms=5\n", encoding="utf-8")
     assert parsed("--root", "r", "--properties", str(file)).settings.defaults == {"retention.ms": "5"}
@@ -70,7 +70,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
         (["--root"], "Option '--root' requires an argument. (see 'sparklog retain --help')"),
     ],
 )
-def test_wrong_usage_ends_with_2_and_says_what_is_wrong(
+def test_invalid_usage_exits_with_2_and_a_message(
     given: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -79,7 +79,7 @@ def test_wrong_usage_ends_with_2_and_says_what_is_wrong(
     assert words in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_wrong_property_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_property_is_invalid_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.properties"
     file.write_text("log.retention.minute=5\n")
     with pytest.raises(SystemExit) as stopped:

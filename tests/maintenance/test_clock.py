@@ -29,7 +29,7 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_dry_run_needs_no_right_to_write(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_works_on_a_read_only_root(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--root", str(read_only), "--dry-run", "--json"]
     assert compact.run(InProcess(), compact.arguments(given)) == 0
     assert json.loads(capsys.readouterr().out)["topics"][0]["planned"][0]["action"] == "seal"
@@ -37,7 +37,7 @@ def test_a_dry_run_needs_no_right_to_write(read_only: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["topics"][0]["expired"][0]["logStart"] == 1
 
 
-def test_a_run_says_that_it_cannot_write(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_reports_that_the_root_is_read_only(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compact.run(InProcess(), compact.arguments(["--root", str(read_only)])) == 1
     assert retain.run(retain.arguments(["--root", str(read_only)])) == 1
     said = capsys.readouterr()

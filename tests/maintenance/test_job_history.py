@@ -54,7 +54,7 @@ def retained(root: Root) -> Sequence[RunReport]:
     return RunRecorder[RunReport](root, RETAIN, settings).run(lambda: retain_root(root, settings))
 
 
-def test_a_run_records_what_it_did_and_what_it_left(world: World) -> None:
+def test_run_records_its_results_and_the_backlog(world: World) -> None:
     begun_ms = world.now_ms
     compacted(world.root(), roll=True)
     outcomes = read_job_history(world.root())
@@ -71,7 +71,7 @@ def test_a_run_records_what_it_did_and_what_it_left(world: World) -> None:
     assert JOB_HISTORY.table.decode(JOB_HISTORY.table.encode(outcomes), "key") == outcomes
 
 
-def test_retention_records_what_expired_and_what_was_deleted(world: World) -> None:
+def test_retention_records_expired_and_deleted_bytes(world: World) -> None:
     world.root().create_topic("old", configs={"retention.ms": HOUR_MS}).append(ROWS)
     world.now_ms += DAY_MS
     retained(world.root())
@@ -93,7 +93,7 @@ def broken_files(call: Call) -> Fault | None:
     )
 
 
-def test_a_failure_keeps_the_last_success(world: World) -> None:
+def test_failed_run_keeps_the_last_success(world: World) -> None:
     compacted(world.root())
     good_ms = read_job_history(world.root()).runs[0].start_ms
     world.now_ms += HOUR_MS
@@ -113,7 +113,7 @@ def test_a_failure_keeps_the_last_success(world: World) -> None:
     ("error", "text"),
     [(Unavailable("no store"), "no store [SPARKLOG_UNAVAILABLE]"), (KeyboardInterrupt(), "interrupted")],
 )
-def test_a_run_that_raises_records_why_and_raises(world: World, error: BaseException, text: str) -> None:
+def test_run_that_raises_is_recorded_with_the_error(world: World, error: BaseException, text: str) -> None:
     root = world.root()
 
     def work() -> list[RunReport]:
@@ -126,7 +126,7 @@ def test_a_run_that_raises_records_why_and_raises(world: World, error: BaseExcep
     assert outcomes.whole_run_ms(RETAIN) == -1
 
 
-def test_runs_and_rows_are_bounded(world: World) -> None:
+def test_number_of_runs_and_rows_is_bounded(world: World) -> None:
     root = world.root()
     for number in range(MAX_EQUAL_RUNS + 3):
         world.now_ms += HOUR_MS
@@ -143,7 +143,7 @@ def test_runs_and_rows_are_bounded(world: World) -> None:
     assert read_job_history(root).topics == ()
 
 
-def test_rows_of_a_deleted_topic_go(world: World) -> None:
+def test_rows_of_a_deleted_topic_are_removed(world: World) -> None:
     root = world.root()
     compacted(root)
     retained(root)
@@ -152,7 +152,7 @@ def test_rows_of_a_deleted_topic_go(world: World) -> None:
     assert {row.topic for row in read_job_history(root).topics} == {"a"}
 
 
-def test_old_entries_go_with_the_vacuum(world: World) -> None:
+def test_retain_deletes_old_entries_of_run_records(world: World) -> None:
     root = world.root()
     for _ in range(40):
         world.now_ms += HOUR_MS
@@ -164,7 +164,7 @@ def test_old_entries_go_with_the_vacuum(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_BEFORE])
-def test_a_crash_at_any_step_harms_nothing(world: World, kind: FaultKind) -> None:
+def test_crash_at_any_request_does_not_affect_the_work(world: World, kind: FaultKind) -> None:
     """Whatever becomes of the record, the work is done, and the next run records again."""
     for step in range(12):
         calls = iter(range(10**6))
@@ -187,7 +187,7 @@ def test_a_crash_at_any_step_harms_nothing(world: World, kind: FaultKind) -> Non
     assert verify_root(world.store).sound
 
 
-def test_what_cannot_be_recorded_is_said_and_changes_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failure_to_record_a_run_is_logged(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     compacted(world.root())
     (entry,) = world.store.list("_jobs/")
     world.store.delete(entry.key)
@@ -199,7 +199,7 @@ def test_what_cannot_be_recorded_is_said_and_changes_nothing(world: World, capsy
     assert [finding.kind for finding in verify_root(world.store).findings] == ["run record"]
 
 
-def test_the_jobs_record_and_dry_runs_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_record_their_runs_except_dry_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = sparklog.open(tmp_path / "log", create=True)
     root.create_topic("a").append(ROWS)
     properties = tmp_path / "sparklog.properties"
@@ -218,7 +218,7 @@ def test_the_jobs_record_and_dry_runs_do_not(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("kind", KINDS_AND_BUCKET)
-def test_requests_of_a_record_and_of_a_look(kind: str, tmp_path: Path) -> None:
+def test_requests_to_record_a_run_and_to_read_the_history(kind: str, tmp_path: Path) -> None:
     place = CountedRoot(kind, tmp_path)
     root = place.root
     RunRecorder[RunReport](root, RETAIN, Settings(0)).run(list)

@@ -42,7 +42,7 @@ def world_with(kind: EntryKind[Any], world: World | None = None) -> tuple[World,
     return world, root
 
 
-def test_all_kinds_are_listed() -> None:
+def test_journals_contains_all_kinds() -> None:
     names = [module.name for module in pkgutil.walk_packages(sparklog.__path__, "sparklog.")]
     modules = [importlib.import_module(name) for name in names if name.startswith(("sparklog.log", "sparklog.groups"))]
     modules += [importlib.import_module(name) for name in names if name.startswith("sparklog.maintenance")]
@@ -52,7 +52,7 @@ def test_all_kinds_are_listed() -> None:
 
 
 @EVERY_KIND
-def test_verify_names_a_damaged_entry_and_repair_restores_it(kind: EntryKind[Any]) -> None:
+def test_damaged_entry_is_reported_and_repaired(kind: EntryKind[Any]) -> None:
     world, _ = world_with(kind)
     before = verify_root(world.store, env=world.env())
     assert (before.findings, before.orphans, before.foreign, before.counts.entries) == ((), (), (), ENTRIES)
@@ -84,7 +84,7 @@ def test_retain_deletes_old_entries(kind: EntryKind[Any]) -> None:
 
 
 @EVERY_KIND
-def test_its_folder_is_no_topic(kind: EntryKind[Any], tmp_path: Path) -> None:
+def test_directory_of_a_journal_is_not_a_topic(kind: EntryKind[Any], tmp_path: Path) -> None:
     world_with(kind, World(LocalStore(tmp_path, durable=False)))
     assert resolve(str(tmp_path / kind.folder)).kind == NOTHING
     assert resolve(str(tmp_path / "_schemas")).topic == "_schemas"

@@ -61,7 +61,7 @@ def claims(world: World) -> list[tuple[str, ...]]:
         ([("a", "b"), ("c",)], ALL, None),
     ],
 )
-def test_a_run_leaves_out_what_others_work_on(
+def test_run_skips_topics_that_others_have_claimed(
     others: list[tuple[str, ...]], wanted: tuple[str, ...], left: tuple[str, ...] | None
 ) -> None:
     world = World()
@@ -74,7 +74,7 @@ def test_a_run_leaves_out_what_others_work_on(
     assert bool(lease.other_claims) == (left != wanted)
 
 
-def test_a_claim_holds_while_it_is_renewed_and_no_longer() -> None:
+def test_claim_is_valid_while_it_is_renewed() -> None:
     world = World()
     first = taken(world)
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_a_claim_holds_while_it_is_renewed_and_no_longer() -> None:
     assert taken(world).is_blocked, "a fenced run takes back nothing that is another's"
 
 
-def test_a_run_that_slept_goes_on_where_no_other_came() -> None:
+def test_suspended_run_continues_if_no_other_run_has_started() -> None:
     world = World()
     lease = taken(world)
     world.now_ms += HOUR_MS
@@ -101,7 +101,7 @@ def test_a_run_that_slept_goes_on_where_no_other_came() -> None:
     assert taken(world).is_blocked
 
 
-def test_a_root_in_a_bucket(bucket: str) -> None:
+def test_leases_in_a_bucket(bucket: str) -> None:
     root = open_root(ObjectStore(bucket), create=True)
     first, second = JobLease(root, "compact"), JobLease(open_root(ObjectStore(bucket)), "compact")
     first.acquire()
@@ -113,7 +113,7 @@ def test_a_root_in_a_bucket(bucket: str) -> None:
     assert not second.is_blocked
 
 
-def test_jobs_and_roots_do_not_wait_for_one_another() -> None:
+def test_leases_of_different_jobs_and_roots_are_independent() -> None:
     world = World()
     taken(world)
     other = JobLease(world.root(), "retain")
@@ -122,7 +122,7 @@ def test_jobs_and_roots_do_not_wait_for_one_another() -> None:
     assert not taken(World()).is_blocked
 
 
-def test_an_end_beyond_a_lease_was_written_by_a_wrong_clock() -> None:
+def test_claim_that_ends_too_late_is_ignored() -> None:
     """A disk's clock that jumps a year ahead and back again must not stop maintenance for that year."""
     world = World()
     world.now_ms += 365 * DAY_MS
@@ -131,7 +131,7 @@ def test_an_end_beyond_a_lease_was_written_by_a_wrong_clock() -> None:
     assert not taken(world).is_blocked
 
 
-def test_the_clock_is_the_stores() -> None:
+def test_claims_use_the_stores_clock() -> None:
     world = World()
     behind = JobLease(world.root(skew_ms=-2 * HOUR_MS), "compact")
     behind.acquire()
@@ -141,7 +141,7 @@ def test_the_clock_is_the_stores() -> None:
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError, Panic])
-def test_whatever_a_renewal_fails_with_the_lease_is_renewed_again(
+def test_failed_renewal_is_retried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[BaseException]
 ) -> None:
     world = World(limits=Limits(renew_seconds=0))
@@ -181,7 +181,7 @@ class Struck:
     "kind",
     [kind for kind in FaultKind if kind not in (FaultKind.LATE, FaultKind.SHORT, FaultKind.FLIP)],
 )
-def test_whatever_fails_at_whichever_request_the_topics_are_free_in_five_minutes(kind: FaultKind) -> None:
+def test_topics_are_available_five_minutes_after_any_failure(kind: FaultKind) -> None:
     """A run takes, renews and gives back; a request fails, or the process dies there."""
     for number in range(200):
         world = World()
@@ -291,13 +291,13 @@ def simulated(seeds: range) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("seeds", seeds.LEASES.few())
-def test_no_two_runs_hold_a_topic(seeds: range) -> None:
+def test_two_runs_never_claim_the_same_topic(seeds: range) -> None:
     assert min(simulated(seeds)) > 5, "the simulation reaches what it is about"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", seeds.LEASES.many())
-def test_no_two_runs_hold_a_topic_many(seeds: range) -> None:
+def test_two_runs_never_claim_the_same_topic_with_many_seeds(seeds: range) -> None:
     assert simulated(seeds)
 
 
@@ -334,7 +334,7 @@ def entries(place: Path, job: str = "compact") -> int:
     return len(list(place.glob(f"_maintenance/{job}/_log/*.json")))
 
 
-def test_a_second_scheduler_prints_one_line_and_ends_well(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_scheduler_prints_one_line_and_succeeds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     codes = []
 
     def second() -> None:
@@ -350,7 +350,7 @@ def test_a_second_scheduler_prints_one_line_and_ends_well(place: Path, capsys: p
     assert entries(place) == codes[1][1] + 3, "one that waits writes nothing; then one gives back, one takes and gives"
 
 
-def test_the_line_names_the_other_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skip_message_reports_the_other_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lease = JobLease(sparklog.open(place), "compact")
     lease.acquire()
     assert compacted(place, "--json") == 0
@@ -367,14 +367,14 @@ def test_the_line_names_the_other_run(place: Path, capsys: pytest.CaptureFixture
     assert sealed(place) == {"a", "b"}
 
 
-def test_hosts_share_a_root_by_topic(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hosts_share_a_root_with_topic_options(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     JobLease(sparklog.open(place), "compact", ["a"]).acquire()
     assert compacted(place) == 0
     assert sealed(place) == {"b"}
     assert "compact: skipping a, because another run" in capsys.readouterr().err
 
 
-def test_a_fenced_run_stops_after_the_current_work_item(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fenced_run_stops_after_the_current_work_item(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     def steal() -> None:
         log = sparklog.open(place).engine.entries(LEASES, "compact")
@@ -390,13 +390,13 @@ def test_a_fenced_run_stops_after_the_current_work_item(place: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("given", [["--dry-run"], ["--no-lease"]])
-def test_no_lease_is_taken_where_none_is_wanted(place: Path, given: list[str]) -> None:
+def test_no_lease_option_and_dry_runs_acquire_no_lease(place: Path, given: list[str]) -> None:
     assert compacted(place, *given) == 0
     assert retain.run(retain.arguments(["--root", str(place), *given])) == 0
     assert not (place / "_maintenance").exists()
 
 
-def test_damaged_leases_stop_no_job(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_run_if_leases_are_damaged(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compacted(place, "--topic", "a") == 0
     next(place.glob("_maintenance/compact/_log/*0.json")).write_text("{}")
     assert compacted(place) == 0
@@ -410,7 +410,7 @@ WITHOUT = "compact: RUNS WITHOUT A LEASE, so another run may do the same work: "
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])
-def test_what_lies_in_the_way_of_the_next_entry_is_named_by_each_run_and_by_verify(
+def test_obstacle_of_the_next_entry_is_reported_by_runs_and_verify(
     place: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None]
 ) -> None:
     assert compacted(place, "--topic", "a") == 0
@@ -430,7 +430,7 @@ def test_what_lies_in_the_way_of_the_next_entry_is_named_by_each_run_and_by_veri
     )
 
 
-def test_old_entries_go_with_the_vacuum_and_the_state_stays() -> None:
+def test_retain_deletes_old_lease_entries_and_keeps_the_state() -> None:
     world = World()
     world.root().create_topic("t")
     lease = taken(world)

@@ -61,7 +61,7 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKLOG_ROOT", "/data/log")
 
 
-def test_the_crontab_runs_both_jobs_of_a_wheel_with_options_they_take() -> None:
+def test_crontab_runs_both_jobs_with_valid_options() -> None:
     """The lines do not need a checkout, because they run commands that the wheel installs."""
     ran = []
     for line in CRONTAB.read_text().splitlines():
@@ -78,7 +78,7 @@ def test_the_crontab_runs_both_jobs_of_a_wheel_with_options_they_take() -> None:
     assert ran == ["compact", "retain"]
 
 
-def test_the_timers_of_systemd_start_both_jobs() -> None:
+def test_systemd_timers_start_both_jobs() -> None:
     def parsed(name: str) -> ConfigParser:
         parser = ConfigParser(strict=False, interpolation=None)
         parser.optionxform = str  # type: ignore[assignment, method-assign]
@@ -105,7 +105,7 @@ def job_of(words: Sequence[str]) -> str:
     return name
 
 
-def test_the_cron_jobs_of_kubernetes_run_both_jobs() -> None:
+def test_kubernetes_cron_jobs_run_both_jobs() -> None:
     yaml = pytest.importorskip("yaml", reason="needs PyYAML")
     ran = set()
     for document in yaml.safe_load_all((CONF / "kubernetes-cronjob.yaml").read_text()):
@@ -135,7 +135,7 @@ class Operator:
         return other
 
 
-def test_the_dag_of_airflow_runs_both_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_airflow_dag_runs_both_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Operator, "made", [])
     given: dict[str, Any] = {}
 
@@ -156,7 +156,7 @@ def test_the_dag_of_airflow_runs_both_jobs(monkeypatch: pytest.MonkeyPatch) -> N
     assert retry.total_seconds() * 1000 > LEASE_MS, "sooner it would find the lease of the run that died"
 
 
-def test_a_job_for_spark_submit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spark_job_file_runs_all_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = runpy.run_path(str(CONF / "spark_job.py"))
     assert job["main"](["compact", "--root", str(tmp_path / "none")]) == 1
     assert "sparklog compact: " in capsys.readouterr().err
@@ -166,18 +166,18 @@ def test_a_job_for_spark_submit(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert set(job["JOBS"]) == {*HELP, "verify"}
 
 
-def test_the_commands_of_the_guide_are_taken_too() -> None:
+def test_commands_in_the_guide_are_valid() -> None:
     fences = re.findall(r"^```sh\n(.*?)^```$", GUIDES, re.MULTILINE | re.DOTALL)
     assert {check(line) for text in fences for line in commands(text)} == set(JOBS)
 
 
-def test_the_guide_starts_jobs_by_the_file_for_spark_submit() -> None:
+def test_guide_starts_jobs_with_the_spark_submit_file() -> None:
     fences = re.findall(r"^```sh\n(.*?)^```$", GUIDES, re.MULTILINE | re.DOTALL)
     lines = [line for text in fences for line in text.splitlines() if re.search(r"\bspark_job\.py [a-z]", line)]
     assert {job_of(shlex.split(line)) for line in lines} == {"compact", "retain", "verify"}
 
 
-def test_every_option_of_the_jobs_is_in_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_job_options_are_in_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in JOBS.values():
         with pytest.raises(SystemExit):
             arguments(["--help"])
@@ -186,7 +186,7 @@ def test_every_option_of_the_jobs_is_in_the_guide(capsys: pytest.CaptureFixture[
         assert {option for option in options if option not in GUIDES} == set()
 
 
-def test_the_sizes_of_the_buffer_hold_the_keys_they_are_said_to() -> None:
+def test_documented_buffer_sizes_hold_the_documented_keys() -> None:
     rows = re.findall(r"^\| ([\d.]+) million \| ([\d,]+) ", GUIDES, re.MULTILINE)
     assert len(rows) == 4
     for millions, nbytes in rows:
@@ -195,5 +195,5 @@ def test_the_sizes_of_the_buffer_hold_the_keys_they_are_said_to() -> None:
     assert Settings(0).dedupe_buffer_bytes == 134_217_728
 
 
-def test_the_warning_is_where_the_guide_says() -> None:
+def test_warning_threshold_matches_the_guide() -> None:
     assert f"From {DEFAULTS.many_unsealed:,} unsealed slices" in GUIDES

@@ -61,7 +61,7 @@ def hours(*starts: float) -> list[JobRun]:
         (hours(100, 52, 51, 50, 49), 1, 49 - 1.5),
     ],
 )
-def test_a_schedule_is_what_was_seen(runs: list[JobRun], interval: float | None, overdue: float) -> None:
+def test_schedule_is_derived_from_observed_runs(runs: list[JobRun], interval: float | None, overdue: float) -> None:
     judged = state(runs, [row(RETAIN, (NOW - item.start_ms) / HOUR_MS) for item in runs[-1:]])
     assert judged.interval_ms == (None if interval is None else pytest.approx(interval * HOUR_MS, abs=1))
     assert judged.overdue_ms == pytest.approx(overdue * HOUR_MS, abs=1)
@@ -69,7 +69,7 @@ def test_a_schedule_is_what_was_seen(runs: list[JobRun], interval: float | None,
     assert judged.state == ("overdue" if overdue else "never" if not runs else "ok")
 
 
-def test_a_topic_newer_than_the_last_run_is_new_until_a_run_visits_it() -> None:
+def test_topic_is_new_until_a_run_processes_it() -> None:
     """It is not "ok", because no run has worked on it, but its schedule counts from the last run over all topics."""
     found = state(hours(3))
     assert (found.state, found.visited, found.overdue_ms) == ("new", False, 0)
@@ -79,19 +79,19 @@ def test_a_topic_newer_than_the_last_run_is_new_until_a_run_visits_it() -> None:
     assert state([run(SEAL, 2)], [row(SEAL, 2)], job=COMPACT).state == "ok"
 
 
-def test_a_young_root_is_not_overdue() -> None:
+def test_new_root_is_not_overdue() -> None:
     assert state([], age=24.5).state == "never"
     assert state([], age=25).state == "overdue"
 
 
-def test_runs_over_other_topics_do_not_count() -> None:
+def test_runs_over_other_topics_are_ignored() -> None:
     runs = [run(RETAIN, 5, "t"), run(RETAIN, 4, "t"), run(RETAIN, 1, "u"), run(COMPACT, 0.5)]
     judged = state(runs, [row(RETAIN, 4)])
     assert (judged.last_success_ms, judged.interval_ms) == (NOW - 4 * HOUR_MS, HOUR_MS)
     assert judged.overdue_ms == 3 * HOUR_MS - MINUTE_MS * 30
 
 
-def test_failing_runs_keep_the_schedule_and_not_the_success() -> None:
+def test_failed_runs_count_for_the_schedule_but_not_as_success() -> None:
     runs = [run(RETAIN, number) for number in (5, 4, 3, 2, 1)]
     judged = state(runs, [row(RETAIN, 1, success=4, failure="expire t: no [SPARKLOG_CORRUPT]")])
     assert (judged.failure, judged.interval_ms) == ("expire t: no [SPARKLOG_CORRUPT]", HOUR_MS)
@@ -99,7 +99,7 @@ def test_failing_runs_keep_the_schedule_and_not_the_success() -> None:
     assert judged.overdue_ms == 2.5 * HOUR_MS
 
 
-def test_a_run_that_ended_early_has_no_row() -> None:
+def test_run_that_ended_early_has_no_row() -> None:
     runs = [run(RETAIN, 1.4), run(RETAIN, 0.4, failure="interrupted")]
     judged = state(runs, [row(RETAIN, 1.4)])
     assert (judged.failure, judged.seconds, judged.state) == ("interrupted", 5.0, "failed")
@@ -107,7 +107,7 @@ def test_a_run_that_ended_early_has_no_row() -> None:
     assert (later.failure, later.seconds, later.state) == ("", 2.0, "ok")
 
 
-def test_sealing_alone_is_a_part_of_compact() -> None:
+def test_seal_only_run_counts_as_part_of_compact() -> None:
     """It keeps up what it does; a dirty log waits for a whole run."""
     runs, rows = [run(SEAL, number) for number in (3, 2, 1)], [row(SEAL, 1)]
     assert state(runs, rows, job=COMPACT).state == "ok"
@@ -121,7 +121,7 @@ def test_sealing_alone_is_a_part_of_compact() -> None:
     ("since", "success", "overdue"),
     [(40, 20, 0), (40, 30, 10), (26, 30, 6), (None, 30, 10), (3, 30, 0)],
 )
-def test_configs_count_from_when_work_fell_due_or_from_the_last_success(
+def test_delay_starts_when_work_is_due_or_at_the_last_success(
     since: float | None, success: float, overdue: float
 ) -> None:
     """Of a job that runs twice a week: 20 hours are allowed."""
@@ -131,7 +131,7 @@ def test_configs_count_from_when_work_fell_due_or_from_the_last_success(
     assert (judged.overdue_ms, judged.why) == (overdue * HOUR_MS, "old records" if overdue else "")
 
 
-def test_configs_allow_what_they_say_within_bounds() -> None:
+def test_configs_determine_the_allowed_wait_within_bounds() -> None:
     assert [allowed_wait_ms(hours * HOUR_MS) for hours in (0, 1, 5, 24, 168)] == [
         *(MIN_WAIT_MS, MIN_WAIT_MS, 5 * HOUR_MS, 24 * HOUR_MS, MAX_WAIT_MS),
     ]

@@ -27,7 +27,7 @@ def complaint(text: str) -> str:
     return message
 
 
-def test_the_syntax_is_javas() -> None:
+def test_syntax_is_that_of_java_properties() -> None:
     text = "\n".join(
         [
             "# a comment",
@@ -55,11 +55,11 @@ def test_the_syntax_is_javas() -> None:
     ]
 
 
-def test_nothing_said_is_kafkas_defaults() -> None:
+def test_empty_file_has_kafkas_defaults() -> None:
     assert settings_of("# nothing\n", "f", now_ms=5) == Settings(5)
 
 
-def test_each_broker_name_sets_its_topic_config() -> None:
+def test_broker_names_set_topic_configs() -> None:
     pairs = {
         "log.retention.bytes=5": ("retention.bytes", "5"),
         "log.segment.bytes=1000": ("segment.bytes", "1000"),
@@ -94,11 +94,11 @@ def test_each_broker_name_sets_its_topic_config() -> None:
         ("log.roll.jitter.ms=0\nlog.roll.jitter.hours=1", "segment.jitter.ms", 0),
     ],
 )
-def test_finer_units_outrank_coarser_ones(text: str, config: str, value: int) -> None:
+def test_finer_units_take_precedence(text: str, config: str, value: int) -> None:
     assert default_of(text, config) == str(value)
 
 
-def test_the_cleaners_own_settings() -> None:
+def test_cleaner_settings() -> None:
     text = "log.cleaner.dedupe.buffer.size=2097152\nlog.cleaner.io.buffer.load.factor=0.5\nproducer.id.expiration.ms=7"
     settings = settings_of(text, "f")
     assert (settings.dedupe_buffer_bytes, settings.dedupe_load_factor) == (2 << 20, 0.5)
@@ -108,7 +108,7 @@ def test_the_cleaners_own_settings() -> None:
     assert not settings.defaults
 
 
-def test_a_topics_own_value_beats_the_file() -> None:
+def test_topic_config_overrides_the_file() -> None:
     settings = settings_of("log.segment.bytes=1000\nlog.retention.ms=5", "f")
     configs = settings.configs_of("t", TopicConfigs.of({"segment.bytes": 2000}))
     assert (configs.segment_bytes, configs.retention_ms) == (2000, 5)
@@ -148,14 +148,14 @@ def test_a_topics_own_value_beats_the_file() -> None:
         ("log.roll.ms=5\nlog.roll.ms=6", ["line 2", "already set in line 1"]),
     ],
 )
-def test_what_is_wrong_is_one_line_that_says_where_and_what_instead(text: str, words: list[str]) -> None:
+def test_error_reports_the_line_and_the_remedy(text: str, words: list[str]) -> None:
     said = complaint(text)
     assert "conf/x.properties" in said
     for word in words:
         assert word in said
 
 
-def test_the_shipped_file_names_everything_with_kafkas_defaults() -> None:
+def test_shipped_file_lists_all_properties_with_kafkas_defaults() -> None:
     text = SHIPPED.read_text()
     assert settings_of(text, SHIPPED.name) == Settings(0), "as shipped it changes nothing"
     # A setting is a comment that begins right at its #; prose has a blank there.

@@ -39,7 +39,7 @@ REPORT = TopicReport(
 )
 
 
-def test_totals_are_of_whole_partitions_and_add_up() -> None:
+def test_totals_cover_entire_partitions() -> None:
     lost, cleaned = REPORT.totals()
     assert (lost.partition, lost.failed, lost.actions) == (1, True, {})
     assert (lost.records_before, lost.bytes_before, lost.records_after, lost.bytes_after) == (6, 60, 6, 60)
@@ -52,7 +52,7 @@ def test_totals_are_of_whole_partitions_and_add_up() -> None:
     assert not replace(REPORT, failures=()).failed
 
 
-def test_the_summary_shows_each_partition_that_was_worked_on() -> None:
+def test_summary_lists_all_processed_partitions() -> None:
     lines = summary([REPORT]).splitlines()
     assert [re.sub(" +", " ", line) for line in lines[:4]] == [
         "PARTITION DONE RECORDS RECORDS AFTER BYTES BYTES AFTER TOMBSTONES KEPT TOMBSTONES DROPPED DIRTY SECONDS",
@@ -68,12 +68,12 @@ def test_the_summary_shows_each_partition_that_was_worked_on() -> None:
     ]
 
 
-def test_a_summary_of_nothing_says_so() -> None:
+def test_summary_of_an_idle_run() -> None:
     assert summary([TopicReport("t", {0: Size(1, 1), 1: Size(1, 1)})]) == "2 partitions needed nothing"
     assert summary([]) == ""
 
 
-def test_a_dry_run_says_what_and_why() -> None:
+def test_dry_run_reports_planned_work_and_reasons() -> None:
     sizes = {0: Size(1, 1), 1: Size(1, 1)}
     report = TopicReport("t", sizes, planned=(Planned("t", 0, "compact", 2_500_000, "dirty ratio 0.71 > 0.50"),))
     assert summary([report], dry_run=True).splitlines() == [
@@ -83,7 +83,7 @@ def test_a_dry_run_says_what_and_why() -> None:
     ]
 
 
-def test_the_document_is_json_with_exact_numbers() -> None:
+def test_document_is_json_with_exact_numbers() -> None:
     found = json.loads(json.dumps(document([REPORT], root="/data/log", now_ms=5, dry_run=False)))
     assert (found["root"], found["nowMs"], found["dryRun"], found["failed"]) == ("/data/log", 5, False, True)
     (topic,) = found["topics"]
@@ -112,19 +112,19 @@ def test_the_document_is_json_with_exact_numbers() -> None:
     }
 
 
-def test_tables_are_as_wide_as_they_need() -> None:
+def test_table_columns_are_as_wide_as_their_contents() -> None:
     assert (
         table(("A", "N"), (("long name", "1"), ("b", "1,000")))
         == "A              N\nlong name      1\nb          1,000"
     )
 
 
-def test_sizes_are_for_people() -> None:
+def test_sizes_are_human_readable() -> None:
     sizes = [size_text(n) for n in (0, 999, 1_500, 153_100_000, 7_200_000_000, 3e12)]
     assert sizes == ["0 B", "999 B", "1.5 kB", "153.1 MB", "7.2 GB", "3.0 TB"]
 
 
-def test_a_meter_adds_up_and_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_meter_logs_totals_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     ticks: Iterator[int] = iter((0, 1000, 5000, 5500, 10_000))
     meter = Meter("compact t-0", replace(SYSTEM, boot_ms=lambda: next(ticks), wall_ms=lambda: NOON_MS))
     for _ in range(4):
@@ -140,7 +140,7 @@ class Titled:
     title = "compact orders-3"
 
 
-def test_the_outcome_of_a_piece_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_result_of_a_work_item_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     log_result(Titled(), WorkResult((), (), (CLEANED,)))  # type: ignore[arg-type]
     log_result(Titled(), Corrupt("bad CRC"))  # type: ignore[arg-type]
     log_result(Titled(), WorkResult((), (), ()))  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ class Terminal(StringIO):
 
 
 @pytest.mark.parametrize(("stream", "quiet"), [(StringIO, False), (Terminal, True)], ids=["no terminal", "quiet"])
-def test_status_is_only_for_a_terminal(
+def test_status_line_requires_a_terminal(
     stream: type[StringIO], quiet: bool, monkeypatch: pytest.MonkeyPatch, status_at_once: None
 ) -> None:
     monkeypatch.setattr(sys, "stderr", err := stream())
@@ -174,7 +174,7 @@ def status_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "STATUS_SECONDS", 0.001)
 
 
-def test_status_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch, status_at_once: None) -> None:
+def test_status_line_is_replaced_and_removed(monkeypatch: pytest.MonkeyPatch, status_at_once: None) -> None:
     monkeypatch.setattr(sys, "stderr", err := Terminal())
     status = StatusLine("backup")
     status.files(12, 40, 1_200_000_000, 5_120_000_000)
@@ -187,7 +187,7 @@ def test_status_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch, stat
     assert shown[-2].strip() == ""
 
 
-def test_an_interrupt_takes_the_status_along() -> None:
+def test_interrupt_message_contains_the_status() -> None:
     status, stop = StatusLine("import", quiet=True), KeyboardInterrupt()
     status("1,000 records")
     status.__exit__(KeyboardInterrupt, stop, None)

@@ -33,14 +33,12 @@ from sparklog.testing.world import World
         ("yarn", 0, CLUSTER_JOBS),
     ],
 )
-def test_a_cluster_that_is_still_starting_is_given_more_than_its_first_slots(
-    master: str, slots: int, jobs: int
-) -> None:
+def test_parallelism_on_a_cluster_exceeds_its_first_slots(master: str, slots: int, jobs: int) -> None:
     assert _parallelism(SimpleNamespace(master=master, defaultParallelism=slots)) == jobs
 
 
 @pytest.mark.parametrize(("running", "more"), [(MAX_LISTED, ""), (MAX_LISTED + 5, ", 5 more")])
-def test_a_line_names_a_few_of_those_that_run(running: int, more: str) -> None:
+def test_progress_line_lists_a_limited_number_of_work_items(running: int, more: str) -> None:
     works: Any = [SimpleNamespace(title=f"seal t-{number}") for number in range(running)]
     batch = _SparkJobs(None, works, False, World().env())
     for _ in works:
@@ -55,7 +53,7 @@ def runner_of(works: int) -> tuple[SparkRunner, Any]:
     return SparkRunner(SimpleNamespace(sparkContext=context), quiet=True), pieces  # type: ignore[arg-type]
 
 
-def test_threads_that_die_before_their_work_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_fails_if_its_threads_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(batch: _SparkJobs) -> int | None:
         raise MemoryError("struck")
 
@@ -67,7 +65,7 @@ def test_threads_that_die_before_their_work_are_not_waited_for(monkeypatch: pyte
         list(runner.run(works))
 
 
-def test_a_thread_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_to_start_a_thread_stops_the_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     start, batches, first = threading.Thread.start, list[_SparkJobs](), iter([True])
 
     def limited(thread: threading.Thread) -> None:
@@ -88,7 +86,7 @@ def test_a_thread_that_cannot_be_started_ends_the_others(monkeypatch: pytest.Mon
     assert [batch._stopped for batch in batches] == [True]
 
 
-def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_frozen_once_per_kind_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     fork_safety.freeze_gc.cache_clear()
     monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
@@ -100,7 +98,7 @@ def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.
     assert calls[2:] == ["collect", "freeze"], "numba came after the first task"
 
 
-def test_a_piece_of_work_leaves_little_for_the_collection_that_spark_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_item_leaves_few_objects_for_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(spark_runner, "freeze_gc", lambda after, kernels: calls.append(f"{after} {kernels}"))
     monkeypatch.setattr(kernel_choice.choice, "loaded", 7)
@@ -110,7 +108,7 @@ def test_a_piece_of_work_leaves_little_for_the_collection_that_spark_makes(monke
     assert calls == ["work 7"]
 
 
-def test_a_task_loads_nothing_that_opens_topics_or_groups() -> None:
+def test_task_does_not_import_topics_or_groups() -> None:
     """What a worker imports before its first piece of work, which carries all that it needs."""
     program = """
 import sys

@@ -27,7 +27,7 @@ def no_throttle_of_others() -> Iterator[None]:
     process_throttle.cache_clear()
 
 
-def test_bytes_wait_for_their_turn() -> None:
+def test_throttle_limits_the_rate() -> None:
     world = World()
     begun_ms = world.now_ms
     throttle = Throttle(1000, world.env())
@@ -36,7 +36,7 @@ def test_bytes_wait_for_their_turn() -> None:
     assert world.now_ms - begun_ms == pytest.approx(5000, abs=20)
 
 
-def test_small_pauses_are_saved_up_and_idle_time_is_not() -> None:
+def test_short_pauses_accumulate_and_idle_time_does_not() -> None:
     world = World()
     throttle = Throttle(1000, world.env())
     for _ in range(4):
@@ -49,7 +49,7 @@ def test_small_pauses_are_saved_up_and_idle_time_is_not() -> None:
     assert world.slept[1:] == [pytest.approx(2.0)], "an hour without work is no credit for a burst"
 
 
-def test_reads_and_writes_count_together() -> None:
+def test_reads_and_writes_share_the_rate() -> None:
     world = World()
     store = ThrottledStore(MemoryStore(world.clock), Throttle(1000, world.env()))
     assert store.create("a/x", bytes(1000))
@@ -60,7 +60,7 @@ def test_reads_and_writes_count_together() -> None:
     assert sum(world.slept) == pytest.approx(3.5, abs=0.01)
 
 
-def test_tasks_of_a_process_share_its_rate(tmp_path: Path) -> None:
+def test_tasks_of_a_process_share_a_throttle(tmp_path: Path) -> None:
     """A piece of work is pickled into each task, its store with it."""
     store = throttled(LocalStore(str(tmp_path)), 500.0)
     first, second = (pickle.loads(pickle.dumps(store)) for _ in range(2))
@@ -70,7 +70,7 @@ def test_tasks_of_a_process_share_its_rate(tmp_path: Path) -> None:
     assert throttled(plain, UNLIMITED) is plain
 
 
-def test_a_run_of_compact_keeps_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compact_respects_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that its pieces read and write, and not much more time than that."""
     world = World()
     topic = world.root().create_topic("t", configs={"cleanup.policy": "compact", "compression.type": "uncompressed"})

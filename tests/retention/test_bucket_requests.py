@@ -29,7 +29,7 @@ def bucket(tmp_path: Path) -> CountedRoot:
     return CountedRoot("bucket", tmp_path)
 
 
-def test_a_bulk_delete_is_a_request_for_1000_keys() -> None:
+def test_bulk_delete_uses_one_request_per_1000_keys() -> None:
     inner = Bucket(lambda: 0)
     store = CountingStore(CountingStore(inner))
     keys = tuple(f"t/append/{number}" for number in range(2500))
@@ -44,7 +44,7 @@ def test_a_bulk_delete_is_a_request_for_1000_keys() -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_the_vacuum_deletes_in_bulk_and_lists_each_folder_once(bucket: CountedRoot) -> None:
+def test_vacuum_deletes_in_bulk_and_lists_each_directory_once(bucket: CountedRoot) -> None:
     topic = bucket.topic(2)
     for number in range(140):
         topic.append(rows("x", partition=number % 2))
@@ -65,7 +65,7 @@ def test_the_vacuum_deletes_in_bulk_and_lists_each_folder_once(bucket: CountedRo
     assert bucket.store.by_kind["get", "commit"] <= 24
 
 
-def test_old_entries_of_a_group_go_in_bulk(bucket: CountedRoot) -> None:
+def test_old_group_entries_are_deleted_in_bulk(bucket: CountedRoot) -> None:
     bucket.topic(1).append(rows(*"x" * 300))
     member = Group(bucket.root, "g").join("m")
     for offset in range(150):
@@ -89,7 +89,7 @@ def pruned_world() -> tuple[World, Bucket]:
     return world, target
 
 
-def test_a_prune_deletes_in_bulk() -> None:
+def test_prune_deletes_in_bulk() -> None:
     world, target = pruned_world()
     store = CountingStore(target)
     pruned = prune(store, keep=1, env=world.env())
@@ -109,7 +109,7 @@ class HalfDone(WrapperStore):
         raise Unavailable("half of it is done; try again")
 
 
-def test_a_prune_that_breaks_off_leaves_no_backup_without_its_files() -> None:
+def test_interrupted_prune_leaves_only_complete_backups() -> None:
     world, target = pruned_world()
     with pytest.raises(Unavailable):
         prune(HalfDone(target), keep=1, env=world.env())
@@ -123,7 +123,7 @@ def test_a_prune_that_breaks_off_leaves_no_backup_without_its_files() -> None:
     assert len(prune(target, keep=1, env=world.env()).dropped) == 1
 
 
-def test_a_root_is_made_without_a_listing_of_all_keys() -> None:
+def test_creating_a_root_does_not_list_all_keys() -> None:
     world = World()
     inner = Bucket(world.clock)
     for number in range(3000):

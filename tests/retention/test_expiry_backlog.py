@@ -29,7 +29,7 @@ def backlog(world: World, topic: Topic) -> Backlog:
     return expiry_backlog(topic.log.snapshot(), Settings(world.now_ms))
 
 
-def test_expired_records_wait_since_they_expired() -> None:
+def test_backlog_of_expired_records_starts_at_their_expiry() -> None:
     world = World()
     first_ms = world.now_ms
     topic = topic_of_two(world, retention_ms=3 * HOUR_MS)
@@ -44,14 +44,14 @@ def test_expired_records_wait_since_they_expired() -> None:
 
 
 @pytest.mark.parametrize(("retention_ms", "allowed_ms"), [(1, MIN_WAIT_MS), (7 * DAY_MS, MAX_WAIT_MS)])
-def test_a_wait_has_bounds(retention_ms: int, allowed_ms: int) -> None:
+def test_allowed_wait_is_bounded(retention_ms: int, allowed_ms: int) -> None:
     world = World()
     topic = topic_of_two(world, retention_ms=retention_ms)
     world.now_ms += 8 * DAY_MS
     assert [due.allowed_ms for due in backlog(world, topic).due] == [allowed_ms]
 
 
-def test_too_many_bytes_wait_since_nobody_knows_when() -> None:
+def test_excess_bytes_have_no_due_time() -> None:
     world = World()
     topic = topic_of_two(world, retention_bytes=1)
     (due,) = backlog(world, topic).due
@@ -59,14 +59,14 @@ def test_too_many_bytes_wait_since_nobody_knows_when() -> None:
     assert "above retention.bytes" in due.why
 
 
-def test_what_delete_records_hid_does_not_wait() -> None:
+def test_records_below_the_log_start_are_not_in_the_backlog() -> None:
     world = World()
     topic = topic_of_two(world)
     topic.delete_records({0: 1})
     assert backlog(world, topic) == Backlog()
 
 
-def test_a_run_that_fails_says_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_run_reports_its_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     first_ms = world.now_ms
     topic = topic_of_two(world, retention_ms=1)

@@ -24,7 +24,7 @@ FIXTURES = [
 
 
 @pytest.mark.parametrize(("name", "before", "after", "reason"), FIXTURES)
-def test_the_fixtures(fixtures: Path, name: str, before: str, after: str, reason: str) -> None:
+def test_fixtures_expire_as_in_kafka(fixtures: Path, name: str, before: str, after: str, reason: str) -> None:
     folder = fixtures / name
     configs, stages = fixture(folder)
     found = stage_segments(folder, stages[before])
@@ -46,7 +46,7 @@ def test_the_fixtures(fixtures: Path, name: str, before: str, after: str, reason
         ("compaction/compact-delete-bytes", "before", "after"),
     ],
 )
-def test_what_is_also_compacted_expires_after_the_cleaning(fixtures: Path, name: str, before: str, after: str) -> None:
+def test_compacted_and_deleted_topics_expire_after_cleaning(fixtures: Path, name: str, before: str, after: str) -> None:
     configs, stages = fixture(fixtures / name)
     told = stages[after]["cleaner"]
     found = segments(told["segmentsAfterCleaning"], stages[after]["logEndOffset"])
@@ -76,7 +76,7 @@ FOUR = [row(0, 2), row(2, 4), row(4, 6), row(6, 7, active=True)]
 
 
 @pytest.mark.parametrize(("log_start", "gone"), [(0, []), (1, []), (2, [0]), (3, [0]), (7, [0, 2, 4])])
-def test_delete_records(log_start: int, gone: list[int]) -> None:
+def test_segments_below_the_log_start_expire(log_start: int, gone: list[int]) -> None:
     expiry = plan(FOUR, log_start=log_start, retention_ms=-1)
     assert [item.segment.base for item in expiry.expired] == gone
     assert expiry.log_start == log_start
@@ -86,55 +86,55 @@ def test_delete_records(log_start: int, gone: list[int]) -> None:
     ("limit", "log_start"),
     [(281, 0), (280, 0), (211, 0), (210, 2), (141, 2), (140, 4), (139, 4), (70, 6), (0, 7), (-1, 0)],
 )
-def test_size_never_goes_below_the_limit(limit: int, log_start: int) -> None:
+def test_size_rule_keeps_at_least_retention_bytes(limit: int, log_start: int) -> None:
     expiry = plan(FOUR, retention_ms=-1, retention_bytes=limit)
     assert expiry.log_start == log_start
     assert sum(each.segment.size for each in expiry.expired) == 70 * len(expiry.expired)
 
 
-def test_the_active_segment_goes_when_all_of_it_is_too_old_and_not_before() -> None:
+def test_active_segment_expires_after_all_its_records() -> None:
     found = [row(0, 2, max_ts=10), row(2, 5, max_ts=20, active=True)]
     assert plan(found, now_ms=1020, retention_ms=1000).log_start == 2
     expiry = plan(found, now_ms=1021, retention_ms=1000)
     assert (expiry.log_start, len(expiry.expired)) == (5, 2)
 
 
-def test_an_empty_active_segment_stays() -> None:
+def test_empty_active_segment_is_kept() -> None:
     expiry = plan(
         [row(5, 5, size=0, max_ts=-1, active=True)], now_ms=10**15, log_start=5, retention_ms=0, retention_bytes=0
     )
     assert (expiry.log_start, expiry.expired) == (5, ())
 
 
-def test_a_time_from_the_future_keeps_all_behind_it() -> None:
+def test_future_timestamp_keeps_all_later_segments() -> None:
     found = [row(0, 2, max_ts=10), row(2, 4, max_ts=10**15), row(4, 5, max_ts=10, active=True)]
     assert plan(found, now_ms=10**9, retention_ms=1000).log_start == 2
 
 
-def test_a_log_start_inside_a_segment_is_not_moved_back_when_the_one_before_goes() -> None:
+def test_log_start_inside_a_segment_never_moves_backwards() -> None:
     found = [row(0, 2, max_ts=10), row(2, 6, max_ts=10**15), row(6, 7, active=True)]
     assert plan(found, now_ms=10**9, log_start=4, retention_ms=1000).log_start == 4
 
 
-def test_size_counts_what_the_rule_before_has_left() -> None:
+def test_size_rule_applies_to_the_remaining_segments() -> None:
     """Two of four go by the log start; of the 140 bytes left, one more may go for 70."""
     expiry = plan(FOUR, log_start=4, retention_ms=-1, retention_bytes=70)
     assert [(item.segment.base, item.reason) for item in expiry.expired] == [(0, START), (2, START), (4, SIZE)]
     assert expiry.log_start == 6
 
 
-def test_a_compacted_topic_loses_only_what_lies_below_its_log_start() -> None:
+def test_compacted_topic_only_expires_below_its_log_start() -> None:
     expiry = plan(FOUR, now_ms=10**15, log_start=2, cleanup_policy="compact", retention_ms=0, retention_bytes=0)
     assert [(item.segment.base, item.reason) for item in expiry.expired] == [(0, START)]
 
 
-def test_a_gap_between_segments_ends_at_the_next_base() -> None:
+def test_log_start_after_a_gap_is_the_next_base_offset() -> None:
     found = [row(0, 2, max_ts=10), row(8, 9, max_ts=10**15, active=True)]
     assert plan(found, now_ms=10**9, retention_ms=1).log_start == 8
 
 
 @pytest.mark.parametrize(("modified", "log_start"), [(None, 0), (500, 2), (5000, 0)])
-def test_without_timestamps_the_files_time_counts(modified: int | None, log_start: int) -> None:
+def test_segments_without_timestamps_use_the_file_time(modified: int | None, log_start: int) -> None:
     found = [row(0, 2, max_ts=-1), row(2, 3, max_ts=5000, active=True)]
     expiry = plan_expiry(
         found,

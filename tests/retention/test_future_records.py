@@ -19,7 +19,7 @@ FAR = {"message.timestamp.after.max.ms": 2**63 - 1, "segment.bytes": 1024, "comp
 
 @pytest.mark.parametrize("policy", ["delete", "compact"])
 @pytest.mark.parametrize("ahead_ms", [HOUR_MS, HOUR_MS + 1, 1000 * DAY_MS, 2**60])
-def test_a_record_in_the_future_is_named(policy: str, ahead_ms: int) -> None:
+def test_future_record_is_reported(policy: str, ahead_ms: int) -> None:
     world = World()
     root = world.root()
     topic = root.create_topic("t", partitions=2, configs={**FAR, "cleanup.policy": policy, "retention.ms": DAY_MS})

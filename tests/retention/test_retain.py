@@ -57,7 +57,7 @@ class RecordsWorld(World):
         return retain_topic(topic, self.settings(text), **how)  # type: ignore[arg-type]
 
 
-def test_old_records_go_where_nobody_seals() -> None:
+def test_old_records_expire_in_unsealed_slices() -> None:
     """The roll rule cuts what was appended: an hour a segment, and five hours are kept."""
     world = RecordsWorld()
     topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
@@ -74,7 +74,7 @@ def test_old_records_go_where_nobody_seals() -> None:
     assert topic.scan().to_table().num_rows == 50
 
 
-def test_an_active_segment_stays_until_all_of_it_is_old() -> None:
+def test_active_segment_is_kept_until_all_its_records_are_old() -> None:
     world = RecordsWorld()
     topic = world.topic(retention_ms=5 * HOUR_MS)
     world.hours(topic, 24)
@@ -87,7 +87,7 @@ def test_an_active_segment_stays_until_all_of_it_is_old() -> None:
     assert topic.scan().to_table().num_rows == 10
 
 
-def test_size_by_segments_of_unsealed_slices() -> None:
+def test_size_rule_uses_segments_of_unsealed_slices() -> None:
     world = RecordsWorld()
     topic = world.topic(retention_ms=-1, compression_type="uncompressed")
     world.hours(topic, 10)
@@ -99,7 +99,7 @@ def test_size_by_segments_of_unsealed_slices() -> None:
     assert item.nbytes - item.expired_bytes >= 5 * one
 
 
-def test_partitions_go_in_one_commit_each_by_its_own_records() -> None:
+def test_partitions_expire_in_one_commit() -> None:
     world = RecordsWorld()
     topic = world.topic(partitions=3, retention_ms=5 * HOUR_MS, segment_ms=1)
     world.hours(topic, 6, partition=0)
@@ -113,7 +113,7 @@ def test_partitions_go_in_one_commit_each_by_its_own_records() -> None:
     assert topic.log.state().version == version + 1
 
 
-def test_compacted_topics_keep_their_records_and_those_also_deleting_do_not() -> None:
+def test_only_topics_with_policy_delete_expire() -> None:
     world = RecordsWorld()
     compacted = world.topic("compacted", cleanup_policy="delete", retention_ms=HOUR_MS, segment_ms=1)
     both = world.topic("both", cleanup_policy="delete", retention_ms=HOUR_MS, segment_ms=1)
@@ -135,7 +135,7 @@ def test_compacted_topics_keep_their_records_and_those_also_deleting_do_not() ->
         ("", 0),
     ],
 )
-def test_a_properties_file_ranks_as_in_kafka(text: str, log_start: int) -> None:
+def test_properties_have_kafkas_precedence(text: str, log_start: int) -> None:
     world = RecordsWorld()
     topic = world.topic(segment_ms=1)
     world.hours(topic, 24)
@@ -143,7 +143,7 @@ def test_a_properties_file_ranks_as_in_kafka(text: str, log_start: int) -> None:
     assert topic.log.state().log_start.tolist() == [log_start]
 
 
-def test_what_a_topic_sets_beats_the_properties() -> None:
+def test_topic_config_overrides_the_properties() -> None:
     world = RecordsWorld()
     topic = world.topic(segment_ms=1, retention_ms=-1)
     world.hours(topic, 24)
@@ -152,12 +152,12 @@ def test_what_a_topic_sets_beats_the_properties() -> None:
 
 
 @pytest.mark.parametrize("text", ["log.retention.ms=0", "log.retention.minutes=soon", "log.retention.year=1"])
-def test_wrong_properties(text: str) -> None:
+def test_invalid_properties_are_rejected(text: str) -> None:
     with pytest.raises(BadRequest):
         settings_of(text, "test.properties")
 
 
-def test_a_negative_retention_is_refused_where_it_is_set() -> None:
+def test_negative_retention_is_rejected_when_it_is_set() -> None:
     world = RecordsWorld()
     topic = world.topic()
     with pytest.raises(BadRequest, match=r"retention\.ms must be an integer of at least -1, found '-2'"):
@@ -166,7 +166,7 @@ def test_a_negative_retention_is_refused_where_it_is_set() -> None:
         topic.alter(configs={"retention.msec": 5})
 
 
-def test_delete_records_first_then_retention() -> None:
+def test_retention_after_delete_records() -> None:
     world = RecordsWorld()
     topic = world.topic(retention_ms=20 * HOUR_MS, segment_ms=1)
     world.hours(topic, 24)
@@ -175,7 +175,7 @@ def test_delete_records_first_then_retention() -> None:
     assert topic.log.state().log_start.tolist() == [40]
 
 
-def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
+def test_dry_run_changes_nothing_and_reports_the_same() -> None:
     world = RecordsWorld()
     topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     world.hours(topic, 24)
@@ -192,7 +192,7 @@ def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_the_files_go_a_day_after_their_records() -> None:
+def test_files_are_deleted_a_day_after_their_records_expire() -> None:
     world = RecordsWorld()
     topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     world.hours(topic, 24)
@@ -211,7 +211,7 @@ def test_the_files_go_a_day_after_their_records() -> None:
     assert "replaced or expired" in text
 
 
-def test_a_reader_that_planned_before_reads_on() -> None:
+def test_reader_with_an_earlier_plan_can_still_read() -> None:
     world = RecordsWorld()
     topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     world.hours(topic, 24)
@@ -221,7 +221,7 @@ def test_a_reader_that_planned_before_reads_on() -> None:
     assert first + sum(batch.num_rows for batch in reader) == 240
 
 
-def test_segments_without_times_go_by_their_files() -> None:
+def test_segments_without_timestamps_expire_by_file_time() -> None:
     world = VacuumWorld(configs={"retention.ms": DAY_MS})
     world.append(2)
     snapshot = world.process().topic().log.snapshot()
@@ -236,7 +236,7 @@ def test_segments_without_times_go_by_their_files() -> None:
 
 
 class TestRoots:
-    def test_all_topics_deleted_ones_too(self) -> None:
+    def test_retain_root_includes_deleted_topics(self) -> None:
         world = RecordsWorld()
         topics = [world.topic(name, retention_ms=5 * HOUR_MS, segment_ms=1) for name in ("a", "b", "c")]
         for topic in topics:
@@ -257,7 +257,7 @@ class TestRoots:
         assert "8" in summary(reports)
         assert document(reports, root="r", now_ms=5, dry_run=False)["topics"][1]["deleted"] is True  # type: ignore[index]
 
-    def test_only_the_topics_asked_for(self) -> None:
+    def test_retain_root_with_selected_topics(self) -> None:
         world = RecordsWorld()
         for name in ("a", "b"):
             world.hours(world.topic(name, retention_ms=1, segment_ms=1), 2)
@@ -266,7 +266,7 @@ class TestRoots:
         assert world.opened.topic("b").log.state().log_start.tolist() == [20]
 
     @pytest.mark.usefixtures("records_in_files")
-    def test_a_deleted_topic_by_name(self) -> None:
+    def test_retain_root_with_a_deleted_topic(self) -> None:
         world = RecordsWorld()
         topic = world.topic("gone")
         world.hours(topic, 2)
@@ -276,17 +276,17 @@ class TestRoots:
         assert report.vacuum is not None
         assert report.vacuum.objects == 2
 
-    def test_a_topic_that_does_not_exist(self) -> None:
+    def test_retain_root_rejects_an_unknown_topic(self) -> None:
         world = RecordsWorld()
         world.topic("orders", retention_ms=1)
         with pytest.raises(NotFound, match=r"topic 'order' does not exist.*did you mean 'orders'"):
             retain_root(world.opened, world.settings(), topics=("orders", "order"))
 
-    def test_a_root_without_topics(self) -> None:
+    def test_retain_root_without_topics(self) -> None:
         world = RecordsWorld()
         assert retain_root(world.opened, world.settings()) == []
 
-    def test_a_topic_that_fails_is_reported_and_the_others_are_done(self) -> None:
+    def test_failed_topic_does_not_affect_other_topics(self) -> None:
         world = RecordsWorld()
         for name in ("a", "b", "c"):
             world.hours(world.topic(name, retention_ms=5 * HOUR_MS, segment_ms=1), 8)
@@ -298,7 +298,7 @@ class TestRoots:
         (failure,) = reports[1].failures
         assert "b/_log/00000000000000000008.json" in failure.line()
 
-    def test_a_topic_deleted_while_its_commit_is_made_is_no_failure(self) -> None:
+    def test_topic_deleted_during_the_commit_is_not_a_failure(self) -> None:
         world = RecordsWorld()
         world.hours(world.topic(retention_ms=5 * HOUR_MS, segment_ms=1), 8)
         through = FaultyStore(world.store, lambda call: None)
@@ -321,7 +321,7 @@ class TestRoots:
         assert topic.log.refresh().topic_state.deleted
 
     @pytest.mark.usefixtures("records_in_files")
-    def test_a_store_that_refuses_to_delete(self) -> None:
+    def test_rejected_deletes_are_reported(self) -> None:
         world = RecordsWorld()
         topic = world.topic(retention_ms=1, segment_ms=1)
         world.hours(topic, 5)
@@ -335,14 +335,14 @@ class TestRoots:
         assert world.retain(topic).vacuum.objects == 5  # type: ignore[union-attr]
 
 
-def test_nothing_to_do_says_so() -> None:
+def test_summary_without_changes() -> None:
     world = RecordsWorld()
     report = world.retain(world.topic())
     assert summary([report]) == "1 topic: nothing was deleted"
     assert summary([report], dry_run=True) == "1 topic: nothing would be deleted"
 
 
-def test_imported_fixtures_keep_the_segments_that_kafka_keeps(fixtures: Path) -> None:
+def test_imported_fixtures_keep_the_same_segments_as_kafka(fixtures: Path) -> None:
     """Through a root: imported, retained at the fixture's clock, the log starts where Kafka's does."""
     checked = 0
     for name, before, after in (

@@ -162,7 +162,7 @@ WHAT_HAPPENS = ("acked", "merged", "retained", "append file", "files read")
         per_seed=dict.fromkeys(WHAT_HAPPENS, 1),
     ),
 )
-def test_retention_deletes_no_file_that_a_reader_needs(sweep: Sweep, seeds: range) -> None:
+def test_retention_never_deletes_a_file_that_a_reader_needs(sweep: Sweep, seeds: range) -> None:
     assert RETENTION.sweep(sweep, seeds)
 
 

@@ -41,7 +41,7 @@ def leftovers(store: LocalStore) -> dict[str, Path]:
     return found
 
 
-def test_listing_and_deleting(store: LocalStore) -> None:
+def test_temporary_files_can_be_listed_and_deleted(store: LocalStore) -> None:
     paths = leftovers(store)
     listed = {info.key: info for info in store.temporary_files("")}
     assert {os.path.join(store.location, key) for key in listed} == {str(path) for path in paths.values()}
@@ -57,13 +57,13 @@ def test_listing_and_deleting(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("key", ["_root.json", "t/append/x.slices", "t/../~1", "/~1", "t/~/x", "~", "t/~a/b", "t/~.."])
-def test_nothing_else_is_deleted_as_a_temporary_file(store: LocalStore, key: str) -> None:
+def test_delete_temporary_rejects_other_files(store: LocalStore, key: str) -> None:
     with pytest.raises(BadRequest):
         store.delete_temporary(key)
     assert store.stat("_root.json") is not None
 
 
-def test_those_of_dead_writers_go(store: LocalStore) -> None:
+def test_temporary_files_of_dead_writers_are_deleted(store: LocalStore) -> None:
     paths = leftovers(store)
     for path in paths.values():
         aged(path, DAY_MS + HOUR_MS)
@@ -84,13 +84,13 @@ def test_those_of_dead_writers_go(store: LocalStore) -> None:
         assert [report.topic for report in reports] == ["(root)", "t"]
 
 
-def test_a_clock_given_by_a_user_takes_none(store: LocalStore) -> None:
+def test_user_clock_does_not_delete_temporary_files(store: LocalStore) -> None:
     paths = leftovers(store)
     retain_root(open_root(store), Settings(SYSTEM.wall_ms() + 100 * DAY_MS))
     assert all(path.exists() for path in paths.values())
 
 
-def test_a_writer_whose_file_was_taken_fails_and_says_so(store: LocalStore) -> None:
+def test_writer_fails_if_its_temporary_file_was_deleted(store: LocalStore) -> None:
     writer = store.writer("t/append/file.slices")
     writer.write(b"data")
     for info in list(store.temporary_files("t/append/")):
@@ -101,7 +101,7 @@ def test_a_writer_whose_file_was_taken_fails_and_says_so(store: LocalStore) -> N
     assert store.stat("t/append/file.slices") is None
 
 
-def test_one_that_cannot_be_deleted_is_reported(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_file_that_cannot_be_deleted_is_reported(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in leftovers(store).values():
         aged(path, 2 * DAY_MS)
 

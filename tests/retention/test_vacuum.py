@@ -24,7 +24,7 @@ def kinds(report: VacuumReport) -> dict[str, int]:
 
 
 class TestUnnamedFiles:
-    def test_replaced_files_go_a_day_after_they_were_replaced(self) -> None:
+    def test_replaced_files_are_deleted_after_a_day(self) -> None:
         world = VacuumWorld()
         old = world.append(3)
         new = world.rewrite()
@@ -39,7 +39,7 @@ class TestUnnamedFiles:
         assert report.nbytes == 12
         world.assert_promises()
 
-    def test_a_file_made_ten_days_ago_and_replaced_a_minute_ago_stays(self) -> None:
+    def test_recently_replaced_old_file_is_kept(self) -> None:
         world = VacuumWorld()
         old = world.append(2)
         world.advance(10 * DAY_MS)
@@ -49,7 +49,7 @@ class TestUnnamedFiles:
         assert set(old) < world.files()
         world.assert_promises()
 
-    def test_what_expired_goes_a_day_later(self) -> None:
+    def test_expired_files_are_deleted_after_a_day(self) -> None:
         world = VacuumWorld()
         old = world.append(2)
         topic = world.process().topic()
@@ -68,7 +68,7 @@ class TestUnnamedFiles:
         assert orphan.path not in world.files()
         assert "unreferenced" in report.removed[0].reason
 
-    def test_an_upload_for_the_newest_version_is_left_alone_however_old(self) -> None:
+    def test_upload_based_on_the_latest_version_is_kept(self) -> None:
         world = VacuumWorld()
         writer = world.process()
         target = writer.target()
@@ -79,7 +79,7 @@ class TestUnnamedFiles:
         world.assert_promises()
         assert file.path in world.files()
 
-    def test_indexes_go_with_their_segment(self) -> None:
+    def test_indexes_are_deleted_with_their_segment(self) -> None:
         world = VacuumWorld()
         world.append(2)
         first = world.rewrite(sealed=True)
@@ -94,7 +94,7 @@ class TestUnnamedFiles:
         }
         assert first not in world.files()
 
-    def test_what_is_not_ours_stays_and_is_counted(self) -> None:
+    def test_unrecognized_files_are_kept_and_counted(self) -> None:
         world = VacuumWorld()
         world.store.create("t/append/notes.txt", b"mine")
         world.append(2)
@@ -103,7 +103,7 @@ class TestUnnamedFiles:
         assert world.vacuum().foreign == 1
         assert "append/notes.txt" in world.files()
 
-    def test_the_delay_is_the_topics_own(self) -> None:
+    def test_delete_delay_is_the_topic_config(self) -> None:
         world = VacuumWorld(configs={"file.delete.delay.ms": 3 * DAY_MS})
         world.append(2)
         world.rewrite()
@@ -112,7 +112,7 @@ class TestUnnamedFiles:
         world.advance(DAY_MS + 1)
         assert world.vacuum().objects == 2
 
-    def test_an_idle_topic_gets_no_commits(self) -> None:
+    def test_vacuum_does_not_commit_to_an_idle_topic(self) -> None:
         world = VacuumWorld()
         world.append(2)
         world.rewrite()
@@ -123,7 +123,7 @@ class TestUnnamedFiles:
             versions.append(world.log.state.version)
         assert len(set(versions)) == 1, "one upload floor for one deletion, none for nothing"
 
-    def test_a_dry_run_says_what_a_run_does_and_changes_nothing(self) -> None:
+    def test_dry_run_reports_the_deletions_and_changes_nothing(self) -> None:
         world = VacuumWorld()
         world.append(9)
         world.rewrite()
@@ -142,7 +142,7 @@ class TestUnnamedFiles:
 class TestWriters:
     """The upload floor against writers that take longer than the delay."""
 
-    def test_a_slow_writer_is_told_to_upload_again(self) -> None:
+    def test_slow_writer_must_upload_again(self) -> None:
         world = VacuumWorld()
         writer = world.process()
         target = writer.target()
@@ -157,7 +157,7 @@ class TestWriters:
         writer.append({0: 5})
         world.assert_promises()
 
-    def test_a_slow_writer_at_every_moment_of_the_vacuum(self) -> None:
+    def test_slow_writer_at_every_request_of_the_vacuum(self) -> None:
         """Whatever it is between: its commit is refused, or its file is there."""
         outcomes = set()
         for number in range(200):
@@ -186,7 +186,7 @@ class TestWriters:
         assert not struck, "the vacuum makes more requests than were tried"
         assert outcomes == {"committed", "refused"}
 
-    def test_a_writer_that_stalls_in_its_create(self) -> None:
+    def test_writer_that_stalls_in_a_create(self) -> None:
         world = VacuumWorld()
         writer = world.process()
         target = writer.target()
@@ -204,7 +204,7 @@ class TestWriters:
         assert file.path not in world.log.file_versions
 
     @pytest.mark.parametrize("skew", [-2 * DAY_MS, 2 * DAY_MS, 400 * DAY_MS])
-    def test_a_wrong_clock_loses_nothing(self, skew: int) -> None:
+    def test_wrong_clock_does_not_lose_records(self, skew: int) -> None:
         """A vacuum may think it is next year: uploads are asked for again, records stay."""
         world = VacuumWorld()
         writer = world.process()
@@ -225,7 +225,7 @@ class TestWriters:
 
 
 class TestHolds:
-    def test_what_a_held_version_names_stays_until_it_is_let_go(self) -> None:
+    def test_files_of_a_leased_version_are_kept_until_the_release(self) -> None:
         world = VacuumWorld()
         old = world.append(3)
         world.hold("backup", 3)
@@ -240,7 +240,7 @@ class TestHolds:
         world.vacuum()
         assert not set(old) & world.files()
 
-    def test_a_hold_that_ran_out_is_let_go_by_a_commit(self) -> None:
+    def test_expired_lease_is_removed_by_a_commit(self) -> None:
         world = VacuumWorld()
         old = world.append(3)
         world.hold("scan", 3, world.now_ms + 2 * DAY_MS)
@@ -253,7 +253,7 @@ class TestHolds:
         assert not set(old) & world.files()
         assert not world.process().topic().log.state().holds
 
-    def test_a_clock_given_by_a_user_ends_no_hold(self) -> None:
+    def test_user_clock_does_not_expire_leases(self) -> None:
         world = VacuumWorld()
         old = world.append(3)
         world.hold("scan", 3, world.now_ms + 2 * DAY_MS)
@@ -261,7 +261,7 @@ class TestHolds:
         vacuum(world.process().topic(), Settings(world.now_ms + 100 * DAY_MS))
         assert set(old) < world.files()
 
-    def test_a_hold_renewed_while_the_vacuum_looks_stays(self) -> None:
+    def test_lease_renewed_during_the_vacuum_remains_in_effect(self) -> None:
         world = VacuumWorld()
         old = world.append(3)
         world.hold("scan", 3, world.now_ms + HOUR_MS)
@@ -275,7 +275,7 @@ class TestHolds:
         assert set(old) < world.files()
         world.assert_promises(held={"scan": 3})
 
-    def test_a_hold_taken_at_every_moment_of_the_vacuum(self) -> None:
+    def test_lease_acquired_at_every_request_of_the_vacuum(self) -> None:
         outcomes = set()
         for number in range(200):
             world = VacuumWorld()
@@ -302,7 +302,7 @@ class TestHolds:
         assert outcomes == {"held", "refused"}
 
     @pytest.mark.parametrize("version", [5, 6, 7])
-    def test_a_held_version_stays_rebuildable_when_its_commits_would_go(self, version: int) -> None:
+    def test_leased_version_can_be_rebuilt_after_commits_are_deleted(self, version: int) -> None:
         world = VacuumWorld()
         world.append(10)
         world.hold("backup", version)
@@ -319,7 +319,7 @@ class TestHolds:
         )
         world.assert_promises(held={"backup": version})
 
-    def test_a_hold_that_cannot_be_rebuilt_stops_the_deletion(self) -> None:
+    def test_leased_version_that_cannot_be_rebuilt_stops_the_vacuum(self) -> None:
         world = VacuumWorld()
         old = world.append(6)
         world.hold("backup", 2)
@@ -332,7 +332,7 @@ class TestHolds:
 
 
 class TestOtherTopics:
-    def test_a_clones_files_outlive_their_topic_while_it_holds_them(self) -> None:
+    def test_files_of_a_clone_outlive_the_source_topic(self) -> None:
         world = VacuumWorld()
         old = world.append(3)
         world.hold("clone of t", 3)
@@ -354,7 +354,7 @@ class TestOtherTopics:
         assert set(old) == world.files()
         assert world.process().topic("c").log.snapshot().slices.paths() == {file.path}
 
-    def test_a_deleted_topic_loses_its_data_after_the_delay_it_had(self) -> None:
+    def test_data_of_a_deleted_topic_is_deleted_after_its_delay(self) -> None:
         world = VacuumWorld(configs={"file.delete.delay.ms": 3 * DAY_MS})
         world.append(3)
         world.rewrite()
@@ -371,7 +371,7 @@ class TestOtherTopics:
         world.vacuum()
         assert world.log.state.version == version
 
-    def test_a_topic_created_again_keeps_its_own_files(self) -> None:
+    def test_recreated_topic_keeps_its_files(self) -> None:
         world = VacuumWorld()
         old = world.append(3)
         someone = world.process()
@@ -390,7 +390,7 @@ class TestOtherTopics:
         assert {item.reason for item in report.removed} == {"its topic was deleted"}
         world.assert_promises()
 
-    def test_a_writer_of_the_topic_that_was_deleted_gets_nowhere(self) -> None:
+    def test_writer_of_a_deleted_topic_is_rejected(self) -> None:
         world = VacuumWorld()
         world.append(1)
         writer = world.process()
@@ -407,7 +407,7 @@ class TestOtherTopics:
 
 
 class TestRegistry:
-    def test_writers_idle_for_90_days_are_forgotten(self) -> None:
+    def test_writers_idle_for_90_days_are_removed(self) -> None:
         world = VacuumWorld()
         driver = world.process()
         driver.append({0: 1}, driver.target(), WriterKey("old", 3))
@@ -421,7 +421,7 @@ class TestRegistry:
         assert world.vacuum().idle_writers == ("old",)
         assert set(world.process().topic().log.state().registry) == {"alive"}
 
-    def test_a_writer_that_comes_back_while_the_vacuum_looks_stays(self) -> None:
+    def test_writer_that_commits_during_the_vacuum_is_kept(self) -> None:
         world = VacuumWorld()
         driver = world.process()
         driver.append({0: 1}, driver.target(), WriterKey("q", 3, "run-1"))
@@ -434,7 +434,7 @@ class TestRegistry:
         world.vacuum(cleaner)
         assert set(world.process().topic().log.state().registry) == {"q"}
 
-    def test_a_clock_given_by_a_user_forgets_nobody(self) -> None:
+    def test_user_clock_does_not_remove_writers(self) -> None:
         world = VacuumWorld()
         driver = world.process()
         driver.append({0: 1}, driver.target(), WriterKey("q", 3))
@@ -443,7 +443,7 @@ class TestRegistry:
         assert world.process().topic().log.state().registry
 
 
-def test_the_budget_of_a_vacuum_that_finds_nothing() -> None:
+def test_request_budget_of_an_idle_vacuum() -> None:
     world = VacuumWorld()
     world.append(30)
     world.advance(HOUR_MS)

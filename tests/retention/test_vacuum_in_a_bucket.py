@@ -25,7 +25,7 @@ class BucketWorld(VacuumWorld):
 
 
 @pytest.mark.parametrize("begin_ms", [0, 1, 500, 998, 999])
-def test_replaced_files_stay_for_the_whole_delay(begin_ms: int) -> None:
+def test_replaced_files_are_kept_for_the_entire_delay(begin_ms: int) -> None:
     world = BucketWorld(late_ms=0)
     world.append(2)
     world.now_ms += DAY_MS + begin_ms

@@ -70,7 +70,7 @@ def values(topic: Topic) -> list[bytes]:
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_records_that_expired_leave_commits_of_a_quiet_topic_too(deleted: bool) -> None:
+def test_expired_inline_records_of_an_idle_topic_are_deleted(deleted: bool) -> None:
     """It has too few commits for a checkpoint, of which two must be newer: the vacuum writes them, and no more."""
     world = World()
     topic = world.root().create_topic("t", configs={"retention.ms": 3 * DAY_MS, "segment.ms": DAY_MS})
@@ -100,7 +100,7 @@ def kept(world: World, name: str = "t") -> set[str]:
     return {info.key for info in world.store.list(f"{name}/_log/0")}
 
 
-def test_commits_stay_as_long_as_slices_name_them(world: World) -> None:
+def test_commits_are_kept_for_as_long_as_slices_reference_them(world: World) -> None:
     topic = filled(world)
     assert len(values(topic)) == 40
     paths = topic.log.snapshot().slices.paths()
@@ -119,7 +119,7 @@ def test_commits_stay_as_long_as_slices_name_them(world: World) -> None:
     assert verify_root(world.store).findings == ()
 
 
-def test_without_the_rule_records_are_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_lost_without_the_rule(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vacuum_plan, "without_records", lambda topic, commits, kept: commits)
     filled(world)
     # Another process, which has not read the commits as they came.
@@ -127,7 +127,7 @@ def test_without_the_rule_records_are_lost(world: World, monkeypatch: pytest.Mon
         values(World(CountingStore(world.store), now_ms=world.now_ms, seed=99).root().topic("t"))
 
 
-def test_other_commits_go_from_between_them(world: World) -> None:
+def test_unreferenced_commits_between_referenced_commits_are_deleted(world: World) -> None:
     topic = world.root().create_topic("t", configs=KEEP)
     for day in range(20):
         if day % 4 == 0:
@@ -143,7 +143,7 @@ def test_other_commits_go_from_between_them(world: World) -> None:
     assert verify_root(world.store).findings == ()
 
 
-def test_a_clone_keeps_the_commits_of_its_source(world: World) -> None:
+def test_clone_keeps_the_commits_of_its_source(world: World) -> None:
     topic = filled(world, 3)
     root = world.root()
     topic.delete_records({0: 2})
@@ -161,7 +161,7 @@ def test_a_clone_keeps_the_commits_of_its_source(world: World) -> None:
 
 
 @pytest.mark.parametrize("of", ["t", "copy"])
-def test_backups_and_restores(world: World, of: str) -> None:
+def test_inline_records_are_backed_up_and_restored(world: World, of: str) -> None:
     topic = filled(world)
     root = world.root()
     clone_topic(root, "t", "copy")
@@ -193,14 +193,14 @@ def test_backups_and_restores(world: World, of: str) -> None:
     assert len(values(World(only, seed=900).root().topic("t"))) == 41
 
 
-def test_inspection_reads_them(world: World) -> None:
+def test_inspection_reads_inline_records(world: World) -> None:
     filled(world, 3)
     found = inspect_topic(RootView(world.root()), "t")
     assert found.batches.num_rows == 6
     assert set(found.batches["file"].to_pylist()) == {commit_path(version) for version in _versions(world)}
 
 
-def test_dumps_show_the_document_and_the_records(tmp_path: Path) -> None:
+def test_dump_prints_the_document_and_the_records(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path), durable=False)
     topic = World(store, now_ms=time.time_ns() // 1_000_000).root().create_topic("t", configs=KEEP)
     topic.append(pa.table({"value": [b"one", b"two"]}))
@@ -209,7 +209,7 @@ def test_dumps_show_the_document_and_the_records(tmp_path: Path) -> None:
     assert any(line.startswith("baseOffset: 0 lastOffset: 1") for line in text), text
 
 
-def test_an_export_leaves_the_config_out() -> None:
+def test_export_omits_the_config() -> None:
     taken, refused = broker_configs(TopicConfigs.of({"inline.records.bytes": 4096, "retention.ms": 5}))
     assert taken == {"retention.ms": "5"}
     assert refused == {"inline.records.bytes": "Kafka has no such config"}

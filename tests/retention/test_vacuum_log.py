@@ -32,7 +32,7 @@ def busy(world: VacuumWorld, days: int, per_day: int = 6, *, vacuum: bool = True
 
 
 class TestCommits:
-    def test_commits_go_after_a_week_and_what_is_left_opens(self) -> None:
+    def test_commits_are_deleted_after_a_week_and_the_log_can_be_opened(self) -> None:
         world = VacuumWorld()
         busy(world, 6)
         assert world.commits() == list(range(world.log.state.version + 1))
@@ -45,7 +45,7 @@ class TestCommits:
         assert len(left) < 2 * len(young), "commits pile up"
         world.assert_promises()
 
-    def test_every_version_of_the_last_week_can_be_rebuilt(self) -> None:
+    def test_all_versions_of_the_last_week_can_be_rebuilt(self) -> None:
         world = VacuumWorld()
         busy(world, 16, per_day=5)
         for _ in range(5):
@@ -64,7 +64,7 @@ class TestCommits:
                     list(zip(*(found.columns[n].tolist() for n in ("partition", "base", "end")), strict=True)) == model
                 )
 
-    def test_a_longer_delay_keeps_commits_twice_as_long(self) -> None:
+    def test_commits_are_kept_for_twice_the_delete_delay(self) -> None:
         world = VacuumWorld(configs={"file.delete.delay.ms": 6 * DAY_MS})
         busy(world, 11)
         assert world.commits()[0] == 0
@@ -72,14 +72,14 @@ class TestCommits:
         assert world.commits()[0] > 0
         world.assert_promises(6 * DAY_MS)
 
-    def test_a_clock_given_by_a_user_takes_no_commits(self) -> None:
+    def test_user_clock_does_not_delete_commits(self) -> None:
         world = VacuumWorld()
         busy(world, 3)
         vacuum(world.process().topic(), Settings(world.now_ms + 100 * DAY_MS))
         assert world.commits() == list(range(world.log.state.version + 1))
         assert world.checkpoints()[0] == 3
 
-    def test_a_clock_that_is_behind_takes_no_commit_above_its_floor(self) -> None:
+    def test_slow_clock_does_not_delete_commits_above_its_floor(self) -> None:
         """Whoever holds a version that is not below the floor finds it rebuildable."""
         world = VacuumWorld()
         world.append(6)
@@ -93,7 +93,7 @@ class TestCommits:
         assert History(world.store, "t").at(floor).version == floor
         world.assert_promises(held={"late": floor})
 
-    def test_commits_go_only_below_the_second_newest_sound_checkpoint(self) -> None:
+    def test_commits_are_only_deleted_below_the_second_latest_valid_checkpoint(self) -> None:
         world = VacuumWorld()
         world.append(10)
         world.advance(30 * DAY_MS)
@@ -104,7 +104,7 @@ class TestCommits:
 
     @pytest.mark.parametrize("part", ["json", "arrow"])
     @pytest.mark.parametrize("which", [-1, -2])
-    def test_a_damaged_checkpoint_costs_the_one_before(self, which: int, part: str) -> None:
+    def test_damaged_checkpoint_moves_the_anchor_back(self, which: int, part: str) -> None:
         world = VacuumWorld()
         world.append(18)
         world.advance(30 * DAY_MS)
@@ -114,7 +114,7 @@ class TestCommits:
         assert world.commits()[0] == 7, "two sound checkpoints stay above what goes"
         world.assert_promises()
 
-    def test_with_one_sound_checkpoint_nothing_goes(self) -> None:
+    def test_nothing_is_deleted_with_one_valid_checkpoint(self) -> None:
         world = VacuumWorld()
         world.append(10)
         world.advance(30 * DAY_MS)
@@ -124,7 +124,7 @@ class TestCommits:
         assert world.checkpoints()[0] == 3
         world.assert_promises()
 
-    def test_a_checkpoint_off_the_chain_does_not_count(self) -> None:
+    def test_checkpoint_with_another_crc_is_ignored(self) -> None:
         """One whose commit is another than the one that lies there."""
         world, elsewhere = VacuumWorld(), VacuumWorld()
         elsewhere.sleep(MINUTE_MS)
@@ -140,7 +140,7 @@ class TestCommits:
         assert world.commits()[0] == 7
         world.assert_promises()
 
-    def test_what_a_sleeper_put_under_a_collected_number_misleads_nobody(self) -> None:
+    def test_commit_of_a_stalled_writer_with_a_deleted_number_is_ignored(self) -> None:
         world = VacuumWorld()
         sleeper = world.process()
         target = sleeper.target()
@@ -163,7 +163,7 @@ class TestCommits:
         assert world.commits()[0] > 2, "the zombie stays for ever"
         world.assert_promises()
 
-    def test_a_hold_below_what_was_collected_is_refused(self) -> None:
+    def test_lease_below_the_deleted_commits_is_rejected(self) -> None:
         world = VacuumWorld()
         world.append(10)
         world.advance(30 * DAY_MS)
@@ -174,7 +174,7 @@ class TestCommits:
 
 
 class TestCheckpoints:
-    def test_one_an_hour_stays_of_those_older_than_an_hour(self) -> None:
+    def test_one_checkpoint_per_hour_is_kept(self) -> None:
         world = VacuumWorld()
         for _ in range(120):
             world.append(1)
@@ -191,7 +191,7 @@ class TestCheckpoints:
         assert len([i for i in world.store.list("t/_log/checkpoints/") if i.key.endswith(".arrow")]) == len(left)
         world.assert_promises()
 
-    def test_tables_without_a_head_go(self) -> None:
+    def test_tables_without_a_document_are_deleted(self) -> None:
         world = VacuumWorld()
         world.append(10)
         orphan = "t/_log/checkpoints/00000000000000000005-lost.arrow"
@@ -207,7 +207,7 @@ class TestCheckpoints:
         world.assert_promises()
         assert History(world.store, "t").checkpoint(3) is not None
 
-    def test_a_checkpoint_writer_that_stalls_between_table_and_head(self) -> None:
+    def test_checkpoint_writer_that_stalls_between_table_and_document(self) -> None:
         """The vacuum must not take the table of what becomes the newest checkpoint."""
         world = VacuumWorld()
         world.append(10)
@@ -225,7 +225,7 @@ class TestCheckpoints:
         assert History(world.store, "t").checkpoint(11) is not None
         world.assert_promises()
 
-    def test_the_newest_checkpoints_of_a_deleted_topic_stay(self) -> None:
+    def test_latest_checkpoints_of_a_deleted_topic_are_kept(self) -> None:
         world = VacuumWorld()
         world.append(8)
         world.process().topic().delete()
@@ -266,7 +266,7 @@ def lived() -> VacuumWorld:
 @pytest.mark.sweep
 @pytest.mark.parametrize("step", thinned(3))
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, pytest.param(FaultKind.CRASH_AFTER, marks=pytest.mark.slow)])
-def test_a_crash_at_every_request_and_a_run_after_it(kind: FaultKind, step: int) -> None:
+def test_vacuum_after_a_crash_at_every_request(kind: FaultKind, step: int) -> None:
     whole = lived()
     count = requests(cleaner := whole.process(), lambda: whole.vacuum(cleaner))
     report = whole.vacuum()
@@ -305,7 +305,7 @@ def crash_at(world: VacuumWorld, number: int, kind: FaultKind) -> bool:
 
 
 @pytest.mark.parametrize("step", thinned(8))
-def test_a_store_that_fails_at_every_request(step: int) -> None:
+def test_vacuum_with_a_failure_at_every_request(step: int) -> None:
     """A failure ends the run, or is reported; nothing that is needed goes, and the next run does the rest."""
     whole = lived()
     count = requests(cleaner := whole.process(), lambda: whole.vacuum(cleaner))
@@ -333,7 +333,7 @@ def test_a_store_that_fails_at_every_request(step: int) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("step", thinned(3))
-def test_two_vacuums_at_once(step: int) -> None:
+def test_two_concurrent_vacuums(step: int) -> None:
     whole = lived()
     whole.vacuum()
     struck = [0]
@@ -351,7 +351,7 @@ def test_two_vacuums_at_once(step: int) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("step", thinned(3))
-def test_who_finds_a_head_finds_its_table_at_every_moment(step: int) -> None:
+def test_checkpoint_document_always_has_its_table(step: int) -> None:
     torn: list[int] = []
 
     def look(world: VacuumWorld) -> None:
@@ -373,7 +373,7 @@ def test_who_finds_a_head_finds_its_table_at_every_moment(step: int) -> None:
 
 @pytest.mark.parametrize("deleted", [False, True])
 @pytest.mark.parametrize("hidden_ms", [60_000, 10 * MINUTE_MS])
-def test_a_commit_that_a_cache_hides_is_waited_for(deleted: bool, hidden_ms: int) -> None:
+def test_vacuum_waits_for_a_commit_that_a_cache_hides(deleted: bool, hidden_ms: int) -> None:
     """A mount that remembers "no such name" says so of what its own listing shows."""
     world = VacuumWorld(configs={"file.delete.delay.ms": 3 * DAY_MS})
     paths = world.append(3)
@@ -397,7 +397,7 @@ def test_a_commit_that_a_cache_hides_is_waited_for(deleted: bool, hidden_ms: int
     assert not set(paths) & set(world.files())
 
 
-def test_a_hidden_delete_shortens_no_delay() -> None:
+def test_hidden_delete_does_not_shorten_the_delay() -> None:
     world = VacuumWorld(configs={"file.delete.delay.ms": 30 * DAY_MS})
     paths = world.append(2)
     world.process().root.delete_topic("t")
@@ -410,7 +410,7 @@ def test_a_hidden_delete_shortens_no_delay() -> None:
     assert set(paths) <= set(world.files())
 
 
-def test_a_log_that_is_not_what_this_process_saw_is_not_touched() -> None:
+def test_vacuum_does_not_change_a_replaced_log() -> None:
     """A root restored from a backup under a running process: its versions are others now."""
     world, elsewhere = VacuumWorld(), VacuumWorld()
     elsewhere.sleep(MINUTE_MS)
@@ -428,7 +428,7 @@ def test_a_log_that_is_not_what_this_process_saw_is_not_touched() -> None:
 
 
 @pytest.mark.parametrize("step", thinned(3))
-def test_a_reader_of_an_old_snapshot_at_every_moment(step: int) -> None:
+def test_reader_of_an_old_snapshot_at_every_request(step: int) -> None:
     """Planned within the delay: no file is missed, whatever the vacuum is at."""
     for number in range(0, 200, step):
         world = VacuumWorld()

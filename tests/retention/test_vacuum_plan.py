@@ -33,16 +33,16 @@ def commits(*versions: tuple[int, int]) -> CommitFiles:
         ([(9, 0), (10, 5 * DAY), (11, 2 * DAY), (12, 0)], -1),
     ],
 )
-def test_the_floor(found: list[tuple[int, int]], floor: int) -> None:
+def test_floor_version(found: list[tuple[int, int]], floor: int) -> None:
     state = found[-1][0] if found else 0
     assert plan.floor_version(commits(*found), state, NOW, DAY) == floor
 
 
-def test_the_floor_is_never_above_the_head_that_is_known() -> None:
+def test_floor_is_never_above_the_known_version() -> None:
     assert plan.floor_version(commits((0, 5 * DAY), (1, 5 * DAY), (2, 5 * DAY)), 1, NOW, DAY) == 1
 
 
-def test_the_oldest_young_commit() -> None:
+def test_first_young_version() -> None:
     found = commits((0, 9 * DAY), (1, 8 * DAY), (2, 6 * DAY))
     assert plan.first_young_version(found, 2, NOW, 7 * DAY) == 2
     assert plan.first_young_version(found, 2, NOW, 5 * DAY) == 3
@@ -63,7 +63,7 @@ def info(key: str, age: int = 0) -> ObjectInfo:
         (f"t/append/{7:020d}-abc.bloom", f"append/{7:020d}-abc.slices", plan.FILTER),
     ],
 )
-def test_data_files(key: str, path: str, kind: str) -> None:
+def test_data_file_parses_names(key: str, path: str, kind: str) -> None:
     found = plan.data_file(info(key))
     assert found is not None
     assert (found.path, found.kind, found.read_version) == (path, kind, 7)
@@ -79,11 +79,11 @@ def test_data_files(key: str, path: str, kind: str) -> None:
         "append/7-a.bloom",
     ],
 )
-def test_what_is_not_ours(below: str) -> None:
+def test_unrecognized_names(below: str) -> None:
     assert plan.data_file(info(f"t/{below}")) is None
 
 
-def test_files_that_go() -> None:
+def test_unreferenced_files_are_selected() -> None:
     files = [
         plan.ListedFile(f"t/f{version}", f"f{version}", version, plan.APPEND, 10) for version in (1, 4, 5, 8, 9, 10, 11)
     ]
@@ -96,18 +96,18 @@ def test_files_that_go() -> None:
     }
 
 
-def test_paths_of_other_topics_are_theirs() -> None:
+def test_own_paths_excludes_other_topics() -> None:
     assert plan.own_paths("t", {"append/a", "/t/append/b", "/other/append/c"}) == {"append/a", "append/b"}
 
 
-def test_commits_that_go() -> None:
+def test_old_commits_are_selected() -> None:
     found = commits(*((version, (20 - version) * DAY) for version in range(12)))
     gone = plan.old_commits("t", found, 10, [(2, 4)], NOW - 13 * DAY)
     assert [victim.key[-7:-5] for victim in gone] == ["00", "01", "05", "06"]
     assert gone[0].reason == "superseded by the checkpoint at version 10"
 
 
-def test_checkpoints_that_go() -> None:
+def test_old_checkpoints_are_selected() -> None:
     half = plan.HOUR_MS // 2
     found = {version: info(f"c{version}", (20 - version) * half + DAY) for version in range(20)}
     gone = plan.old_checkpoints(found, {6, 18, 19}, 6, now_ms=NOW, limit_ms=found[3].modified_ms)

@@ -202,7 +202,7 @@ def turning_points(point: Point) -> list[Call]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_lost_where_a_process_dies_between_its_commits(life: list[Point], name: str) -> None:
+def test_crash_between_commits_loses_nothing(life: list[Point], name: str) -> None:
     (point,) = [each for each in life if each.name == name]
     assert any(call.label == "create:commit" for call in turning_points(point))
     strike(point, point.calls[0], FaultKind.CRASH_BEFORE)
@@ -213,7 +213,7 @@ def test_nothing_is_lost_where_a_process_dies_between_its_commits(life: list[Poi
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_lost_whatever_request_fails(life: list[Point], name: str, kind: FaultKind) -> None:
+def test_crash_at_any_request_loses_nothing(life: list[Point], name: str, kind: FaultKind) -> None:
     (point,) = [each for each in life if each.name == name]
     assert point.calls
     for call in point.calls:

@@ -26,7 +26,7 @@ WHAT_HAPPENS = ("committed", "shared", "aborted", "pieces seal", "pieces merge",
 
 
 @sweeps(Sweep("disk", INTERLEAVED_SEEDS, at_least=dict.fromkeys(WHAT_HAPPENS, 3), per_seed={"looks": 30}))
-def test_readers_see_all_of_a_transaction_or_none(sweep: Sweep, seeds: range) -> None:
+def test_readers_see_transactions_atomically(sweep: Sweep, seeds: range) -> None:
     assert INTERLEAVED.sweep(sweep, seeds)
 
 
@@ -64,7 +64,7 @@ def own_topic_alone(patch: Patch) -> None:
         for rule in (hidden_here_alone, own_topic_alone)
     )
 )
-def test_some_seed_of_every_run_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+def test_some_seed_fails_without_the_rule_in_every_run(rule: BrokenRule, monkeypatch: Patch) -> None:
     INTERLEAVED.assert_fails(rule, monkeypatch)
 
 
@@ -128,7 +128,7 @@ def requests(kinds: Callable[[str], bool]) -> list[Call]:
     return [call for call in calls if kinds(call.label)]
 
 
-def test_wherever_maintenance_dies_between_two_changes() -> None:
+def test_maintenance_crash_between_two_changes() -> None:
     struck(None, FaultKind.CRASH_AFTER)
     calls = requests(changes)
     commits = [call for call in calls if call.label == "create:commit"]
@@ -139,6 +139,6 @@ def test_wherever_maintenance_dies_between_two_changes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
-def test_whatever_request_of_maintenance_fails(kind: FaultKind) -> None:
+def test_maintenance_crash_at_any_request(kind: FaultKind) -> None:
     for call in requests(lambda label: True):
         struck(call, kind)

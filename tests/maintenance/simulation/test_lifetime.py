@@ -26,7 +26,7 @@ def check_flat(days: list[Spell], slack: float) -> None:
         assert max(sizes[-7:]) <= slack * max(sizes[-14:-7]), f"{what} of each day: {sizes}"
 
 
-def test_a_topic_is_as_large_as_a_week_ago() -> None:
+def test_size_of_a_topic_does_not_grow_with_its_age() -> None:
     life = Lifetime(
         partitions=2, interval_ms=6 * HOUR_MS, records=4, poll_every=4, job_ms=DAY_MS, retention_ms=2 * DAY_MS,
         limits=SMALL, configs={"segment.ms": DAY_MS},
@@ -46,7 +46,7 @@ def check_bill(life: Lifetime, day: Spell, names: tuple[str, ...], slack: float)
         assert 1 / slack <= ratio <= slack, (name, ratio, counted, computed[name])
 
 
-def test_the_bill_is_what_is_counted() -> None:
+def test_bill_matches_the_counted_requests() -> None:
     """The fifth day of a small topic: no journal is as long yet as it will be. The month is below."""
     life = Lifetime(
         partitions=2, interval_ms=HOUR_MS, records=4, poll_every=24, job_ms=6 * HOUR_MS, retention_ms=2 * DAY_MS
@@ -55,7 +55,7 @@ def test_the_bill_is_what_is_counted() -> None:
 
 
 @pytest.mark.slow
-def test_a_month_of_commits_and_its_bill() -> None:
+def test_bill_matches_a_month_of_commits() -> None:
     """Sixteen partitions and the limits of a root in use: flat, and what `doctor --cost` says."""
     life = Lifetime(interval_ms=400_000, records=64, poll_every=8, job_ms=3 * HOUR_MS, retention_ms=2 * DAY_MS)
     days = lived(life, 24)

@@ -49,7 +49,7 @@ WHAT_HAPPENS = (
         at_least={"lost": 1},
     ),
 )
-def test_maintenance_keeps_each_visible_record(sweep: Sweep, seeds: range) -> None:
+def test_maintenance_keeps_all_visible_records(sweep: Sweep, seeds: range) -> None:
     assert MAINTENANCE.sweep(sweep, seeds)
 
 

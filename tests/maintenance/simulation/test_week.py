@@ -206,13 +206,13 @@ def check(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seeds", WEEKS.few())
-def test_troubles_are_named_within_an_hour(seeds: range) -> None:
+def test_job_problems_are_reported_within_an_hour(seeds: range) -> None:
     for seed in seeds:
         check(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", WEEKS.many())
-def test_troubles_of_many_weeks(seeds: range) -> None:
+def test_job_problems_of_many_weeks(seeds: range) -> None:
     for seed in seeds:
         check(seed)

@@ -45,7 +45,7 @@ def shared(root: Root, name: str) -> set[str]:
 
 
 class TestWhatItShows:
-    def test_it_holds_what_the_source_holds_and_copies_nothing(self) -> None:
+    def test_clone_has_the_records_of_the_source_and_copies_no_files(self) -> None:
         world = BackupWorld()
         root = filled(world)
         world.compact("a")
@@ -62,7 +62,7 @@ class TestWhatItShows:
         assert ours.leader_epoch == theirs.leader_epoch + 1
         assert found.files == len(shared(root, "b")) > 0
 
-    def test_both_go_on_without_the_other(self) -> None:
+    def test_source_and_clone_are_independent(self) -> None:
         world = BackupWorld()
         root = filled(world)
         clone_topic(root, "a", "b")
@@ -74,7 +74,7 @@ class TestWhatItShows:
         assert rows_of(root.topic("a")) == {**was, (0, 9): (b"x", b"theirs", world.now_ms)}
         assert root.topic("a").log.state().configs.explicit == CONFIGS
 
-    def test_an_older_version_and_a_time(self) -> None:
+    def test_clone_as_of_a_version_and_a_time(self) -> None:
         world = BackupWorld()
         root = filled(world, appends=2)
         two = rows_of(root.topic("a"))
@@ -90,7 +90,7 @@ class TestWhatItShows:
             with pytest.raises(NotFound):
                 clone_topic(world.root(), "a", "c", **wrong)
 
-    def test_a_deleted_topic_comes_back(self) -> None:
+    def test_clone_of_a_deleted_topic(self) -> None:
         world = BackupWorld()
         root = filled(world)
         rows, version = rows_of(root.topic("a")), root.topic("a").log.state().version
@@ -110,7 +110,7 @@ class TestWhatItShows:
             world.retain()
             assert rows_of(world.topic("a")) == rows_of(world.topic("b")) == rows
 
-    def test_log_starts_and_gaps_stay_where_they_are(self) -> None:
+    def test_clone_keeps_log_starts_and_gaps(self) -> None:
         world = BackupWorld()
         root = filled(world)
         topic = root.topic("a")
@@ -121,7 +121,7 @@ class TestWhatItShows:
         assert rows_of(root.topic("b")) == rows_of(root.topic("a"))
         assert root.topic("b").append(batch([b"x"], keys=[b"x"], partition=1)).base == {1: 6}
 
-    def test_committed_transactions_are_in_it_open_and_aborted_ones_are_not(self) -> None:
+    def test_clone_contains_only_committed_transactions(self) -> None:
         world = BackupWorld()
         root = filled(world, configs={})
         for name, outcome in (("x", "commit"), ("y", "abort"), ("z", "prepare")):
@@ -141,7 +141,7 @@ class TestWhatItShows:
         assert world.topic("b").log.state().log_end.tolist() == world.topic("a").log.state().log_end.tolist()
         assert not world.topic("b").log.state().open
 
-    def test_a_transaction_that_went_on_after_the_version_is_not_in_the_clone_in_part(self) -> None:
+    def test_clone_contains_no_part_of_a_later_transaction(self) -> None:
         world = BackupWorld()
         root = filled(world, configs={})
         owner = transactional(root, "two").begin()
@@ -156,7 +156,7 @@ class TestWhatItShows:
             values = {value for _, value, _ in rows_of(world.topic(name)).values()}
             assert values & {b"one", b"two"} == seen
 
-    def test_a_writer_of_the_source_is_unknown_to_the_clone(self) -> None:
+    def test_clone_has_an_empty_registry(self) -> None:
         world = BackupWorld()
         root = filled(world)
         key = WriterKey("query", 0)
@@ -165,7 +165,7 @@ class TestWhatItShows:
         assert not root.topic("b").append(batch([b"x"], keys=[b"x"]), writer=key).skipped
         assert root.topic("a").append(batch([b"x"], keys=[b"x"]), writer=key).skipped
 
-    def test_names_that_are_taken_and_dry_runs_change_nothing(self) -> None:
+    def test_existing_names_and_dry_runs_change_nothing(self) -> None:
         world = BackupWorld()
         root = filled(world)
         root.create_topic("b")
@@ -180,7 +180,7 @@ class TestWhatItShows:
 
 
 @pytest.mark.parametrize("cloned", [False, True])
-def test_topics_of_kafkas_with_transactions_and_indexes(tmp_path: Path, cloned: bool) -> None:
+def test_clone_of_an_imported_topic_with_transactions(tmp_path: Path, cloned: bool) -> None:
     """Segments are sought through the indexes beside them, aborted records left out by `.txnindex` files."""
     root = open_root(tmp_path / "root", create=True)
     for name in import_log_dir(root, LOG_DIR).names:
@@ -210,7 +210,7 @@ class TestVacuums:
                 world.compact(name)
             world.retain()
 
-    def test_the_source_may_be_rewritten_and_vacuumed(self) -> None:
+    def test_clone_survives_rewrites_and_vacuums_of_the_source(self) -> None:
         world = BackupWorld()
         root = filled(world)
         clone_topic(root, "a", "b")
@@ -223,7 +223,7 @@ class TestVacuums:
 
     @pytest.mark.usefixtures("records_in_files")
     @pytest.mark.parametrize("end", ["rewritten", "deleted"])
-    def test_the_hold_ends_with_the_last_version_that_names_the_files(self, end: str) -> None:
+    def test_lease_ends_with_the_last_version_that_references_the_files(self, end: str) -> None:
         world = BackupWorld()
         root = filled(world)
         clone_topic(root, "a", "b")
@@ -241,7 +241,7 @@ class TestVacuums:
         left = {info.key for info in world.store.list("a/")}
         assert not {path[1:] for path in files} & left
 
-    def test_a_plan_on_the_clone_outlives_its_rewriting_by_the_delay(self) -> None:
+    def test_plan_on_the_clone_remains_valid_for_the_delay(self) -> None:
         world = BackupWorld()
         root = filled(world)
         clone_topic(root, "a", "b")
@@ -253,7 +253,7 @@ class TestVacuums:
         world.retain()
         assert plan.slices.paths() <= {f"/{info.key}" for info in world.store.list("a/")}
 
-    def test_the_clones_vacuum_leaves_the_source_alone(self) -> None:
+    def test_vacuum_of_the_clone_does_not_affect_the_source(self) -> None:
         world = BackupWorld()
         root = filled(world)
         rows = rows_of(root.topic("a"))
@@ -265,7 +265,7 @@ class TestVacuums:
         assert rows_of(world.topic("a")) == rows
 
     @pytest.mark.usefixtures("records_in_files")
-    def test_a_deleted_source_keeps_what_the_clone_names_and_loses_the_rest(self) -> None:
+    def test_deleted_source_only_keeps_files_of_the_clone(self) -> None:
         world = BackupWorld()
         root = filled(world)
         clone_topic(root, "a", "b")
@@ -279,7 +279,7 @@ class TestVacuums:
         data = {f"/{info.key}" for info in world.store.list("a/") if "/_log/" not in info.key}
         assert data == shared(world.root(), "b")
 
-    def test_a_clone_of_a_clone_holds_on_in_the_first_topic(self) -> None:
+    def test_clone_of_a_clone_has_a_lease_in_the_first_topic(self) -> None:
         world = BackupWorld()
         root = filled(world)
         clone_topic(root, "a", "b")
@@ -294,7 +294,7 @@ class TestVacuums:
         self.years(world, "a")
         assert not world.topic("a").log.state().holds
 
-    def test_versions_below_the_floor_are_refused(self) -> None:
+    def test_clone_below_the_retention_floor_is_rejected(self) -> None:
         world = BackupWorld()
         root = filled(world)
         version = root.topic("a").log.state().version
@@ -304,7 +304,7 @@ class TestVacuums:
             clone_topic(world.root(), "a", "b", version=floor - 1)
         assert version < floor
 
-    def test_the_vacuum_does_not_wait_for_a_clone_that_was_never_made(self) -> None:
+    def test_vacuum_does_not_wait_for_a_clone_that_was_never_created(self) -> None:
         world = BackupWorld()
         filled(world)
 
@@ -333,7 +333,7 @@ def requests_of_a_clone() -> list[str]:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("point", "kind"), crash_points(requests_of_a_clone()))
-def test_killed_at_any_request_there_is_a_whole_clone_or_none(point: int, kind: FaultKind) -> None:
+def test_clone_is_atomic_if_killed_at_any_request(point: int, kind: FaultKind) -> None:
     world = BackupWorld()
     rows = rows_of(filled(world).topic("a"))
     dying = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)
@@ -351,7 +351,7 @@ def test_killed_at_any_request_there_is_a_whole_clone_or_none(point: int, kind: 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("moment", first_of([*range(0, 40, 4), *(n for n in range(40) if n % 4)], 10))
-def test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment: int) -> None:
+def test_vacuum_between_any_two_requests_does_not_affect_the_clone(moment: int) -> None:
     """Also where the source was rewritten long ago and its vacuum is due."""
     world = BackupWorld()
     filled(world)
@@ -376,7 +376,7 @@ def test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment: 
         assert rows_of(world.topic("b")) == rows
 
 
-def test_the_intent_of_another_process_is_judged_anew() -> None:
+def test_intent_of_another_process_is_validated_again() -> None:
     world = BackupWorld()
     root = filled(world)
     found: Cloned = clone_topic(root, "a", "b")
@@ -389,12 +389,12 @@ class TestMutations:
     """The tests above see what they are for: a protocol with one step left out fails them."""
 
     @pytest.mark.usefixtures("records_in_files")
-    def test_no_hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_fails_without_a_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cloning, "_lease", lambda *_: [])
         with pytest.raises(Corrupt):
-            TestVacuums().test_the_source_may_be_rewritten_and_vacuumed()
+            TestVacuums().test_clone_survives_rewrites_and_vacuums_of_the_source()
 
-    def test_the_hold_after_the_clone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_fails_if_the_lease_is_acquired_after_the_clone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         hold, begin = cloning._lease, RootEngine.create
         late: list[Callable[[], object]] = []
         monkeypatch.setattr(cloning, "_lease", lambda *given: late.append(lambda: hold(*given)) or [])
@@ -409,19 +409,19 @@ class TestMutations:
         failed = 0
         for moment in range(40):
             try:
-                test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment)
+                test_vacuum_between_any_two_requests_does_not_affect_the_clone(moment)
             except (AssertionError, Corrupt):
                 failed += 1
         assert failed
 
     @pytest.mark.usefixtures("records_in_files")
-    def test_holds_of_clones_that_end_with_their_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_fails_if_leases_of_clones_expire(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(vacuum, "needed_by_clones", lambda *_: frozenset())
         with pytest.raises(Corrupt):
-            TestVacuums().test_the_source_may_be_rewritten_and_vacuumed()
+            TestVacuums().test_clone_survives_rewrites_and_vacuums_of_the_source()
 
     @pytest.mark.usefixtures("records_in_files")
-    def test_a_clone_asked_for_its_newest_version_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_fails_if_only_the_latest_version_of_the_clone_is_checked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         still = vacuum_plan.references_files_of
 
         def newest(history: History, topic_id: str, owner: str, since: int, held: set[int], last: int) -> bool:
@@ -429,7 +429,7 @@ class TestMutations:
 
         monkeypatch.setattr(vacuum_plan, "references_files_of", newest)
         with pytest.raises(AssertionError):
-            TestVacuums().test_a_plan_on_the_clone_outlives_its_rewriting_by_the_delay()
+            TestVacuums().test_plan_on_the_clone_remains_valid_for_the_delay()
 
 
 class TestAProcessThatSleeps:
@@ -450,7 +450,7 @@ class TestAProcessThatSleeps:
         return world.root(FaultyStore(world.store, sleep))
 
     @pytest.mark.parametrize("was_a_topic", [False, True])
-    def test_it_creates_nothing(self, was_a_topic: bool) -> None:
+    def test_suspended_clone_is_not_created(self, was_a_topic: bool) -> None:
         world = BackupWorld()
         filled(world)
         if was_a_topic:
@@ -467,7 +467,7 @@ class TestAProcessThatSleeps:
         TestVacuums().years(world, "a")
         assert rows_of(world.topic("b")) == rows
 
-    def test_a_name_that_was_given_up_is_as_free_as_any(self) -> None:
+    def test_abandoned_name_can_be_used_again(self) -> None:
         world = BackupWorld()
         filled(world)
         with pytest.raises(Conflict):

@@ -78,7 +78,7 @@ def check_restored(world: RestoringWorld, restored: Root) -> None:
         move(restored, id_, ("a",), {})
 
 
-def test_damage_of_others_is_left_out_and_said(world: RestoringWorld) -> None:
+def test_damaged_journals_of_other_topics_are_skipped_and_reported(world: RestoringWorld) -> None:
     keys = damaged(world)
     manifest = world.back_up(topics=["a"])
     assert [(item.folder, item.id) for item in manifest.left_out] == [
@@ -92,7 +92,7 @@ def test_damage_of_others_is_left_out_and_said(world: RestoringWorld) -> None:
     check_restored(world, world.restore())
 
 
-def test_a_backup_of_all_topics_is_strict(world: RestoringWorld) -> None:
+def test_backup_of_all_topics_rejects_damaged_journals(world: RestoringWorld) -> None:
     world.back_up()
     before = world.place.snapshot()
     for key in reversed(damaged(world)):
@@ -105,7 +105,7 @@ def test_a_backup_of_all_topics_is_strict(world: RestoringWorld) -> None:
     assert world.back_up().left_out == ()
 
 
-def test_whatever_byte_is_damaged(world: RestoringWorld) -> None:
+def test_any_damaged_byte(world: RestoringWorld) -> None:
     whole = world.store.snapshot()
     for prefix in (groups_prefix(GROUP), transactions_prefix(ID)):
         key = newest_key(world.store, prefix)
@@ -120,7 +120,7 @@ def test_whatever_byte_is_damaged(world: RestoringWorld) -> None:
                     world.back_up(topics=topics)
 
 
-def test_an_older_entry_or_the_first_one(world: RestoringWorld) -> None:
+def test_damaged_older_entry(world: RestoringWorld) -> None:
     whole = world.store.snapshot()
     for prefix in (groups_prefix(GROUP), transactions_prefix(ID)):
         for number in (0, 1):
@@ -134,7 +134,7 @@ def test_an_older_entry_or_the_first_one(world: RestoringWorld) -> None:
                 back_up(world.root(), world.another("other"), topics=["z"], at_once=1)
 
 
-def test_an_entry_of_which_nothing_is_left(world: RestoringWorld) -> None:
+def test_unreadable_entry(world: RestoringWorld) -> None:
     """What an id has to do with topics, they say themselves; of a group nobody does."""
     store = world.store
     for left in (b"", bytes(600), store.get(newest_key(store, transactions_prefix(ID)))[:100]):
@@ -180,7 +180,9 @@ def collected(root: Root) -> None:
 
 
 @pytest.mark.parametrize("act", [prepared, pending, recorded_and_forgotten, collected])
-def test_what_concerns_a_chosen_topic_is_not_left_out(world: RestoringWorld, act: Callable[[Root], None]) -> None:
+def test_journal_that_concerns_a_selected_topic_is_not_skipped(
+    world: RestoringWorld, act: Callable[[Root], None]
+) -> None:
     act(world.root())
     key = newest_key(world.store, transactions_prefix(ID))
     for damage in (lambda: flip(world.store, key), lambda: world.store.replace(key, b"")):
@@ -190,7 +192,7 @@ def test_what_concerns_a_chosen_topic_is_not_left_out(world: RestoringWorld, act
     assert not list(world.place.list("_backups/0"))
 
 
-def test_what_an_id_that_is_left_out_has_pending_of_other_topics(world: RestoringWorld) -> None:
+def test_pending_offsets_of_a_skipped_id_are_removed(world: RestoringWorld) -> None:
     """It goes: nobody could decide it."""
     root = world.root()
     move(root, "writer of a", ("a",), {GROUP: {"z": {0: 2}}})
@@ -207,7 +209,7 @@ def test_what_an_id_that_is_left_out_has_pending_of_other_topics(world: Restorin
     assert not state.pending
 
 
-def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(world: RestoringWorld) -> None:
+def test_transaction_of_a_selected_topic_and_a_skipped_group(world: RestoringWorld) -> None:
     """It is there, and its COMMIT waits for no group that is not: whole, forgotten when the topic has recorded it."""
     root = world.root()
     move(root, "writer of a", ("a", "z"), {GROUP: {"z": {0: 3}}})
@@ -235,7 +237,7 @@ def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(world: Res
         assert not writer.is_open
 
 
-def test_from_a_root_itself(world: RestoringWorld) -> None:
+def test_restore_from_a_root_with_damaged_journals(world: RestoringWorld) -> None:
     version, time_ms = world.topic("a").log.state().version, world.now_ms
     world.now_ms += HOUR_MS
     damaged(world)
@@ -257,7 +259,7 @@ def test_from_a_root_itself(world: RestoringWorld) -> None:
 
 
 class TestBackupsOfSomeTopicsAmongOthers:
-    def test_a_restore_of_all_topics_is_of_a_backup_of_all(self) -> None:
+    def test_restore_of_all_topics_uses_a_backup_of_all_topics(self) -> None:
         world = RestoringWorld()
         for name in ("a", "b"):
             world.fill(name, 2, {})
@@ -279,7 +281,7 @@ class TestBackupsOfSomeTopicsAmongOthers:
         assert len(before["b"]) == len(between["b"]) + 1
         assert contents(world.restore(wanted=RestorePoint(topics=("b",), time_ms=time_ms))) == {"b": between["b"]}
 
-    def test_the_newest_that_has_the_topics_that_are_asked_for(self) -> None:
+    def test_restore_uses_the_latest_backup_with_the_requested_topics(self) -> None:
         world = RestoringWorld()
         for name in ("a", "b"):
             world.fill(name, 2, {})

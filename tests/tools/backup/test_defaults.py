@@ -21,7 +21,7 @@ def world() -> World:
     return world
 
 
-def test_a_backup_has_them_and_a_restore_brings_them_back(world: World) -> None:
+def test_defaults_are_backed_up_and_restored(world: World) -> None:
     place = MemoryStore(world.clock)
     back_up(world.root(), place)
     assert open_root(place, env=world.env()).defaults().number == -1
@@ -40,7 +40,7 @@ def test_a_backup_has_them_and_a_restore_brings_them_back(world: World) -> None:
     assert not verify_root(target).findings
 
 
-def test_a_root_is_restored_from_a_live_one_with_them(world: World) -> None:
+def test_defaults_are_restored_from_a_live_root(world: World) -> None:
     for hours in (1, 2):
         world.root().alter_defaults({"retention.ms": hours}, pattern="t")
     target = MemoryStore(world.clock)

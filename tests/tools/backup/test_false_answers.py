@@ -28,7 +28,7 @@ class FirstAnswers:
 
 
 @KINDS
-def test_backups_and_restores_are_whole_whatever_the_first_answers_are(kind: FaultKind) -> None:
+def test_backups_and_restores_are_complete_despite_false_responses(kind: FaultKind) -> None:
     world = RestoringWorld()
     world.fill("a")
     world.fill("b", appends=2)
@@ -44,7 +44,7 @@ def test_backups_and_restores_are_whole_whatever_the_first_answers_are(kind: Fau
     assert contents(world.root(target)) == contents(world.root())
 
 
-def test_a_number_that_a_prune_gives_up_is_given_up() -> None:
+def test_number_abandoned_by_a_prune_remains_abandoned() -> None:
     """Else the run that has taken it could still publish a backup of what the prune deletes."""
     world = RestoringWorld()
     world.fill(appends=1)

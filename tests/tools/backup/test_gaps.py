@@ -23,7 +23,7 @@ def written() -> BackupWorld:
 
 
 @pytest.mark.parametrize("prefix", ["a", "_groups/g"])
-def test_a_backup_of_a_root_with_a_gap_names_it(prefix: str) -> None:
+def test_backup_of_a_root_with_a_gap_reports_it(prefix: str) -> None:
     world = written()
     world.store.delete(commit_key(prefix, 3))
     with pytest.raises(Corrupt, match="number 3 of the log is missing, although 4 to") as raised:
@@ -32,7 +32,7 @@ def test_a_backup_of_a_root_with_a_gap_names_it(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["a", "_groups/g"])
-def test_a_restore_from_a_repository_with_a_missing_object_names_it(prefix: str) -> None:
+def test_restore_reports_a_missing_object_of_the_repository(prefix: str) -> None:
     world = written()
     place = world.another("place")
     back_up(world.root(), place)

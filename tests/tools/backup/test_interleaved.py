@@ -194,20 +194,20 @@ def sweep(act: str, step: int = 1, start: int = 0) -> int:
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_others_act_between_any_two_requests(act: str) -> None:
+def test_backup_with_concurrent_actions_between_requests(act: str) -> None:
     with small_limits(backup_tries=1):
         assert sweep(act, 26, 4) >= 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("act", ACTS)
-def test_others_act_between_any_two_requests_all_of_them(act: str) -> None:
+def test_backup_with_concurrent_actions_between_all_requests(act: str) -> None:
     with small_limits(backup_tries=1):
         assert sweep(act) > 100
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
-def test_others_never_rest(every: int) -> None:
+def test_backup_with_continuous_actions(every: int) -> None:
     story = begun()
     decide = story.at(lambda n: n < 40 and n % every == 0, story.move)
     story.check(story.back_up(decide), 2)
@@ -249,17 +249,17 @@ def killed(step: int, start: int = 0) -> int:
     return len(range(start, total, step))
 
 
-def test_a_backup_killed_at_any_request_is_run_again() -> None:
+def test_backup_killed_at_any_request_can_be_repeated() -> None:
     assert killed(15) > 5
 
 
 @pytest.mark.slow
-def test_a_backup_killed_at_any_request_is_run_again_all_of_them() -> None:
+def test_backup_killed_at_all_requests_can_be_repeated() -> None:
     assert killed(1) > 100
 
 
 @pytest.mark.parametrize("step", thinned(6))
-def test_a_restore_killed_at_any_request_is_run_again(step: int) -> None:
+def test_restore_killed_at_any_request_can_be_repeated(step: int) -> None:
     story = begun()
     story.back_up()
     right = contents(story.world.root())
@@ -278,7 +278,7 @@ def test_a_restore_killed_at_any_request_is_run_again(step: int) -> None:
         assert contents(story.world.root(target)) == right
 
 
-def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_for() -> None:
+def test_backup_exists_while_earlier_times_are_restored() -> None:
     story = begun()
     story.back_up()
     story.world.now_ms += 1
@@ -301,12 +301,12 @@ def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_fo
 class TestMutations:
     """The sweeps see what they are for. Each begins a few requests before the one that shows it."""
 
-    def test_no_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_fails_without_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backing_up.VersionLeases, "acquire", lambda self, heads: None)
         with small_limits(backup_tries=1), pytest.raises((AssertionError, SparklogError)):
             sweep("tidy", 1, 60)
 
-    def test_a_cut_that_is_not_settled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_fails_if_the_cut_is_not_completed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def as_read(self: consistent_cut._Cutter) -> consistent_cut.Cut:
             return consistent_cut.Cut(dict(self.topic_states), dict(self.decisions), dict(self.groups))
 
@@ -318,14 +318,14 @@ class TestMutations:
         ("rule", "act", "start"),
         [("_record", "commit, record and forget", 62), ("note_decisions", "move, all recorded", 36)],
     )
-    def test_a_cut_without_one_of_its_rules(
+    def test_fails_without_one_rule_of_the_cut(
         self, monkeypatch: pytest.MonkeyPatch, rule: str, act: str, start: int
     ) -> None:
         monkeypatch.setattr(consistent_cut._Cutter, rule, lambda *_: None)
         with pytest.raises((AssertionError, SparklogError)):
             sweep(act, 1, start)
 
-    def test_groups_after_topics(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_fails_if_groups_are_read_after_topics(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without the rule for offsets, and with groups read last."""
         now = consistent_cut.cut_now
 
@@ -341,7 +341,7 @@ class TestMutations:
         with pytest.raises((AssertionError, SparklogError)):
             sweep("move", 1, 78)
 
-    def test_the_manifest_before_the_data(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_fails_if_the_manifest_is_written_before_the_data(self, monkeypatch: pytest.MonkeyPatch) -> None:
         copy = backing_up._BackupRun._copy_files
         late: list[Callable[[], object]] = []
         publish = backing_up._BackupRun._publish
@@ -362,7 +362,7 @@ class TestMutations:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
+def test_lease_below_the_floor_is_rejected_and_a_new_cut_is_taken() -> None:
     story = begun()
     story.back_up()
     taken: list[int] = []
@@ -385,7 +385,7 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
 
 
 @pytest.mark.parametrize("kind", ["name_ms", "folder_ms"])
-def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
+def test_backup_waits_for_an_object_that_a_cache_hides(kind: str) -> None:
     """The machine that makes it does not see that topic a has recorded a COMMIT, which the decisions have forgotten."""
     world = BackupWorld()
     root = world.root()
@@ -409,7 +409,7 @@ def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
     assert contents(world.root(restored)) == contents(root)
 
 
-def test_a_backup_takes_no_hidden_decision_for_an_abort() -> None:
+def test_hidden_decision_is_not_treated_as_an_abort() -> None:
     """A mount hides for minutes what a has recorded, and the entries that have the decision; the newest is seen."""
     world = BackupWorld()
     root = world.root()

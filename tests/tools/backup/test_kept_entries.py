@@ -46,7 +46,7 @@ def quiet_world() -> RestoringWorld:
     return world
 
 
-def test_a_root_is_restored_as_of_the_last_day_and_says_from_when_on() -> None:
+def test_restore_as_of_a_time_within_the_last_day() -> None:
     world = quiet_world()
     before = len(contents(world.root())["a"])
     steps = busy(world)
@@ -64,7 +64,7 @@ def test_a_root_is_restored_as_of_the_last_day_and_says_from_when_on() -> None:
     assert not verify_root(world.store, env=world.env()).findings
 
 
-def test_daily_backups_have_all_offsets_and_rarer_ones_say_from_when_on() -> None:
+def test_daily_backups_contain_all_offsets() -> None:
     world = quiet_world()
     assert world.back_up().from_ms == 0
     first = busy(world)
@@ -91,7 +91,7 @@ def test_daily_backups_have_all_offsets_and_rarer_ones_say_from_when_on() -> Non
         assert offsets(world.restore(wanted=RestorePoint(time_ms=time_ms)))["a", 0] == offset
 
 
-def test_a_backup_and_a_restore_that_take_days() -> None:
+def test_backup_and_restore_that_take_days() -> None:
     world = quiet_world()
     busy(world)
     member = Groups(world.root()).group("g").join("other")

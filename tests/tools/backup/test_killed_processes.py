@@ -108,7 +108,7 @@ def check(restored: Path, source: Root) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_killed_and_run_again_while_four_write(tmp_path: Path, seed: int) -> None:
+def test_killed_backup_is_repeated_with_four_concurrent_writers(tmp_path: Path, seed: int) -> None:
     chances = random.Random(seed)
     source, place = tmp_path / "source", tmp_path / "place"
     root = sparklog.open(source, create=True)

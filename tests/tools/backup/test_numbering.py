@@ -38,7 +38,7 @@ def begun(world: RestoringWorld) -> list[str]:
     return [info.key for info in world.place.list("_backups/begun/")]
 
 
-def test_the_number_of_a_backup_follows_its_cut_not_its_end() -> None:
+def test_backups_are_numbered_in_the_order_of_their_cuts() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     newer: list[int] = []
@@ -58,7 +58,7 @@ def test_the_number_of_a_backup_follows_its_cut_not_its_end() -> None:
     assert contents(world.restore())["a"]
 
 
-def test_a_cut_that_another_has_overtaken_is_taken_anew() -> None:
+def test_overtaken_cut_is_taken_again() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
 
@@ -77,7 +77,7 @@ def test_a_cut_that_another_has_overtaken_is_taken_anew() -> None:
     assert not any(world.topic("a").log.state().holds)
 
 
-def test_begun_all_the_time_it_gives_up() -> None:
+def test_backup_fails_after_too_many_overtaken_cuts() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
 
@@ -92,7 +92,7 @@ def test_begun_all_the_time_it_gives_up() -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 5])
-def test_a_backup_that_stood_still_until_a_prune_took_its_files_is_not_published(keep: int) -> None:
+def test_backup_paused_until_a_prune_is_not_published(keep: int) -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
@@ -117,7 +117,7 @@ def test_a_backup_that_stood_still_until_a_prune_took_its_files_is_not_published
     assert prune(world.place, keep=1, env=world.env()).kept == (3,)
 
 
-def test_a_manifest_that_lands_after_its_run_and_a_prune_does_not_count() -> None:
+def test_delayed_manifest_after_a_prune_is_rejected() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
@@ -141,7 +141,7 @@ def test_a_manifest_that_lands_after_its_run_and_a_prune_does_not_count() -> Non
     assert sorted(versions(world)) == [1]
 
 
-def test_killed_at_any_request_its_number_is_never_another_ones() -> None:
+def test_number_of_a_killed_backup_is_never_reused() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
@@ -162,7 +162,7 @@ def test_killed_at_any_request_its_number_is_never_another_ones() -> None:
         assert contents(world.restore())["a"] == contents(world.root())["a"]
 
 
-def test_a_number_is_taken_once_and_its_answer_may_be_lost() -> None:
+def test_number_is_claimed_once_despite_lost_responses() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()

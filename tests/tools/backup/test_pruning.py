@@ -32,7 +32,7 @@ def five_days(world: RestoringWorld) -> list[Rows]:
     return found
 
 
-def test_backups_that_are_kept_stay_whole() -> None:
+def test_kept_backups_remain_complete() -> None:
     world = RestoringWorld()
     rows = five_days(world)
     before = len(list(world.place.list("")))
@@ -51,7 +51,7 @@ def test_backups_that_are_kept_stay_whole() -> None:
     assert contents(world.restore())["a"] == rows[-1]
 
 
-def test_by_age_and_never_the_last_one() -> None:
+def test_prune_by_age_keeps_the_latest_backup() -> None:
     world = RestoringWorld()
     rows = five_days(world)
     env = world.env()
@@ -65,7 +65,7 @@ def test_by_age_and_never_the_last_one() -> None:
             prune(world.place, env=env, **wrong)  # type: ignore[arg-type]
 
 
-def test_a_backup_of_some_topics_stands_in_for_none_of_all() -> None:
+def test_partial_backup_does_not_replace_a_full_backup() -> None:
     world = RestoringWorld()
     for name in ("a", "b"):
         world.fill(name, 2, {})
@@ -80,7 +80,7 @@ def test_a_backup_of_some_topics_stands_in_for_none_of_all() -> None:
     assert prune(world.place, keep=1, env=env).kept == (8,)
 
 
-def test_what_a_dead_run_has_copied_goes() -> None:
+def test_prune_deletes_files_of_dead_runs() -> None:
     world = RestoringWorld()
     world.fill()
     world.back_up()
@@ -97,7 +97,7 @@ def test_what_a_dead_run_has_copied_goes() -> None:
     assert contents(world.restore())["a"]
 
 
-def test_a_backup_gives_way_to_a_prune_and_stops_when_it_was_taken_for_dead() -> None:
+def test_backup_conflicts_with_a_prune() -> None:
     world = RestoringWorld()
     world.fill()
     world.back_up()
@@ -112,7 +112,7 @@ def test_a_backup_gives_way_to_a_prune_and_stops_when_it_was_taken_for_dead() ->
             mark.check()
 
 
-def test_killed_at_any_request_a_prune_leaves_whole_backups() -> None:
+def test_prune_killed_at_any_request_leaves_complete_backups() -> None:
     world = RestoringWorld()
     rows = five_days(world)
     full = world.place.snapshot()
@@ -130,7 +130,7 @@ def test_killed_at_any_request_a_prune_leaves_whole_backups() -> None:
     assert prune(world.place, keep=2, env=world.env()).kept == (4, 5)
 
 
-def test_backups_that_are_dropped_while_one_is_restored() -> None:
+def test_prune_during_a_restore() -> None:
     """At whatever moment: it is whole, or there is no root, and it is said what happened."""
     world = RestoringWorld()
     rows = five_days(world)
@@ -161,7 +161,7 @@ def test_backups_that_are_dropped_while_one_is_restored() -> None:
     assert contents(world.restore())["a"] == rows[-1]
 
 
-def test_what_no_backup_has_written_stays() -> None:
+def test_prune_keeps_other_files() -> None:
     """A root that somebody restored below the place, notes, a probe that is at work."""
     world = RestoringWorld()
     five_days(world)

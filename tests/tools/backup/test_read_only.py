@@ -42,7 +42,7 @@ def world() -> RestoringWorld:
     return made
 
 
-def test_a_backup_without_leases(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_backup_of_a_read_only_root(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
     """What was read is whole, one line warns, and the source has no new object."""
     before = [info.key for info in world.store.list("")]
     source, target = world.root(read_only(world.store)), world.another("target")
@@ -56,7 +56,7 @@ def test_a_backup_without_leases(world: RestoringWorld, caplog: pytest.LogCaptur
     assert contents(world.root(restored)) == contents(world.root())
 
 
-def test_a_restore_from_a_read_only_root(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_restore_from_a_read_only_root(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
     restored = world.another("restored")
     restore(read_only(world.store), restored, RestorePoint(), env=world.env())
     assert contents(world.root(restored)) == contents(world.root())
@@ -64,21 +64,21 @@ def test_a_restore_from_a_read_only_root(world: RestoringWorld, caplog: pytest.L
     assert verify_root(read_only(restored), env=world.env()).sound
 
 
-def test_a_root_that_can_be_written_is_held(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_writable_root_is_leased(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
     versions = world.topic("a").log.state().version
     back_up(world.root(), world.another("target"))
     assert world.topic("a").log.state().version > versions
     assert WITHOUT_LEASES not in caplog.text
 
 
-def test_a_folder_that_is_not_there_counts_as_writable(tmp_path: Path) -> None:
+def test_missing_directory_is_writable(tmp_path: Path) -> None:
     assert LocalStore(tmp_path).writable
     assert LocalStore(tmp_path / "new").writable
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root to be another user")
-def test_another_users_root(tmp_path: Path) -> None:
+def test_root_of_another_user(tmp_path: Path) -> None:
     """As a user who may read each file and write none."""
     root, to = tmp_path / "log", tmp_path / "to"
     topic = package.open(root, create=True).create_topic("t")

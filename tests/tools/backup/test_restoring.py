@@ -27,7 +27,7 @@ from tests.tools.backup.backup_world import Dying, RestoringWorld, Rows, batch, 
 
 
 class TestTheCut:
-    def test_a_restored_root_holds_what_the_source_held(self) -> None:
+    def test_restored_root_has_the_records_of_the_source(self) -> None:
         world = RestoringWorld()
         world.fill("a")
         world.fill("b", 3)
@@ -48,7 +48,7 @@ class TestTheCut:
             assert not world.topic(name).log.state().holds
         assert root.id != world.root().id
 
-    def test_filters_of_keys_are_copied_unless_they_are_damaged(self) -> None:
+    def test_valid_key_filters_are_copied(self) -> None:
         world = RestoringWorld()
         for name in ("merged", "sealed", "damaged"):
             topic = world.root().create_topic(name)
@@ -68,7 +68,7 @@ class TestTheCut:
             assert [finding.kind for finding in verify_root(store, env=world.env()).findings] == ["missing"]
             assert world.root(store).topic("merged").get(b"k7") is not None
 
-    def test_it_goes_on_as_a_root(self) -> None:
+    def test_restored_root_can_be_used(self) -> None:
         world = RestoringWorld()
         world.fill()
         key = WriterKey("query", 7, run="one")
@@ -94,7 +94,7 @@ class TestTheCut:
         data = {info.key for info in root.store.list("a/") if info.key.endswith((".log", ".slices"))}
         assert data == {f"a/{path}" for path in named}
 
-    def test_a_restored_root_can_be_backed_up_and_restored(self) -> None:
+    def test_restored_root_can_be_backed_up_and_restored(self) -> None:
         world = RestoringWorld()
         world.fill()
         world.back_up()
@@ -107,7 +107,7 @@ class TestTheCut:
         assert contents(world.restore(other)) == contents(world.root(root.store))
 
     @pytest.mark.usefixtures("records_in_files")
-    def test_only_new_objects_are_copied(self) -> None:
+    def test_backup_only_copies_new_objects(self) -> None:
         world = RestoringWorld()
         world.fill()
         first = world.back_up()
@@ -122,7 +122,7 @@ class TestTheCut:
         assert len([key for key in new if "/append/" in key]) == 1
         assert second.objects == len(new) - 1
 
-    def test_clones_stand_alone_in_a_restored_root(self) -> None:
+    def test_restored_clones_are_independent_of_their_source(self) -> None:
         world = RestoringWorld()
         world.fill()
         clone_topic(world.root(), "a", "b")
@@ -145,7 +145,7 @@ class TestTheCut:
                 world.retain(each.store)
             assert rows_of(world.root(each.store).topic("c")) == before["c"]
 
-    def test_a_clone_of_which_nothing_was_rewritten_yet(self) -> None:
+    def test_restored_clone_without_rewrites(self) -> None:
         """Its one commit names the files of another topic, which are its own in the restored root."""
         world = RestoringWorld()
         world.fill()
@@ -160,7 +160,7 @@ class TestTheCut:
             assert rows_of(root.topic(name)) == rows_of(world.topic("b"))
             assert rows_of(root.topic("c")) == rows_of(world.topic("c"))
 
-    def test_topics_of_it_under_other_names(self) -> None:
+    def test_restore_renames_topics(self) -> None:
         world = RestoringWorld()
         world.fill("a")
         world.fill("b")
@@ -177,7 +177,7 @@ class TestTheCut:
         with pytest.raises(NotFound, match="topic 'c' does not exist in backup 1"):
             world.restore(wanted=RestorePoint(topics=("c",)))
 
-    def test_deleted_topics_are_not_restored_and_come_back_as_of_before(self) -> None:
+    def test_deleted_topics_are_only_restored_as_of_an_earlier_time(self) -> None:
         world = RestoringWorld()
         world.fill("a")
         world.fill("b")
@@ -190,7 +190,7 @@ class TestTheCut:
 
 
 class TestTransactionsAndGroups:
-    def test_transactions_are_whole_and_consumers_go_on(self) -> None:
+    def test_restored_transactions_are_atomic_and_consumers_resume(self) -> None:
         world = RestoringWorld()
         world.fill("a", configs={})
         world.fill("b", configs={})
@@ -242,13 +242,13 @@ class TestPointsInTime:
             world.now_ms += 1
         return found
 
-    def test_every_time_and_version_between_daily_backups(self) -> None:
+    def test_restore_of_any_time_and_version_between_backups(self) -> None:
         world = RestoringWorld()
         for time_ms, version, rows in self.history(world):
             assert contents(world.restore(wanted=RestorePoint(time_ms=time_ms)))["a"] == rows
             assert contents(world.restore(wanted=RestorePoint(topics=("a",), version=version)))["a"] == rows
 
-    def test_each_backup_by_its_number_and_what_is_out_of_reach(self) -> None:
+    def test_restore_by_number_and_unavailable_states(self) -> None:
         world = RestoringWorld()
         found = self.history(world)
         for number in range(1, 5):
@@ -268,7 +268,7 @@ class TestPointsInTime:
             with pytest.raises(BadRequest):
                 world.restore(wanted=wanted)
 
-    def test_what_was_gone_by_the_next_backup_is_said(self) -> None:
+    def test_unavailable_versions_are_reported(self) -> None:
         world = RestoringWorld()
         world.fill()
         world.back_up()
@@ -292,7 +292,7 @@ class TestPointsInTime:
             world.restore(wanted=RestorePoint(topics=("a",), version=version))
         assert contents(world.restore(wanted=RestorePoint(topics=("a",), version=item.since)))["a"]
 
-    def test_a_group_that_read_further_than_the_version_is_at_its_end(self) -> None:
+    def test_group_offset_beyond_the_version_is_set_to_the_log_end(self) -> None:
         """By a clock that runs behind; what it had left to read stays so, and so does another topic."""
         world = RestoringWorld()
         world.fill("a", 2, {})
@@ -320,7 +320,7 @@ class TestPointsInTime:
         assert Groups(renamed).group("g").committed()["old", 0].offset == ends[0]
         assert world.restore_into(None, world.another("all")).moved == ()
 
-    def test_killed_at_any_request_it_says_the_same_of_groups(self) -> None:
+    def test_restore_killed_at_any_request_reports_the_same_groups(self) -> None:
         world = RestoringWorld()
         world.fill("a", 2, {})
         version = world.topic("a").log.state().version
@@ -346,7 +346,7 @@ class TestPointsInTime:
                 assert world.restore_into(None, target, wanted).moved == right
             assert Groups(world.root(target)).group("g").committed()["a", 0].offset == right[0].now
 
-    def test_from_the_root_itself(self) -> None:
+    def test_restore_from_a_live_root(self) -> None:
         world = RestoringWorld()
         world.fill()
         rows, time_ms = rows_of(world.topic("a")), world.now_ms
@@ -368,7 +368,7 @@ class TestPointsInTime:
 
 
 class TestRefusals:
-    def test_places_that_hold_something_else(self) -> None:
+    def test_restore_rejects_nonempty_targets(self) -> None:
         world = RestoringWorld()
         world.fill()
         world.back_up()
@@ -385,7 +385,7 @@ class TestRefusals:
         with pytest.raises(NotFound, match="is not a backup repository"):
             Repository.open(other)
 
-    def test_another_restore_is_unfinished(self) -> None:
+    def test_unfinished_restore_with_other_options_is_rejected(self) -> None:
         world = RestoringWorld()
         world.fill()
         world.back_up()
@@ -397,7 +397,7 @@ class TestRefusals:
             world.restore_into(None, target)
         assert target.snapshot() == kept
 
-    def test_half_a_restore_and_a_place_of_backups_become_no_root(self) -> None:
+    def test_unfinished_restore_and_repository_cannot_be_opened_as_a_root(self) -> None:
         world = RestoringWorld()
         world.fill()
         world.back_up()
@@ -416,7 +416,7 @@ class TestRefusals:
         world.restore_into(None, target)
         assert contents(world.root(target)) == contents(world.root())
 
-    def test_a_run_killed_while_it_probed_is_run_again(self) -> None:
+    def test_restore_killed_during_the_probe_can_be_repeated(self) -> None:
         world = RestoringWorld()
         world.fill()
         target = world.another("target")
@@ -426,7 +426,7 @@ class TestRefusals:
         world.restore_into(None, target)
         assert contents(world.root(target)) == contents(world.root())
 
-    def test_folders_inside_of_roots_and_places(self, tmp_path: Path) -> None:
+    def test_directories_inside_roots_and_repositories_are_rejected(self, tmp_path: Path) -> None:
         world = RestoringWorld()
         world.fill()
         root = open_root(LocalStore(tmp_path / "root", durable=False), create=True)
@@ -441,14 +441,14 @@ class TestRefusals:
             assert not list(inner.list(""))
         assert root.topics() == []
 
-    def test_a_version_of_a_folder_that_is_no_topic(self) -> None:
+    def test_restore_of_a_version_of_an_unknown_topic(self) -> None:
         world = RestoringWorld()
         world.fill()
         world.store.create("notes/readme", b"")
         with pytest.raises(NotFound, match="topic 'notes' does not exist"):
             world.restore(world.store, RestorePoint(topics=("notes",), version=1))
 
-    def test_dry_runs_change_nothing(self) -> None:
+    def test_plans_change_nothing(self) -> None:
         world = RestoringWorld()
         world.fill()
         world.back_up()
@@ -459,7 +459,7 @@ class TestRefusals:
 
     @pytest.mark.usefixtures("records_in_files")
     @pytest.mark.parametrize("suffix", [".slices", ".log", ".timeindex"])
-    def test_damage_is_neither_backed_up_nor_restored(self, suffix: str) -> None:
+    def test_corrupt_files_are_neither_backed_up_nor_restored(self, suffix: str) -> None:
         world = RestoringWorld()
         world.fill()
         if suffix != ".slices":
@@ -481,7 +481,7 @@ class TestRefusals:
         with pytest.raises(Corrupt):
             world.restore()
 
-    def test_a_backup_of_the_wrong_log_is_refused(self) -> None:
+    def test_backup_of_a_different_log_is_rejected(self) -> None:
         world = RestoringWorld()
         world.fill()
         before = world.store.snapshot()
@@ -495,7 +495,7 @@ class TestRefusals:
         with pytest.raises(Corrupt):
             world.back_up()
 
-    def test_only_some_topics(self) -> None:
+    def test_backup_and_restore_of_selected_topics(self) -> None:
         world = RestoringWorld()
         world.fill("a")
         world.fill("b")

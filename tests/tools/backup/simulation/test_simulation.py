@@ -34,7 +34,7 @@ RESTORED = dict.fromkeys(("backups", "transactions", "times restored"), 1)
     ),
     *(Sweep(f"cached {profile}", numbers.BACKUPS_WITH_CACHES, profile) for profile in CACHES),
 )
-def test_a_restored_root_is_consistent(sweep: Sweep, seeds: range) -> None:
+def test_restored_root_is_consistent(sweep: Sweep, seeds: range) -> None:
     assert BACKUPS.sweep(sweep, seeds)
 
 
@@ -48,13 +48,13 @@ def test_a_seed_is_one_run() -> None:
 
 
 @pytest.mark.parametrize(("seed", "profile"), [(16, "folders"), (19, "names"), (10_006, "names")])
-def test_backups_of_a_machine_that_caches_names(seed: int, profile: str) -> None:
+def test_backups_with_a_name_cache(seed: int, profile: str) -> None:
     assert BACKUPS.run(seed, profile).counters["backups"]
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("bucket", [False, True])
-def test_trusting_a_false_exists_breaks_backups_only_in_a_bucket(bucket: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusting_a_false_exists_only_breaks_backups_in_a_bucket(bucket: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that a manifest names, or the mark of a run, is missing although the store said that it exists."""
 
     def heedless(store: Store, key: str, data: bytes, env: Env) -> None:
