@@ -56,7 +56,7 @@ def test_large_windows_are_read_in_parts(tmp_path: Path) -> None:
     assert gaps.gaps == []
 
 
-def test_a_batch_larger_than_a_window_is_read_whole(tmp_path: Path) -> None:
+def test_batch_larger_than_a_window_is_read_entirely(tmp_path: Path) -> None:
     value = pa.array([b"x" * 3_000_000], pa.binary())
     large = encode(None, value, None, np.full(1, 7), options=EncodeOptions("none", max_message_bytes=1 << 22)).data
     lines, error = read(source(tmp_path, batch(2) + large + batch(3)), DEEP)
@@ -75,7 +75,9 @@ def test_a_batch_larger_than_a_window_is_read_whole(tmp_path: Path) -> None:
         (57, 0xFF, "the batch has a negative record count"),
     ],
 )
-def test_a_damaged_batch_ends_the_lines_with_its_place(tmp_path: Path, position: int, byte: int, message: str) -> None:
+def test_dump_stops_at_a_damaged_batch_with_its_position(
+    tmp_path: Path, position: int, byte: int, message: str
+) -> None:
     sound = batch(3)
     damaged = bytearray(sound)
     damaged[position] = byte
@@ -89,7 +91,7 @@ def test_a_damaged_batch_ends_the_lines_with_its_place(tmp_path: Path, position:
     assert len(sound) <= error.position < len(sound) + HEADER_BYTES + 30
 
 
-def test_what_is_no_batch_ends_the_lines_with_its_place(tmp_path: Path) -> None:
+def test_dump_stops_at_invalid_bytes_with_their_position(tmp_path: Path) -> None:
     sound = batch(3)
     for data, message in (
         (b"\0" * 12, "Found 12 invalid bytes at the end of 00000000000000000000.log"),
@@ -110,7 +112,7 @@ def test_what_is_no_batch_ends_the_lines_with_its_place(tmp_path: Path) -> None:
         assert (error.file, error.position) == (str(tmp_path / "00000000000000000000.log"), len(sound))
 
 
-def test_a_transaction_index_is_printed_up_to_the_damage(tmp_path: Path) -> None:
+def test_transaction_index_is_printed_up_to_the_damage(tmp_path: Path) -> None:
     entry = struct.pack(">hqqqq", 0, 6, 5, 7, 8)
     line = "version: 0 producerId: 6 firstOffset: 5 lastOffset: 7 lastStableOffset: 8"
     assert read(source(tmp_path, entry * 2, "txnindex"), DEEP) == ([line, line], None)

@@ -68,7 +68,7 @@ def dumped(source: DumpFile, options: DumpOptions) -> tuple[list[str], Corrupt |
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_lines_are_those_of_kafkas_tool(fixtures: Path, name: str) -> None:
+def test_lines_equal_those_of_kafkas_tool(fixtures: Path, name: str) -> None:
     compared = 0
     for fixture, path, expected in expectations(fixtures / name):
         lines, error = dumped(DumpFile(open_store(fixture), path, path, path), options_for(path, expected))

@@ -48,7 +48,7 @@ def lines_of(source: DumpFile, options: IndexOptions = IndexOptions()) -> tuple[
     return lines, list(findings.lines())
 
 
-def test_entries_that_lead_to_their_batches(tmp_path: Path) -> None:
+def test_valid_entries_have_no_findings(tmp_path: Path) -> None:
     index = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1]), (LASTS[2], STARTS[2])))
     found = Findings()
     rows = list(dump_index.index_rows(index, found, IndexOptions()))
@@ -59,7 +59,7 @@ def test_entries_that_lead_to_their_batches(tmp_path: Path) -> None:
     assert lines_of(index, VERIFY) == ([], [])
 
 
-def test_entries_that_lead_to_other_batches_are_told_the_newest_first(tmp_path: Path) -> None:
+def test_mismatches_are_printed_in_reverse_order(tmp_path: Path) -> None:
     index = file_of(tmp_path, "index", offset_entries((BASE + 1, STARTS[1]), (BASE + 5, STARTS[2])))
     assert lines_of(index, VERIFY)[1] == [
         f"Mismatches in :{index.absolute}",
@@ -77,14 +77,14 @@ def test_entries_that_lead_to_other_batches_are_told_the_newest_first(tmp_path: 
 
 
 @pytest.mark.parametrize("position", [1, STARTS[1] + 1, sum(map(len, BATCHES)), 1 << 30, -5])
-def test_an_entry_where_no_batch_begins_ends_the_lines(tmp_path: Path, position: int) -> None:
+def test_dump_stops_at_an_entry_with_an_invalid_position(tmp_path: Path, position: int) -> None:
     index = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1]), (LASTS[2], position)))
     with pytest.raises(Corrupt, match=f"no batch starts at position {position}") as caught:
         lines_of(index)
     assert (caught.value.file, caught.value.position) == (index.shown, 8)
 
 
-def test_a_batch_that_is_too_large_for_the_tool(tmp_path: Path) -> None:
+def test_batch_larger_than_max_message_size_is_rejected(tmp_path: Path) -> None:
     index = file_of(tmp_path, "index", offset_entries((LASTS[2], STARTS[2])))
     fitting = len(BATCHES[2])
     assert len(lines_of(index, IndexOptions(max_message_size=fitting))[0]) == 1
@@ -92,7 +92,7 @@ def test_a_batch_that_is_too_large_for_the_tool(tmp_path: Path) -> None:
         lines_of(index, IndexOptions(max_message_size=fitting - 1))
 
 
-def test_what_a_starting_broker_checks(tmp_path: Path) -> None:
+def test_sanity_check(tmp_path: Path) -> None:
     right = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1])))
     assert lines_of(right, SANITY) == ([f"{right.shown} passed sanity check."], [])
     # It looks at the length and the last entry, and at no batch.
@@ -112,7 +112,7 @@ def test_what_a_starting_broker_checks(tmp_path: Path) -> None:
         lines_of(file_of(tmp_path, "timeindex", time_entries((9, LASTS[0])) + b"x"), SANITY)
 
 
-def test_an_index_without_entries(tmp_path: Path) -> None:
+def test_empty_index(tmp_path: Path) -> None:
     empty = file_of(tmp_path, "index", b"")
     for options in (IndexOptions(), VERIFY, SANITY):
         assert lines_of(empty, options) == ([f"{empty.shown} is empty."], [])
@@ -121,7 +121,7 @@ def test_an_index_without_entries(tmp_path: Path) -> None:
     assert lines_of(times, SANITY)[0] == [f"{times.shown} passed sanity check."]
 
 
-def test_zeros_that_a_running_broker_has_preallocated_end_the_entries(tmp_path: Path) -> None:
+def test_preallocated_zeros_end_the_entries(tmp_path: Path) -> None:
     zeros = bytes(8 * 5)
     index = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1]), (LASTS[2], STARTS[2])) + zeros)
     assert len(lines_of(index)[0]) == 2
@@ -130,14 +130,14 @@ def test_zeros_that_a_running_broker_has_preallocated_end_the_entries(tmp_path: 
     assert lines_of(times)[0] == [f"timestamp: {HOUR_MS} offset: {BASE}"]
 
 
-def test_an_index_alone(tmp_path: Path) -> None:
+def test_index_without_a_log_file_fails(tmp_path: Path) -> None:
     index = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1])))
     (tmp_path / f"{BASE:020}.log").unlink()
     with pytest.raises(NotFound, match=rf"{BASE:020}.log, the log file of .*{BASE:020}.index, does not exist"):
         lines_of(index)
 
 
-def test_batches_behind_damage_are_found(tmp_path: Path) -> None:
+def test_batches_after_damage_are_found(tmp_path: Path) -> None:
     broken = bytearray(b"".join(BATCHES))
     broken[8:12] = b"\xff\xff\xff\xff"
     file_of(tmp_path, "log", bytes(broken))
@@ -148,7 +148,7 @@ def test_batches_behind_damage_are_found(tmp_path: Path) -> None:
         lines_of(first)
 
 
-def test_times_of_an_index(tmp_path: Path) -> None:
+def test_valid_time_index_has_no_findings(tmp_path: Path) -> None:
     rows: list[Row] = []
     index = file_of(tmp_path, "timeindex", time_entries((HOUR_MS, LASTS[0])))
     rows += dump_index.time_index_rows(index, Findings(), IndexOptions())
@@ -158,7 +158,7 @@ def test_times_of_an_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "with an index"])
-def test_times_that_do_not_agree(tmp_path: Path, beside: bool) -> None:
+def test_mismatches_of_a_time_index(tmp_path: Path, beside: bool) -> None:
     if beside:
         file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1]), (LASTS[2], STARTS[2])))
     # Another time; the same one again; an offset within a batch; and one beyond the end.
@@ -197,7 +197,7 @@ def test_aborted_transactions(tmp_path: Path) -> None:
     assert caught.value.position == 34
 
 
-def test_producers_of_a_snapshot(tmp_path: Path) -> None:
+def test_producer_snapshot(tmp_path: Path) -> None:
     entries = [
         ProducerEntry(1, 0, 9, 109, 3, HOUR_MS, 2, 105),
         ProducerEntry(2, 0, 0, 120, 2, HOUR_MS, -1, -1),
@@ -220,7 +220,7 @@ def test_producers_of_a_snapshot(tmp_path: Path) -> None:
     assert rows[3].fields["lastBatch"]["firstSequence"] == 5
 
 
-def test_a_name_that_is_no_segments(tmp_path: Path) -> None:
+def test_file_name_without_a_base_offset_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "x1.index"
     path.write_bytes(offset_entries((LASTS[1], STARTS[1])))
     source = DumpFile(open_store(tmp_path), path.name, "x1.index", str(path))

@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("arguments", OPTIONS, ids=lambda each: " ".join(each) or "shallow")
-def test_lines_are_those_of_kafkas_tool(kafka_tools: KafkaTools, folder: Path, arguments: tuple[str, ...]) -> None:
+def test_lines_equal_those_of_kafkas_tool(kafka_tools: KafkaTools, folder: Path, arguments: tuple[str, ...]) -> None:
     names = [str(path) for path in sorted((folder / "root").rglob("0*.*")) if path.suffix in SUFFIXES]
     assert len(names) > 6
     if "--value-decoder-class" in arguments:
@@ -85,7 +85,7 @@ def test_lines_are_those_of_kafkas_tool(kafka_tools: KafkaTools, folder: Path, a
 SUFFIXES = (".log", ".index", ".timeindex", ".txnindex")
 
 
-def test_undecodable_contents_end_the_file_as_in_kafka(kafka_tools: KafkaTools, folder: Path) -> None:
+def test_dump_stops_at_undecodable_contents_like_kafka(kafka_tools: KafkaTools, folder: Path) -> None:
     odd = folder / "root" / "odd-0" / "00000000000000000000.log"
     answer = kafka_tools.dump([odd], "--value-decoder-class", "org.apache.kafka.tools.api.LongDecoder")
     assert any("BufferUnderflowException" in line for line in answer.errors)

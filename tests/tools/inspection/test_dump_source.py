@@ -33,25 +33,25 @@ def names(paths: list[str], root: str | None = None) -> list[str]:
     return [source.name for source in find(paths, root)]
 
 
-def test_a_folder_is_its_files_by_base_offset_and_kind(folder: Path) -> None:
+def test_files_of_a_directory_are_sorted_by_base_offset_and_type(folder: Path) -> None:
     kinds = ("log", "index", "timeindex", "txnindex", "snapshot")
     expected = [f"{stem}.{kind}" for stem in (FIRST, SECOND) for kind in kinds]
     assert names([str(folder)]) == [*expected, "leader-epoch-checkpoint", "partition.metadata"]
     assert names([f"{folder}/"]) == names([str(folder)])
 
 
-def test_a_folder_of_folders_comes_folder_by_folder(folder: Path) -> None:
+def test_subdirectories_are_listed_in_order(folder: Path) -> None:
     found = find([str(folder.parent)])
     assert [source.key.split("/")[0] for source in found] == ["orders-0"] * 12 + ["orders-1"]
     assert found[-1].shown == f"{folder.parent}/orders-1/{FIRST}.log"
 
 
-def test_paths_keep_their_order(folder: Path) -> None:
+def test_paths_keep_the_order_of_the_arguments(folder: Path) -> None:
     paths = [str(folder / f"{SECOND}.log"), str(folder / f"{FIRST}.log"), str(folder.parent / "orders-1")]
     assert [source.shown for source in find(paths)] == [*paths[:2], f"{paths[2]}/{FIRST}.log"]
 
 
-def test_a_path_is_shown_as_it_was_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_shown_as_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     (source,) = find([f"{FIRST}.log"])
     assert (source.shown, source.absolute) == (f"{FIRST}.log", str(folder / f"{FIRST}.log"))
@@ -60,7 +60,7 @@ def test_a_path_is_shown_as_it_was_given(folder: Path, monkeypatch: pytest.Monke
     assert source.shown == f"orders-0/{FIRST}.log"
 
 
-def test_keys_of_a_root(folder: Path) -> None:
+def test_paths_relative_to_a_root(folder: Path) -> None:
     root = str(folder.parent)
     (source,) = find([f"/orders-0/{FIRST}.index"], root)
     assert (source.key, source.shown) == (f"orders-0/{FIRST}.index", f"{root}/orders-0/{FIRST}.index")
@@ -70,7 +70,7 @@ def test_keys_of_a_root(folder: Path) -> None:
         find(["orders-7"], root)
 
 
-def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
+def test_missing_files_and_empty_directories_are_rejected(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "notes.txt").write_text("")
@@ -85,7 +85,7 @@ def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.txt", "log", "index", "notes", ".metadata", "checkpoint-of-mine"])
-def test_names_that_tell_no_kind(folder: Path, name: str) -> None:
+def test_unknown_file_names_are_rejected(folder: Path, name: str) -> None:
     source = DumpFile(open_store(folder), name, name, name)
     with pytest.raises(
         BadRequest, match=f"{name} cannot be dumped; expected a file with one of the suffixes log, index"
@@ -97,20 +97,20 @@ KNOWN = (f"{FIRST}.log", "7.index", f"{FIRST}.json", "x.arrow", "recovery-point-
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_names_that_do(folder: Path, name: str) -> None:
+def test_known_file_names(folder: Path, name: str) -> None:
     source = DumpFile(open_store(folder), name, name, name)
     check_name(source)
     assert source.suffix in name
 
 
 @pytest.mark.parametrize("stem", ["", "x", "-1", "1x", "٣"])
-def test_a_segment_is_named_by_its_base_offset(folder: Path, stem: str) -> None:
+def test_segment_name_must_be_a_base_offset(folder: Path, stem: str) -> None:
     source = DumpFile(open_store(folder), f"{stem}.log", f"{stem}.log", "")
     with pytest.raises(BadRequest, match="its name does not start with a base offset of 20 digits"):
         check_name(source)
 
 
-def test_a_file_and_those_beside_it(folder: Path) -> None:
+def test_dump_file_reads_ranges_and_finds_related_files(folder: Path) -> None:
     (log,) = find([str(folder / f"{SECOND}.log")])
     assert (log.stem, log.suffix, log.base_offset, log.size()) == (SECOND, "log", 30, 20)
     assert (log.read(), log.read(18), log.read(17, 2), log.read(19, 9)) == (SECOND.encode(), b"30", b"03", b"0")
@@ -122,12 +122,12 @@ def test_a_file_and_those_beside_it(folder: Path) -> None:
         index.size()
 
 
-def test_two_dots_in_a_name(folder: Path) -> None:
+def test_suffix_of_a_file_name_with_two_dots(folder: Path) -> None:
     """Files that a broker is about to delete."""
     deleted = DumpFile(open_store(folder), f"{FIRST}.log.deleted", "x", "x")
     assert (deleted.stem, deleted.suffix) == (FIRST, "deleted")
 
 
-def test_members_of_a_line() -> None:
+def test_plain_text_formats_members() -> None:
     assert plain_text({"offset": 3, "name": "x", "none": None}) == "offset: 3 name: x none: None"
     assert plain_text({}) == ""

@@ -57,7 +57,7 @@ def rows(table: pa.Table) -> list[tuple[Any, ...]]:
         ("compaction/tombstones-day", "after"),
     ],
 )
-def test_batches_are_those_of_kafkas_dump(fixtures: Path, fixture: str, stage: str) -> None:
+def test_batches_equal_those_of_kafkas_dump(fixtures: Path, fixture: str, stage: str) -> None:
     log_dir = fixtures / fixture / stage
     view = KafkaView(log_dir)
     batches = 0
@@ -95,7 +95,7 @@ def judged(records: list[ExpectedRecord]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fixture", ["codecs", "timestamps", "segments"])
-def test_figures_of_records_are_those_of_kafkas_consumer(fixtures: Path, fixture: str) -> None:
+def test_record_statistics_equal_those_of_kafkas_consumer(fixtures: Path, fixture: str) -> None:
     view = KafkaView(fixtures / fixture / "data")
     compared = 0
     for name in partitions(fixtures / fixture / "data"):
@@ -117,7 +117,7 @@ def test_figures_of_records_are_those_of_kafkas_consumer(fixtures: Path, fixture
     assert compared > 300
 
 
-def test_keys_have_the_records_of_kafkas_consumer(fixtures: Path) -> None:
+def test_records_by_key_equal_those_of_kafkas_consumer(fixtures: Path) -> None:
     for name in ("codec-zstd-2", "codec-none-2"):
         topic, partition = split_partition(name)
         table = inspect_topic(KafkaView(fixtures / "codecs" / "data"), topic, [partition]).keys
@@ -127,7 +127,7 @@ def test_keys_have_the_records_of_kafkas_consumer(fixtures: Path) -> None:
         assert set(table["partition"].to_pylist()) == {partition}
 
 
-def test_keys_within_a_batch_and_bytes_before_compression(fixtures: Path) -> None:
+def test_distinct_keys_of_a_batch_and_uncompressed_bytes(fixtures: Path) -> None:
     view = KafkaView(fixtures / "codecs" / "data")
     records = {record.offset: record for record in expected_records(fixtures / "codecs", "codec-zstd-2")}
     for row in inspect_topic(view, "codec-zstd", [2]).batches.to_pylist():
@@ -142,7 +142,7 @@ def test_keys_within_a_batch_and_bytes_before_compression(fixtures: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["txn-a-0", "txn-a-1", "txn-b-0", "txn-b-1"])
-def test_transactions_end_as_kafkas_consumer_sees_them(fixtures: Path, name: str) -> None:
+def test_outcomes_of_transactions_equal_those_of_kafkas_consumer(fixtures: Path, name: str) -> None:
     topic, partition = split_partition(name)
     found = inspect_topic(KafkaView(fixtures / "transactions" / "data"), topic, [partition])
     committed = {record.offset for record in expected_records(fixtures / "transactions", name, "read_committed")}
@@ -167,7 +167,7 @@ def test_transactions_end_as_kafkas_consumer_sees_them(fixtures: Path, name: str
     assert first_open is None or first_open == stable
 
 
-def test_gaps_are_the_offsets_that_a_cleaned_log_lacks(fixtures: Path) -> None:
+def test_gaps_are_the_missing_offsets_of_a_cleaned_log(fixtures: Path) -> None:
     name = partitions(fixtures / "compaction" / "tombstones-day" / "after")[0]
     topic, partition = split_partition(name)
     found = inspect_topic(KafkaView(fixtures / "compaction" / "tombstones-day" / "after"), topic, [partition])
@@ -185,7 +185,7 @@ def test_gaps_are_the_offsets_that_a_cleaned_log_lacks(fixtures: Path) -> None:
         assert (row["where"] == "between batches") == (len(lacking) == row["end"] - row["start"])
 
 
-def test_index_density_is_that_of_the_files(fixtures: Path) -> None:
+def test_index_density_matches_the_files(fixtures: Path) -> None:
     found = inspect_topic(KafkaView(fixtures / "segments" / "data"), "seg-small", [0])
     folder = fixtures / "segments" / "data" / "seg-small-0"
     entries = 0
@@ -202,7 +202,7 @@ def test_index_density_is_that_of_the_files(fixtures: Path) -> None:
     assert set(zip(index["file"].to_pylist(), index["position"].to_pylist(), strict=True)) <= positions
 
 
-def test_old_formats_count_as_batches(fixtures: Path) -> None:
+def test_old_message_formats_are_counted_as_batches(fixtures: Path) -> None:
     log_dir = next((fixtures / "legacy" / "builder-mixed").glob("*/*-0")).parent
     name = partitions(log_dir)[0]
     found = inspect_topic(KafkaView(log_dir), split_partition(name)[0])
@@ -210,7 +210,7 @@ def test_old_formats_count_as_batches(fixtures: Path) -> None:
     assert found.batches["damage"].null_count == len(found.batches)
 
 
-def test_damage_is_shown_and_never_becomes_figures(fixtures: Path, tmp_path: Path) -> None:
+def test_damaged_batches_are_listed_without_statistics(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "codecs" / "data" / "codec-zstd-2", tmp_path / "codec-zstd-2")
     file = folder / "00000000000000000000.log"
     sound = inspect_file(file)
@@ -231,7 +231,7 @@ def test_damage_is_shown_and_never_becomes_figures(fixtures: Path, tmp_path: Pat
     assert len(cut.batches) == middle
 
 
-def test_one_file_is_judged_by_its_folder(fixtures: Path) -> None:
+def test_one_file_uses_the_directory_for_transactions(fixtures: Path) -> None:
     folder = fixtures / "transactions" / "data" / "txn-b-0"
     whole = inspect_topic(KafkaView(folder.parent), "txn-b", [0])
     for file in sorted(folder.glob("*.log")):
@@ -242,7 +242,7 @@ def test_one_file_is_judged_by_its_folder(fixtures: Path) -> None:
         assert one.files["bytes"].to_pylist() == [file.stat().st_size]
 
 
-def test_wrong_places_are_named(fixtures: Path, tmp_path: Path) -> None:
+def test_invalid_locations_are_rejected(fixtures: Path, tmp_path: Path) -> None:
     view = KafkaView(fixtures / "codecs" / "data")
     with pytest.raises(NotFound, match=r"topic codec-none in .* has no partition 9"):
         inspect_topic(view, "codec-none", [9])

@@ -49,7 +49,7 @@ def world() -> World:
     return world
 
 
-def test_hot_keys_and_batches(world: World) -> None:
+def test_hot_keys_and_batches_include_inline_records(world: World) -> None:
     both: list[Inspected] = [inspect_topic(RootView(world.root()), name.replace(" ", "-")) for name in FORMS]
     commits, files = ([is_commit(name) for name in found.batches["file"].to_pylist()] for found in both)
     # A transaction that was prepared by hand is in a file.
@@ -67,7 +67,7 @@ def test_hot_keys_and_batches(world: World) -> None:
     assert (hottest["key"], hottest["records"]) == (b"hot", 60 + 6)
 
 
-def test_the_report(world: World) -> None:
+def test_report_includes_inline_records(world: World) -> None:
     report = gather(RootView(world.root()), Settings(world.now_ms))
 
     def facts(name: str) -> TopicFacts:

@@ -40,7 +40,7 @@ def records(first: int, count: int, keys: int = 10, step_ms: int = 1000) -> pa.T
     )
 
 
-def test_append_files_are_slices_with_the_logs_offsets(root: Root) -> None:
+def test_slices_have_the_offsets_of_the_log(root: Root) -> None:
     topic = root.create_topic("orders")
     for number, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd")):
         topic.append(records(number * 100, 100), options=WriteOptions(codec=codec))
@@ -83,7 +83,7 @@ def test_compaction_leaves_gaps_and_sealed_segments_with_indexes(root: Root) -> 
     assert found.files["time_index_entries"].null_count == 0
 
 
-def test_what_seals_unsealed_slices_indexes_them(root: Root) -> None:
+def test_compaction_creates_indexes_of_sealed_slices(root: Root) -> None:
     topic = root.create_topic("plain", configs={"index.interval.bytes": "512"})
     for number in range(20):
         topic.append(records(number * 50, 50), options=WriteOptions(codec="none"))
@@ -100,7 +100,7 @@ def test_what_seals_unsealed_slices_indexes_them(root: Root) -> None:
     assert inspect_file(path).batches["base_offset"] == before["base_offset"]
 
 
-def test_transactions_show_their_ranges_and_how_they_ended(root: Root) -> None:
+def test_transactions_have_ranges_and_outcomes(root: Root) -> None:
     topic = root.create_topic("orders")
     topic.append(records(0, 10))
     producer = sparklog.transactional(root, "job")
@@ -125,7 +125,7 @@ def test_transactions_show_their_ranges_and_how_they_ended(root: Root) -> None:
     assert found.batches["keys_latest"].to_pylist() == [0, 10, 0, 0]
 
 
-def test_the_append_time_of_a_slice_is_that_of_its_records(root: Root) -> None:
+def test_append_time_of_a_slice_is_the_time_of_its_records(root: Root) -> None:
     topic = root.create_topic("stamped", configs={"message.timestamp.type": "LogAppendTime"})
     topic.append(records(0, 10))
     [row] = inspect_topic(RootView(root), "stamped").batches.to_pylist()
@@ -135,7 +135,7 @@ def test_the_append_time_of_a_slice_is_that_of_its_records(root: Root) -> None:
     assert row["late_records"] == 0
 
 
-def test_records_out_of_order_in_time_are_counted_against_all_before_them(root: Root) -> None:
+def test_out_of_order_timestamps_are_counted_across_batches(root: Root) -> None:
     topic = root.create_topic("late")
     topic.append(records(100, 10))
     topic.append(records(0, 10))
@@ -144,7 +144,7 @@ def test_records_out_of_order_in_time_are_counted_against_all_before_them(root: 
     assert (second["late_records"], second["latest_by_ms"]) == (10, 109_000)
 
 
-def test_a_large_slice_is_walked_in_windows_and_its_footer_indexes_it(root: Root) -> None:
+def test_large_slice_is_read_in_windows_and_indexed_by_its_footer(root: Root) -> None:
     topic = root.create_topic("large")
     table = pa.table({"key": [b"%d" % n for n in range(3000)], "value": [bytes([n % 251]) * 1500 for n in range(3000)]})
     topic.append(table, options=WriteOptions(codec="none"))
@@ -162,7 +162,7 @@ def test_a_large_slice_is_walked_in_windows_and_its_footer_indexes_it(root: Root
     assert one.bounds["log_end"].to_pylist() == [3000]
 
 
-def test_keys_of_each_partition_by_their_bytes(root: Root) -> None:
+def test_keys_are_sorted_by_bytes_in_each_partition(root: Root) -> None:
     topic = root.create_topic("orders")
     for codec in ("none", "zstd"):
         rows = {"key": [b"small", b"small", b"large", None], "value": [b"", b"", b"x" * 500, b"y" * 900]}
@@ -173,7 +173,7 @@ def test_keys_of_each_partition_by_their_bytes(root: Root) -> None:
     assert (small["key"], small["records"]) == (b"small", 4)
 
 
-def test_of_very_many_keys_the_largest_are_kept() -> None:
+def test_only_the_largest_of_many_keys_are_kept() -> None:
     hot = HotKeys(max_keys=2)
     for first in range(0, 40, 2):
         data = np.frombuffer(b"h" + b"%02d" % first, np.uint8)
@@ -192,7 +192,7 @@ def test_of_very_many_keys_the_largest_are_kept() -> None:
     assert table["bytes"].to_pylist() == [2000, 139]
 
 
-def test_a_topic_without_records_has_empty_tables(root: Root) -> None:
+def test_topic_without_records_has_empty_tables(root: Root) -> None:
     root.create_topic("empty", partitions=2)
     found = inspect_topic(RootView(root), "empty")
     assert len(found.batches) == len(found.files) == len(found.gaps) == len(found.transactions) == len(found.keys) == 0

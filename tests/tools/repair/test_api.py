@@ -11,7 +11,7 @@ from sparklog.errors import BadRequest, NotFound
 from tests.fixture_data import copied
 
 
-def test_a_root_and_the_folder_of_a_topic(tmp_path: Path) -> None:
+def test_repair_root_and_topic_directory(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "log", create=True)
     for name in ("a", "b"):
         topic = root.create_topic(name)
@@ -33,7 +33,7 @@ def test_a_root_and_the_folder_of_a_topic(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_kafka_directory(fixtures: Path, tmp_path: Path) -> None:
+def test_repair_kafka_directory(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "damaged/indexes-missing/data", tmp_path / "log")
     assert sparklog.repair(folder, index_interval_bytes=4096).sound
     assert not sparklog.verify(folder).sound

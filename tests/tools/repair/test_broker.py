@@ -80,7 +80,7 @@ def findings(folder: Path) -> dict[str, Finding]:
     return {finding.file: finding for finding in verify_log_dir(folder, env=ENV).findings}
 
 
-def test_consumers_read_the_same_after_the_remedy(broker: Broker) -> None:
+def test_consumers_read_the_same_records_after_the_remedy(broker: Broker) -> None:
     with broker:
         fill(broker)
     with broker:

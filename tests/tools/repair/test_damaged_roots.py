@@ -23,7 +23,7 @@ def judged(tmp_path: Path, objects: dict[str, bytes], seeds: range) -> list[Tria
     return done
 
 
-def test_the_root_has_all_kinds_of_objects(objects: dict[str, bytes]) -> None:
+def test_rich_root_has_all_types_of_objects(objects: dict[str, bytes]) -> None:
     kinds = Counter(map(type_of, objects))
     expected = {"slices", "log", "index", "timeindex", "txnindex", "bloom", "root", "json checkpoint"}
     expected |= {"arrow checkpoint", "decisions entry", "decisions json checkpoint", "register entry", "_groups entry"}
@@ -32,7 +32,7 @@ def test_the_root_has_all_kinds_of_objects(objects: dict[str, bytes]) -> None:
     assert len(DAMAGES) >= 29
 
 
-def test_damaged_roots(tmp_path: Path, objects: dict[str, bytes]) -> None:
+def test_root_with_one_damaged_object(tmp_path: Path, objects: dict[str, bytes]) -> None:
     done = judged(tmp_path, objects, range(12))
     assert any(trial.repaired for trial in done)
     assert any(trial.sound for trial in done)
@@ -41,5 +41,5 @@ def test_damaged_roots(tmp_path: Path, objects: dict[str, bytes]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 2500, CHUNK))
-def test_1500_damaged_roots(tmp_path: Path, objects: dict[str, bytes], first: int) -> None:
+def test_root_with_one_damaged_object_1500_times(tmp_path: Path, objects: dict[str, bytes], first: int) -> None:
     judged(tmp_path, objects, range(first, first + CHUNK))

@@ -59,7 +59,7 @@ def sweep(folder: Path, seed: int, many: int) -> None:
         assert path.read_bytes() == data, (path, how)
 
 
-def test_an_index_is_what_the_broker_wrote(fixtures: Path, tmp_path: Path) -> None:
+def test_repaired_index_equals_the_index_of_the_broker(fixtures: Path, tmp_path: Path) -> None:
     sweep(copied(fixtures / "damaged/good/data", tmp_path / "log"), 1, 3)
 
 
@@ -68,14 +68,14 @@ def test_an_index_is_what_the_broker_wrote(fixtures: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "fixture", [*FIXTURES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FIXTURES)]
 )
-def test_indexes_of_all_kinds_of_logs(fixtures: Path, tmp_path: Path, fixture: str, step: int) -> None:
+def test_repaired_indexes_of_all_types_of_logs(fixtures: Path, tmp_path: Path, fixture: str, step: int) -> None:
     sweep(copied(fixtures / fixture, tmp_path / "log"), 2, 100 // step)
 
 
 @pytest.mark.parametrize(
     "name", ["indexes-missing", "snapshots-damaged", pytest.param("indexes-wrong", marks=pytest.mark.sweep)]
 )
-def test_it_does_what_kafkas_recovery_does(fixtures: Path, tmp_path: Path, name: str) -> None:
+def test_repair_has_the_same_result_as_kafkas_recovery(fixtures: Path, tmp_path: Path, name: str) -> None:
     folder = copied(fixtures / "damaged" / name / "data", tmp_path / "log")
     report = repair_log_dir(folder, execute=True, index_interval_bytes=INTERVAL, env=ENV)
     assert report.sound
@@ -88,7 +88,7 @@ def test_it_does_what_kafkas_recovery_does(fixtures: Path, tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", ["bit-flipped", "last-batch-cut"])
-def test_segments_stay_as_they_are(fixtures: Path, tmp_path: Path, name: str) -> None:
+def test_repair_does_not_change_segments(fixtures: Path, tmp_path: Path, name: str) -> None:
     folder = copied(fixtures / "damaged" / name / "data", tmp_path / "log")
     before = {path: path.read_bytes() for path in folder.rglob("*.log")}
     report = repair_log_dir(folder, execute=True, env=ENV)
@@ -98,7 +98,7 @@ def test_segments_stay_as_they_are(fixtures: Path, tmp_path: Path, name: str) ->
     }
 
 
-def test_a_dry_run_writes_nothing(fixtures: Path, tmp_path: Path) -> None:
+def test_dry_run_writes_nothing(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "damaged/indexes-missing/data", tmp_path / "log")
     before = sorted(folder.rglob("*"))
     report = repair_log_dir(folder, env=ENV)
@@ -115,7 +115,7 @@ def _hold(path: str, ready: multiprocessing.synchronize.Event, done: multiproces
         done.wait(30)
 
 
-def test_a_broker_that_is_at_work_is_left_alone(fixtures: Path, tmp_path: Path) -> None:
+def test_directory_of_a_running_broker_is_rejected(fixtures: Path, tmp_path: Path) -> None:
     """Its lock is one of the system, which a process does not hold against itself."""
     folder = copied(fixtures / "damaged/indexes-missing/data", tmp_path / "log")
     context = multiprocessing.get_context("fork")
@@ -135,7 +135,7 @@ def test_a_broker_that_is_at_work_is_left_alone(fixtures: Path, tmp_path: Path) 
     assert repair_log_dir(folder, execute=True, env=ENV).sound
 
 
-def test_of_intervals_that_make_the_same_indexes_a_round_one_is_taken(fixtures: Path, tmp_path: Path) -> None:
+def test_index_interval_is_rounded_if_indexes_do_not_change(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "damaged/good/data", tmp_path / "log") / "damaged-0"
     segments = repairing._read(repairing.file_path(folder), ENV)
     interval = repairing._likely_interval(*repairing._interval_bounds(segments))
@@ -149,7 +149,7 @@ INTERVAL_CONFIG = bytes.fromhex("01040002") + b"\x08damaged\x15index.interval.by
 
 
 @pytest.mark.parametrize("source", ["metadata log", "other partition"])
-def test_the_interval_comes_from_the_metadata_log_or_another_partition(
+def test_index_interval_is_read_from_the_metadata_log_or_another_partition(
     fixtures: Path, tmp_path: Path, source: str
 ) -> None:
     folder = copied(fixtures / "damaged/good/data", tmp_path / "log")
@@ -166,7 +166,7 @@ def test_the_interval_comes_from_the_metadata_log_or_another_partition(
     assert len(lost) > 2
 
 
-def test_a_directory_in_a_store_of_objects(fixtures: Path) -> None:
+def test_kafka_directory_in_an_object_store(fixtures: Path) -> None:
     from sparklog.kafka.in_place.files import store_path
 
     source = fixtures / "damaged/indexes-missing/data"
@@ -183,7 +183,7 @@ def test_a_directory_in_a_store_of_objects(fixtures: Path) -> None:
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_a_missing_index_of_aborts_of_the_active_segment(fixtures: Path, tmp_path: Path, is_stopped: bool) -> None:
+def test_missing_transaction_index_of_the_active_segment(fixtures: Path, tmp_path: Path, is_stopped: bool) -> None:
     """After a clean stop Kafka believes that nothing was aborted; after another it builds the index again."""
     folder = copied(fixtures / "transactions/data", tmp_path / "log")
     if not is_stopped:
@@ -200,7 +200,7 @@ def test_a_missing_index_of_aborts_of_the_active_segment(fixtures: Path, tmp_pat
 
 
 @pytest.mark.parametrize("data", [b"", bytes(80)])
-def test_an_index_that_leaves_out_its_segment_is_built_again(tmp_path: Path, data: bytes) -> None:
+def test_index_that_does_not_cover_its_segment_is_rebuilt(tmp_path: Path, data: bytes) -> None:
     folder = write_partition(tmp_path, "t-0", {0: b"".join(batch(n, [b"v" * 9000]) for n in range(300))})
     assert repair_log_dir(tmp_path, execute=True, env=ENV).sound
     index = folder / f"{0:020d}.index"
@@ -216,7 +216,7 @@ def test_an_index_that_leaves_out_its_segment_is_built_again(tmp_path: Path, dat
 
 
 @pytest.mark.parametrize("others", [True, False])
-def test_the_only_snapshot_is_left_to_the_broker(fixtures: Path, tmp_path: Path, others: bool) -> None:
+def test_last_producer_snapshot_is_not_deleted(fixtures: Path, tmp_path: Path, others: bool) -> None:
     folder = copied(fixtures / "transactions/data", tmp_path / "log")
     snapshot = folder / ("txn-b-0/00000000000000000105.snapshot" if others else "txn-a-0/00000000000000000075.snapshot")
     snapshot.write_bytes(b"")

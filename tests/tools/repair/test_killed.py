@@ -80,7 +80,7 @@ def calls(world: World) -> list[Call]:
     return calls_of(world)
 
 
-def test_a_repair_changes_things_in_few_steps(world: World, calls: list[Call]) -> None:
+def test_repair_makes_few_changes(world: World, calls: list[Call]) -> None:
     changing = [call for call in calls if changes(call.label)]
     assert len(DAMAGED) <= len(changing) < 4 * len(DAMAGED)
     for call in changing[::7]:
@@ -90,12 +90,12 @@ def test_a_repair_changes_things_in_few_steps(world: World, calls: list[Call]) -
 @pytest.mark.sweep
 @pytest.mark.parametrize("step", thinned(3))
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, pytest.param(FaultKind.CRASH_AFTER, marks=pytest.mark.slow)])
-def test_it_dies_at_every_step(world: World, calls: list[Call], kind: FaultKind, step: int) -> None:
+def test_repair_killed_at_every_change(world: World, calls: list[Call], kind: FaultKind, step: int) -> None:
     assert_no_worse(world, calls, kind, step)
 
 
 @pytest.mark.slow
-def test_a_store_that_refuses_one_request_costs_another_repair(world: World, calls: list[Call]) -> None:
+def test_repair_after_a_failed_request_can_be_repeated(world: World, calls: list[Call]) -> None:
     before = world.store.snapshot()
     for call in calls:
         if not changes(call.label):
@@ -112,7 +112,9 @@ def test_a_store_that_refuses_one_request_costs_another_repair(world: World, cal
 
 
 @pytest.mark.sweep
-def test_a_head_before_its_table_is_found(world: World, calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fails_if_a_checkpoint_is_created_before_its_table(
+    world: World, calls: list[Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rule that a fix creates what it names first, broken on purpose."""
 
     def apply(repairer: Repairer, fix: Fix) -> None:

@@ -16,7 +16,7 @@ def world() -> World:
     return small_root()
 
 
-def test_every_document_of_a_root_is_read(world: World) -> None:
+def test_all_documents_of_a_root_are_valid(world: World) -> None:
     documents = [info.key for info in world.store.list("") if info.key.endswith(".json")]
     assert all(is_log_object(key) and is_valid(key, world.store.get(key)) for key in documents)
     assert decoder_for("latest/append/x.slices") is None
@@ -26,7 +26,7 @@ def test_every_document_of_a_root_is_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("key", [ROOT_KEY, commit_key("small", 1), checkpoint_key("_groups/g", 2)])
-def test_the_end_of_a_document_is_found_again(world: World, key: str) -> None:
+def test_document_with_a_damaged_end_is_repaired(world: World, key: str) -> None:
     data = world.store.get(key)
     end = data.index(b"\n")
     for position in range(end - 16, end + 1):

@@ -29,7 +29,7 @@ def lose(world: World, numbers: tuple[int, ...]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("lost", [(0,), (3,), (7,), (8,), (8, 9), (2, 3, 4), (5, 12), (1, 2, 3, 4, 5, 6), (140,)])
-def test_lost_commits_are_built_again_byte_for_byte(lost: tuple[int, ...]) -> None:
+def test_lost_commits_are_rebuilt_with_identical_bytes(lost: tuple[int, ...]) -> None:
     world = world_with(145, inline=False)
     saved = lose(world, lost)
     report = verify_root(world.store, env=world.env())
@@ -44,7 +44,7 @@ def test_lost_commits_are_built_again_byte_for_byte(lost: tuple[int, ...]) -> No
     assert world.topic("t").count().records == 290
 
 
-def test_without_its_records_the_log_goes_on_and_the_lost_offsets_are_named() -> None:
+def test_lost_records_are_reported_and_the_log_can_be_read() -> None:
     world = world_with(20, inline=True)
     saved = lose(world, (8, 13))
     done = repair_root(world.store, execute=True, env=world.env())
@@ -71,7 +71,7 @@ def test_without_its_records_the_log_goes_on_and_the_lost_offsets_are_named() ->
     assert verify_root(world.store, env=world.env()).sound
 
 
-def test_what_no_commit_carries_is_left() -> None:
+def test_commit_without_a_copy_is_not_rebuilt() -> None:
     world = world_with(20, inline=False, carried=0)
     saved = lose(world, (8,))
     report = repair_root(world.store, execute=True, env=world.env())
@@ -80,7 +80,7 @@ def test_what_no_commit_carries_is_left() -> None:
     assert not world.store.stat(commit_key("t", 8))
 
 
-def test_a_copy_that_does_not_fit_the_chain_is_not_used() -> None:
+def test_copy_with_another_crc_is_not_used() -> None:
     world = world_with(20, inline=False)
     lose(world, (8,))
     other = world_with(20, inline=True)
@@ -92,7 +92,7 @@ def test_a_copy_that_does_not_fit_the_chain_is_not_used() -> None:
         world.topic("t")
 
 
-def test_replaced_keys_of_a_compacted_topic_do_not_come_back() -> None:
+def test_replaced_records_of_a_compacted_topic_remain_deleted() -> None:
     world = World()
     topic = world.root().create_topic("t", configs={"cleanup.policy": "compact"})
     for number in range(20):

@@ -100,34 +100,34 @@ def other_damage(whole: World, rng: random.Random, kinds: tuple[str, ...], times
 SMALL = tuple(kind for kind in KINDS if not kind.startswith(("_transactions", "txnindex")))
 
 
-def test_a_flipped_bit_is_turned_back(small: World) -> None:
+def test_flipped_bits_are_repaired(small: World) -> None:
     flips(small, random.Random(1), SMALL, 1)
 
 
-def test_other_damage_to_what_follows_from_the_rest(small: World) -> None:
+def test_other_damage_is_repaired(small: World) -> None:
     other_damage(small, random.Random(2), SMALL, 1)
 
 
 @pytest.mark.slow
-def test_flipped_bits_of_every_kind_of_file(whole: WholeRoot) -> None:
+def test_flipped_bits_of_all_types_of_files(whole: WholeRoot) -> None:
     flips(whole, random.Random(3), KINDS, 6)
 
 
 @pytest.mark.slow
-def test_other_damage_of_every_kind_of_file(whole: WholeRoot) -> None:
+def test_other_damage_of_all_types_of_files(whole: WholeRoot) -> None:
     other_damage(whole, random.Random(4), KINDS, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5, 9))
-def test_hundreds_of_damaged_files(whole: WholeRoot, seed: int) -> None:
+def test_damage_of_hundreds_of_files(whole: WholeRoot, seed: int) -> None:
     flips(whole, random.Random(seed), KINDS, 20)
     other_damage(whole, random.Random(seed), KINDS, 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "json checkpoint", "_groups"])
-def test_bytes_from_end_to_end_of_the_smallest_file(whole: WholeRoot, kind: str) -> None:
+def test_flipped_bits_at_all_positions_of_the_smallest_file(whole: WholeRoot, kind: str) -> None:
     key = min(by_kind(whole)[kind], key=lambda name: len(whole.store.get(name)))
     data = whole.store.get(key)
     for position in range(0, len(data), max(1, len(data) // 200)):
@@ -136,7 +136,7 @@ def test_bytes_from_end_to_end_of_the_smallest_file(whole: WholeRoot, kind: str)
             assert repaired(whole, key).sound, position
 
 
-def test_a_dry_run_changes_nothing_and_says_what_would_be(small: World) -> None:
+def test_dry_run_changes_nothing_and_reports_the_repairs(small: World) -> None:
     keys = by_kind(small)
     index, commit = keys["index"][0], commit_key("latest", 2)
     with undone(small):
@@ -154,7 +154,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(small: World) -> None:
         assert text.endswith("nothing was changed; add --execute to repair")
 
 
-def test_what_was_there_is_kept_aside(small: World) -> None:
+def test_repaired_file_is_set_aside(small: World) -> None:
     index = by_kind(small)["index"][0]
     with undone(small):
         small.store.replace(index, b"1234567")
@@ -167,7 +167,7 @@ def test_what_was_there_is_kept_aside(small: World) -> None:
         assert report.foreign == report.orphans == ()
 
 
-def test_a_newest_checkpoint_that_cannot_be_made_again_stays() -> None:
+def test_latest_checkpoint_that_cannot_be_rebuilt_is_kept() -> None:
     """Without it readers would take an older state for the newest, or none for a topic that is gone."""
     world = small_root()
     newest = max(info.key for info in world.store.list(checkpoint_prefix("latest")) if info.key.endswith(".json"))
@@ -182,7 +182,7 @@ def test_a_newest_checkpoint_that_cannot_be_made_again_stays() -> None:
 
 
 @pytest.mark.parametrize("damaged", [5, 4])
-def test_readers_get_past_a_damaged_entry(damaged: int) -> None:
+def test_group_is_readable_after_a_damaged_entry(damaged: int) -> None:
     world = World()
     with small_limits(checkpoint_entries=100):
         from sparklog.groups.lag import Groups
@@ -200,7 +200,7 @@ def test_readers_get_past_a_damaged_entry(damaged: int) -> None:
         assert report.sound == (damaged == 4)
 
 
-def test_filters_of_keys_are_built_again() -> None:
+def test_key_filters_are_rebuilt() -> None:
     world = World()
     with small_limits(filter_min_bytes=200):
         topic = world.root().create_topic("t", configs={"cleanup.policy": "compact", "segment.bytes": 4096})
@@ -221,7 +221,7 @@ def test_filters_of_keys_are_built_again() -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_footer_is_built_again_while_its_slices_are_whole() -> None:
+def test_footer_is_rebuilt_if_its_slices_are_valid() -> None:
     world = World()
     with small_limits(index_min_bytes=200):
         topic = world.root().create_topic("t", partitions=2)
@@ -235,7 +235,7 @@ def test_a_footer_is_built_again_while_its_slices_are_whole() -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_what_no_version_names_is_set_aside_as_the_vacuum_would_delete_it() -> None:
+def test_files_that_the_vacuum_would_delete_are_set_aside() -> None:
     world = World()
     root = world.root()
     topic = root.create_topic("t", configs={"file.delete.delay.ms": HOUR_MS})
@@ -273,18 +273,18 @@ def _named(world: World) -> list[object]:
     return list(read_topic(world.store, "t", world.now_ms).files)
 
 
-def test_patches_are_put_where_they_belong() -> None:
+def test_fix_applies_patches_to_a_range() -> None:
     fix = Fix("k", "", 10, ((2, b"ab"), (7, b"cde")))
     old = b"0123456789"
     assert fix.patched(0, old) == b"01ab456cde"
     assert b"".join(fix.patched(start, old[start : start + 3]) for start in range(0, 10, 3)) == b"01ab456cde"
 
 
-def test_a_segment_without_batches_has_empty_indexes() -> None:
+def test_segment_without_batches_has_empty_indexes() -> None:
     assert build_indexes(0, CollectedBatches(), 4096) == (b"", b"")
 
 
-def test_a_checkpoint_is_what_the_commits_say(small: World) -> None:
+def test_checkpoint_is_rebuilt_from_the_commits(small: World) -> None:
     key = checkpoint_key(
         "latest", max(int(name[-25:-5]) for name in by_kind(small)["json checkpoint"] if "latest/" in name)
     )
@@ -297,7 +297,7 @@ def test_a_checkpoint_is_what_the_commits_say(small: World) -> None:
         assert len(list(small.store.list(key[:-5]))) == 2, "the head and one table"
 
 
-def test_what_the_vacuum_deletes_meanwhile_is_no_failure(small: World) -> None:
+def test_file_deleted_by_the_vacuum_during_the_repair_is_missing(small: World) -> None:
     """A file that is gone when its bit is to be turned back."""
     with undone(small):
         key = next(info.key for info in small.store.list("latest/sealed/") if info.key.endswith(".log"))
@@ -312,7 +312,7 @@ def test_what_the_vacuum_deletes_meanwhile_is_no_failure(small: World) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".index", ".bloom", ".log", "_groups"])
-def test_a_folder_in_the_place_of_an_object_is_one_line(small: World, tmp_path: Path, suffix: str) -> None:
+def test_directory_with_the_name_of_an_object_is_reported_once(small: World, tmp_path: Path, suffix: str) -> None:
     store = LocalStore(tmp_path / "root", durable=False)
     for info in small.store.list(""):
         store.create(info.key, small.store.get(info.key))
@@ -329,7 +329,7 @@ def test_a_folder_in_the_place_of_an_object_is_one_line(small: World, tmp_path: 
 
 
 @pytest.mark.parametrize("suffix", [".log", ".slices"])
-def test_a_file_that_begins_wrongly_is_not_cut(small: World, suffix: str) -> None:
+def test_file_with_a_damaged_start_is_not_truncated(small: World, suffix: str) -> None:
     key = next(info.key for info in small.store.list("latest/") if info.key.endswith(suffix))
     data = small.store.get(key)
     with undone(small):

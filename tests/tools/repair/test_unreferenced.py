@@ -44,7 +44,7 @@ def topic() -> CheckedTopic:
         ("_groups/g/_log/" + f"{0:020d}.json", OLD, False),
     ],
 )
-def test_as_the_vacuum_would(topic: CheckedTopic, file: str, age_ms: int, is_free: bool) -> None:
+def test_can_set_aside_agrees_with_the_vacuum(topic: CheckedTopic, file: str, age_ms: int, is_free: bool) -> None:
     report = Report("", (), (UnreferencedFile(file, 1, age_ms, ""),), (), CheckCounts())
     assert [fix.drops for fix in unreferenced_file_fixes(report, {"latest": topic})] == ([(file,)] if is_free else [])
     damaged = replace(report, findings=(Finding("commit", "other/_log/1.json", ""),))

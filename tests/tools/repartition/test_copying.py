@@ -24,7 +24,7 @@ from tests.support.read_only import read_only
 from tests.tools.repartition.repartition_world import RepartitionWorld, check_copy, records_of
 
 
-def test_what_it_costs(tmp_path: Path) -> None:
+def test_request_counts_match_the_cost_page(tmp_path: Path) -> None:
     """The counts of docs/reference/cost.md, those of the scan of a commit among them."""
     place = CountedRoot("bucket", tmp_path)
     old = place.topic(2, name="old")
@@ -58,9 +58,9 @@ def test_what_it_costs(tmp_path: Path) -> None:
 FILES = {"inline.records.bytes": "0"}
 
 
-class TestWhatIsCopied:
+class TestCopy:
     @pytest.mark.parametrize(("before", "after"), [(1, 4), (3, 5), (6, 2)])
-    def test_each_record_once_where_kafka_puts_it(self, before: int, after: int) -> None:
+    def test_each_record_is_copied_once_to_kafkas_partition(self, before: int, after: int) -> None:
         world = RepartitionWorld(before)
         for number in range(5):
             world.append(by_hand=number == 3)
@@ -76,7 +76,7 @@ class TestWhatIsCopied:
         assert world.copy(after).total == 250
         check_copy(world.root(), after)
 
-    def test_configs_go_along_and_times_stay(self) -> None:
+    def test_configs_and_timestamps_are_copied(self) -> None:
         configs = {
             "message.timestamp.type": "LogAppendTime",
             "message.timestamp.before.max.ms": "1000",
@@ -99,7 +99,7 @@ class TestWhatIsCopied:
             world.now_ms
         )
 
-    def test_aborted_records_are_left_out_and_open_ones_wait(self) -> None:
+    def test_aborted_records_are_skipped_and_open_transactions_delay_the_copy(self) -> None:
         world = RepartitionWorld()
         root = world.root()
         for number, end in enumerate(("commit", "abort", "commit", "abort")):
@@ -122,7 +122,7 @@ class TestWhatIsCopied:
         assert (rest.total, rest.waiting) == (86, 0)
         check_copy(world.root(), 5)
 
-    def test_a_compacted_topic_with_gaps_and_a_log_start(self) -> None:
+    def test_compacted_topic_with_gaps_and_a_log_start(self) -> None:
         world = RepartitionWorld(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
         root = world.root()
         for _ in range(4):
@@ -136,7 +136,7 @@ class TestWhatIsCopied:
         root.topic("old").append(world.rows([b"a", b"b", b"c"]))
         assert world.copy().records == 3
 
-    def test_retention_while_it_runs(self) -> None:
+    def test_copy_with_concurrent_retention(self) -> None:
         world = RepartitionWorld(1, FILES)
         for _ in range(10):
             world.append()
@@ -159,7 +159,7 @@ class TestWhatIsCopied:
         names = {record.headers[0] for rows in records_of(world.root(), "new").values() for record in rows.values()}
         assert {("name", b"%d" % number) for number in range(320, 400)} <= names
 
-    def test_a_topic_that_has_grown_is_warned_of(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_topic_with_added_partitions_is_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         world = RepartitionWorld(2)
         world.append()
         world.copy()
@@ -224,7 +224,7 @@ def die_at(point: int, kind: FaultKind, labels: list[str]) -> None:
 
 
 class TestKilled:
-    def test_after_each_request_that_changes_something(self, labels: list[str]) -> None:
+    def test_copy_killed_after_each_change(self, labels: list[str]) -> None:
         assert sum(label == "create:commit" for label in labels) > 3
         assert "close:append" in labels
         for point, label in enumerate(labels):
@@ -233,13 +233,13 @@ class TestKilled:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
-    def test_at_any_request(self, kind: FaultKind, labels: list[str]) -> None:
+    def test_copy_killed_at_any_request(self, kind: FaultKind, labels: list[str]) -> None:
         for point in range(len(labels)):
             die_at(point, kind, labels)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
-    def test_an_answer_that_is_lost(self, kind: FaultKind, labels: list[str]) -> None:
+    def test_copy_with_a_lost_response(self, kind: FaultKind, labels: list[str]) -> None:
         for point in [number for number, label in enumerate(labels) if label in ("create:commit", "close:append")]:
             world = furnished()
 
@@ -253,7 +253,7 @@ class TestKilled:
             check_copy(world.root(), 5)
             assert world.copy().total == 150
 
-    def test_two_runs_at_the_same_time(self) -> None:
+    def test_two_concurrent_copies(self) -> None:
         world = furnished()
         other = world.root()
         taken: list[int] = []
@@ -294,7 +294,7 @@ def forgotten(world: RepartitionWorld) -> None:
     log.commit(UpkeepIntent(world.now_ms))
 
 
-class TestRefused:
+class TestRejected:
     @pytest.mark.parametrize(
         ("prepare", "error", "message"),
         [
@@ -310,7 +310,7 @@ class TestRefused:
             (forgotten, Conflict, "was not created by repartitioning topic 'old'"),
         ],
     )
-    def test_what_is_not_right_is_one_line_and_changes_nothing(
+    def test_invalid_arguments_fail_with_one_line_and_no_changes(
         self, prepare: Callable[[RepartitionWorld], object], error: type[SparklogError], message: str
     ) -> None:
         world = RepartitionWorld()
@@ -322,7 +322,7 @@ class TestRefused:
         assert "\n" not in str(raised.value)
         assert sorted(info.key for info in world.store.list("")) == before
 
-    def test_names_and_numbers(self) -> None:
+    def test_invalid_names_and_numbers_are_rejected(self) -> None:
         world = RepartitionWorld()
         for name, partitions, message in (("old", 3, "another name"), ("new", 0, "1 to"), ("a/b", 3, "a/b")):
             with pytest.raises(BadRequest, match=message):
@@ -331,14 +331,14 @@ class TestRefused:
             repartition(world.root(), "old", "OLD", partitions=3)
         assert world.root().topics() == ["old"]
 
-    def test_a_root_that_takes_no_file(self) -> None:
+    def test_copy_to_a_read_only_root_is_rejected(self) -> None:
         world = RepartitionWorld()
         world.append()
         with pytest.raises(Unavailable):
             world.copy(root=open_root(read_only(world.store), env=world.env()))
         assert world.root().topics() == ["old"]
 
-    def test_the_old_topic_is_created_again_while_it_is_read(self) -> None:
+    def test_copy_fails_if_the_source_topic_is_recreated(self) -> None:
         world = RepartitionWorld(1, FILES)
         for _ in range(6):
             world.append()

@@ -34,7 +34,7 @@ def moved(world: RepartitionWorld, root: Root | None = None) -> dict[str, MovedG
     return {item.group: item for item in world.copy(root=root, groups=True).groups}
 
 
-def test_wherever_a_group_was_nothing_is_skipped() -> None:
+def test_moved_group_skips_no_record() -> None:
     world = filled()
     ends = log_ends(world, "old")
     offsets = {
@@ -64,7 +64,7 @@ def test_wherever_a_group_was_nothing_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("step_bytes", [900, 1 << 20])
-def test_twelve_partitions_of_four_have_exact_offsets(step_bytes: int) -> None:
+def test_multiple_of_the_partitions_has_exact_offsets(step_bytes: int) -> None:
     world = filled(4)
     world.append(60)
     ends = log_ends(world, "old")
@@ -77,7 +77,7 @@ def test_twelve_partitions_of_four_have_exact_offsets(step_bytes: int) -> None:
     assert sum(new[partition] - offset for partition, offset in item.offsets.items()) == unread
 
 
-def test_only_so_many_commits_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_commits_to_count_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world, offsets = filled(4), {0: 70, 1: 3, 2: 40, 3: 30}
     world.group("exact", old=offsets)
     exact = moved(world)["exact"]
@@ -89,7 +89,7 @@ def test_only_so_many_commits_are_read_again(monkeypatch: pytest.MonkeyPatch) ->
     assert exact.again < bounded.again
 
 
-def test_records_that_the_old_topic_has_lost_are_not_counted() -> None:
+def test_records_deleted_from_the_old_topic_are_not_counted() -> None:
     world = filled(4)
     root = world.root()
     world.copy(root=root, step_bytes=1 << 20)
@@ -101,7 +101,7 @@ def test_records_that_the_old_topic_has_lost_are_not_counted() -> None:
     assert item.again == sum(log_ends(world, "new").values())
 
 
-def test_what_others_append_after_the_copy_is_not_skipped() -> None:
+def test_records_appended_after_the_copy_are_not_skipped() -> None:
     world = filled()
     world.group("end", old=log_ends(world, "old"))
     world.copy()
@@ -110,7 +110,7 @@ def test_what_others_append_after_the_copy_is_not_skipped() -> None:
     assert moved(world)["end"].offsets == ends != log_ends(world, "new")
 
 
-def test_a_gap_at_the_end_is_no_reason_to_read_again() -> None:
+def test_gap_at_the_log_end_repeats_no_records() -> None:
     world = filled(1)
     transaction = transactional(world.root(), "job").begin()
     transaction.append("old", world.rows([b"key 1"] * 5))
@@ -122,7 +122,7 @@ def test_a_gap_at_the_end_is_no_reason_to_read_again() -> None:
     assert (item.again, item.offsets) == (0, log_ends(world, "new"))
 
 
-def test_none_goes_back() -> None:
+def test_group_offsets_never_move_backwards() -> None:
     world = filled()
     world.copy()
     ends = log_ends(world, "new")
@@ -135,7 +135,7 @@ def test_none_goes_back() -> None:
     assert moved(world)["g"] == item
 
 
-def test_a_group_that_is_alive_is_left_alone() -> None:
+def test_active_group_is_not_moved() -> None:
     world = filled()
     group = world.group("g", old={0: 10})
     group.join("consumer-1")
@@ -146,7 +146,7 @@ def test_a_group_that_is_alive_is_left_alone() -> None:
     assert not moved(world)["g"].problem
 
 
-def test_commits_that_are_gone() -> None:
+def test_group_is_not_moved_if_its_commits_have_been_deleted() -> None:
     world = filled()
     root = world.root()
     world.copy(root=root)
@@ -162,7 +162,7 @@ def test_commits_that_are_gone() -> None:
     assert groups["end"].offsets == ends
 
 
-def test_others_that_wrote_between_two_runs() -> None:
+def test_copy_fails_after_appends_of_other_writers() -> None:
     world = filled()
     world.copy()
     world.append(5, topic="new")

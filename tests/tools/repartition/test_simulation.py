@@ -136,7 +136,7 @@ def run(seed: int) -> Counter[str]:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seeds", REPARTITIONS.few())
-def test_whatever_the_seed_each_record_is_there_once(seeds: range) -> None:
+def test_each_record_is_copied_once_with_any_seed(seeds: range) -> None:
     total: Counter[str] = Counter()
     for seed in seeds:
         total.update(run(seed))
@@ -145,7 +145,7 @@ def test_whatever_the_seed_each_record_is_there_once(seeds: range) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", REPARTITIONS.many())
-def test_more_seeds(seeds: range) -> None:
+def test_each_record_is_copied_once_with_more_seeds(seeds: range) -> None:
     for seed in seeds:
         run(seed)
 

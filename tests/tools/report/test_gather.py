@@ -69,7 +69,7 @@ def contents(root: Root) -> dict[str, bytes]:
     return {info.key: root.store.get(info.key) for info in root.store.list("")}
 
 
-def test_topics_are_as_they_describe_themselves(world: TopicsWorld) -> None:
+def test_topics_match_their_descriptions(world: TopicsWorld) -> None:
     before = contents(world.root())
     report = reported(world)
     assert contents(world.root()) == before
@@ -94,13 +94,13 @@ def test_topics_are_as_they_describe_themselves(world: TopicsWorld) -> None:
     assert report.partitions == 6
 
 
-def test_skew_is_the_largest_partition_over_the_mean(world: TopicsWorld) -> None:
+def test_skew_is_the_ratio_of_the_largest_partition_to_the_mean(world: TopicsWorld) -> None:
     topic = reported(world).topics[0]
     sizes = [part.bytes for part in topic.partitions]
     assert topic.skew == pytest.approx(max(sizes) / (sum(sizes) / 2))
 
 
-def test_commits_of_the_last_day_and_hour_are_counted_by_the_stores_clock(world: TopicsWorld) -> None:
+def test_recent_commits_are_counted_by_the_clock_of_the_store(world: TopicsWorld) -> None:
     a = reported(world).topics[0].activity
     assert a is not None
     # One commit every five hours, the last one half an hour ago.
@@ -111,7 +111,7 @@ def test_commits_of_the_last_day_and_hour_are_counted_by_the_stores_clock(world:
     assert (earlier.last_day, earlier.last_hour) == (4, 0)
 
 
-def test_open_transactions_are_named_with_what_they_hold(world: TopicsWorld) -> None:
+def test_open_transactions_have_their_records_and_bytes(world: TopicsWorld) -> None:
     held = reported(world).held_back
     state = world.topic("c").log.state()
     assert [(each.topic, each.partition, each.owner, each.first, each.end) for each in held] == [
@@ -124,7 +124,7 @@ def test_open_transactions_are_named_with_what_they_hold(world: TopicsWorld) -> 
     assert [note.topic for note in late.notes if "timed-out" in note.text] == ["c"]
 
 
-def test_what_maintenance_would_do_is_what_its_dry_runs_say(world: TopicsWorld) -> None:
+def test_planned_maintenance_matches_the_dry_runs(world: TopicsWorld) -> None:
     settings = Settings(world.now_ms + 30 * DAY_MS, defaults={"retention.ms": str(DAY_MS)})
     report = reported(world, settings)
     planned = [
@@ -152,7 +152,7 @@ def test_what_maintenance_would_do_is_what_its_dry_runs_say(world: TopicsWorld) 
     )
 
 
-def test_what_expires_next_is_what_the_job_deletes(world: TopicsWorld) -> None:
+def test_next_expiry_matches_the_retain_job(world: TopicsWorld) -> None:
     world.topic("a").alter(configs={"segment.bytes": "1000", "retention.ms": str(40 * DAY_MS)})
     settings = Settings(START_MS + 40 * DAY_MS + 500_000)
     before = reported(world, settings).topics[0]
@@ -171,7 +171,7 @@ def test_what_expires_next_is_what_the_job_deletes(world: TopicsWorld) -> None:
     assert reported(world, settings).topics[1].expires_ms is None
 
 
-def test_commits_and_bytes_are_counted_by_the_hour(world: TopicsWorld) -> None:
+def test_commits_and_bytes_are_counted_per_hour(world: TopicsWorld) -> None:
     a = reported(world).topics[0]
     assert a.activity is not None
     commits = a.activity.commits_by_hour
@@ -187,7 +187,7 @@ def test_commits_and_bytes_are_counted_by_the_hour(world: TopicsWorld) -> None:
     assert not any(later.bytes_by_hour)
 
 
-def test_groups_are_as_far_as_their_lag_says(world: TopicsWorld) -> None:
+def test_groups_match_their_lag(world: TopicsWorld) -> None:
     groups = Groups(world.root())
     groups.group("<b>readers</b>").join("one").commit({"a": {0: 10, 1: 20}, "b": {0: 5}})
     groups.group("idle").alter({"c": {0: 0}})
@@ -214,7 +214,7 @@ def test_groups_are_as_far_as_their_lag_says(world: TopicsWorld) -> None:
     assert [group.group for group in only_c] == ["idle"]
 
 
-def test_a_group_that_cannot_be_read_is_a_note(world: TopicsWorld) -> None:
+def test_unreadable_group_is_a_note(world: TopicsWorld) -> None:
     Groups(world.root()).group("readers").alter({"a": {0: 1}})
     [entry] = [info.key for info in world.store.list("_groups/") if "/checkpoints/" not in info.key]
     data = world.store.get(entry)
@@ -226,7 +226,7 @@ def test_a_group_that_cannot_be_read_is_a_note(world: TopicsWorld) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_files_of_deleted_topics_are_shown_as_going(world: TopicsWorld) -> None:
+def test_files_of_deleted_topics_are_reported(world: TopicsWorld) -> None:
     world.root().delete_topic("a")
     world.now_ms += 8 * DAY_MS
     report = reported(world)
@@ -235,7 +235,7 @@ def test_files_of_deleted_topics_are_shown_as_going(world: TopicsWorld) -> None:
     assert {item.topic for item in report.removals if item.bytes} >= {"a"}
 
 
-def test_some_topics_only(world: TopicsWorld) -> None:
+def test_report_of_selected_topics(world: TopicsWorld) -> None:
     report = reported(world, topics=("b",))
     assert [topic.topic for topic in report.topics] == ["b"]
     assert report.doing is not None
@@ -245,7 +245,7 @@ def test_some_topics_only(world: TopicsWorld) -> None:
         reported(world, topics=("bb",))
 
 
-def test_an_empty_root_has_nothing_to_say() -> None:
+def test_report_of_an_empty_root() -> None:
     world = TopicsWorld()
     for name in ("a", "b", "c"):
         world.root().delete_topic(name)
@@ -253,7 +253,7 @@ def test_an_empty_root_has_nothing_to_say() -> None:
     assert (report.topics, report.doing, report.held_back, report.notes) == ((), (), (), ())
 
 
-def test_a_topic_that_cannot_be_read_is_a_note_and_the_others_are_reported(world: TopicsWorld) -> None:
+def test_unreadable_topic_is_a_note(world: TopicsWorld) -> None:
     key = "b/_log/00000000000000000001.json"
     data = world.store.get(key)
     world.store.delete(key)
@@ -263,7 +263,7 @@ def test_a_topic_that_cannot_be_read_is_a_note_and_the_others_are_reported(world
     assert any(note.topic == "b" and "cannot be read" in note.text for note in report.notes)
 
 
-def test_a_kafka_directory_says_what_its_files_say(fixtures: Path, tmp_path: Path) -> None:
+def test_report_of_a_kafka_directory_matches_its_files(fixtures: Path, tmp_path: Path) -> None:
     log_dir = copied(fixtures / "transactions" / "data", tmp_path / "kafka")
     view = KafkaView(log_dir)
     report = gather(KafkaView(log_dir), Settings(START_MS))
@@ -287,7 +287,7 @@ def test_a_kafka_directory_says_what_its_files_say(fixtures: Path, tmp_path: Pat
     }
 
 
-def test_an_open_transaction_of_a_kafka_directory_has_an_age(fixtures: Path) -> None:
+def test_open_transaction_of_a_kafka_directory_has_an_age(fixtures: Path) -> None:
     log_dir = fixtures / "transactions" / "data"
     view = KafkaView(log_dir)
     begun = {}
@@ -307,7 +307,7 @@ def test_an_open_transaction_of_a_kafka_directory_has_an_age(fixtures: Path) -> 
     assert sum(sum(topic.bytes_by_hour) for topic in report.topics) == report.bytes
 
 
-def test_damage_in_a_kafka_directory_is_a_note_unless_it_is_being_written(fixtures: Path, tmp_path: Path) -> None:
+def test_damage_of_a_kafka_directory_is_a_note_if_no_broker_writes(fixtures: Path, tmp_path: Path) -> None:
     log_dir = copied(fixtures / "transactions" / "data", tmp_path / "kafka")
     file = next(log_dir.glob("txn-a-0/*.log"))
     whole = file.read_bytes()
@@ -319,7 +319,7 @@ def test_damage_in_a_kafka_directory_is_a_note_unless_it_is_being_written(fixtur
     assert f"partition 0 is corrupt in {file.name} at byte {len(whole):,}" in note.text
 
 
-def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path) -> None:
+def test_groups_of_a_kafka_directory_match_the_coordinator(fixtures: Path) -> None:
     log_dir = fixtures / "transactions" / "data"
     groups = kafka_groups(LogDir(file_path(log_dir), SYSTEM), START_MS)
     report = gather(KafkaView(log_dir), Settings(START_MS))
@@ -339,7 +339,7 @@ def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path
     assert gather(KafkaView(log_dir / "txn-a-0"), Settings(START_MS)).groups is None
 
 
-def test_what_kafka_left_open_in_an_import_is_named_by_its_transactional_id(fixtures: Path, world: TopicsWorld) -> None:
+def test_open_transaction_of_an_import_has_its_transactional_id(fixtures: Path, world: TopicsWorld) -> None:
     root = world.root()
     import_log_dir(root, fixtures / "transactions" / "data", ImportOptions(topics=["txn-a", "txn-b"]))
     found = gather(RootView(root), Settings(SYSTEM.wall_ms()), topics=["txn-a", "txn-b"], maintenance=False)
@@ -360,7 +360,7 @@ def test_what_kafka_left_open_in_an_import_is_named_by_its_transactional_id(fixt
         assert not item.overdue
 
 
-def test_damage_in_kafkas_groups_is_a_note(fixtures: Path, tmp_path: Path) -> None:
+def test_damaged_group_of_kafka_is_a_note(fixtures: Path, tmp_path: Path) -> None:
     log_dir = copied(fixtures / "transactions" / "data", tmp_path / "kafka")
     file = log_dir / "__consumer_offsets-0" / "00000000000000000000.log"
     data = bytearray(file.read_bytes())
@@ -371,12 +371,12 @@ def test_damage_in_kafkas_groups_is_a_note(fixtures: Path, tmp_path: Path) -> No
     assert any("consumer groups cannot be read" in note.text for note in report.notes)
 
 
-def test_only_logs_can_be_reported_on(world: TopicsWorld) -> None:
+def test_report_rejects_other_directories(world: TopicsWorld) -> None:
     with pytest.raises(BadRequest, match="expected a sparklog root or a Kafka log directory"):
         gather(object(), Settings(0))  # type: ignore[arg-type]
 
 
-def test_the_document_has_every_fact_under_its_name_in_camel_case(world: TopicsWorld) -> None:
+def test_document_contains_all_fields_in_camel_case(world: TopicsWorld) -> None:
     report = reported(world)
     found = json_value(report)
     assert isinstance(found, dict)

@@ -30,11 +30,11 @@ def texts(found: RootReport) -> list[tuple[str, str, str]]:
     return [(note.level, note.topic, note.text) for note in health(found).notes]
 
 
-def test_a_healthy_root_has_no_notes() -> None:
+def test_healthy_root_has_no_notes() -> None:
     assert not texts(report(topic()))
 
 
-def test_each_rule_notes_what_it_is_for() -> None:
+def test_each_rule_creates_its_note() -> None:
     base = topic()
     part = base.partitions[0]
     many = replace(base, partitions=(replace(part, unsealed=MANY_UNSEALED + 1),))
@@ -62,7 +62,7 @@ def test_each_rule_notes_what_it_is_for() -> None:
     assert "run `sparklog retain`" in texts(report(base, removals=(waste,)))[0][2]
 
 
-def test_records_that_expired_before_a_group_read_them_are_noted() -> None:
+def test_records_that_expired_before_a_group_read_them_are_a_note() -> None:
     part = GroupPartition("orders", 3, 100, 150, 200, 100, 5.0)
     group = GroupFacts("readers", "Empty", None, (part, replace(part, partition=4, offset=150)))
     [(level, name, text)] = texts(report(topic(), groups=(group,)))
@@ -70,7 +70,7 @@ def test_records_that_expired_before_a_group_read_them_are_noted() -> None:
     assert "records expired in 1 partition before group readers read them (partition 3: 50 offsets)" in text
 
 
-def test_attention_comes_first() -> None:
+def test_notes_that_need_attention_are_first() -> None:
     uneven = topic("a", (10**9, 10**8, 10**8, 10**8))
     part = replace(uneven.partitions[0], unsealed=MANY_UNSEALED + 1)
     found = texts(report(uneven, replace(topic("b"), partitions=(part,))))
@@ -131,6 +131,6 @@ DELETES = "the next run of `sparklog retain` deletes "
         (report(topic(), disk=Disk(10**9, 51 * 10**6)), "", ""),
     ],
 )  # fmt: skip
-def test_each_note_says_what_to_do(facts: RootReport, level: str, text: str) -> None:
+def test_each_note_has_a_remedy(facts: RootReport, level: str, text: str) -> None:
     notes = texts(facts)
     assert [(each[0], each[2]) for each in notes][:1] == ([(level, text)] if text else [])

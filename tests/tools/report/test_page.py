@@ -129,7 +129,7 @@ def everything() -> RootReport:
 
 
 @pytest.mark.parametrize("kind", ["root", "kafka"])
-def test_names_from_outside_are_text_and_nothing_else(kind: str) -> None:
+def test_names_are_escaped(kind: str) -> None:
     found = everything()
     if kind == "kafka":
         found = replace(
@@ -160,7 +160,7 @@ def test_names_from_outside_are_text_and_nothing_else(kind: str) -> None:
     assert "alert('x')" not in text
 
 
-def test_the_page_needs_nothing_else() -> None:
+def test_page_loads_no_other_files() -> None:
     text = as_html(everything())
     page = Page.of(text)
     assert "://" not in text
@@ -172,14 +172,14 @@ def test_the_page_needs_nothing_else() -> None:
     assert "url(" not in text
 
 
-def test_every_link_leads_somewhere_and_ids_are_unique() -> None:
+def test_links_have_targets_and_ids_are_unique() -> None:
     page = Page.of(as_html(report(topic("a"), topic("b"), topic("c"), topic("d"))))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {(attributes["href"] or "")[1:] for tag, attributes in page.tags if tag == "a"} <= set(ids)
 
 
-def test_a_topics_row_has_its_figures() -> None:
+def test_row_of_a_topic_contains_its_statistics() -> None:
     page = Page.of(as_html(report(topic("orders", held := (1_500_000, 500_000)))))
     [row] = page.rows("topic-table")
     assert row[:4] == ["orders", "2", "160", "2.0 MB"]
@@ -205,7 +205,7 @@ def test_a_topics_row_has_its_figures() -> None:
         ([(0, None), (0, None)], {"retention.ms": "9"}, "delete", "–"),
     ],
 )
-def test_the_next_expiry_is_a_column(
+def test_topics_have_a_column_for_the_next_expiry(
     parts: list[tuple[int, int | None]], configs: dict[str, str], policy: str, shown: str
 ) -> None:
     base = topic(configs=configs, cleanup_policy=policy)
@@ -217,7 +217,7 @@ def test_the_next_expiry_is_a_column(
     assert page.rows("topic-table")[0][7] == shown
 
 
-def test_hours_are_bars_with_a_text_that_says_the_same() -> None:
+def test_hourly_bars_have_a_text_with_the_same_values() -> None:
     commits, nbytes = [0] * HOURS, [0] * HOURS
     commits[-1], commits[-3], nbytes[0] = 3, 6, 1_500_000
     base = topic(bytes_by_hour=tuple(nbytes))
@@ -241,7 +241,7 @@ def test_hours_are_bars_with_a_text_that_says_the_same() -> None:
     assert as_html(report(busy, replace(busy, topic="other"))).count("<path") == 6
 
 
-def test_partitions_are_behind_the_row_of_their_topic() -> None:
+def test_partitions_follow_the_row_of_their_topic() -> None:
     names = [chr(97 + number) for number in range(4)]
     page = Page.of(as_html(report(*(topic(name) for name in names))))
     opened = [attributes for tag, attributes in page.tags if tag == "details" and attributes.get("class") == "opener"]
@@ -252,7 +252,7 @@ def test_partitions_are_behind_the_row_of_their_topic() -> None:
     assert [attributes for tag, attributes in few.tags if tag == "details" and "open" in attributes]
 
 
-def test_notes_lead_to_their_topics_and_commands_stand_out() -> None:
+def test_notes_link_to_topics_and_format_commands() -> None:
     notes = (*(Note(ATTENTION, f"t{n}", "is late") for n in range(24)),
              Note(ATTENTION, "orders", "run `sparklog retain` now"),
              Note(INFORMATION, "gone", HOSTILE))  # fmt: skip
@@ -264,7 +264,7 @@ def test_notes_lead_to_their_topics_and_commands_stand_out() -> None:
     assert "Nothing needs attention." in only.text
 
 
-def test_the_notes_of_a_topic_are_in_one_box() -> None:
+def test_notes_of_a_topic_are_in_one_box() -> None:
     notes = [Note(ATTENTION, name, f"group {n} lags") for n in range(8) for name in ("orders", "clicks")]
     page = Page.of(text := as_html(report(topic(), notes=tuple(notes))))
     assert text.count('<li class="attention">') == 2
@@ -272,7 +272,7 @@ def test_the_notes_of_a_topic_are_in_one_box() -> None:
     assert page.text.count("3 more") == 2
 
 
-def test_groups_transactions_and_maintenance_have_their_rows() -> None:
+def test_page_has_rows_for_groups_transactions_and_maintenance() -> None:
     page = Page.of(as_html(everything()))
     assert page.rows("group-table") == [
         [HOSTILE, "Stable", HOSTILE, "2", "5", "", "5", "90 s", HOSTILE],
@@ -291,7 +291,7 @@ def test_groups_transactions_and_maintenance_have_their_rows() -> None:
     ]
 
 
-def test_an_empty_root_says_so() -> None:
+def test_page_of_an_empty_root() -> None:
     page = Page.of(as_html(report()))
     for text in ("There are no topics here yet", "Nothing needs attention", "nothing holds readers back",
                  "Nothing is due", "No consumer group has committed"):  # fmt: skip
@@ -301,7 +301,7 @@ def test_an_empty_root_says_so() -> None:
 
 
 @pytest.mark.sweep
-def test_a_thousand_topics_make_a_page_that_can_be_searched() -> None:
+def test_page_of_a_thousand_topics_has_a_search_field() -> None:
     topics = tuple(topic(f"topic-{number:04}", (number, 5, 5, 5)) for number in range(1000))
     text = as_html(report(*topics))
     assert len(text) < 6_000_000
@@ -313,14 +313,14 @@ def test_a_thousand_topics_make_a_page_that_can_be_searched() -> None:
     assert as_html(report(*topics)) == text
 
 
-def test_of_very_many_partitions_the_largest_are_shown() -> None:
+def test_only_the_largest_of_many_partitions_are_listed() -> None:
     page = Page.of(as_html(report(topic("wide", tuple(range(MAX_PARTITIONS + 50))))))
     rows = next(rows for name, rows in page.tables.items() if rows[0][0] == "Partition")
     assert [int(row[0]) for row in rows[1:]] == list(range(50, MAX_PARTITIONS + 50))
     assert f"The {MAX_PARTITIONS} largest of {MAX_PARTITIONS + 50}" in page.text
 
 
-def test_partitions_that_are_alike_are_one_row() -> None:
+def test_identical_partitions_are_combined_into_one_row() -> None:
     items = [PlannedWork("t", n, "merge", 10 + n, True, "5 slices into 1") for n in (0, 1, 2, 7)]
     items.append(PlannedWork("t", 3, "seal", 5, True, "full"))
     items += [PlannedWork("u", n, "merge", n, True, f"{n} slices into 1") for n in (4, 9)]
@@ -332,7 +332,7 @@ def test_partitions_that_are_alike_are_one_row() -> None:
     ]
 
 
-def test_units_are_those_a_person_reads() -> None:
+def test_sizes_and_durations_are_human_readable() -> None:
     assert [size_text(number) for number in (0, 999, 1500, 2_500_000, 7.2e9, 3e12, None)] == [
         "0 B", "999 B", "1.5 kB", "2.5 MB", "7.2 GB", "3.0 TB", "–",
     ]  # fmt: skip

@@ -192,12 +192,12 @@ def looks(every: int) -> Iterator[Report]:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_whatever_the_vacuum_deletes_at_whatever_moment(every: int) -> None:
+def test_vacuum_between_any_two_requests_is_not_damage(every: int) -> None:
     for number, report in enumerate(looks(every)):
         assert report.sound, f"before request {1 + number * every}: {'; '.join(map(str, report.findings))}"
 
 
-def test_that_takes_looking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fails_if_verify_does_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with small_limits(verify_tries=1):
         assert not all(report.sound for report in looks(5))
     _first_answers(monkeypatch)
@@ -217,7 +217,7 @@ def _first_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["topic", "group", "decisions"])
-def test_objects_that_a_cache_of_names_denies_are_not_missing(name: str) -> None:
+def test_objects_hidden_by_a_name_cache_are_not_missing(name: str) -> None:
     world = World()
     root = world.root()
     topic = root.create_topic("t")

@@ -34,7 +34,7 @@ def unread() -> CheckedLog:
     return CheckedLog(MemoryStore(lambda: 0), "t", "commit", LOG)
 
 
-def test_a_log_whose_objects_vanish_is_read_again() -> None:
+def test_log_is_read_again_if_objects_are_deleted() -> None:
     with small_limits(verify_tries=3):
         assert read_again(failing(2), unread()).prefix == "read"
         given_up = read_again(failing(3), unread())
@@ -55,7 +55,7 @@ def test_a_log_whose_objects_vanish_is_read_again() -> None:
         ([], -1, -1),
     ],
 )
-def test_readers_reach_what_follows_the_checkpoint_without_a_gap(numbers: list[int], checkpoint: int, end: int) -> None:
+def test_readable_end_is_the_first_gap_after_the_checkpoint(numbers: list[int], checkpoint: int, end: int) -> None:
     assert log_end(numbers, checkpoint) == end
 
 
@@ -63,7 +63,7 @@ def _text(data: bytes, key: str) -> Any:
     return decode(data, key, "object").text("text")
 
 
-def test_an_object_is_read_twice_before_it_is_called_damaged() -> None:
+def test_object_is_read_twice_before_damage_is_reported() -> None:
     store, calls = MemoryStore(lambda: 0), [0]
     store.create("k", DOCUMENT)
 
@@ -78,7 +78,7 @@ def test_an_object_is_read_twice_before_it_is_called_damaged() -> None:
 
 
 @pytest.mark.parametrize("position", [10, 30, 60, len(DOCUMENT) - 4])
-def test_a_flipped_bit_is_named_by_its_place(position: int) -> None:
+def test_position_of_a_flipped_bit_is_reported(position: int) -> None:
     damaged = bytearray(DOCUMENT)
     damaged[position] ^= 1
     store = MemoryStore(lambda: 0)

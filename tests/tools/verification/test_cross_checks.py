@@ -44,7 +44,7 @@ def findings(store: MemoryStore) -> list[tuple[str, str]]:
     return [(each.kind, each.message) for each in verify_root(store, env=World().env()).findings]
 
 
-def test_offsets_of_a_transaction_that_its_decisions_do_not_reach(store: MemoryStore) -> None:
+def test_group_offsets_of_an_unknown_transaction_are_reported(store: MemoryStore) -> None:
     for key in entries(store, transactions_prefix(ID))[1:]:
         store.delete(key)
     found = findings(store)
@@ -53,7 +53,7 @@ def test_offsets_of_a_transaction_that_its_decisions_do_not_reach(store: MemoryS
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_a_commit_of_a_group_that_is_behind(store: MemoryStore, left: int) -> None:
+def test_group_that_ends_before_a_committed_transaction_is_reported(store: MemoryStore, left: int) -> None:
     for key in entries(store, groups_prefix(GROUP))[left:]:
         store.delete(key)
     found = findings(store)
@@ -61,7 +61,7 @@ def test_a_commit_of_a_group_that_is_behind(store: MemoryStore, left: int) -> No
     assert f"of group '{GROUP}', but the group ends at entry {left - 1}" in found[0][1]
 
 
-def test_backups_are_no_root(store: MemoryStore) -> None:
+def test_verify_rejects_a_backup_repository(store: MemoryStore) -> None:
     from sparklog.errors import BadRequest
     from sparklog.tools.backup.backing_up import back_up
 
@@ -72,13 +72,13 @@ def test_backups_are_no_root(store: MemoryStore) -> None:
         verify_root(place, env=World().env())
 
 
-def test_a_root_on_a_read_only_mount_is_verified() -> None:
+def test_root_on_a_read_only_mount_is_verified() -> None:
     world = TopicsWorld()
     world.topic("a").append(rows("1"))
     assert verify_root(read_only(world.store), env=world.env()).sound
 
 
-def test_outcomes_of_a_topic_that_was_deleted_and_created_again() -> None:
+def test_outcomes_of_a_recreated_topic() -> None:
     """The earlier topic of the name recorded them, so its id is in the decisions, not the later one's."""
     world = World()
     root = world.root()

@@ -33,7 +33,7 @@ def whole(fixtures: Path) -> WholeRoot:
     return WholeRoot(fixtures)
 
 
-def test_a_whole_root_is_sound_and_every_byte_is_counted(whole: WholeRoot) -> None:
+def test_valid_root_is_sound_and_all_bytes_are_counted(whole: WholeRoot) -> None:
     report = verified(whole)
     assert report.findings == ()
     assert report.orphans == () == report.foreign
@@ -62,7 +62,7 @@ def sweep(whole: WholeRoot, seed: int, many: int) -> Counter[str]:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("many", [2, pytest.param(5, marks=pytest.mark.slow)])
-def test_any_flipped_bit_is_found_and_named(whole: WholeRoot, many: int) -> None:
+def test_flipped_bit_is_reported_with_its_file(whole: WholeRoot, many: int) -> None:
     exact = sweep(whole, 1, many * len(KINDS))
     assert exact["slices"] == exact["log"] == exact["index"] == exact["timeindex"] == exact["txnindex"] == many
     assert exact["arrow checkpoint"] == many
@@ -71,12 +71,12 @@ def test_any_flipped_bit_is_found_and_named(whole: WholeRoot, many: int) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 6))
-def test_thousands_of_flipped_bits(whole: WholeRoot, seed: int) -> None:
+def test_thousands_of_flipped_bits_are_reported(whole: WholeRoot, seed: int) -> None:
     exact = sweep(whole, seed, 1100)
     assert sum(exact.values()) >= 1050
 
 
-def test_where_every_entry_is_right_all_indexes_of_the_checksum_are_named(whole: WholeRoot) -> None:
+def test_all_indexes_are_reported_if_only_their_checksum_is_wrong(whole: WholeRoot) -> None:
     key = min(by_kind(whole)["txnindex"])
     data = whole.store.get(key)
     # The last stable offset of a transaction is known from other segments only.
@@ -91,7 +91,7 @@ def test_where_every_entry_is_right_all_indexes_of_the_checksum_are_named(whole:
 
 
 @pytest.mark.slow
-def test_every_bit_of_the_smallest_objects(whole: WholeRoot) -> None:
+def test_flipped_bits_at_all_positions_of_the_smallest_objects(whole: WholeRoot) -> None:
     kinds = by_kind(whole)
     for kind in ("root", "_transactions", "timeindex", "txnindex"):
         key = min(kinds[kind], key=lambda name: len(whole.store.get(name)))
@@ -105,7 +105,7 @@ def test_every_bit_of_the_smallest_objects(whole: WholeRoot) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("files", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "root"])
-def test_cut_off_deleted_swapped_and_zeroed(whole: WholeRoot, kind: str, files: int) -> None:
+def test_truncated_swapped_and_zeroed_files_are_reported(whole: WholeRoot, kind: str, files: int) -> None:
     rng = random.Random(kind)
     keys = by_kind(whole)[kind]
     for key in rng.sample(keys, min(files, len(keys))):
@@ -126,7 +126,7 @@ def test_cut_off_deleted_swapped_and_zeroed(whole: WholeRoot, kind: str, files: 
 
 
 @pytest.mark.parametrize("kind", ["slices", "log", "index", "timeindex", "txnindex", "arrow checkpoint"])
-def test_a_deleted_file_is_missed(whole: WholeRoot, kind: str) -> None:
+def test_deleted_file_is_reported_as_missing(whole: WholeRoot, kind: str) -> None:
     for key in by_kind(whole)[kind][:4]:
         with undone(whole):
             whole.store.delete(key)
@@ -144,7 +144,7 @@ def _contents(whole: WholeRoot) -> dict[str, object]:
     return found
 
 
-def test_readers_get_all_records_or_an_error_that_names_the_file(whole: WholeRoot) -> None:
+def test_readers_return_all_records_or_an_error_with_the_file(whole: WholeRoot) -> None:
     rng, before, errors = random.Random(0), _contents(whole), Counter[str]()
     assert not [name for name, found in before.items() if isinstance(found, Exception)]
     for kind, keys in by_kind(whole).items():
@@ -163,7 +163,7 @@ def test_readers_get_all_records_or_an_error_that_names_the_file(whole: WholeRoo
     assert errors.keys() >= {"json", "log", "slices"}, errors
 
 
-def test_commits_missing_in_the_middle_and_entries(whole: WholeRoot) -> None:
+def test_missing_commits_and_entries_are_reported(whole: WholeRoot) -> None:
     for key in (commit_key("plain", 3), commit_key("old", 16), commit_key("_transactions/job", 3)):
         with undone(whole):
             whole.store.delete(key)
@@ -172,7 +172,7 @@ def test_commits_missing_in_the_middle_and_entries(whole: WholeRoot) -> None:
 
 @pytest.mark.parametrize("prefix", ["_maintenance/compact", "_groups/billing", "_transactions/job", "plain", "old"])
 @pytest.mark.parametrize("copied", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_object_with_a_far_number_is_named_and_costs_no_memory(whole: WholeRoot, prefix: str, copied: bool) -> None:
+def test_object_with_a_large_number_is_reported_in_constant_memory(whole: WholeRoot, prefix: str, copied: bool) -> None:
     """A name decides no loop: numbers may be as far apart as 20 digits allow."""
     far = 3_000_000
     with undone(whole):
@@ -193,7 +193,7 @@ def test_an_object_with_a_far_number_is_named_and_costs_no_memory(whole: WholeRo
     assert used < 40 << 20, "a set of the numbers between takes some 200 MiB"
 
 
-def test_commits_that_nobody_needs_are_left_over(whole: WholeRoot) -> None:
+def test_unneeded_commits_are_unreferenced(whole: WholeRoot) -> None:
     """Below the second newest checkpoint the vacuum may delete, the oldest first: what is left there is no damage."""
     with undone(whole):
         whole.store.delete(commit_key("old", 13))
@@ -202,7 +202,7 @@ def test_commits_that_nobody_needs_are_left_over(whole: WholeRoot) -> None:
     assert [each.file for each in report.orphans] == [commit_key("old", 11), commit_key("old", 12)]
 
 
-def test_a_commit_that_another_one_replaced_breaks_the_chain(whole: WholeRoot) -> None:
+def test_replaced_commit_breaks_the_chain_of_checksums(whole: WholeRoot) -> None:
     """Whole in itself, in the place of the one that was made."""
     from dataclasses import replace
 
@@ -214,7 +214,7 @@ def test_a_commit_that_another_one_replaced_breaks_the_chain(whole: WholeRoot) -
         assert CHAIN in [finding.kind for finding in named(verified(whole, key), key)]
 
 
-def test_quick_looks_at_logs_and_sizes(whole: WholeRoot) -> None:
+def test_quick_verification_checks_logs_and_sizes(whole: WholeRoot) -> None:
     assert verified(whole, quick=True).sound
     key = by_kind(whole)["slices"][0]
     data = whole.store.get(key)
@@ -232,7 +232,7 @@ def test_quick_looks_at_logs_and_sizes(whole: WholeRoot) -> None:
         assert named(verified(whole, commit, quick=True), commit)
 
 
-def test_orphans_and_foreign_files_are_no_damage(whole: WholeRoot) -> None:
+def test_unreferenced_and_foreign_files_are_not_damage(whole: WholeRoot) -> None:
     orphans = (
         "plain/append/00000000000000000003-abc.slices",
         "plain/sealed/0/00000000000000000003-abc/00000000000000000000.log",

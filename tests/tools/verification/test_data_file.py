@@ -27,7 +27,7 @@ def files(whole: WholeRoot, topic: str, *, sealed: bool = False) -> list[Referen
     return [file for file in found if file.sealed == sealed]
 
 
-def test_slices_that_only_the_footer_names(whole: WholeRoot) -> None:
+def test_slice_that_only_the_footer_contains_is_checked(whole: WholeRoot) -> None:
     file = files(whole, "plain")[0]
     first, *others = sorted(file.claims, key=lambda claim: claim.position)
     kept = replace(file, claims=tuple(others))
@@ -38,7 +38,7 @@ def test_slices_that_only_the_footer_names(whole: WholeRoot) -> None:
     assert (found.kind, found.position, found.bit) == (CHECKSUM, first.position + 40, 3)
 
 
-def test_what_the_commit_says_must_be_what_is_there(whole: WholeRoot) -> None:
+def test_file_must_match_its_commit(whole: WholeRoot) -> None:
     file = files(whole, "plain")[0]
     claim = file.claims[0]
     for wrong, kinds in (
@@ -56,7 +56,7 @@ def test_what_the_commit_says_must_be_what_is_there(whole: WholeRoot) -> None:
         assert {each.file for each in found} == {file.key}
 
 
-def test_a_file_that_goes_on_or_ends_early(whole: WholeRoot) -> None:
+def test_file_with_extra_or_missing_bytes(whole: WholeRoot) -> None:
     for file in (files(whole, "plain")[0], files(whole, "latest", sealed=True)[0]):
         data = whole.store.get(file.key)
         for wrong in (data + b"x", data[:-3], data[:10], b""):
@@ -66,7 +66,7 @@ def test_a_file_that_goes_on_or_ends_early(whole: WholeRoot) -> None:
 
 
 @pytest.mark.parametrize("topic", ["plain", "latest", "merged", "txn-a", "stamped"])
-def test_slices_longer_than_a_window_are_the_same(whole: WholeRoot, topic: str) -> None:
+def test_slices_longer_than_a_window_have_the_same_findings(whole: WholeRoot, topic: str) -> None:
     """A window of 300 bytes holds few batches, or less than one."""
     for file in [*files(whole, topic), *files(whole, topic, sealed=True)]:
         usual = check_file(whole.store, file, silent)

@@ -28,7 +28,7 @@ def orphans(count: int, age_ms: int = 1_000) -> tuple[UnreferencedFile, ...]:
     return tuple(UnreferencedFile(f"t/append/{n}", 10, age_ms + n, "left behind") for n in range(count))
 
 
-def test_advice_of_an_error_gives_way_to_the_remedy() -> None:
+def test_remedy_replaces_the_advice_of_an_error() -> None:
     error = Corrupt("expected 3, found 4: restore the file", file="x", position=9, offset=2)
     found = Finding.of(CHECKSUM, error, "other", "do this")
     assert found == Finding(CHECKSUM, "x", "expected 3, found 4", "do this", 9, 2)
@@ -37,7 +37,7 @@ def test_advice_of_an_error_gives_way_to_the_remedy() -> None:
     assert Finding.of(CHECKSUM, BadRequest("newer: restore it"), "x").message.endswith("restore it")
 
 
-def test_a_flipped_bit_is_placed() -> None:
+def test_finding_has_the_position_of_a_flipped_bit() -> None:
     data = bytearray(b"some bytes of a slice")
     expected = crc32c(bytes(data))
     data[6] ^= 1 << 3
@@ -47,20 +47,20 @@ def test_a_flipped_bit_is_placed() -> None:
     assert FINDING.at_flipped_bit(100, len(data), crc32c(bytes(data)), expected) is None
 
 
-def test_a_finding_is_one_line() -> None:
+def test_finding_is_printed_on_one_line() -> None:
     assert str(FINDING) == f"checksum: t/sealed/x.log at byte 77, offset 5: the CRC is wrong; {RESTORE}"
     assert "at byte 77, bit 0 flipped, offset 5" in str(replace(FINDING, bit=0))
     assert str(replace(FINDING, position=None, offset=None)).startswith("checksum: t/sealed/x.log: the")
     assert " at byte 0, offset 0:" in str(replace(FINDING, position=0, offset=0))
 
 
-def test_counts_add_up() -> None:
+def test_counts_are_added() -> None:
     names = [field.name for field in fields(CheckCounts)]
     one, ten = CheckCounts(*range(1, 11)), CheckCounts(*(10 * n for n in range(1, 11)))
     assert [getattr(one + ten, name) for name in names] == [11 * n for n in range(1, 11)]
 
 
-def test_the_verdict_names_what_was_looked_at() -> None:
+def test_summary_describes_what_was_checked() -> None:
     counts = CheckCounts(topics=1, commits=2, checkpoints=0, files=3, batches=1, nbytes=1234, gaps=1)
     line = summary(replace(EMPTY, counts=counts, seconds=0.25))
     expected = "1 topic, 2 commits, 3 files, 1 batch, 1,234 bytes, 1 offset in gaps"
@@ -70,7 +70,7 @@ def test_the_verdict_names_what_was_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("nbytes", "speed"), [(10_000_000, False), (10_000_001, True)])
-def test_a_speed_is_told_where_there_is_one(nbytes: int, speed: bool) -> None:
+def test_summary_contains_the_speed_if_known(nbytes: int, speed: bool) -> None:
     line = summary(replace(EMPTY, counts=CheckCounts(nbytes=nbytes), seconds=2.0))
     assert line.endswith("/s)") == speed
     if speed:
@@ -78,7 +78,7 @@ def test_a_speed_is_told_where_there_is_one(nbytes: int, speed: bool) -> None:
     assert summary(replace(EMPTY, counts=CheckCounts(nbytes=20_000_000))), "in no time"
 
 
-def test_damage_is_counted_by_files() -> None:
+def test_summary_counts_damaged_files() -> None:
     findings = (FINDING, replace(FINDING, position=1), replace(FINDING, file="t/append/y"))
     report = replace(EMPTY, findings=findings, quick=True, notes=(replace(FINDING, message="a note"),))
     lines = summary(report).split("\n")
@@ -90,7 +90,7 @@ def test_damage_is_counted_by_files() -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1, 5])
-def test_the_oldest_unreferenced_files_are_named(more: int) -> None:
+def test_summary_lists_the_oldest_unreferenced_files(more: int) -> None:
     lines = summary(replace(EMPTY, orphans=orphans(MAX_SHOWN_FILES + more))).split("\n")
     assert lines[0].startswith(f"{MAX_SHOWN_FILES + more} unreferenced files, ")
     assert lines[1].split()[0] == f"t/append/{MAX_SHOWN_FILES + more - 1}"
@@ -116,11 +116,11 @@ def test_the_oldest_unreferenced_files_are_named(more: int) -> None:
         (86_400_000 * 1_234, "1,234 d old"),
     ],
 )
-def test_ages(age_ms: int, text: str) -> None:
+def test_ages_are_formatted_with_a_unit(age_ms: int, text: str) -> None:
     assert text in summary(replace(EMPTY, orphans=orphans(1, age_ms)))
 
 
-def test_the_document_has_all_of_it() -> None:
+def test_document_contains_the_entire_report() -> None:
     report = replace(EMPTY, findings=(FINDING,), orphans=orphans(30), foreign=orphans(1), seconds=1.23456)
     found = document(report)
     assert (found["sound"], found["quick"], found["seconds"], found["location"]) == (False, False, 1.235, "/log")

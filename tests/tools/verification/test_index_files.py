@@ -50,7 +50,7 @@ def check(suffix: str, data: bytes, found: CollectedBatches | None = None, *, ac
         offsets((119, 500)),
     ],
 )
-def test_entries_that_readers_find_batches_by(data: bytes) -> None:
+def test_valid_offset_index(data: bytes) -> None:
     assert check("index", data) == []
 
 
@@ -66,21 +66,21 @@ def test_entries_that_readers_find_batches_by(data: bytes) -> None:
         (offsets((109, 2000)), 0, 109),
     ],
 )
-def test_entries_that_lead_to_no_batch(data: bytes, entry: int, offset: int) -> None:
+def test_offset_index_with_an_invalid_entry(data: bytes, entry: int, offset: int) -> None:
     (finding,) = check("index", data)
     assert (finding.kind, finding.file, finding.remedy) == (INDEX, "f", REBUILD)
     assert (finding.position, finding.offset) == (8 * entry, offset)
     assert f"entry {entry} has offset" in finding.message
 
 
-def test_entries_of_a_segment_without_batches() -> None:
+def test_index_of_a_segment_without_batches() -> None:
     (finding,) = check("index", offsets((109, 500)), CollectedBatches())
     assert (finding.message, finding.position) == ("expected no entries, because the segment has no batches", 0)
     assert check("index", b"", CollectedBatches()) == []
     assert check("timeindex", times((70, 109)), CollectedBatches()) == [], "of times nothing can be told"
 
 
-def test_zeros_belong_to_the_active_segment_alone() -> None:
+def test_trailing_zeros_are_only_valid_in_the_active_segment() -> None:
     data = offsets((109, 500)) + bytes(16)
     assert check("index", data, active=True) == []
     (finding,) = check("index", data)
@@ -98,20 +98,20 @@ def test_zeros_belong_to_the_active_segment_alone() -> None:
         ("timeindex", times((70, 109)) + b"x", "multiple of 12 bytes"),
     ],
 )
-def test_files_that_are_no_index(suffix: str, data: bytes, message: str) -> None:
+def test_invalid_index_files(suffix: str, data: bytes, message: str) -> None:
     (finding,) = check(suffix, data)
     assert message in finding.message
     assert finding.remedy == REBUILD
     assert finding.position is not None
 
 
-def test_a_transaction_index_is_built_again_by_repair() -> None:
+def test_invalid_transaction_index_can_be_rebuilt() -> None:
     (finding,) = check("txnindex", b"x")
     assert (finding.kind, finding.remedy) == (INDEX, REBUILD)
 
 
 @pytest.mark.parametrize("data", [times((70, 109)), times((50, 104), (70, 109))])
-def test_times_of_the_first_batch_that_has_them(data: bytes) -> None:
+def test_valid_time_index(data: bytes) -> None:
     assert check("timeindex", data) == []
 
 
@@ -125,13 +125,13 @@ def test_times_of_the_first_batch_that_has_them(data: bytes) -> None:
         (times((70, 200)), 0, 200),
     ],
 )
-def test_times_of_no_first_batch(data: bytes, entry: int, offset: int) -> None:
+def test_time_index_with_an_invalid_entry(data: bytes, entry: int, offset: int) -> None:
     (finding,) = check("timeindex", data)
     assert (finding.position, finding.offset) == (12 * entry, offset)
     assert "the first batch with timestamp" in finding.message
 
 
-def test_the_last_entry_has_the_greatest_time_once_a_segment_is_closed() -> None:
+def test_last_time_entry_has_the_maximum_timestamp_of_a_closed_segment() -> None:
     early = times((50, 104))
     assert check("timeindex", early, active=True) == []
     (finding,) = check("timeindex", early)
@@ -140,12 +140,12 @@ def test_the_last_entry_has_the_greatest_time_once_a_segment_is_closed() -> None
     assert [item.message for item in check("timeindex", b"")] == [finding.message.replace("50", "-1")]
 
 
-def test_old_messages_of_one_time_are_named_by_their_last() -> None:
+def test_time_entry_of_old_messages_has_their_last_offset() -> None:
     assert check("timeindex", times((70, 110)), batches(old=True)) == []
     assert len(check("timeindex", times((60, 119)), batches(old=True))) == 1
 
 
-def test_an_index_of_records_without_times_begins_with_zero() -> None:
+def test_time_index_of_records_without_timestamps_starts_with_zero() -> None:
     nothing = batches(stamps=[-1, -1, -1, -1])
     assert check("timeindex", times((0, BASE)), nothing) == []
     assert check("timeindex", times((0, BASE)), batches(stamps=[0, 0, 0, 0])) == []
@@ -167,7 +167,7 @@ def with_markers() -> CollectedBatches:
     return found
 
 
-def test_markers_of_batches_are_known_by_offset() -> None:
+def test_valid_transaction_index() -> None:
     found = with_markers()
     assert found.aborts == {104: 7}
     assert found.columns().last.tolist() == [103, 104, 105, 106]
@@ -178,7 +178,7 @@ def test_markers_of_batches_are_known_by_offset() -> None:
 @pytest.mark.parametrize(
     "entry", [(8, 100, 104, 100), (7, 100, 105, 100), (7, 105, 106, 105), (7, -1, 104, 100), (7, 100, 104, 106)]
 )
-def test_aborts_of_which_there_is_no_marker(entry: tuple[int, int, int, int]) -> None:
+def test_aborted_transaction_without_a_marker(entry: tuple[int, int, int, int]) -> None:
     right = (7, 100, 104, 100)
     found = check("txnindex", aborts(entry), with_markers())
     assert [(finding.kind, finding.remedy) for finding in found] == [(INDEX, REBUILD)]

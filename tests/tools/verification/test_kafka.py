@@ -32,7 +32,7 @@ SAMPLE = [name for name in STAGES if "/data" in name or "transactions" in name o
 
 
 @pytest.mark.parametrize("stage", SAMPLE)
-def test_what_kafka_wrote_is_sound(fixtures: Path, stage: str) -> None:
+def test_fixtures_of_kafka_are_sound(fixtures: Path, stage: str) -> None:
     report = verify_log_dir(fixtures / stage, env=ENV)
     assert report.findings == report.notes == report.orphans == report.foreign == ()
     assert report.counts.batches > 0
@@ -40,7 +40,7 @@ def test_what_kafka_wrote_is_sound(fixtures: Path, stage: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [name for name in STAGES if name not in SAMPLE])
-def test_the_same_of_all_others(fixtures: Path, stage: str) -> None:
+def test_all_other_fixtures_of_kafka_are_sound(fixtures: Path, stage: str) -> None:
     report = verify_log_dir(fixtures / stage, env=ENV)
     assert report.findings == report.notes == ()
 
@@ -58,12 +58,12 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damage_is_named(fixtures: Path, name: str) -> None:
+def test_damaged_file_is_reported(fixtures: Path, name: str) -> None:
     report = verify_log_dir(fixtures / "damaged" / name / "data", env=ENV)
     assert DAMAGED[name] in {finding.file for finding in report.findings}
 
 
-def test_a_gap_between_records_with_keys_is_noted(fixtures: Path) -> None:
+def test_gap_between_records_with_keys_is_a_note(fixtures: Path) -> None:
     report = verify_log_dir(fixtures / "damaged/segment-missing/data", env=ENV)
     assert report.sound
     (note,) = report.notes
@@ -73,13 +73,13 @@ def test_a_gap_between_records_with_keys_is_noted(fixtures: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(each.name for each in (fixture_tree() / "damaged").iterdir()))
-def test_what_kafkas_recovery_left_is_sound(fixtures: Path, name: str) -> None:
+def test_directory_after_kafkas_recovery_is_sound(fixtures: Path, name: str) -> None:
     for folder in sorted((fixtures / "damaged" / name).glob("recovered/*")):
         if folder.is_dir():
             assert verify_log_dir(folder, env=ENV).sound
 
 
-def test_zeros_that_a_killed_broker_left_are_no_damage(fixtures: Path) -> None:
+def test_trailing_zeros_of_a_killed_broker_are_not_damage(fixtures: Path) -> None:
     for name in ("zeros-appended", "killed-broker", "good"):
         assert verify_log_dir(fixtures / "damaged" / name / "data", env=ENV).sound
 
@@ -105,13 +105,13 @@ def sweep(folder: Path, seed: int, many: int) -> list[str]:
 
 
 @pytest.mark.parametrize("fixture", ["damaged/good/data", "transactions/data"])
-def test_flipped_bits_are_found(fixtures: Path, tmp_path: Path, fixture: str) -> None:
+def test_flipped_bits_are_reported(fixtures: Path, tmp_path: Path, fixture: str) -> None:
     assert sweep(copied(fixtures / fixture, tmp_path / "log"), 1, 60) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fixture", ["damaged/good/data", "transactions/data", "segments/data"])
-def test_a_thousand_flipped_bits(fixtures: Path, tmp_path: Path, fixture: str) -> None:
+def test_thousand_flipped_bits_are_reported(fixtures: Path, tmp_path: Path, fixture: str) -> None:
     """Not: the id of a topic with one partition, and where an epoch began that no batch is of."""
     missed = sweep(copied(fixtures / fixture, tmp_path / "log"), 2, 1000)
     assert [place for place in missed if "partition.metadata" not in place and "leader-epoch" not in place] == []
@@ -119,13 +119,13 @@ def test_a_thousand_flipped_bits(fixtures: Path, tmp_path: Path, fixture: str) -
 
 
 @pytest.mark.slow
-def test_of_old_messages_little_can_be_held_against_anything(fixtures: Path, tmp_path: Path) -> None:
+def test_few_flipped_bits_of_old_messages_are_not_reported(fixtures: Path, tmp_path: Path) -> None:
     """Their offsets and lengths lie outside the checksum, and entries of their indexes may name several at once."""
     missed = sweep(copied(fixtures / "legacy/broker-2.8.2/data", tmp_path / "log"), 2, 1000)
     assert len(missed) <= 10
 
 
-def test_other_files_and_left_overs(fixtures: Path, tmp_path: Path) -> None:
+def test_foreign_and_deleted_files_are_not_damage(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "damaged/good/data", tmp_path / "log")
     for name in ("notes.txt", "damaged-0/00000000000000000322.log.deleted", "damaged-0/odd.bin"):
         (folder / name).write_bytes(b"123")
@@ -136,7 +136,7 @@ def test_other_files_and_left_overs(fixtures: Path, tmp_path: Path) -> None:
     assert {each.file for each in report.foreign} == {"notes.txt", "damaged-0/odd.bin"}
 
 
-def test_ids_that_differ(fixtures: Path, tmp_path: Path) -> None:
+def test_different_topic_ids_are_reported(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "transactions/data", tmp_path / "log")
     other = folder / "txn-a-1" / "partition.metadata"
     other.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")

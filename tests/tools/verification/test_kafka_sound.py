@@ -61,7 +61,7 @@ def verified(log_dir: Path, folder: Path) -> Report:
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_a_swap_with_gaps_and_its_indexes_is_sound(tmp_path: Path, steps: int) -> None:
+def test_swap_segment_with_gaps_is_sound(tmp_path: Path, steps: int) -> None:
     """A cleaner died while it replaced segments 0 and 4: files take their names one by one, the .log first."""
     folder = partition(tmp_path, {0: single(0, 1, 2, 3), 4: single(4, 5, 6, 7), 8: single(8, 9)})
     write_segment(folder, 0, single(1, 6), ".swap")
@@ -78,7 +78,7 @@ def test_a_swap_with_gaps_and_its_indexes_is_sound(tmp_path: Path, steps: int) -
     assert len(report.notes) == bool(steps)
 
 
-def test_a_damaged_index_of_a_swap_is_named(tmp_path: Path) -> None:
+def test_damaged_index_of_a_swap_segment_is_reported(tmp_path: Path) -> None:
     folder = partition(tmp_path, {8: single(8, 9)})
     write_segment(folder, 0, single(1, 6), ".swap")
     index = folder / f"{0:020}.index.swap"
@@ -90,7 +90,7 @@ def test_a_damaged_index_of_a_swap_is_named(tmp_path: Path) -> None:
     assert [(each.kind, each.file) for each in report.findings] == [(INDEX, f"t-0/{index.name}")]
 
 
-def test_a_transaction_whose_beginning_a_dead_cleaner_took_is_sound(tmp_path: Path) -> None:
+def test_transaction_cut_by_a_killed_cleaner_is_sound(tmp_path: Path) -> None:
     """The index of aborted transactions still says where it began; no checkpoint tells of the pass."""
     data = batch(1, [b"b"], producer=7) + marker(2, 7, commit=False)
     folder = partition(tmp_path, {0: data, 3: single(3)})
@@ -102,9 +102,7 @@ def test_a_transaction_whose_beginning_a_dead_cleaner_took_is_sound(tmp_path: Pa
 
 
 @pytest.mark.parametrize("cleaned", [None, 2])
-def test_a_replica_of_a_compacted_log_has_gaps_above_the_cleaners_checkpoint(
-    tmp_path: Path, cleaned: int | None
-) -> None:
+def test_gaps_above_the_cleaners_checkpoint_of_a_replica_are_notes(tmp_path: Path, cleaned: int | None) -> None:
     folder = partition(tmp_path, {0: single(0, 1, 4, 5), 9: single(9, 12)})
     if cleaned is not None:
         checkpoint(tmp_path, CLEANER, cleaned)
@@ -120,7 +118,7 @@ def test_a_replica_of_a_compacted_log_has_gaps_above_the_cleaners_checkpoint(
     assert written["offset"] == 2
 
 
-def test_gaps_below_the_cleaners_checkpoint_are_not_worth_a_note(tmp_path: Path) -> None:
+def test_gaps_below_the_cleaners_checkpoint_are_not_reported(tmp_path: Path) -> None:
     folder = partition(tmp_path, {0: single(0, 1, 4, 5), 9: single(9, 12)})
     checkpoint(tmp_path, CLEANER, 13)
     assert verified(tmp_path, folder).notes == ()
@@ -136,7 +134,7 @@ def test_gaps_below_the_cleaners_checkpoint_are_not_worth_a_note(tmp_path: Path)
     ids=["no keys", "keys twice", "a marker between"],
 )
 @pytest.mark.parametrize("bases", [(0,), (0, 6)])
-def test_between_batches_that_no_cleaner_has_seen_a_gap_is_a_loss(
+def test_gap_between_batches_of_no_cleaner_is_damage(
     tmp_path: Path, before: bytes, behind: bytes, bases: tuple[int, ...]
 ) -> None:
     folder = partition(tmp_path, {0: before + behind} if len(bases) == 1 else {0: before, 6: behind})
@@ -155,14 +153,14 @@ def test_between_batches_that_no_cleaner_has_seen_a_gap_is_a_loss(
     ],
     ids=["behind it", "before it"],
 )
-def test_a_cleaner_may_have_come_to_one_side_of_a_gap(tmp_path: Path, before: bytes, behind: bytes) -> None:
+def test_gap_next_to_a_batch_of_a_cleaner_is_a_note(tmp_path: Path, before: bytes, behind: bytes) -> None:
     """A replica was down while the log was cleaned; or a pass ended with tombstones that went later."""
     report = verified(tmp_path, partition(tmp_path, {0: before + behind}))
     assert report.sound
     assert len(report.notes) == 1
 
 
-def test_a_replica_that_cut_its_log_inside_a_batch_leaves_a_gap(tmp_path: Path) -> None:
+def test_gap_after_a_truncation_inside_a_batch_is_a_note(tmp_path: Path) -> None:
     """The new leader's records begin where the old one's ended, which no batch here did."""
     behind = bytearray(batch(6, [b"c"]))
     behind[15] = 1  # The leader epoch, which no checksum covers.
@@ -178,7 +176,7 @@ def appended_together(time: int) -> bytes:
     return messages([(offset, time, b"k", b"v") for offset in range(4)]) + batch(4, [b"e"], timestamp=time + 1)
 
 
-def test_one_index_entry_over_several_old_messages_is_sound(tmp_path: Path) -> None:
+def test_index_entry_of_several_old_messages_is_sound(tmp_path: Path) -> None:
     """Brokers before 4.0 name the first position and the last offset of an append."""
     data = appended_together(HOUR_MS) + batch(5, [b"f"], timestamp=HOUR_MS + 2)
     folder = partition(tmp_path, {0: data, 6: single(6)})
@@ -199,7 +197,7 @@ def test_one_index_entry_over_several_old_messages_is_sound(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["recovery-point-offset-checkpoint", "replication-offset-checkpoint", CLEANER])
-def test_checkpoints_above_a_cut_log_are_noted(tmp_path: Path, name: str) -> None:
+def test_checkpoints_above_a_truncated_log_are_notes(tmp_path: Path, name: str) -> None:
     folder = partition(tmp_path, {0: single(0, 1, 2)})
     checkpoint(tmp_path, name, 50)
     report = verified(tmp_path, folder)
