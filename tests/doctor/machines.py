@@ -1,4 +1,4 @@
-"""Machines to examine: what is on their PATH, what programs answer, how much space there is."""
+"""Simulated machines for the checks of doctor: programs on PATH, their output, and the free disk space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 def python_says(**changes: object) -> str:
-    """What the question to a worker's Python is answered with; None for a module that cannot be imported."""
+    """The output of a worker's Python for the question of doctor; None is a module that cannot be imported."""
     found = {
         "version": list(sys.version_info[:3]),
         "executable": "/venv/bin/python",
@@ -30,7 +30,9 @@ def machine(
     environ: Mapping[str, str] | None = None,
     free: tuple[int, int] = (50 * GIB, 100 * GIB),
 ) -> Machine:
-    """`programs`: path -> what it answers; a bare name is found on the PATH in /bin."""
+    """Return a machine with `programs`, a dictionary from path to output; a name without a directory is in /bin, which
+    is on PATH.
+    """
 
     def which(name: str) -> str | None:
         path = name if "/" in name else f"/bin/{name}"

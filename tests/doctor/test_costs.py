@@ -1,4 +1,4 @@
-"""The bill of a topic in a bucket: the page that shows it, wrong workloads, and what the figures rest on."""
+"""The costs of a topic in a bucket: the documented bill, invalid workloads, and the assumptions of the calculation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/cost.md").read_text()
 
 
 def rows(page: str) -> dict[str, list[str]]:
-    """Cells of all table rows by their first one."""
+    """Return the cells of all table rows by the first cell."""
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.split("\n") if line.startswith("|")]
     return {row[0]: row[1:] for row in found}
 
@@ -130,12 +130,12 @@ def test_costs_increase_with_the_workload() -> None:
         ("store", {"retention": 30}),
     ):
         assert dollars(name, **changes) > 1.2 * dollars(name), (name, changes)
-    # A trigger of ten seconds is a look every ten seconds, which meets a commit.
+    # A query with a trigger of ten seconds polls every ten seconds, and each poll finds a commit.
     assert dollars("poll", poll=10_000) < dollars("poll") / 10
 
 
 def test_job_costs_depend_on_the_commits_of_a_day() -> None:
-    """Each run of `retain` goes through the commits of the last day, by one read for 128 of them."""
+    """Each run of `retain` reads the commits of the last day, 128 per request."""
 
     def maintain(**changes: float) -> Requests:
         return bill(replace(Workload(rate=0.004, interval=1, tasks=1), **changes))[3].requests
@@ -148,7 +148,7 @@ def test_job_costs_depend_on_the_commits_of_a_day() -> None:
 
 
 def test_small_commits_store_records_inline() -> None:
-    """One PUT each, and nothing that a reader which polls asks for besides: whatever the number of tasks."""
+    """A commit is one PUT, and a polling reader makes no other requests, regardless of the number of tasks."""
     small = Workload(rate=0.001, interval=1, readers=3)
     assert small.is_inline
     items = {item.name: item.requests for item in bill(small)}

@@ -1,4 +1,4 @@
-"""What `sparklog doctor` says about the jobs on a root."""
+"""Checks of `sparklog doctor` of the maintenance jobs of a root."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_hanging_and_dead_runs_are_reported() -> None:
 
 
 def test_defaults_of_the_last_run_are_used() -> None:
-    """A properties file that keeps records longer is not at hand where doctor runs."""
+    """Doctor cannot read a properties file of another machine, which may keep records longer."""
     world = filled()
     longer = Settings(world.now_ms, {"retention.ms": str(60 * DAY_MS)})
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Python, packages, Java and Spark's settings: what is found, and what is said to put it right."""
+"""Checks of Python, packages, Java and Spark settings, and the remedies that they print."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_wrong_python3_is_a_warning_if_no_setting_selects_it() -> None:
 
 
 def test_worker_python_is_selected_by_precedence() -> None:
-    """What spark.pyspark.python names, else PYSPARK_PYTHON, else python3."""
+    """The precedence is spark.pyspark.python, PYSPARK_PYTHON, python3."""
     programs = {
         path: ProgramOutput(0, python_says(executable=path)) for path in ("/a/python", "/b/python", "/bin/python3")
     }
@@ -125,7 +125,7 @@ def test_python_that_compiles_pyspark_at_each_start_is_a_warning() -> None:
 
 
 def test_worker_check_works_with_a_real_python() -> None:
-    """Asked away from this folder, as a worker on another machine would be."""
+    """The check runs in another directory, as on a worker of another machine."""
     (finding,) = check_workers(Machine({"PYSPARK_PYTHON": sys.executable}), None, spark=True)
     assert f"({sys.executable}, by PYSPARK_PYTHON)" in finding.found
     assert (finding.status == OK) == (workers_python() == sys.executable)
@@ -224,7 +224,7 @@ def test_kernels_that_fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sparklog.format.kernels.native_kernels", None)
     finding = check_kernels()
     assert (finding.check, finding.status, finding.fix) == ("kernels", FAIL, "see the packages check")
-    assert "cannot be loaded" in finding.found
+    assert "failed to load the kernels" in finding.found
 
 
 def test_uncompiled_or_uncached_kernels_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_deviating_settings_are_warnings(tmp_path: Path, line: Callable[[str, st
     findings = check_settings(here, spark_settings(here))
     assert [finding.status for finding in findings] == [WARN, WARN]
     assert findings[1].fix == f"echo 'spark.python.unix.domain.socket.enabled true' >> {folder}/spark-defaults.conf"
-    # The fix is one: it makes the warning go.
+    # The printed remedy clears the warning.
     for finding in findings:
         setting = finding.fix.split("'")[1]
         with (tmp_path / "fixed").open("a") as file:

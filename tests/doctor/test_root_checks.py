@@ -1,4 +1,4 @@
-"""A root's place and state, and all of it together."""
+"""Checks of the location and the state of a root, and all checks of doctor together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = pa.table({"value": [b"1"]})
 
 
 class Careless(LocalStore):
-    """Looks first and writes then, and tells everyone that they won."""
+    """A store that creates objects without a condition and reports success to all writers."""
 
     def create(self, key: str, data: bytes) -> bool:
         super().create(key, data)
@@ -39,7 +39,7 @@ class Careless(LocalStore):
 
 
 class Elsewhere(LocalStore):
-    """Its clock is that of somewhere else."""
+    """A store whose clock differs from the clock of the process."""
 
     behind_ms = 0
 
@@ -253,7 +253,7 @@ def test_command_prints_checks_and_fails_if_one_fails(log: Root, tmp_path: Path)
 
 
 def test_doctor_runs_without_pyspark_and_java(tmp_path: Path) -> None:
-    """A Python that has no pyspark, on a machine without Java: warnings, no failure."""
+    """Without pyspark and Java, doctor prints warnings and no failures."""
     program = (
         "import sys; sys.modules['pyspark'] = None\n"
         "from importlib import util\n"

@@ -1,4 +1,4 @@
-"""`sparklog doctor --store`: a line for each promise of a store, with the right that is missing, and nothing left."""
+"""`sparklog doctor --store`: one line per guarantee of a store, the missing permission, and no objects left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMISES = ["create", "read", "names", "list", "clock", "delete", "store"]
 
 
 class Careless(LocalStore):
-    """Tells everyone that they won."""
+    """A store that reports success to all writers of an object."""
 
     def create(self, key: str, data: bytes) -> bool:
         super().create(key, data)
@@ -36,7 +36,7 @@ class Careless(LocalStore):
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubBucket]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    # The stub's clock stands still.
+    # The clock of the stub does not advance.
     monkeypatch.setattr(EXAMINE, "MAX_AHEAD_MS", 1 << 60)
     with stub_bucket() as bucket:
         yield bucket
@@ -152,7 +152,7 @@ def test_probe_result_of_a_root_is_renewed_or_discarded(bucket: str, monkeypatch
     discard_result(store)
     assert check_store(store)[0].status == OK
     assert keys(store) == [verdict]
-    # Written again: the same members, a later time, and so another checksum.
+    # The rewritten object has the same members and a later time, and therefore another checksum.
     assert json.loads(store.get(verdict)).keys() == before.keys()
 
     for error, left in ((Unavailable, [verdict]), (BadRequest, [])):

@@ -1,1 +1,1 @@
-"""Tests of what the maintenance jobs share."""
+"""Tests of the code that the maintenance jobs share."""

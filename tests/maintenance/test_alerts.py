@@ -1,4 +1,4 @@
-"""Alerts and the dashboard: their queries are PromQL, of names and labels that `sparklog metrics` prints."""
+"""Alerts and the dashboard: their queries are valid PromQL and use names and labels of `sparklog metrics`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def queries() -> list[str]:
 
 @pytest.fixture(scope="module")
 def labels() -> Mapping[str, set[str]]:
-    """The labels of every metric, of a root that has something of everything."""
+    """Return the labels of each metric of a root that has objects of all types."""
     world = World()
     root = world.root()
     configs = {"cleanup.policy": "compact,delete", "retention.ms": DAY_MS, "segment.ms": HOUR_MS}

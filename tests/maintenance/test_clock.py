@@ -1,4 +1,4 @@
-"""Dry runs where nothing may be written: the store's clock cannot be asked there."""
+"""Dry runs on read-only roots, where the clock of the store cannot be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparklog.storage.local import LocalStore
 
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root with an old record in it, on a mount that takes no file. (Root may write where modes forbid it.)"""
+    """Return a root with an old record on a read-only mount, because the user root may write despite the file modes."""
     topic = sparklog.open(tmp_path, create=True).create_topic("t", configs={"retention.ms": 1000})
     topic.append(pa.table({"value": [b"x"], "timestamp": pa.array([1], pa.int64())}))
 

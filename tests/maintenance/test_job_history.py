@@ -1,4 +1,4 @@
-"""JobHistory of runs: what is recorded, of failures as well, how much is kept, and that nothing depends on it."""
+"""Records of job runs: their contents, also after failures, their maximum number, and their failures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_run_records_its_results_and_the_backlog(world: World) -> None:
     (run,) = outcomes.runs
     assert (run.job, run.topics, run.failure, run.failed_topics) == (COMPACT, (), "", 0)
     assert begun_ms <= run.start_ms <= world.now_ms
-    # Both topics: sealed as they are, then compacted to the latest record of each key.
+    # The runs cover both topics: the first is sealed, and the second is compacted to the latest record of each key.
     assert (run.amounts.records_in, run.amounts.records_out) == (12, 10)
     assert run.amounts.bytes_in > run.amounts.bytes_out > 0
     row = outcomes.rows()[COMPACT, "a"]
@@ -165,7 +165,7 @@ def test_retain_deletes_old_entries_of_run_records(world: World) -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_BEFORE])
 def test_crash_at_any_request_does_not_affect_the_work(world: World, kind: FaultKind) -> None:
-    """Whatever becomes of the record, the work is done, and the next run records again."""
+    """The work is completed regardless of the record, and the next run is recorded."""
     for step in range(12):
         calls = iter(range(10**6))
 

@@ -1,4 +1,4 @@
-"""Every kind of journal is verified, repaired, collected and told from a topic by the list of all kinds."""
+"""All kinds of journals are verified, repaired, deleted and distinguished from topics by one list of kinds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sparklog.tools.verification.run import verify_root
 
 ENTRIES = 8
 STATES: dict[str, dict[str, object]] = {"group": {"op": "alter"}, "decision": {"op": "init", "epoch": 0}}
-"""Attributes of a state that can be written, for kinds whose empty state cannot be."""
+"""Attributes of a valid state, for the kinds whose empty state is not valid."""
 EVERY_KIND = pytest.mark.parametrize("kind", JOURNALS, ids=lambda kind: kind.noun)
 
 
 def world_with(kind: EntryKind[Any], world: World | None = None) -> tuple[World, Root]:
-    """Return a root with a journal of this kind, whose entries all have copies."""
+    """Return a root with a journal of this kind whose entries all have copies."""
     world = world or World()
     root = world.root()
     root.create_topic("t")

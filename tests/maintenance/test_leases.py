@@ -1,4 +1,6 @@
-"""Leases: no two runs of a job work on one topic, a dead run's topics are free five minutes later, entries go again."""
+"""Leases: two runs of a job never work on one topic, the topics of a crashed run are available after five minutes, and
+old entries are deleted.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ def test_leases_of_different_jobs_and_roots_are_independent() -> None:
 
 
 def test_claim_that_ends_too_late_is_ignored() -> None:
-    """A disk's clock that jumps a year ahead and back again must not stop maintenance for that year."""
+    """A clock of a disk that jumps a year ahead and back must not stop maintenance for a year."""
     world = World()
     world.now_ms += 365 * DAY_MS
     taken(world)
@@ -158,7 +160,7 @@ def test_failed_renewal_is_retried(
 
 
 class Struck:
-    """Strikes one request of a process."""
+    """A store that fails one request of a process."""
 
     def __init__(self, number: int, kind: FaultKind) -> None:
         self.number = number
@@ -182,7 +184,7 @@ class Struck:
     [kind for kind in FaultKind if kind not in (FaultKind.LATE, FaultKind.SHORT, FaultKind.FLIP)],
 )
 def test_topics_are_available_five_minutes_after_any_failure(kind: FaultKind) -> None:
-    """A run takes, renews and gives back; a request fails, or the process dies there."""
+    """A run acquires, renews and releases a lease; one request fails, or the process crashes there."""
     for number in range(200):
         world = World()
         strike = Struck(number, kind)
@@ -211,7 +213,7 @@ def test_topics_are_available_five_minutes_after_any_failure(kind: FaultKind) ->
 
 
 class Runs:
-    """Runs of a job in processes of their own, which take turns within each other's requests; judged by a model."""
+    """Runs of a job in concurrent processes whose requests are interleaved, checked by a model."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -219,7 +221,7 @@ class Runs:
         for name in ("a", "b"):
             self.world.root().create_topic(name)
         self.model: dict[JobLease, int] = {}
-        """What runs know themselves: until when they hold their topics."""
+        """The time until which each run believes to own its topics."""
         self.took = self.fenced = self.waited = 0
         self.inside = False
         faults = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.TWICE, FaultKind.FALSE_EXISTS)
@@ -235,7 +237,7 @@ class Runs:
         return self.faults(call)
 
     def process(self) -> Generator[None]:
-        """Life after life: a run takes, renews now and then, gives back, or dies."""
+        """Repeat runs that acquire a lease, sometimes renew it, release it, or crash."""
         while True:
             store = FaultyStore(self.world.store, self.decide, self.world.sleep)
             root = Root(store, self.world.root().id, self.world.env())
@@ -302,7 +304,7 @@ def test_two_runs_never_claim_the_same_topic_with_many_seeds(seeds: range) -> No
 
 
 class Working:
-    """Works here, and looks meanwhile what another scheduler's run would do."""
+    """A runner that checks during its work what a run of another scheduler would do."""
 
     def __init__(self, meanwhile: Callable[[], object]) -> None:
         self.meanwhile = meanwhile

@@ -121,7 +121,7 @@ def test_kubernetes_cron_jobs_run_both_jobs() -> None:
 
 
 class Operator:
-    """As much of Airflow's operators as the DAG needs."""
+    """The part of Airflow's operators that the DAG uses."""
 
     made: ClassVar[list[Operator]] = []
 
@@ -196,4 +196,4 @@ def test_documented_buffer_sizes_hold_the_documented_keys() -> None:
 
 
 def test_warning_threshold_matches_the_guide() -> None:
-    assert f"From {DEFAULTS.many_unsealed:,} unsealed slices" in GUIDES
+    assert f"If a topic has {DEFAULTS.many_unsealed:,} unsealed slices or more, writers log a warning" in GUIDES

@@ -1,4 +1,4 @@
-"""What is overdue: by the schedule as it was seen, and by what a topic's configs allow; with words for it."""
+"""Overdue jobs by the observed schedule and by the configs of a topic, and the messages about them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def state(
     due: Sequence[Due] = (),
     age: float = 1000,
 ) -> JobState:
-    """The state of a job on topic t of a root that is `age` hours old."""
+    """Return the state of a job for topic t of a root that is `age` hours old."""
     outcomes = JobHistory("outcomes", runs=tuple(runs), topics=tuple(rows))
     judged = job_states(outcomes, {"t": Backlog(due=tuple(due))}, NOW - round(age * HOUR_MS), NOW)
     return next(item for item in judged if item.job == job)
@@ -54,9 +54,9 @@ def hours(*starts: float) -> list[JobRun]:
         (hours(10, 9), 1, 9 - 1.5),
         (hours(14, 8, 2), 6, 0),
         (hours(18, 13, 7), 6, 0.25),
-        # Three runs by hand do not make it a schedule of minutes until they are all that is seen.
+        # Three manual runs do not set the schedule to minutes, unless no other runs are recorded.
         (hours(4, 3, 2, 1.9, 1.8), 1, 0.3),
-        # After an outage: a long interval counts for three runs.
+        # After an outage, a long interval is one of the last three.
         (hours(100, 52, 51), 48, 51 - 48.75),
         (hours(100, 52, 51, 50, 49), 1, 49 - 1.5),
     ],
@@ -70,7 +70,7 @@ def test_schedule_is_derived_from_observed_runs(runs: list[JobRun], interval: fl
 
 
 def test_topic_is_new_until_a_run_processes_it() -> None:
-    """It is not "ok", because no run has worked on it, but its schedule counts from the last run over all topics."""
+    """It is not "ok", because no run has processed it, but its schedule starts at the last run over all topics."""
     found = state(hours(3))
     assert (found.state, found.visited, found.overdue_ms) == ("new", False, 0)
     assert state(hours(30)).state == "overdue"
@@ -108,7 +108,7 @@ def test_run_that_ended_early_has_no_row() -> None:
 
 
 def test_seal_only_run_counts_as_part_of_compact() -> None:
-    """It keeps up what it does; a dirty log waits for a whole run."""
+    """Such a run is up to date for sealing, but a dirty log waits for a full run."""
     runs, rows = [run(SEAL, number) for number in (3, 2, 1)], [row(SEAL, 1)]
     assert state(runs, rows, job=COMPACT).state == "ok"
     sealing = Due(COMPACT, "not sealed", NOW - 40 * HOUR_MS, sealing=True)
@@ -124,7 +124,7 @@ def test_seal_only_run_counts_as_part_of_compact() -> None:
 def test_delay_starts_when_work_is_due_or_at_the_last_success(
     since: float | None, success: float, overdue: float
 ) -> None:
-    """Of a job that runs twice a week: 20 hours are allowed."""
+    """For a job that runs twice a week, 20 hours are allowed."""
     runs = [run(RETAIN, number) for number in (success + 120, success + 60, success)]
     since_ms = -1 if since is None else NOW - round(since * HOUR_MS)
     judged = state(runs, [row(RETAIN, success)], due=[Due(RETAIN, "old records", since_ms, 20 * HOUR_MS)])

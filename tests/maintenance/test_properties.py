@@ -1,4 +1,4 @@
-"""Properties files under Kafka's broker names: syntax, ranking, defaults, and what is refused with which words."""
+"""Properties files with the broker names of Kafka: syntax, precedence, defaults and error messages."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_error_reports_the_line_and_the_remedy(text: str, words: list[str]) -> N
 def test_shipped_file_lists_all_properties_with_kafkas_defaults() -> None:
     text = SHIPPED.read_text()
     assert settings_of(text, SHIPPED.name) == Settings(0), "as shipped it changes nothing"
-    # A setting is a comment that begins right at its #; prose has a blank there.
+    # In a commented setting, the name follows the # directly; other comments have a space there.
     shown = "\n".join(line[1:] if line[:1] == "#" and line[1:2].isalpha() else "" for line in text.splitlines())
     entries = parse_properties(shown, SHIPPED.name)
     assert {entry.name for entry in entries} == PROPERTIES.keys()

@@ -1,4 +1,4 @@
-"""What a run says of itself: totals per partition, the table, the JSON document, the lines of progress."""
+"""Results of a run: totals per partition, the table, the JSON document and progress lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many jobs of Spark are begun at once, and the line about those that run; without Spark."""
+"""The number of concurrent Spark jobs and the progress line of running work items, without Spark."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_work_item_leaves_few_objects_for_garbage_collection(monkeypatch: pytest
 
 
 def test_task_does_not_import_topics_or_groups() -> None:
-    """What a worker imports before its first piece of work, which carries all that it needs."""
+    """A worker imports only what its work item needs, because the work item contains all data."""
     program = """
 import sys
 import sparklog.maintenance.spark_runner, sparklog.compaction.clean_work, sparklog.compaction.merge_work

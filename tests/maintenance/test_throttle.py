@@ -1,4 +1,4 @@
-"""The byte rate of maintenance: by a clock that sleeping moves."""
+"""The byte rate of maintenance, with a clock that advances by sleeping."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_reads_and_writes_share_the_rate() -> None:
 
 
 def test_tasks_of_a_process_share_a_throttle(tmp_path: Path) -> None:
-    """A piece of work is pickled into each task, its store with it."""
+    """A work item is pickled into each task together with its store."""
     store = throttled(LocalStore(str(tmp_path)), 500.0)
     first, second = (pickle.loads(pickle.dumps(store)) for _ in range(2))
     assert first.throttle is second.throttle is process_throttle(500.0)
@@ -71,7 +71,7 @@ def test_tasks_of_a_process_share_a_throttle(tmp_path: Path) -> None:
 
 
 def test_compact_respects_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that its pieces read and write, and not much more time than that."""
+    """The run takes the time of all bytes that its work items read and write, and little more."""
     world = World()
     topic = world.root().create_topic("t", configs={"cleanup.policy": "compact", "compression.type": "uncompressed"})
     for _ in range(3):
@@ -84,6 +84,6 @@ def test_compact_respects_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {item.action for item in report.work} == {"seal", "compact"}
     amounts = report.statistics()
     took = (world.now_ms - begun_ms) / 1000
-    # Sealing reads and writes 300 kB, compaction reads them for its map and again to copy a third of them.
+    # Sealing reads and writes 300 kB; compaction reads them for its map, and reads them again to copy a third.
     assert took == pytest.approx((600_000 + 300_000 + 300_000 + 100_000) / 10_000, rel=0.25)
     assert amounts.records_in == 600

@@ -1,8 +1,8 @@
-"""Transactions of several producers over the same topics, in any order, while maintenance rewrites these topics.
+"""A simulation of concurrent transactions of several producers over the same topics during maintenance of these topics.
 
-After each object that a process creates a ledger asks readers of one topic, of two and of all: of each transaction they
-see all in their topics or none, nothing of an aborted one, and never less than before. The ledger reads commits and
-decisions as they land, and shares no code with what it judges.
+After each created object, readers of one, two and all topics read again. Each reader must see either all records of a
+transaction in its topics or none, no records of aborted transactions, and all records that it has seen before. The
+`Ledger` derives the expected records from the created commits and decisions; it shares no code with the readers.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Place = tuple[str, int, int]
 
 @dataclass
 class Ledger:
-    """What lies at each offset, and what was decided."""
+    """The records at each offset and the outcome of each transaction."""
 
     prepared: dict[Transaction, list[tuple[str, int, set[Place]]]] = field(default_factory=dict)
-    """Of each transaction the topics and versions of its prepares, and their offsets."""
+    """The prepared topics, versions and offsets of each transaction."""
     plain: set[Place] = field(default_factory=set)
     decided: dict[Transaction, dict[str, set[int]] | None] = field(default_factory=dict)
-    """The versions by topic that a COMMIT names; None: ABORT."""
+    """The versions by topic in the COMMIT of a transaction; None is an ABORT."""
     newest: dict[str, int] = field(default_factory=dict)
 
     def created(self, key: str, data: bytes) -> bool:
-        """Take in an object; False if it changes nothing that readers see."""
+        """Add an object; return False if it does not change the visible records."""
         commit, decision = _COMMIT.match(key), _DECISION.match(key)
         if commit is None and decision is None:
             return False
@@ -90,7 +90,7 @@ class Ledger:
         self.decided[document["id"], document["newest"]] = named
 
     def committed(self) -> dict[Transaction, set[Place]]:
-        """The offsets of each committed transaction."""
+        """Return the offsets of each committed transaction."""
         return {
             each: {
                 place for topic, version, places in self.prepared[each] for place in places if version in named[topic]
@@ -101,7 +101,7 @@ class Ledger:
 
 
 class ObservedStore(MemoryStore):
-    """A memory store whose readers look after each object that changes what they see."""
+    """A store in memory whose readers read again after each object that changes the visible records."""
 
     def __init__(self, run: Run, name: str) -> None:
         super().__init__(lambda: run.world.now_ms, name)
@@ -125,10 +125,10 @@ class Run(SimulatedRun):
     inline: int | None = None
     partitions: int = 1
     clean: bool = True
-    """No faults are injected: work may fail only by losing a race."""
+    """No faults are injected, so only conflicts may fail."""
     ledger: Ledger = field(default_factory=Ledger)
     views: dict[tuple[str, ...], tuple[RootView, set[Place]]] = field(default_factory=dict)
-    """Readers by their topics, with what each has seen."""
+    """Readers by their topics, with the offsets that each has seen."""
 
     PROFILES = ("calm", "calm", "names", "errors", "crashes", "stalls", "everything")
 
@@ -143,7 +143,7 @@ class Run(SimulatedRun):
                 self.views[names] = RootView(self.outsider()), set()
 
     def look(self) -> None:
-        """Let each reader see what is there now."""
+        """Check the records that each reader sees now."""
         committed = self.ledger.committed()
         others = {
             place
@@ -165,7 +165,7 @@ class Run(SimulatedRun):
 
 
 def visible(view: RootView, names: Sequence[str]) -> set[Place]:
-    """The offsets that a reader of committed records gets, gaps of rewritten slices included."""
+    """Return the offsets that a read_committed reader gets, including the gaps of rewritten slices."""
     seen = set()
     for name in names:
         rows = view.snapshot(name).slices.all()
@@ -178,11 +178,11 @@ def visible(view: RootView, names: Sequence[str]) -> set[Place]:
     return seen
 
 
-# -- who takes part
+# -- actors
 
 
 def produce(run: Run, actor: Actor, producer: TransactionalProducer, keys: list[int]) -> None:
-    """One transaction over some topics, in any order: by one process, or shared by a job for each topic."""
+    """Write one transaction to some topics in random order, by one process or by one job per topic."""
     names = actor.random.sample(TOPICS, actor.random.choice([2, 2, 2, 3]))
     pause = actor.random.choice([0.1, 3.0, 25.0])
     owner = producer.begin()
@@ -223,7 +223,7 @@ def producer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def appender(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """Appends without a transaction, each of which records the decisions of those that are open."""
+    """Append without a transaction; each append records the outcomes of prepared transactions."""
     keys = [0]
 
     def body(actor: Actor) -> None:
@@ -239,7 +239,7 @@ def appender(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """Seals, merges and cleans one topic, some or all."""
+    """Seal, merge and clean one topic, some or all."""
 
     def body(actor: Actor) -> None:
         def turn() -> None:
@@ -258,7 +258,7 @@ def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """Records outcomes, aborts what is overdue, collects decisions, expires nothing."""
+    """Record outcomes, abort overdue transactions and delete old decisions; no records expire."""
 
     def body(actor: Actor) -> None:
         def turn() -> None:
@@ -270,7 +270,7 @@ def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], pause_s: float) -> None:
-    """`turns` turns by processes that are started again when they die; what fails on purpose is counted."""
+    """Run `turns` turns in processes that are restarted after a crash; count the injected faults."""
     left = iter(range(turns))
 
     def life() -> None:
@@ -285,11 +285,11 @@ def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], pause_s:
     restarted(run, actor, life)
 
 
-# -- the end
+# -- final checks
 
 
 def finish(run: Run) -> None:
-    """What was begun lands; then all is decided and rewritten, and the records are those that were committed."""
+    """End all transactions, rewrite all topics and check that the records are those of the committed transactions."""
     run.land_late_requests()
     run.world.now_ms += 10 * TIMEOUT_MS
     root = run.outsider()
@@ -319,7 +319,7 @@ def records_of(view: RootView) -> set[Place]:
 
 
 class InterleavedRun(Run):
-    """A run whose actors and faults the seed draws."""
+    """A run whose actors and faults are drawn by the seed."""
 
     def __post_init__(self) -> None:
         self.partitions = 1 + self.seed % 2

@@ -1,14 +1,16 @@
-"""An independent model of the records: what a topic must hold at each version, whatever maintenance did to its files.
+"""An independent model of the records that a topic must contain at each version, regardless of maintenance.
 
-It watches the store beside the model of commits (`tests.log.simulation.model`). Writers tell it what each file holds
-before they commit it; from then on the commits alone decide. Compaction is Kafka's rule on a dictionary of records:
+It observes the store together with the model of commits (`tests.log.simulation.model`). Writers pass the records of
+each file to the model before they commit the file; after that, only the commits determine the state. Compaction follows
+Kafka's rules on a dictionary of records:
 
-* a pass knows the highest offset of each key from the first dirty offset up to its cleaned-through
-* a record below that goes if its key has a higher offset, or if it has no value and its delete horizon has come
-* a record without a value that stays gets its delete horizon in the first pass that writes it again
+* a pass knows the highest offset of each key from the first dirty offset to its cleaned-through offset
+* a record below that offset is deleted if its key has a higher offset, or if it is a tombstone whose delete horizon has
+  passed
+* a tombstone that is kept gets its delete horizon in the first pass that rewrites it
 
-Merging and sealing change nothing. Every deletion is judged when it happens: against the versions that a reader within
-`file.delete.delay.ms` may have planned on, the holds, and the time for which commits must stay.
+Merging and sealing change nothing. Each deletion is checked at the time of the deletion against the versions that a
+reader may have planned within `file.delete.delay.ms`, against leases, and against the retention of commits.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Record(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A record as a writer hands it up, before it has an offset."""
+    """A record as passed by a writer, before it has an offset."""
 
     key: bytes | None
     value: bytes | None
@@ -48,12 +50,12 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """All records of a topic at one version. Dictionaries are never changed once they are in here."""
+    """All records of a topic at one version. The dictionaries are never changed after construction."""
 
     present: tuple[dict[int, Record], ...] = ()
-    """Per partition: offset -> record, open and aborted ones included."""
+    """For each partition, offset -> record, including records of open and aborted transactions."""
     horizon: tuple[dict[int, int], ...] = ()
-    """Per partition: offset of a tombstone -> when it may go."""
+    """For each partition, the offset of a tombstone -> its delete horizon."""
     cleaned: tuple[int, ...] = ()
     log_start: tuple[int, ...] = ()
     log_end: tuple[int, ...] = ()
@@ -62,19 +64,19 @@ class Records:
     holds: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def stable(self, partition: int) -> int:
-        """The last stable offset."""
+        """Return the last stable offset."""
         first = [spans[partition][0] for spans in self.open.values() if partition in spans]
         return max(min([*first, self.log_end[partition]]), self.log_start[partition])
 
     def committed(self, partition: int) -> Iterator[tuple[int, Record]]:
-        """What a reader of committed records sees, in offset order."""
+        """Return the records that a read_committed reader sees, in offset order."""
         stable = self.stable(partition)
         for offset, record in self.present[partition].items():
             if offset < stable and record.prepare not in self.aborted:
                 yield offset, record
 
     def rows(self) -> dict[tuple[int, int], Written]:
-        """(partition, offset) -> committed record."""
+        """Return (partition, offset) -> committed record."""
         return {
             (partition, offset): Written(record.key, record.value, record.timestamp)
             for partition in range(len(self.present))
@@ -82,11 +84,11 @@ class Records:
         }
 
     def undecided(self) -> dict[tuple[int, int], Written]:
-        """What lies beyond the last stable offset and is not aborted."""
+        """Return the records at and above the last stable offset that are not aborted."""
         return self._others(lambda p, offset, record: record.prepare not in self.aborted and offset >= self.stable(p))
 
     def aborted_rows(self) -> dict[tuple[int, int], Written]:
-        """What was aborted, rewritten since or not."""
+        """Return all aborted records, rewritten or not."""
         return self._others(lambda p, offset, record: record.prepare in self.aborted)
 
     def _others(self, wanted: Callable[[int, int, Record], bool]) -> dict[tuple[int, int], Written]:
@@ -104,39 +106,39 @@ class RecordLog:
 
     versions: list[Records] = field(default_factory=list)
     made_ms: list[int] = field(default_factory=list)
-    """When each version came to be, by the store's clock."""
+    """The creation time of each version by the clock of the store."""
     unnamed_ms: dict[str, int] = field(default_factory=dict)
-    """File -> when the newest version stopped naming it."""
+    """File -> the time when the latest version stopped referencing it."""
     born_ms: dict[str, int] = field(default_factory=dict)
-    """Key of a commit (zombies, too) -> when it was created."""
+    """Key of a commit -> creation time, including commits of stalled writers."""
     newest: list[dict[bytes, int]] = field(default_factory=list)
-    """Per partition: key -> offset of its newest committed record, kept or not."""
+    """For each partition, key -> offset of its latest committed record, deleted or not."""
 
 
 TAKEN_BACK_MS = 300_000
-"""A writer waits for a minute and a half for names that a cache hides."""
+"""A writer waits up to 90 seconds for names that a cache hides."""
 
 
 class RecordModel(Model):
-    """Watches a `RecordStore`; `logs` holds the truth about records."""
+    """The expected records of all topics of a `RecordStore`, in `logs`."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         super().__init__()
         self.clock = clock
         self.losing = False
-        """Commits are lost: a writer that finds a gap takes its commit back."""
+        """True if commits are lost: a writer that finds a gap deletes its commit."""
         self.knows_newest = True
-        """False after the newest commit here was withdrawn."""
+        """False after the latest commit was withdrawn."""
         self.least_ways = 2
-        """Checkpoints that must be left to open a topic from: a damaged one costs the one before."""
+        """The number of checkpoints that must remain to open a topic; a damaged checkpoint requires the one before."""
         self.uploads: dict[str, dict[int, list[Written]]] = {}
         self.in_memory: dict[tuple[int, int], list[Written]] = {}
-        """Slices that no writer has written, by partition and CRC-32C."""
+        """Slices that are not in a file yet, by partition and CRC-32C."""
         self.logs: dict[str, RecordLog] = {}
         self.passes: dict[str, int] = {}
-        """Output of a cleaning pass -> the clock it went by."""
+        """Output of a cleaning pass -> the time that the pass used."""
         self.empty_passes: dict[tuple[int, int, int, int | None], int] = {}
-        """The same for passes that leave nothing: partition, start, end, cleaned-through."""
+        """The same for passes without output: partition, start, end, cleaned-through offset."""
 
     def log(self, name: str) -> RecordLog:
         return self.logs.setdefault(name, RecordLog())
@@ -145,7 +147,7 @@ class RecordModel(Model):
         return self.log(name).versions[-1]
 
     def superseded_ms(self, name: str, version: int) -> int | None:
-        """When a version stopped being the newest; None: it still is."""
+        """Return when a version was replaced as the latest one, or None if it is the latest."""
         made = self.log(name).made_ms
         return made[version + 1] if version + 1 < len(made) else None
 
@@ -299,7 +301,9 @@ class RecordModel(Model):
         configs: Mapping[str, str],
         where: str,
     ) -> None:
-        """By time alone: what expires is old. Aborted records have no age: a merge may have dropped them before."""
+        """Check that only old records expire. Aborted records have no age, because a merge may have dropped them
+        earlier.
+        """
         expect("delete" in configs.get("cleanup.policy", "delete"), f"{where}: the topic is compacted only")
         if "retention.bytes" in configs:
             return
@@ -312,7 +316,7 @@ class RecordModel(Model):
                     expect(age > retention_ms, f"{where}: record {offset} of {text} expired at the age of {age} ms")
 
     def _remember(self, log: RecordLog, before: Records, after: Records, op: str, where: str) -> None:
-        """Whatever passes there were: a key's newest value is there, and nothing of a key whose tombstone is gone."""
+        """Check that the latest value of each key is present, and that no record of a deleted key is."""
         if op == "create":
             log.newest = []
         log.newest += [{} for _ in range(len(after.present) - len(log.newest))]
@@ -320,7 +324,8 @@ class RecordModel(Model):
             if p >= len(after.present):
                 continue
             if op != "compact":
-                # Of open transactions the outcome comes later than of what follows them, so offsets are compared.
+                # The outcome of an open transaction comes later than the outcome of subsequent records, so offsets are
+                # compared.
                 for offset, record in after.committed(p):
                     if record.key is not None and offset > newest.get(record.key, -1):
                         newest[record.key] = offset
@@ -338,13 +343,13 @@ class RecordModel(Model):
     # -- deletions
 
     def deleted(self, key: str) -> None:
-        """An object is about to be deleted, which must take nothing from anybody."""
+        """Check that an object which is about to be deleted is not needed."""
         now = self.clock()
         commit, data = _COMMIT.match(key), _DATA.match(key)
         if commit:
             age = now - self.log(commit[1]).born_ms[key]
             if self.losing and age < TAKEN_BACK_MS:
-                # Its creator found a gap below it or above it, and nobody else has gone on from it.
+                # Its writer found a gap below or above it, and no later commit continues it.
                 self.knows_newest &= int(commit[2]) < len(self.topic(commit[1]).states) - 1
                 return
             kept = max(7 * DAY_MS, 2 * self.delay_ms(commit[1]))
@@ -359,9 +364,9 @@ class RecordModel(Model):
             expect(ways >= self.least_ways, f"{key} was deleted, which leaves {ways} checkpoints to open {name} from")
 
     def _ways_in(self, name: str, without: str) -> int:
-        """From how many checkpoints the newest version can be reached without this object.
+        """Return the number of checkpoints from which the latest version can be read without this object.
 
-        A log that has all its commits needs none.
+        A log with all its commits needs no checkpoint.
         """
         assert self.store is not None
         keys = {info.key for info in self.store.list(f"{name}/_log/")} - {without}
@@ -392,14 +397,14 @@ class RecordModel(Model):
                 expect(not named, f"{key} was deleted, hold {hold} of version {version} keeps it")
 
     def delay_ms(self, name: str) -> int:
-        """`file.delete.delay.ms`; of a deleted topic what it was."""
+        """Return `file.delete.delay.ms`; for a deleted topic, the value at its deletion."""
         configs = next(state.configs for state in reversed(self.topic(name).states) if not state.deleted)
         return int(dict(configs).get("file.delete.delay.ms", DAY_MS))
 
-    # -- copies, to run one story many times
+    # -- copies, to repeat one story
 
     def copy(self, clock: Callable[[], int]) -> RecordModel:
-        """A model of the same past with a future of its own (watched by another store)."""
+        """Return a model with the same past, for another store."""
         other = RecordModel(clock)
         other.checkpoints, other.commits = self.checkpoints, self.commits
         other.uploads, other.passes = dict(self.uploads), dict(self.passes)
@@ -430,12 +435,12 @@ class RecordModel(Model):
 
 
 def _above(spans: Mapping[int, tuple[int, int]], log_start: tuple[int, ...]) -> dict[int, tuple[int, int]]:
-    """An open prepare's slices that do not lie wholly below the log start."""
+    """Return the slices of an open prepare that are not completely below the log start."""
     return {p: (first, end) for p, (first, end) in spans.items() if p < len(log_start) and end > log_start[p]}
 
 
 class RecordStore(WatchedStore):
-    """A memory store that shows the model what is deleted, too."""
+    """A store in memory that also reports deletions to the model."""
 
     _model: RecordModel
 

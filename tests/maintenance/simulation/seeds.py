@@ -1,4 +1,4 @@
-"""One seed is one run: it draws a topic, actors, faults and stalls; `run_seed` judges what is left at the end."""
+"""One run per seed: the seed draws the topic, actors, faults and stalls, and `run_seed` checks the result."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.support.simulation.sweeps import Simulation
 from tests.support.small_limits import small_limits
 
 CHECKPOINT_COMMITS = 5
-"""Checkpoints come often, so that short runs have commits to collect."""
+"""Checkpoints are frequent, so that short runs delete commits."""
 ROUNDS = 6
-"""Vacuums until nothing more goes; two take all data files."""
+"""The maximum number of vacuums until nothing more is deleted; two delete all data files."""
 
 
 def configs(source: random.Random) -> dict[str, str]:
-    """A topic's configs: segments of a few batches, times of hours and days."""
+    """Return the configs of a topic: segments of a few batches, and times of hours and days."""
     chosen = {
         "cleanup.policy": source.choice(["compact", "compact", "compact", "delete", "delete", "compact,delete"]),
         "segment.bytes": source.choice(["200", "600", "2000", str(1 << 30)]),
@@ -76,7 +76,7 @@ FAULTS = {
 
 @dataclass
 class MaintenanceRun(Run):
-    """Writers, readers and deletions of one topic, while compaction and retention run."""
+    """Writers, readers and deletions of one topic during compaction and retention."""
 
     PROFILES: ClassVar[tuple[str, ...]] = (
         "calm",
@@ -110,7 +110,7 @@ class MaintenanceRun(Run):
         self.source = source
 
     def play(self) -> None:
-        # Cached tails of commits would hide deleted ones.
+        # A cached tail of commits would hide deleted commits.
         tails = 0 if self.seed % 2 else 256
         with small_limits(checkpoint_commits=CHECKPOINT_COMMITS, cached_inline_commits=tails):
             super().play()
@@ -159,7 +159,7 @@ MAINTENANCE = Simulation(MaintenanceRun, "tests/maintenance/simulation/test_simu
 
 
 def finish(run: Run) -> None:
-    """What was begun long ago lands; then all that maintenance has to do is done, and nothing but the log is left."""
+    """Complete delayed work and all maintenance, then check that only referenced files remain."""
     world = run.world
     run.land_late_requests()
     run.check()
@@ -176,7 +176,7 @@ def finish(run: Run) -> None:
     )
     run.check()
     world.now_ms += 9 * DAY_MS
-    # What was begun at the newest version may still be committed; a commit on top makes an orphan of it.
+    # Files based on the latest version may still be committed; a further commit makes them unreferenced.
     target = topic.log.append_target()
     topic.log.commit_append(upload(run, root.env, target), target)
     run.slots = None
@@ -184,7 +184,7 @@ def finish(run: Run) -> None:
     run.check()
     rows = topic.log.snapshot().slices.all()
     expect(bool(rows.sealed().all()), "unsealed slices are left after all was rolled")
-    # A topic that was lost for all of the run may have nothing old yet.
+    # A topic that was damaged during the entire run may not have old files yet.
     least = 1 if run.losses is None else 2
     for number in range(ROUNDS):
         world.now_ms += 9 * DAY_MS
@@ -203,7 +203,7 @@ def finish(run: Run) -> None:
 
 
 def delete(run: Run, root: Root) -> None:
-    """The topic's data outlives it by the delay, its numbering for good; what is created again is another topic."""
+    """Delete the topic: its data remains for the delay and its numbers forever. A recreated topic is another topic."""
     root.delete_topic(TOPIC)
     files = data_files(run)
     retain(run, root)
@@ -223,7 +223,7 @@ def data_files(run: Run) -> set[str]:
 
 
 def compact(run: Run, root: Root, *, roll: bool) -> None:
-    """One undisturbed run of compaction."""
+    """Run compaction without faults."""
     report = compact_topic(
         root.topic(TOPIC),
         Settings(now_ms=run.world.now_ms),
@@ -235,14 +235,14 @@ def compact(run: Run, root: Root, *, roll: bool) -> None:
 
 
 def retain(run: Run, root: Root) -> RetainReport:
-    """One undisturbed run of retention and vacuum."""
+    """Run retention and the vacuum without faults."""
     report = retain_topic(topic_of(root, TOPIC), Settings(now_ms=run.world.now_ms))
     expect(not report.failures, f"undisturbed, and yet: {report.failures}")
     return report
 
 
 def check_data_files(run: Run) -> None:
-    """The store holds the named files, the indexes of named segments, and no other data."""
+    """Check that the store contains the referenced files, the indexes of referenced segments, and no other data."""
     named = {piece.path for piece in run.state.slices}
     wanted = {f"{TOPIC}/{path}" for path in named}
     for path in named:
@@ -253,7 +253,9 @@ def check_data_files(run: Run) -> None:
 
 
 def check_log_files(run: Run) -> None:
-    """Of the log there are the newest checkpoints, whole, and every commit since the oldest of them; no more."""
+    """Check that the log has the latest checkpoints, with their tables, all commits since the oldest of them, and
+    nothing else.
+    """
     commits = [int(info.key[-25:-5]) for info in run.store.list(f"{TOPIC}/_log/0")]
     below = [info.key.rsplit("/", 1)[1] for info in run.store.list(f"{TOPIC}/_log/checkpoints/")]
     heads = [int(name[:20]) for name in below if name.endswith(".json")]
@@ -264,7 +266,7 @@ def check_log_files(run: Run) -> None:
     expect(len(heads) >= 2 or few, f"checkpoints {heads} of {newest} versions")
     first = heads[0] if len(heads) >= 2 else 0
     expect(commits == list(range(first, newest + 1)), f"commits {commits}, checkpoints {heads}, newest {newest}")
-    # While a commit is lost, no checkpoint can be written.
+    # No checkpoint can be written while a commit is lost.
     expect(newest - first <= 4 * CHECKPOINT_COMMITS or run.losses is not None, f"checkpoints {heads}, newest {newest}")
     others = [info.key for info in run.store.list("") if not info.key.startswith(f"{TOPIC}/")]
     expect(others == ["_root.json"], f"foreign objects: {others}")

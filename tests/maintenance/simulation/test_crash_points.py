@@ -1,5 +1,8 @@
-"""A process dies at each of its requests, one by one, while it seals, merges, cleans, expires or vacuums; another one
-takes over. The end is the same as if nobody had died, and what died leaves orphans that the vacuum removes."""
+"""Crashes at each request of a process that seals, merges, cleans, expires or vacuums; another process continues.
+
+The final state must equal the one without a crash, and the vacuum deletes all unreferenced files of the crashed
+process.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,11 @@ CONFIGS = {
     "inline.records.bytes": "0",
 }
 Step = Callable[[Run, Root], Sequence[object]]
-"""Does its work with this process' root; what it could not do."""
+"""A step works with the root of its process and returns its failures."""
 
 
 def compaction(seal: bool = False, merge: bool = False, clean: bool = False, roll: bool = False) -> Step:
-    """Only some of what `jobs/compact.py` does."""
+    """Run the main parts of `jobs/compact.py`."""
 
     def step(run: Run, root: Root) -> Sequence[object]:
         whole = plans(run, root.env)
@@ -61,13 +64,13 @@ def compaction(seal: bool = False, merge: bool = False, clean: bool = False, rol
 
 
 def retention(run: Run, root: Root) -> Sequence[object]:
-    """`jobs/retain.py`."""
+    """Run `jobs/retain.py`."""
     return retain_topic(topic_of(root, TOPIC), Settings(now_ms=run.world.now_ms)).failures
 
 
 @dataclass(frozen=True)
 class Point:
-    """A step, from where it starts, and how many requests it makes there."""
+    """A step, its initial state, and the number of its requests."""
 
     name: str
     before: Run
@@ -95,7 +98,7 @@ def append(run: Run, root: Root, source: random.Random, txn: Txn | None = None) 
 
 
 def story() -> Run:
-    """A topic with closed and open segments, a committed and an aborted transaction."""
+    """Return a topic with closed and open segments, a committed and an aborted transaction."""
     run = Run(0, inline=None, configs=CONFIGS)
     root, source = run.outsider("story"), random.Random(5)
     for n in range(5):
@@ -108,7 +111,7 @@ def story() -> Run:
 
 
 def points() -> list[Point]:
-    """The steps of a topic's life, each from where the one before left it."""
+    """Return the steps of the life of a topic, each with the state after the previous step."""
     found = []
     run = story()
     later = 2 * DAY_MS
@@ -139,7 +142,7 @@ def points() -> list[Point]:
 
 
 def picture(run: Run) -> tuple[object, ...]:
-    """What others see of a topic, down to the bytes of its slices, whatever its files are called."""
+    """Return the visible state of a topic, including the bytes of its slices, without file names."""
     snapshot = run.outsider("looks").topic(TOPIC).log.snapshot()
     rows, state = snapshot.slices.all(), snapshot.state
     slices = [
@@ -160,7 +163,7 @@ def picture(run: Run) -> tuple[object, ...]:
 
 
 def strike(point: Point, call: Call, kind: FaultKind) -> None:
-    """Fail at this request, take over, and look at the end."""
+    """Fail at this request, continue with another process, and check the final state."""
     run = point.before.fork()
     script = Script({(call.label, call.nth): Fault(kind)})
     with contextlib.suppress(Crash, SparklogError):
@@ -195,7 +198,9 @@ NAMES = ("seal", "merge", "clean", "vacuum", "clean again", "expire and vacuum",
 
 
 def turning_points(point: Point) -> list[Call]:
-    """The commits of a step, and of other requests that change something the first and the last of each kind."""
+    """Return the numbers of all commit requests of a step, and of the first and last request of each other changing
+    kind.
+    """
     changing = [call for call in point.calls if changes(call.label)]
     last = {call.label: call for call in changing}
     return [call for call in changing if call.label == "create:commit" or call.nth == 0 or call is last[call.label]]

@@ -1,4 +1,4 @@
-"""Whatever the seed, and wherever maintenance dies: readers of several topics see all of a transaction or none."""
+"""Readers of several topics see all records of a transaction or none, with any seed and crash of maintenance."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_one_seed() -> None:
     assert INTERLEAVED.run_one() > 0
 
 
-# -- is a broken rule noticed?
+# -- tests that fail without a rule
 
 
 def hidden_here_alone(patch: Patch) -> None:
-    """Compaction polls other topics for the outcomes that they recorded, not for the decisions."""
+    """Make compaction read the recorded outcomes of other topics, but not the decisions."""
 
     def snapshot(topic: Topic) -> Snapshot:
         snapshots = {topic.name: topic.log.snapshot()}
@@ -54,7 +54,7 @@ def hidden_here_alone(patch: Patch) -> None:
 
 
 def own_topic_alone(patch: Patch) -> None:
-    """Compaction does not poll other topics."""
+    """Make compaction read no other topics."""
     patch.setattr(compaction, "visible_snapshot", lambda topic: topic.log.snapshot())
 
 
@@ -68,11 +68,11 @@ def test_some_seed_fails_without_the_rule_in_every_run(rule: BrokenRule, monkeyp
     INTERLEAVED.assert_fails(rule, monkeypatch)
 
 
-# -- a crash at every step
+# -- crashes at each step
 
 
 def shared(run: Run, name: str, *topics: str) -> Transaction:
-    """A transaction with a job for each topic, all prepared."""
+    """Return a prepared transaction with one job per topic."""
     owner = transactional(run.outsider(), name, timeout_ms=3_600_000).begin()
     for topic in topics:
         job = transactional(run.outsider(), name, timeout_ms=3_600_000).join(owner.n, topic)
@@ -83,7 +83,9 @@ def shared(run: Run, name: str, *topics: str) -> Transaction:
 
 
 def story() -> tuple[Run, Transaction]:
-    """`first` is committed, visible in u and w, hidden behind `open` in v, which has not recorded it."""
+    """Return a root where `first` is committed, visible in u and w, and hidden behind `open` in v, which has not
+    recorded it.
+    """
     run = Run(0)
     for name in ("below", "too"):
         shared(run, name, "u", "v", "w").commit()
@@ -104,7 +106,7 @@ def compact(run: Run, decide: Decide) -> list[object]:
 
 
 def struck(call: Call | None, kind: FaultKind) -> None:
-    """Compact and fail at this request, compact again, decide what was open, compact all."""
+    """Compact with a fault at this request, compact again, end all transactions and compact all topics."""
     run, blocker = story()
     script = Script({} if call is None else {(call.label, call.nth): Fault(kind)})
     with contextlib.suppress(Crash, SparklogError):

@@ -1,4 +1,4 @@
-"""What a topic leaves does not grow with its age: objects, bytes and requests are those of a week ago, by count."""
+"""Objects, bytes and requests of a topic do not grow with its age."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def lived(life: Lifetime, days: int) -> list[Spell]:
 
 
 def check_flat(days: list[Spell], slack: float) -> None:
-    """The last week is as large as the one before. Copies of journals come and go within a week."""
+    """Check that the last week is as large as the week before. Copies of journals are created and deleted within a
+    week.
+    """
     for what in ("objects", "metadata", "data", "requests"):
         sizes = [{"objects": day.objects, "requests": day.requests.total(), **day.bytes}[what] for day in days]
         assert max(sizes[-7:]) <= slack * max(sizes[-14:-7]), f"{what} of each day: {sizes}"
@@ -38,7 +40,7 @@ def test_size_of_a_topic_does_not_grow_with_its_age() -> None:
 
 
 def check_bill(life: Lifetime, day: Spell, names: tuple[str, ...], slack: float) -> None:
-    """A month of such days costs what `doctor --cost` says."""
+    """Check that a month of such days costs what `doctor --cost` prints."""
     computed = {item.name: item.requests for item in bill(life.workload())}
     for name in names:
         counted = life.counted_month(day)[name]
@@ -47,7 +49,9 @@ def check_bill(life: Lifetime, day: Spell, names: tuple[str, ...], slack: float)
 
 
 def test_bill_matches_the_counted_requests() -> None:
-    """The fifth day of a small topic: no journal is as long yet as it will be. The month is below."""
+    """On the fifth day of a small topic, journals have not reached their maximum length; the test of a month covers
+    that.
+    """
     life = Lifetime(
         partitions=2, interval_ms=HOUR_MS, records=4, poll_every=24, job_ms=6 * HOUR_MS, retention_ms=2 * DAY_MS
     )
@@ -56,10 +60,10 @@ def test_bill_matches_the_counted_requests() -> None:
 
 @pytest.mark.slow
 def test_bill_matches_a_month_of_commits() -> None:
-    """Sixteen partitions and the limits of a root in use: flat, and what `doctor --cost` says."""
+    """The topic has sixteen partitions and the limits of a root in production."""
     life = Lifetime(interval_ms=400_000, records=64, poll_every=8, job_ms=3 * HOUR_MS, retention_ms=2 * DAY_MS)
     days = lived(life, 24)
     check_flat(days, slack=1.1)
     check_bill(life, days[-1], ("append", "maintain"), slack=1.1)
-    # Of the numbers that a look asks for at once, a store in memory has some answered before others are begun.
+    # A store in memory answers some requests of a parallel group before others start.
     check_bill(life, days[-1], ("poll",), slack=1.2)

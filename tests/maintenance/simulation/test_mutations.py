@@ -1,4 +1,4 @@
-"""Does the simulation notice broken maintenance? Each rule is taken away in turn, and some seed must fail."""
+"""Mutations of maintenance: without a rule, the simulation must fail with at least one seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 
 
 def vacuum_forgets_later_commits(patch: Patch) -> None:
-    """Only what the state at the floor names is kept, not what commits after it name."""
+    """Keep only files that the state at the floor references, not those of later commits."""
     real = vacuum._read_paths
 
     def at_the_floor(run: Any) -> None:
@@ -32,12 +32,12 @@ def vacuum_forgets_later_commits(patch: Patch) -> None:
 
 
 def vacuum_forgets_commits_made_meanwhile(patch: Patch) -> None:
-    """What is committed between the listing and the floor's commit is not kept."""
+    """Delete files that are committed between the listing and the commit of the floor."""
     patch.setattr(vacuum, "_read_new_paths", lambda run, after: None)
 
 
 def floor_is_not_committed(patch: Patch) -> None:
-    """Files are deleted without forbidding anybody to commit them."""
+    """Delete files without a floor that rejects commits of these files."""
     real = UpkeepIntent.draft
 
     def without(self: UpkeepIntent, *given: Any) -> Any:
@@ -47,22 +47,22 @@ def floor_is_not_committed(patch: Patch) -> None:
 
 
 def files_go_at_once(patch: Patch) -> None:
-    """`file.delete.delay.ms` counts for nothing."""
+    """Ignore `file.delete.delay.ms`."""
     patch.setattr(vacuum, "delete_delay_ms", lambda history, state, settings: 0)
 
 
 def commits_go_at_once(patch: Patch) -> None:
-    """Commits are collected as soon as a checkpoint covers them."""
+    """Delete commits as soon as a checkpoint contains them."""
     patch.setattr(vacuum_plan, "commit_retention_ms", lambda delay_ms: 0)
 
 
 def leases_have_no_effect(patch: Patch) -> None:
-    """The vacuum ignores leases."""
+    """Ignore leases in the vacuum."""
     patch.setattr(vacuum._Vacuum, "leased_versions", lambda self, state: [])
 
 
 def passes_in_halves(patch: Patch) -> None:
-    """A cleaning pass is committed segment by segment, the newer half first."""
+    """Commit a cleaning pass by segment, the newer half first."""
     real = TopicLog.commit
 
     def halves(self: TopicLog, intent: Any, origin: TopicState | None = None, **named: Any) -> Any:
@@ -81,7 +81,7 @@ def passes_in_halves(patch: Patch) -> None:
 
 
 def edits_always_stand(patch: Patch) -> None:
-    """A rewrite is not compared with what came since it was planned."""
+    """Commit a rewrite without a comparison with later commits."""
 
     def whatever_is_there(self: RewriteIntent, topic: str, base: TopicState, origin: TopicState, table: Any) -> Draft:
         removals = []
@@ -96,7 +96,7 @@ def edits_always_stand(patch: Patch) -> None:
 
 
 def open_slices_are_sealed(patch: Patch) -> None:
-    """Sealing does not stop at the last stable offset, and nobody stops it."""
+    """Seal slices at and above the last stable offset without validation."""
     real = seal_plan._rows_to_seal
 
     def all_of_them(*given: Any) -> int:
@@ -107,13 +107,13 @@ def open_slices_are_sealed(patch: Patch) -> None:
 
 
 def aborted_slices_are_sealed(patch: Patch) -> None:
-    """Sealing and merging take aborted slices for others."""
+    """Seal and merge aborted slices like committed slices."""
     patch.setattr(PlannedSlice, "aborted", property(lambda self: False))
     assert seal_work.PlannedSlice is merge_work.PlannedSlice is PlannedSlice
 
 
 def tombstones_go_too_early(patch: Patch) -> None:
-    """`delete.retention.ms` counts for nothing."""
+    """Ignore `delete.retention.ms`."""
     real = clean_work.CleanWork._pass
 
     def early(self: clean_work.CleanWork, *given: Any) -> Any:
@@ -124,7 +124,7 @@ def tombstones_go_too_early(patch: Patch) -> None:
 
 
 def pass_claims_too_much(patch: Patch) -> None:
-    """Cleaned-through is the first uncleanable offset, also where the map was full before."""
+    """Set cleaned-through to the first uncleanable offset, even if the map was full before."""
     real = clean_work.CleanWork._pass
 
     def claims(self: clean_work.CleanWork, plan: Any, *given: Any) -> Any:
@@ -135,7 +135,7 @@ def pass_claims_too_much(patch: Patch) -> None:
 
 
 def retention_is_a_day_ahead(patch: Patch) -> None:
-    """Records expire a day too early."""
+    """Expire records a day too early."""
     real = retain.plan_expiry
 
     def ahead(*given: Any, now_ms: int, **more: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Maintenance while appends, transactions, scans and deletions go on, under faults, judged by an independent model.
+"""Maintenance during appends, transactions, scans and deletions with injected faults, checked by an independent model.
 
-The code is the real one, down to the bytes of batches and indexes; only the store, the clocks and the order in which
-processes run are simulated. A failing seed prints the command that replays it.
-`SPARKLOG_SEEDS=5000 python -m pytest -m slow tests/maintenance/simulation` sweeps more.
+The production code runs unchanged and writes real batches and indexes; only the store, the clocks and the order of
+processes are simulated. For a failed seed, the test prints a command that repeats it.
+`SPARKLOG_SEEDS=5000 python -m pytest -m slow tests/maintenance/simulation` runs more seeds.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ WHAT_HAPPENS = (
         settings=lambda seed: {"bucket": True},
         at_least=dict.fromkeys(OF_JOBS, 1),
     ),
-    # Some records are in commits and some in files, by a bound that depends on the seed.
+    # The limit for inline records depends on the seed, so that some records are in commits and some in files.
     Sweep(
         "records in commits",
         numbers.MAINTENANCE_INLINE,
         settings=lambda seed: {"inline": 300 + seed % 3 * 200, "bucket": seed % 7 == 0},
         at_least=dict.fromkeys((*OF_JOBS, "files in memory", "pieces merge"), 1),
     ),
-    # No job writes an object under the number of a lost one.
+    # No job writes an object with the number of a lost object.
     Sweep(
         "lost objects",
         numbers.MAINTENANCE_LOST,

@@ -1,7 +1,7 @@
-"""A week in which jobs fail, die, hang and are forgotten: `sparklog doctor` and the alerts name each within an hour.
+"""A week in which jobs fail, crash, hang or are disabled: `sparklog doctor` and the alerts report each within an hour.
 
-The jobs, the leases, what they record and the rules of conf/alerts.yml are the real ones. Every three hours cron starts
-both jobs; a seed says when which of them is in trouble, and how. While a job is well, nothing may be said about it.
+The jobs, the leases, the recorded runs and the rules of conf/alerts.yml are those of production. Cron starts both jobs
+every three hours; the seed determines when and how each job fails. Nothing may be reported about a job that works.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WORK: Mapping[str, Callable[[Root, Settings], list[RunReport]]] = {
 
 @dataclass(frozen=True)
 class Misfortune:
-    """A job is in trouble in these turns of cron, `until` not included."""
+    """A failure of a job in the turns of cron from `start` to `until`, exclusive."""
 
     job: str
     kind: str
@@ -57,7 +57,7 @@ class Misfortune:
 
 
 def misfortunes(seed: int) -> list[Misfortune]:
-    """Draw one of each kind, apart from one another by turns in which all is well."""
+    """Draw one failure of each kind, separated by turns without failures."""
     source = random.Random(seed)
     kinds = [*KINDS]
     source.shuffle(kinds)
@@ -70,7 +70,7 @@ def misfortunes(seed: int) -> list[Misfortune]:
 
 
 def unavailable(call: Call) -> Fault | None:
-    """The store refuses whatever a run writes to the topic."""
+    """Return a store that rejects all writes of a run to the topic."""
     return Fault(FaultKind.ERROR_BEFORE) if call.key.startswith("orders/") else None
 
 
@@ -80,7 +80,7 @@ def deadly(call: Call) -> Fault | None:
 
 @dataclass
 class Cron:
-    """What starts the jobs: a run that gets into trouble is a process of its own."""
+    """Starts the jobs; a run that fails has a process of its own."""
 
     world: World
     well: Root
@@ -111,7 +111,7 @@ class Cron:
 
 @dataclass
 class Week:
-    """The week of a seed."""
+    """The week of one seed."""
 
     seed: int
 
@@ -129,7 +129,7 @@ class Week:
         for turn in range(TURNS):
             turn_ms = start_ms + turn * TURN_MS
             if turn % 4 == 3:
-                # Just before its next run a job is as old as it may become.
+                # Just before the next run, the last run of a job has its maximum age.
                 self.world.now_ms = turn_ms
                 self.renew(turn - 1)
                 for job in BEGIN:
@@ -148,7 +148,7 @@ class Week:
         return next((item.kind for item in self.troubles if item.job == job and item.first <= turn < item.until), None)
 
     def renew(self, turn: int) -> None:
-        """Keep the lease of a process that hangs, until it is killed."""
+        """Renew the lease of a process that hangs, until it is killed."""
         if self.cron.hanging is None:
             return
         if HANGS in {self.trouble_of(job, turn) for job in BEGIN}:
@@ -157,7 +157,7 @@ class Week:
             self.cron.hanging = None
 
     def judge(self, job: str, turn: int) -> None:
-        """What is wrong with a job must have been named 59 minutes after its run; a job that is well must not be."""
+        """Check that a failure has been reported 59 minutes after the run, and that a job which works has not."""
         findings = [check for check in check_jobs(self.root) if check.status != OK]
         doctor = {check.check for check in findings}
         alerts = alarms(self.root, self.world.now_ms)
@@ -175,7 +175,7 @@ class Week:
 
 
 def alarms(root: Root, now_ms: int) -> set[str]:
-    """The jobs that the alerts on jobs name, as Prometheus would judge these rules."""
+    """Return the jobs for which the alerts would fire in Prometheus."""
     figures = exposition(gather(RootView(root), Settings(now_ms), maintenance=False))
     samples = [sample for family in text_string_to_metric_families(figures) for sample in family.samples]
     named = set()

@@ -1,5 +1,7 @@
-"""What actors do while maintenance runs: append, prepare and resolve, delete records, read old plans, seal, merge,
-clean, expire and vacuum; and what is asked of each answer they get."""
+"""Actors of the simulation of maintenance, and the checks of their results.
+
+The actors append, prepare and end transactions, delete records, read old plans, seal, merge, clean, expire and vacuum.
+"""
 
 from __future__ import annotations
 
@@ -48,25 +50,25 @@ Rows = dict[tuple[int, int], Written]
 
 @dataclass
 class Run(SimulatedRun):
-    """A run over one topic: the model, and what the seed has drawn for all actors."""
+    """A run over one topic: the model, and the values drawn by the seed for all actors."""
 
     configs: Mapping[str, str] = field(default_factory=dict)
     partitions: int = 2
     slots: int | None = None
-    """Slots of the cleaner's map: with few it makes several passes."""
+    """The slots of the offset map of the cleaner; with few slots it makes several passes."""
     keys: int = 6
     clean: bool = True
-    """No faults are injected: work may fail only by losing a race."""
+    """No faults are injected, so only conflicts may fail."""
     stalling: bool = False
     """Requests may take days."""
     recreating: bool = False
-    """An actor deletes the topic and creates it again."""
+    """An actor deletes and recreates the topic."""
     stale: bool = False
     """Caches may hide existing objects."""
     slow: float = 0.2
-    """How often a writer commits long after it wrote."""
+    """The probability that a writer commits long after it wrote its files."""
     cron: float = 0.5
-    """How often an actor wakes with the others, at the full hour."""
+    """The probability that an actor wakes at the full hour, together with others."""
     model: RecordModel = field(init=False)
     store: RecordStore = field(init=False)
     _checked: int = -1
@@ -101,7 +103,7 @@ class Run(SimulatedRun):
         return self.model.newest(TOPIC)
 
     def check(self) -> None:
-        """All that is there now is what the model says, byte for byte, invariants included."""
+        """Check that the contents of the store equal the model, byte for byte, and that the invariants are met."""
         if self._checked == self.state.version or self.state.deleted:
             return
         self._checked = self.state.version
@@ -123,7 +125,7 @@ class Run(SimulatedRun):
 
 
 def same(run: Run, snapshot: Snapshot) -> None:
-    """A snapshot says what the model knows of its version."""
+    """Check that a snapshot equals the model at its version."""
     topic_state = snapshot.state
     state = run.model.topic(TOPIC).states[topic_state.version]
     records = run.model.log(TOPIC).versions[topic_state.version]
@@ -155,7 +157,7 @@ def same(run: Run, snapshot: Snapshot) -> None:
 
 
 def rows_of(scan: Scan) -> Rows:
-    """Read a scan; of each partition the records come in offset order, each once."""
+    """Read a scan, and check that the records of each partition are in offset order without duplicates."""
     return _rows(list(scan))
 
 
@@ -174,7 +176,7 @@ def _rows(batches: Sequence[pa.RecordBatch]) -> Rows:
 
 
 def expect_rows(found: Rows, expected: Rows, where: str) -> None:
-    """Exactly these records, with their offsets."""
+    """Check that a scan returns exactly these records with their offsets."""
     if found == expected:
         return
     missing = sorted(expected.keys() - found.keys())
@@ -184,7 +186,7 @@ def expect_rows(found: Rows, expected: Rows, where: str) -> None:
 
 
 def nap(run: Run, actor: Actor, longest_ms: int = 3 * DAY_MS) -> None:
-    """A pause: mostly short, sometimes of days; or until cron starts what it starts every few hours."""
+    """Sleep for a short time, sometimes for days, or until the next start of cron."""
     if actor.random.random() < run.cron:
         now_ms = actor.world.now_ms
         wait_ms = CRON_MS - now_ms % CRON_MS + actor.random.choice([0, 0, 0, 0, CRON_MS, 4 * CRON_MS])
@@ -195,7 +197,7 @@ def nap(run: Run, actor: Actor, longest_ms: int = 3 * DAY_MS) -> None:
 
 
 def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], what: str) -> None:
-    """`turns` turns by processes that are started again when they die; what fails on purpose is counted."""
+    """Run `turns` turns in processes that are restarted after a crash; count the injected faults."""
     left = iter(range(turns))
 
     def life() -> None:
@@ -216,7 +218,7 @@ def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], what: st
 
 
 def upload(run: Run, env: Env, target: AppendTarget) -> list[FileSlices]:
-    """Write one or two append files of a few records; the model learns what they hold."""
+    """Write one or two append files of a few records, and pass their contents to the model."""
     compacted = "compact" in run.configs["cleanup.policy"]
     files: list[FileSlices] = []
     rng = env.random
@@ -257,7 +259,7 @@ def batch_of(parts: Mapping[int, Sequence[Written]]) -> pa.RecordBatch:
 
 
 def acknowledged(run: Run, files: Sequence[FileSlices], outcome: AppendOutcome) -> None:
-    """The code says these files are in the log: check that they are, where it says."""
+    """Check that files which were reported as committed are in the log at the reported version."""
     topic = run.model.topic(TOPIC)
     for file in files:
         if not file.path:
@@ -271,7 +273,7 @@ def acknowledged(run: Run, files: Sequence[FileSlices], outcome: AppendOutcome) 
 
 
 def appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], None]:
-    """Appends; a slow one commits long after it wrote, which the vacuum's floor may forbid."""
+    """Append records; a slow appender commits long after its upload, which the floor of the vacuum may reject."""
 
     def body(actor: Actor) -> None:
         def turn() -> None:
@@ -300,7 +302,7 @@ def appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], None]:
 
 
 def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor], None]:
-    """Prepares slices, waits, and records the outcome; what a dead process left open is aborted."""
+    """Prepare slices, wait and record the outcome; transactions of crashed processes are aborted."""
 
     def body(actor: Actor) -> None:
         number = [0]
@@ -313,7 +315,7 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
                 maintain(topic, resolved=tuple(resolved))
                 run.count("transactions left aborted")
             number[0] += 1
-            # Decided by hand, without a decision log: nobody else may end it by a timeout.
+            # The transaction has no decision log, so no other process may abort it after a timeout.
             txn = Txn(actor.name, number[0], timeout_ms=1000 * DAY_MS)
             versions = []
             for _ in range(actor.random.choice([1, 1, 2])):
@@ -332,7 +334,7 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
 
 
 def deleter(run: Run, decide: Decide, deletions: int) -> Callable[[Actor], None]:
-    """Deletes records, and adds a partition now and then."""
+    """Delete records, and sometimes add a partition."""
 
     def body(actor: Actor) -> None:
         def turn() -> None:
@@ -357,7 +359,7 @@ def deleter(run: Run, decide: Decide, deletions: int) -> Callable[[Actor], None]
 
 
 def recreator(run: Run, decide: Decide, turns: int) -> Callable[[Actor], None]:
-    """Deletes the topic and creates another one under its name."""
+    """Delete the topic and create another one with the same name."""
 
     def body(actor: Actor) -> None:
         def turn() -> None:
@@ -378,8 +380,10 @@ def recreator(run: Run, decide: Decide, turns: int) -> Callable[[Actor], None]:
 
 
 def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Callable[[Actor], None]:
-    """Plans a scan, reads it later: within the delay (or under a hold) exactly what was planned, afterwards all of it
-    that is still there."""
+    """Plan a scan and read it later.
+
+    Within the delay or under a lease, it returns exactly the planned records; after that, all of them that still exist.
+    """
 
     def body(actor: Actor) -> None:
         def turn() -> None:
@@ -409,7 +413,7 @@ def _paths(run: Run, version: int) -> set[str]:
 
 
 def _read(run: Run, actor: Actor, planned: Scan, version: int, held: bool) -> None:
-    """Read an old plan, made at `version`."""
+    """Read an old plan of `version`."""
     log = run.model.log(TOPIC)
     wanted = log.versions[version].rows()
     began = run.model.superseded_ms(TOPIC, version)
@@ -423,13 +427,13 @@ def _read(run: Run, actor: Actor, planned: Scan, version: int, held: bool) -> No
         starts = run.records.log_start
         moved = any(starts[part.partition] > part.start for part in planned.ranges)
         expect(moved and "deleted before" in str(error), f"reading version {version}: {error}")
-        # Or the commit that they were in was lost before they were deleted.
+        # The commit that contained them may also have been lost before they were deleted.
         early = (held or _young(run, began)) and run.losses is None
         expect(not early, f"a plan of version {version} within the delay: {error}")
         run.count("reads overtaken by retention")
         return
     where = f"{actor.name} reads version {version}"
-    # Records that were deleted meanwhile are passed over if the commit that they were in is lost.
+    # Records that were deleted since the plan are skipped if the commit that contained them is lost.
     if (held or _young(run, began)) and run.losses is None:
         expect_rows(found, wanted, where)
         run.count("held plans read" if held else "young plans read")
@@ -445,7 +449,7 @@ def _read(run: Run, actor: Actor, planned: Scan, version: int, held: bool) -> No
 
 
 def _young(run: Run, superseded_ms: int | None) -> bool:
-    """Whether files that this version named must still be there."""
+    """Return True if the files that this version references must still exist."""
     delay = run.model.delay_ms(TOPIC)
     return superseded_ms is None or run.world.now_ms - superseded_ms < delay
 
@@ -455,7 +459,7 @@ def _young(run: Run, superseded_ms: int | None) -> bool:
 
 @dataclass(frozen=True)
 class Watched:
-    """A piece of work whose outcome the model is told: which clock each cleaning pass went by."""
+    """A work item that reports to the model which time each cleaning pass used."""
 
     work: Any
     run_: Run
@@ -475,7 +479,7 @@ class Watched:
 
 
 def plans(run: Run, env: Env) -> Plans:
-    """The planners of a run, with ids and clocks of this world."""
+    """The planners of a run, with the ids and clocks of the simulation."""
 
     def clean(snapshot: Snapshot, settings: Settings) -> Sequence[Work]:
         found = plan_cleaning(snapshot.store, snapshot, settings, slots=run.slots, env=env)
@@ -489,7 +493,7 @@ def plans(run: Run, env: Env) -> Plans:
 
 
 class Shuffled:
-    """Runs pieces in any order; some runs commit each as it comes, others after all are done (and perhaps stale)."""
+    """Runs work items in random order; some runs commit each result immediately, others all results at the end."""
 
     def __init__(self, source: random.Random) -> None:
         self._random = source
@@ -507,7 +511,7 @@ class Shuffled:
 
 
 def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """`jobs/compact.py` from cron, rolling or not."""
+    """Run `jobs/compact.py` from cron, with or without rolling."""
 
     def shown(work: Work, result: WorkResult | SparklogError) -> None:
         if isinstance(result, (Conflict, NotFound)):
@@ -539,7 +543,7 @@ def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """`jobs/retain.py` from cron."""
+    """Run `jobs/retain.py` from cron."""
 
     def body(actor: Actor) -> None:
         def turn() -> None:
@@ -553,7 +557,7 @@ def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def retained(run: Run, actor: Actor, handle: Topic) -> None:
-    """Expire and vacuum once."""
+    """Run retention and the vacuum once."""
     before = run.store.deletions
     report = retain_topic(handle, Settings(now_ms=run.world.shared.now_ms()))
     if run.store.deletions > before:
