@@ -33,10 +33,14 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sparklog.serve.batch_commit import ReceivedBatch, Responses, commit_batches
 from sparklog.serve.codes import Code, ProduceResponse
 from sparklog.serve.served_log import Runner, ServedLog
+
+if TYPE_CHECKING:
+    from sparklog.serve.transactions import ClientTransaction
 
 LINGER_SECONDS, BUCKET_LINGER_SECONDS = 0.005, 0.05
 MAX_WAIT_SECONDS = 0.5
@@ -116,11 +120,16 @@ class Appends:
         self._topics: dict[str, TopicQueue] = {}
 
     def add(
-        self, topic: str, partition: int, records: memoryview | None, version: int
+        self,
+        topic: str,
+        partition: int,
+        records: memoryview | None,
+        version: int,
+        transaction: ClientTransaction | None = None,
     ) -> asyncio.Future[ProduceResponse]:
         """Queue a batch, and return a future that completes when the batch is durable or was rejected."""
         loop = asyncio.get_running_loop()
-        batch = PendingBatch(partition, records, version, loop.create_future())
+        batch = PendingBatch(partition, records, version, transaction, loop.create_future())
         queue = self._topics.get(topic) or self._topics.setdefault(topic, TopicQueue(self._linger))
         queue.add(batch)
         if queue.worker is None or queue.worker.done():

@@ -3,7 +3,9 @@
 The server reads records to validate them, to determine their timestamps, and to detect missing keys, but does not
 change records. Like a broker, it writes the largest timestamp to the batch header and clears the LogAppendTime bit. If
 this changes the batch, it computes a new checksum. If the topic uses LogAppendTime, the server sets the bit, and the
-commit defines the timestamp. Batches keep the codec of the producer: a topic's `compression.type` has no effect.
+commit defines the timestamp. The server also clears the transactional bit, because the topic's state describes which
+slices belong to open and aborted transactions. Batches keep the codec of the producer: a topic's `compression.type` has
+no effect.
 
 The topic's registry has an entry for each idempotent producer and partition: the number of the last committed record.
 The registry depends only on the commits, so all servers validate a batch in the same way, and a retried batch is
@@ -34,6 +36,7 @@ from sparklog.format.record_batch import (
     MAX_SEQUENCE,
     NO_PRODUCER_ID,
     NO_TIMESTAMP,
+    TRANSACTIONAL_BIT,
     BatchHeader,
     Codec,
 )
@@ -132,13 +135,13 @@ def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, no
     if configs.log_append_time:
         batch.min_ts = batch.max_ts = NO_TIMESTAMP
         batch.flags |= _APPEND_TIME
-        data[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
+        data[_ATTRIBUTES] = data[_ATTRIBUTES] & ~TRANSACTIONAL_BIT | LOG_APPEND_TIME_BIT
         data[_CRC] = crc32c(data[CRC_START:]).to_bytes(4, "big")
         return
     batch.min_ts, batch.max_ts = low, high
-    if high != sent_ms or data[_ATTRIBUTES] & LOG_APPEND_TIME_BIT:
+    if high != sent_ms or data[_ATTRIBUTES] & (LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT):
         data[_MAX_TIMESTAMP] = high.to_bytes(8, "big", signed=True)
-        data[_ATTRIBUTES] &= ~LOG_APPEND_TIME_BIT
+        data[_ATTRIBUTES] &= ~(LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT)
         data[_CRC] = crc32c(data[CRC_START:]).to_bytes(4, "big")
 
 

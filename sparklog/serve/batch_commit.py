@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,16 +19,24 @@ from sparklog.format.append_file import INDEX_MIN_BYTES, WrittenSlice, build_ind
 from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_PRODUCER_ID, NO_TIMESTAMP
 from sparklog.log.journal.names import append_path
+from sparklog.log.state.commit import Txn
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, WriterEntry
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import inline_file, inline_file_bytes, write_file
 from sparklog.log.write.append_target import AppendTarget
 from sparklog.serve.batch_checks import ProducedBatch, checked_batch, next_number, writer_id
-from sparklog.serve.codes import Code, CodeError, ProduceResponse, code_of
+from sparklog.serve.codes import FAILURES, Code, CodeError, ProduceResponse, code_of
+
+if TYPE_CHECKING:
+    from sparklog.serve.transactions import ClientTransaction
 
 MAX_ATTEMPTS = 8
+ABORTABLE_SINCE = 11
+"""The first version of Produce in which clients know TRANSACTION_ABORTABLE."""
 BASE_OFFSET_BYTES = 8
+_WRITTEN = (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER)
+"""Codes of responses to batches that are in the log."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +46,7 @@ class ReceivedBatch:
     partition: int
     records: memoryview | None
     version: int
+    transaction: ClientTransaction | None
 
 
 Responses = dict[ReceivedBatch, ProduceResponse]
@@ -52,7 +61,40 @@ class CheckedBatches(NamedTuple):
 
 
 def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses:
-    """Commit the valid batches, and return the response to each batch."""
+    """Commit the valid batches, and return the response to each batch. Each transaction has a commit of its own."""
+    by_transaction: dict[ClientTransaction | None, list[ReceivedBatch]] = {}
+    for batch in batches:
+        by_transaction.setdefault(batch.transaction, []).append(batch)
+    responses = Responses()
+    for transaction, group in by_transaction.items():
+        if transaction is None:
+            responses |= _commit_group(log, group)
+        else:
+            responses |= _commit_transactional(log, group, transaction)
+    return responses
+
+
+def _commit_transactional(log: TopicLog, batches: Sequence[ReceivedBatch], transaction: ClientTransaction) -> Responses:
+    """Commit batches as a part of the open transaction of their producer."""
+    try:
+        txn = transaction.open(log.topic)
+        responses = _commit_group(log, batches, txn)
+        if any(response.code in _WRITTEN for response in responses.values()):
+            transaction.add_topic(txn, log)
+        return responses
+    except FAILURES as error:
+        code, message = code_of(error), str(error)
+        return {batch: ProduceResponse(_transactional_code(code, batch.version), message=message) for batch in batches}
+
+
+def _transactional_code(code: Code, version: int) -> Code:
+    """Return the error code that clients know in this version of Produce."""
+    if code is Code.PRODUCER_FENCED or (code is Code.TRANSACTION_ABORTABLE and version < ABORTABLE_SINCE):
+        return Code.INVALID_PRODUCER_EPOCH
+    return code
+
+
+def _commit_group(log: TopicLog, batches: Sequence[ReceivedBatch], txn: Txn | None = None) -> Responses:
     responses = Responses()
     try:
         known = log.known()
@@ -64,7 +106,7 @@ def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses
                 continue
             responses |= checked.responses
             if checked.accepted:
-                responses |= _committed(log, target, checked, is_optimistic)
+                responses |= _committed(log, target, checked, is_optimistic, txn)
             if len(responses) == len(batches):
                 return responses
         raise Unavailable(
@@ -134,7 +176,9 @@ def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entr
     return ProduceResponse(Code.NONE, stored.base_offset, time_ms, log_start)
 
 
-def _committed(log: TopicLog, target: AppendTarget, checked: CheckedBatches, is_optimistic: bool) -> Responses:
+def _committed(
+    log: TopicLog, target: AppendTarget, checked: CheckedBatches, is_optimistic: bool, txn: Txn | None
+) -> Responses:
     """Commit the valid batches and return their responses, or none if the batches must be validated again."""
     received: dict[int, list[ReceivedBatch]] = {}
     for batch in checked.accepted:
@@ -142,7 +186,7 @@ def _committed(log: TopicLog, target: AppendTarget, checked: CheckedBatches, is_
     produced = {partition: [checked.accepted[batch] for batch in received[partition]] for partition in received}
     file = _file(log, target, produced)
     try:
-        result = log.commit_append([file], target, kafka_writers=checked.writers, unless_changed=is_optimistic)
+        result = log.commit_append([file], target, txn=txn, kafka_writers=checked.writers, unless_changed=is_optimistic)
     except Conflict as error:
         if is_optimistic or isinstance(error, SequenceConflict):
             return {}

@@ -90,15 +90,29 @@ class Coordinator:
         def rank(node: Address) -> tuple[bool, bytes]:
             return f"{INSTANCE}{node}" != holder, ranking(name, node)
 
-        for node in sorted(peers.nodes, key=rank):
-            if await peers.responds(node):
-                return node
-        return peers.own
+        return await peers.first_responding(sorted(peers.nodes, key=rank))
 
     async def check_owner(self, name: str) -> None:
         """Raise `CodeError` if another server coordinates the group."""
         if await self.owner(name) != self._peers.own:
             raise CodeError(Code.NOT_COORDINATOR)
+
+    def metadata_of(self, name: str, member: str, generation: int, instance: str | None) -> GroupMetadata | None:
+        """Return the membership of a client that sends offsets with a transaction; None: it is not a member.
+
+        Raises `CodeError` if the client is not a member of the latest generation.
+        """
+        members = self.local_members(name)
+        if members is None and generation >= 0:
+            raise CodeError(Code.ILLEGAL_GENERATION)
+        if members is None or (generation < 0 and not member):
+            return None
+        sender = members.checked(member, generation, instance)
+        members.restart_session(sender)
+        membership = members.membership if sender.classic is None else sender.classic.membership
+        if membership is None:
+            raise CodeError(Code.UNKNOWN_MEMBER_ID)
+        return membership.metadata
 
     async def commit(self, name: str, offsets: Positions, member: MemberState | None = None) -> None:
         """Commit offsets of a group. Raises `CodeError` if `member` does not belong to the latest generation."""

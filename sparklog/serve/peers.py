@@ -17,7 +17,7 @@ import hashlib
 import logging
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from sparklog.serve.options import Address
@@ -67,6 +67,17 @@ class Peers:
         if self._tasks and node in self._probed:
             await self._probed[node].wait()
         return node in self._responding
+
+    async def first_responding(self, nodes: Iterable[Address]) -> Address:
+        """Return the first of these servers that responds; this server if none does."""
+        for node in nodes:
+            if await self.responds(node):
+                return node
+        return self.own
+
+    def coordinates(self, name: str) -> bool:
+        """Return True if this server is the first that responds for a transactional id."""
+        return min(self.responding, key=lambda node: ranking(name, node)) == self.own
 
     def leaders(self, topic: str) -> list[Address]:
         """Return the leaders of a topic's partitions: partition p has the leader at index p modulo their number.

@@ -164,6 +164,10 @@ class ServedLog:
         """Return the state of a topic at the latest poll. Does not send a request and does not wait."""
         return self._polled.get(topic, MISSING)
 
+    def polled_topics(self) -> list[str]:
+        """Return the names of the topics that clients have requested, without a request or a wait."""
+        return list(self._polled)
+
     def name_of(self, topic_id: str) -> str | None:
         """Return the cached name of the topic with this id. Does not send a request and does not wait."""
         return self._names.get(topic_id)

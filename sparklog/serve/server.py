@@ -29,6 +29,8 @@ from sparklog.storage import open_store
 BACKLOG = 512
 ACCEPT_PAUSE_SECONDS = 0.5
 SWEEP_SECONDS = 5.0
+TIMEOUT_SECONDS = 10.0
+"""Kafka's `transaction.abort.timed.out.transaction.cleanup.interval.ms`."""
 IMPORT_SECONDS, KERNEL_SECONDS = 0.2, 1.0
 SCRAPE_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
@@ -93,6 +95,8 @@ class Server:
         for listener in self._sockets:
             self._start(self._accepting(listener))
         self._start(self._sweeping())
+        if options.writable:
+            self._start(self._timing_out())
         if options.metrics_port is not None:
             scraped = Address(options.listen.host, options.metrics_port)
             listeners = await _listen(scraped)
@@ -181,6 +185,20 @@ class Server:
             for connection in list(self._connections):
                 if connection.is_overdue(loop.time()):
                     connection.close()
+
+    async def _timing_out(self) -> None:
+        """Abort transactions past their timeout in the served topics until cancelled, as a broker does.
+
+        Commits and `sparklog retain` abort them as well, but consumers may wait at the end of an idle topic.
+        """
+        while True:
+            await asyncio.sleep(TIMEOUT_SECONDS)
+            coordinator, log = self._services.transactions, self._services.log
+            try:
+                if coordinator is not None and await self._services.run(coordinator.abort_overdue, log.polled_topics()):
+                    log.notify()
+            except Exception as error:  # noqa: BLE001 - the next attempt may succeed
+                _LOG.warning("cannot abort transactions past their timeout: %s", error)
 
 
 async def _listen(address: Address) -> list[socket.socket]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sparklog.serve.appends import Appends
     from sparklog.serve.coordinator import Coordinator
     from sparklog.serve.stored_batches import StoredBatches
+    from sparklog.serve.transactions import TransactionCoordinator
     from sparklog.serve.users import SaslExchange, User
 
 T = TypeVar("T")
@@ -213,6 +214,15 @@ class Services:
         from sparklog.serve.coordinator import Coordinator
 
         return Coordinator(self.log.root, self.peers, self.run)
+
+    @cached_property
+    def transactions(self) -> TransactionCoordinator | None:
+        """None for a Kafka directory, which has no journals of transactional ids."""
+        if self.log.root is None:
+            return None
+        from sparklog.serve.transactions import TransactionCoordinator
+
+        return TransactionCoordinator(self.log.root)
 
     @cached_property
     def appends(self) -> Appends:

@@ -4,8 +4,9 @@ The users file has one line per user: the name, a password hash, and the allowed
 
     anna SCRAM-SHA-256$4096:<salt>$<stored key>:<server key> read:orders write:orders group:shop
 
-`read:` without a prefix allows all topics. Lines that start with # are comments. `hashed` creates a hash in
-PostgreSQL's format, with a base64-encoded salt and keys. Neither the file nor the server stores the password.
+`read:` without a prefix allows all topics, and `transaction:` allows all transactional ids. Lines that start with # are
+comments. `hashed` creates a hash in PostgreSQL's format, with a base64-encoded salt and keys. Neither the file nor the
+server stores the password.
 
 The same hash is used for SASL/PLAIN, which sends the password in clear text and therefore requires TLS, and for
 SCRAM-SHA-256 (RFC 5802, RFC 7677). Channel binding is not supported.
@@ -27,7 +28,7 @@ from sparklog.serve.codes import Code, CodeError
 
 PLAIN, SCRAM = "PLAIN", "SCRAM-SHA-256"
 MECHANISMS = (PLAIN, SCRAM)
-READ, WRITE, GROUP = OPERATIONS = ("read", "write", "group")
+READ, WRITE, GROUP, TRANSACTION = OPERATIONS = ("read", "write", "group", "transaction")
 WRONG = "the name or the password is wrong"
 ITERATIONS = 4096
 MAX_ITERATIONS = 1_000_000

@@ -458,10 +458,10 @@ def asked_case(server: Asked, ask: Callable[[Asked, str], Answer]) -> Answer:
 table("request", ASKED, asked_case)
 
 
-def answers(address: Address) -> dict[str, Answer]:
-    """Send all cases, and return the responses."""
+def answers(address: Address, cases: Mapping[str, Case]) -> dict[str, Answer]:
+    """Send these cases, and return the responses."""
     server = Asked(address)
     try:
-        return {name: json.loads(json.dumps(case(server))) for name, case in CASES.items()}
+        return {name: json.loads(json.dumps(case(server))) for name, case in cases.items()}
     finally:
         server.close()

@@ -19,8 +19,9 @@ from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import in_memory, serving
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
-from tests.serve.broker_cases import Answer, Asked, answers
+from tests.serve.broker_cases import CASES, Answer, Asked, answers
 from tests.serve.client_requests import replayed
+from tests.serve.transaction_cases import TRANSACTION_CASES
 from tests.support.odd_batches import TIME_MS
 
 ANSWERS = Path(__file__).with_name("broker_answers.json")
@@ -41,6 +42,11 @@ DIFFERENT: dict[str, Answer] = {
     "counts: codec 5": REFUSED,
     "counts: codec 7": REFUSED,
     "counts: null": REFUSED,
+    # The server adds the topic itself, as brokers do in version 2 of the protocol of transactions.
+    "transactions: batch for a partition that was not added": [
+        *(["NONE", True, True], ["NONE"], "NONE", "NONE", "NONE"),
+        [[["1"], ["2"]], [["1"], ["2"]]],
+    ],
 }
 
 
@@ -48,7 +54,7 @@ def asked(address: Address) -> dict[str, Any]:
     """Return a server's responses to all cases and to all client requests."""
     server = Asked(address)
     try:
-        return {"cases": answers(address), "clients": replayed(server)}
+        return {"cases": answers(address, {**CASES, **TRANSACTION_CASES}), "clients": replayed(server)}
     finally:
         server.close()
 

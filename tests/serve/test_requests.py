@@ -192,8 +192,11 @@ def test_a_produce_response_lists_the_invalid_records(
     assert topic.count().records == (0 if wrong else len(times))
 
 
-def test_a_transactional_producer_gets_an_error(wire: Wire) -> None:
+def test_each_server_can_coordinate_a_transactional_id(wire: Wire) -> None:
     answer = wire.ask("FindCoordinator", 3, {"key": "id", "keyType": 1})
-    # Clients print the message of an error code that they do not handle. An authorization error would hide it.
-    assert answer["errorCode"] == Code.UNSUPPORTED_VERSION
-    assert "use sparklog.transactional" in answer["errorMessage"]
+    assert (answer["errorCode"], answer["nodeId"]) == (0, 1)
+
+
+def test_share_groups_are_rejected(wire: Wire) -> None:
+    answer = wire.ask("FindCoordinator", 6, {"coordinatorKeys": ["g"], "keyType": 2})
+    assert answer["coordinators"][0]["errorCode"] == Code.INVALID_REQUEST

@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.compaction.run import CompactOptions
 from sparklog.errors import Corrupt, NotFound, Unavailable
-from sparklog.log.decisions.decision_log import DecisionLog
+from sparklog.log.decisions.decision_log import DecisionLog, consistent_snapshots
 from sparklog.log.journal.entry_log import KEEP_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.read.read_plan import read_parts
@@ -449,3 +449,20 @@ def test_readers_write_nothing() -> None:
     view.refresh(["a", "b", "c"])
     assert world.undecided("a") == [1]
     assert world.store.snapshot() == before
+
+
+def test_parts_of_a_transaction_in_one_topic_become_visible_together() -> None:
+    """Two jobs prepare in topic a. A reader reads a between the prepares, and the decision after the COMMIT."""
+    world = TopicsWorld()
+    owner = world.producer(timeout_ms=60_000).begin()
+    shares = [world.producer(timeout_ms=60_000).join(owner.n, part) for part in ("one", "two")]
+    shares[0].append("a", rows("1"))
+    shares[0].prepare()
+    engine = world.root().engine
+    between = engine.log("a").snapshot()
+    shares[1].append("a", rows("2"))
+    shares[1].prepare()
+    owner.commit()
+    shown, _ = consistent_snapshots(engine.decisions, {"a": between}, lambda name: engine.log(name).snapshot())
+    assert shown["a"].version > between.version
+    assert shown["a"].state.last_stable().tolist() == [2]

@@ -326,8 +326,9 @@ def consistent_snapshots(
     """Return consistent snapshots of topics as readers see them, and the names of deleted topics.
 
     1. Decisions are read after the snapshots in `raw` that they are used for, with one state per id.
-    2. A snapshot is outdated if another snapshot references a later version of its topic, or contains the COMMIT of a
-       transaction that is open in it. `read_snapshot` reads it again, for as long as caches may hide the later version.
+    2. A snapshot is outdated if another snapshot or a COMMIT references a later version of its topic, or if another
+       snapshot contains the COMMIT of a transaction that is open in it. `read_snapshot` reads it again, for as long as
+       caches may hide the later version.
     3. When no snapshot is outdated, the outcomes are applied to all of them.
     """
     decisions = _ReadDecisions()
@@ -445,10 +446,16 @@ def _outdated_by_merges(
 
 
 def _required_versions(raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
-    """Return the topics whose snapshots are older than a version that another topic references, and these versions."""
+    """Return the topics whose snapshots are older than a version that another topic or a COMMIT references.
+
+    Also return these versions. A COMMIT references several versions of a topic if several jobs wrote to the topic, or
+    if a Kafka client wrote to it with several requests.
+    """
     required: dict[str, int] = {}
     for name, snapshot in raw.items():
-        for other, version in snapshot.state.with_decisions(outcomes[name]).siblings.items():
+        own = max((version for item in outcomes[name] for version in item.committed), default=-1)
+        versions = {**snapshot.state.with_decisions(outcomes[name]).siblings, name: own}
+        for other, version in versions.items():
             if other in raw and raw[other].version < version:
                 required[other] = max(version, required.get(other, version))
     return required

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 
 from sparklog.errors import SparklogError
 from sparklog.format.record_batch import MAX_SEQUENCE
-from sparklog.kafka.messages.coordinator_records import Status
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.writer_runs import KAFKA_WRITER
@@ -47,7 +46,7 @@ async def delete_acls(request: ServedRequest) -> Fields:
     return {"filterResults": [_disabled() for _ in request.fields["filters"]]}
 
 
-# -- users, quotas, transactions
+# -- users and quotas
 
 
 async def describe_user_scram_credentials(request: ServedRequest) -> Fields:
@@ -81,17 +80,6 @@ async def alter_user_scram_credentials(request: ServedRequest) -> Fields:
     fields, text = request.fields, "users are defined in the file of `sparklog serve --users`; edit this file"
     users = dict.fromkeys(row["name"] for row in (*fields["deletions"], *fields["upsertions"]))
     return {"results": [{"user": name, **failure(CodeError(Code.UNSUPPORTED_VERSION, text))} for name in users]}
-
-
-async def describe_transactions(request: ServedRequest) -> Fields:
-    ids, code = dict.fromkeys(request.fields["transactionalIds"]), Code.TRANSACTIONAL_ID_NOT_FOUND
-    return {"transactionStates": [{"transactionalId": id_, "errorCode": code} for id_ in ids]}
-
-
-async def list_transactions(request: ServedRequest) -> Fields:
-    states = [status.label for status in Status]
-    unknown = [state for state in request.fields["stateFilters"] if state not in states]
-    return {"unknownStateFilters": unknown, "transactionStates": []}
 
 
 # -- replicas and the quorum
@@ -187,13 +175,18 @@ def describe_producers(request: ServedRequest) -> Fields:
 
 def _producers(request: ServedRequest, topic: str) -> dict[int, list[Fields]]:
     """Return the idempotent producers in a topic's registry, by partition. A Kafka directory has no registry."""
-    root = request.services.log.root
+    root, transactions = request.services.log.root, request.services.transactions
     rows: dict[int, list[Fields]] = {}
-    for name, entry in root.topic(topic).log.state(refresh=False).registry.items() if root is not None else ():
+    if root is None or transactions is None:
+        return rows
+    state = root.topic(topic).log.state(refresh=False)
+    starts = transactions.open_starts(state)
+    for name, entry in state.registry.items():
         if name.startswith(KAFKA_WRITER):
             producer, _, partition = name.removeprefix(KAFKA_WRITER).rpartition("-")
             row = {"producerId": int(producer), "producerEpoch": entry.batch >> EPOCH_SHIFT, "coordinatorEpoch": -1}
             row |= {"lastSequence": entry.batch & MAX_SEQUENCE, "lastTimestamp": entry.time_ms}
+            row |= {"currentTxnStartOffset": starts.get((int(producer), int(partition)), -1)}
             rows.setdefault(int(partition), []).append(row)
     return rows
 

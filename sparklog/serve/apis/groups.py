@@ -6,7 +6,7 @@ outside this server (consumers of the root, a Spark query, clients of another se
 journal.
 
 The following are not supported: the consumer protocol of KIP-848, in which a broker computes the assignment; a
-retention time per offset commit; leader epochs in responses; transaction coordinators.
+retention time per offset commit; leader epochs in responses.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, failure, 
 from sparklog.serve.coordinator import Coordinator, Positions
 from sparklog.serve.group_members import COMPLETING, GroupMembers
 from sparklog.serve.join_details import CONSUMER, JoinDetails
+from sparklog.serve.peers import ranking
 from sparklog.serve.served_log import MISSING
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.shared_members import assignment_bytes
 from sparklog.serve.users import GROUP, READ
 
 CLASSIC = "classic"
-GROUP_KEY, SHARE_KEY = 0, 2
-"""Key types of FindCoordinator. Key type 1 is a transactional id."""
+GROUP_KEY, TRANSACTION_KEY = 0, 1
+"""Key types of FindCoordinator."""
 GROUPS_VERSION, KEYS_VERSION = 8, 4
 """The first versions of OffsetFetch and FindCoordinator that can request several groups."""
 NO_OFFSET: Fields = {"committedOffset": -1, "metadata": ""}
 
 
-def _check_group(request: ServedRequest, group: str) -> None:
+def check_group(request: ServedRequest, group: str) -> None:
     """Raise `BadRequest` if the group id is invalid, and `CodeError` if the client may not use the group."""
     check_id(group, "group id")
     if not request.may(GROUP, group):
@@ -51,11 +52,11 @@ def _check_group(request: ServedRequest, group: str) -> None:
 
 
 def _coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
-    """Return the coordinator. Raises the errors of `_check_group`.
+    """Return the coordinator. Raises the errors of `check_group`.
 
     Also raises `CodeError` if groups have no journals or if, unless `reading` is set, journals cannot be written.
     """
-    _check_group(request, group)
+    check_group(request, group)
     coordinator = request.services.coordinator
     if coordinator is None or not (reading or coordinator.root.store.writable):
         raise CodeError(Code.GROUP_AUTHORIZATION_FAILED)
@@ -165,7 +166,7 @@ async def offset_commit(request: ServedRequest) -> Fields:
     positions = Positions()
     try:
         coordinator = _coordinator_of(request, request.fields["groupId"])
-        rows = await request.services.run(_checked, request, positions)
+        rows = await request.services.run(checked_positions, request, positions)
         if positions:
             await _commit(coordinator, request.fields, positions)
     except FAILURES as error:
@@ -174,7 +175,7 @@ async def offset_commit(request: ServedRequest) -> Fields:
     return {"topics": rows}
 
 
-def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
+def checked_positions(request: ServedRequest, positions: Positions) -> list[Fields]:
     """Return the responses for all partitions, and add the offsets that can be committed to `positions`."""
     log, names = request.services.log, [topic["name"] for topic in request.fields["topics"]]
     bounds = {name: log.last_polled(name).ends or log.poll([name]).get(name, MISSING).ends for name in names}
@@ -295,16 +296,16 @@ async def find_coordinator(request: ServedRequest) -> Fields:
 async def _find_coordinator(request: ServedRequest, group: str) -> Fields:
     services, coordinator = request.services, request.services.coordinator
     try:
-        if request.fields["keyType"] == SHARE_KEY:
-            raise CodeError(Code.INVALID_REQUEST, "share groups are not supported")
-        if request.fields["keyType"] != GROUP_KEY:
+        if request.fields["keyType"] == TRANSACTION_KEY:
+            nodes = sorted(services.peers.nodes, key=lambda node: ranking(group, node))
+            node = await services.peers.first_responding(nodes)
+        elif request.fields["keyType"] == GROUP_KEY:
+            check_group(request, group)
             # A Kafka directory has no groups. Do not return an error, because librdkafka also requests a coordinator to
             # read without a group.
-            text = "sparklog serve does not support Kafka transactions; use sparklog.transactional"
-            raise CodeError(Code.UNSUPPORTED_VERSION, text)
-        _check_group(request, group)
-        # Clients show this message. For TRANSACTIONAL_ID_AUTHORIZATION_FAILED, clients would only report missing ACLs.
-        node = services.peers.own if coordinator is None else await coordinator.owner(group)
+            node = services.peers.own if coordinator is None else await coordinator.owner(group)
+        else:
+            raise CodeError(Code.INVALID_REQUEST, "share groups are not supported")
     except FAILURES as error:
         return {**failure(error), "errorCode": _code(error), "nodeId": -1}
     return {"nodeId": services.node_ids[node], "host": node.host, "port": node.port}

@@ -1,27 +1,28 @@
-"""Produce and InitProducerId, for plain and idempotent producers. Transactions are not supported.
+"""Produce, for plain, idempotent and transactional producers. It requires `--writable`.
 
-With `acks` 1 or all, the response means that the commit is durable. With `acks` 0, there is no response. Both APIs
-require `--writable`. Producer ids are random 62-bit numbers, so that producers get different ids without a counter that
-servers share. A producer that already has an id and an epoch gets a new id.
+With `acks` 1 or all, the response means that the commit is durable. With `acks` 0, there is no response.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import struct
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from sparklog.format.record_batch import HEADER_BYTES, TRANSACTIONAL_BIT
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.serve.codes import Code, ProduceResponse
 from sparklog.serve.services import ServedRequest
-from sparklog.serve.users import WRITE
+from sparklog.serve.users import TRANSACTION, WRITE
 
-_LOG = logging.getLogger("sparklog.serve")
-MIN_PRODUCER_ID = 1 << 32
-"""Above the producer ids in imported topics, because brokers assign ids from 0."""
+if TYPE_CHECKING:
+    from sparklog.serve.transactions import ClientTransaction
+
 ACKS = (0, 1, -1)
-TRANSACTIONAL_BIT = 0x10
+_PRODUCER = struct.Struct(">qh")
+_ATTRIBUTES, _PRODUCER_AT = 22, 43
+"""Positions in a batch: of the low byte of the attributes, and of producer id and epoch."""
 Response: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
 
 
@@ -55,8 +56,7 @@ def produce(request: ServedRequest) -> Produced:
         code = Code.TOPIC_AUTHORIZATION_FAILED
     elif fields["acks"] not in ACKS:
         code = Code.INVALID_REQUIRED_ACKS
-    elif fields["transactionalId"] is not None or _is_transactional(fields):
-        _LOG.warning("rejected a transaction of %s; use sparklog.transactional instead", request.client)
+    elif fields["transactionalId"] is not None and not request.may(TRANSACTION, fields["transactionalId"]):
         code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     topics = [
         (topic["name"], [(row["index"], _append(request, topic["name"], row, code)) for row in topic["partitionData"]])
@@ -74,12 +74,25 @@ def _append(request: ServedRequest, topic: str, row: Fields, code: Code) -> Resp
         return ProduceResponse(Code.TOPIC_AUTHORIZATION_FAILED)
     if not request.services.log.serves(topic):
         return ProduceResponse(Code.UNKNOWN_TOPIC_OR_PARTITION)
-    return request.services.appends.add(topic, row["index"], row["records"], request.version)
+    transaction = None
+    if _is_transactional(row["records"]):
+        if request.fields["transactionalId"] is None:
+            return ProduceResponse(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        transaction = _transaction(request, row["records"])
+    return request.services.appends.add(topic, row["index"], row["records"], request.version, transaction)
 
 
-def _is_transactional(fields: Fields) -> bool:
-    batches = [partition["records"] for topic in fields["topicData"] for partition in topic["partitionData"]]
-    return any(batch is not None and len(batch) > 22 and batch[22] & TRANSACTIONAL_BIT for batch in batches)
+def _is_transactional(batch: memoryview | None) -> bool:
+    return batch is not None and len(batch) >= HEADER_BYTES and bool(batch[_ATTRIBUTES] & TRANSACTIONAL_BIT)
+
+
+def _transaction(request: ServedRequest, batch: memoryview) -> ClientTransaction:
+    from sparklog.serve.transactions import ClientTransaction, ProducerEpoch
+
+    coordinator = request.services.transactions
+    assert coordinator is not None
+    producer = ProducerEpoch(*_PRODUCER.unpack_from(batch, _PRODUCER_AT))
+    return ClientTransaction(coordinator, request.fields["transactionalId"], producer)
 
 
 def _row(partition: int, response: Response) -> Fields:
@@ -93,14 +106,3 @@ def _row(partition: int, response: Response) -> Fields:
         "errorMessage": result.message,
         "recordErrors": list(result.record_errors),
     }
-
-
-async def init_producer_id(request: ServedRequest) -> Fields:
-    services, code = request.services, Code.NONE
-    if not services.options.writable:
-        code = Code.CLUSTER_AUTHORIZATION_FAILED
-    elif request.fields["transactionalId"] is not None:
-        code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    if code is not Code.NONE:
-        return {"errorCode": code, "producerId": -1, "producerEpoch": -1}
-    return {"producerId": services.log.env.random.getrandbits(61) + MIN_PRODUCER_ID, "producerEpoch": 0}

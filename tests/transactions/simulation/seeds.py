@@ -47,6 +47,8 @@ class TransactionsRun(Run):
     """Writers, streaming queries, shared transactions, consuming loops, maintenance and readers over three topics."""
 
     PROFILES = ("calm", "answers", "errors", "crashes", "zombies", "everything", "damage")
+    kinds: tuple[FaultKind, ...] = ()
+    stall_rate: float = 0.0
 
     def limits(self) -> dict[str, float]:
         return {"checkpoint_commits": 9, "checkpoint_entries": 3}
@@ -58,6 +60,7 @@ class TransactionsRun(Run):
             kinds = self.draw_caches(profile)
         # A zombie sleeps past the timeout, also between a prepare and its decision.
         stall_rate = 0.15 if profile in ("zombies", "everything", DELETIONS) else 0.0
+        self.kinds, self.stall_rate = kinds, stall_rate
 
         def decide(name: str) -> Decide:
             return self.stalling_faults(name, [0.02, 0.06], kinds, stall_rate, 3 * TIMEOUT_MS)

@@ -116,7 +116,7 @@ def nothing_times_out(patch: Patch) -> None:
 
 def silence_is_abort(patch: Patch) -> None:
     """What nobody has decided counts as aborted."""
-    patch.setattr(Decisions, "decided", lambda self, n: True)
+    patch.setattr(Decisions, "is_decided", lambda self, n: True)
 
 
 def recorded_prepares_are_left_out(patch: Patch) -> None:
@@ -207,7 +207,7 @@ def test_a_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> 
 @pytest.mark.parametrize(
     ("broken", "scenario"),
     [
-        (hidden_entries_are_gone, test_reading.test_what_a_cache_hides_for_minutes_was_not_aborted),
+        (hidden_entries_are_gone, test_reading.test_a_prepare_that_a_cache_hides_for_minutes_is_not_aborted),
         (streams_do_not_wait, test_stream_plan.test_a_commit_that_a_cache_of_names_hides_is_waited_for),
     ],
 )

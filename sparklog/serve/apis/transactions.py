@@ -1,0 +1,231 @@
+"""InitProducerId and the transactions of Kafka clients. All of these APIs require `--writable`.
+
+`sparklog.serve.transactions` has the steps. A producer without a transactional id gets a random producer id of 62 bits,
+so that no two producers share one and servers do not need a counter.
+
+Version 2 of transactions (KIP-890), in which each transaction has an epoch of its own, is not supported: clients use it
+only with a cluster whose feature `transaction.version` is 2.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sparklog.errors import BadRequest, Fenced, NotFound, SparklogError
+from sparklog.kafka.messages.coordinator_records import Status
+from sparklog.kafka.messages.message_schema import Fields
+from sparklog.log.journal.clocks import reading_clock_ms
+from sparklog.serve.apis.groups import check_group, checked_positions
+from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, partition_rows
+from sparklog.serve.coordinator import Positions
+from sparklog.serve.services import ServedRequest
+from sparklog.serve.transactions import (
+    MIN_PRODUCER_ID,
+    ClientInstance,
+    ClientTransaction,
+    ProducerEpoch,
+    TransactionCoordinator,
+)
+from sparklog.serve.users import TRANSACTION, WRITE
+from sparklog.transactions.listing import describe_transaction
+from sparklog.transactions.listing import list_transactions as transactions_of
+
+FENCED_SINCE = {"InitProducerId": 4, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "EndTxn": 2}
+"""The first version of each API in which clients know PRODUCER_FENCED."""
+ABORTABLE_SINCE = {"AddOffsetsToTxn": 4, "EndTxn": 4, "TxnOffsetCommit": 4}
+"""The first version of each API in which clients know TRANSACTION_ABORTABLE."""
+NEVER = 1 << 15
+
+
+async def init_producer_id(request: ServedRequest) -> Fields:
+    services, fields = request.services, request.fields
+    if not services.options.writable:
+        return {"errorCode": Code.CLUSTER_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
+    name = fields["transactionalId"]
+    if name is None:
+        return {"producerId": services.log.env.random.getrandbits(61) + MIN_PRODUCER_ID, "producerEpoch": 0}
+    try:
+        coordinator = _coordinator_of(request, name)
+        former = ProducerEpoch(fields["producerId"], fields["producerEpoch"])
+        producer = await services.run(coordinator.init, name, fields["transactionTimeoutMs"], former)
+    except FAILURES as error:
+        return {"errorCode": _code(request, error), "producerId": -1, "producerEpoch": -1}
+    return {"producerId": producer.producer_id, "producerEpoch": producer.epoch}
+
+
+async def add_partitions_to_txn(request: ServedRequest) -> Fields:
+    """Check the producer and the topics. The topics become part of the transaction with their first batches."""
+    fields = request.fields
+    name = fields["v3AndBelowTransactionalId"]
+    producer = ProducerEpoch(fields["v3AndBelowProducerId"], fields["v3AndBelowProducerEpoch"])
+    topics = fields["v3AndBelowTopics"]
+    polled = await request.services.run(request.services.log.poll_each, [topic["name"] for topic in topics])
+
+    def code(topic: str, partition: int) -> Code:
+        if not request.may(WRITE, topic):
+            return Code.TOPIC_AUTHORIZATION_FAILED
+        return Code.NONE if partition in polled[topic].ends else Code.UNKNOWN_TOPIC_OR_PARTITION
+
+    codes = {(topic["name"], number): code(topic["name"], number) for topic in topics for number in topic["partitions"]}
+    try:
+        coordinator = _coordinator_of(request, name)
+        await request.services.run(coordinator.check, name, producer)
+        if any(codes.values()):
+            # As in Kafka, no partition is added if one of them is invalid.
+            codes = {key: value or Code.OPERATION_NOT_ATTEMPTED for key, value in codes.items()}
+    except FAILURES as error:
+        codes = dict.fromkeys(codes, _code(request, error))
+    rows = [
+        {
+            "name": topic["name"],
+            "resultsByPartition": [
+                {"partitionIndex": number, "partitionErrorCode": codes[topic["name"], number]}
+                for number in topic["partitions"]
+            ],
+        }
+        for topic in topics
+    ]
+    return {"resultsByTopicV3AndBelow": rows}
+
+
+async def add_offsets_to_txn(request: ServedRequest) -> Fields:
+    """Check the producer and the group. The group becomes part of the transaction with its offsets."""
+    try:
+        check_group(request, request.fields["groupId"])
+        name, producer = _producer(request)
+        await request.services.run(_coordinator_of(request, name).check, name, producer)
+    except FAILURES as error:
+        return {"errorCode": _code(request, error)}
+    return {}
+
+
+async def txn_offset_commit(request: ServedRequest) -> Fields:
+    fields, positions = request.fields, Positions()
+    try:
+        check_group(request, fields["groupId"])
+        name, producer = _producer(request)
+        transaction = ClientTransaction(_coordinator_of(request, name), name, producer)
+        groups = request.services.coordinator
+        assert groups is not None
+        rows = await request.services.run(checked_positions, request, positions)
+        member = groups.metadata_of(
+            fields["groupId"], fields["memberId"], fields["generationId"], fields["groupInstanceId"]
+        )
+        if positions:
+            with errors_as(Fenced, Code.ILLEGAL_GENERATION):
+                await request.services.run(transaction.add_offsets, groups.group(fields["groupId"]), member, positions)
+    except FAILURES as error:
+        code = _code(request, error)
+        rows = partition_rows(fields, lambda *_: {"errorCode": code})
+    return {"topics": rows}
+
+
+async def end_txn(request: ServedRequest) -> Fields:
+    try:
+        name, producer = _producer(request)
+        coordinator, is_commit = _coordinator_of(request, name), request.fields["committed"]
+        await request.services.run(lambda: coordinator.end(name, producer, is_commit=is_commit))
+    except FAILURES as error:
+        return {"errorCode": _code(request, error)}
+    request.services.log.notify()
+    return {}
+
+
+# -- what operators ask
+
+
+def describe_transactions(request: ServedRequest) -> Fields:
+    return {
+        "transactionStates": [_described(request, name) for name in dict.fromkeys(request.fields["transactionalIds"])]
+    }
+
+
+def _described(request: ServedRequest, name: str) -> Fields:
+    try:
+        coordinator = _coordinator_of(request, name, reading=True)
+        described = describe_transaction(coordinator.root, name, [])
+    except NotFound:
+        return {"transactionalId": name, "errorCode": Code.TRANSACTIONAL_ID_NOT_FOUND}
+    except FAILURES as error:
+        return {"transactionalId": name, "errorCode": _code(request, error)}
+    instance, partitions = ClientInstance.parse(described.instance), dict[str, list[int]]()
+    for item in described.held:
+        if item.partition not in partitions.setdefault(item.topic, []):
+            partitions[item.topic].append(item.partition)
+    now_ms = reading_clock_ms(coordinator.root.store, coordinator.root.env)
+    timeouts = [instance.timeout_ms] if instance is not None else [item.timeout_ms for item in described.held]
+    return {
+        "transactionalId": name,
+        "transactionState": described.state,
+        "transactionTimeoutMs": min(timeouts, default=0),
+        "transactionStartTimeMs": now_ms - max((item.age_ms for item in described.held), default=now_ms + 1),
+        **_producer_fields(coordinator, name, instance),
+        "topics": [{"topic": topic, "partitions": sorted(numbers)} for topic, numbers in sorted(partitions.items())],
+    }
+
+
+def list_transactions(request: ServedRequest) -> Fields:
+    """List the transactional ids that this server coordinates, so that tools, which ask all servers, see each once."""
+    fields, coordinator = request.fields, request.services.transactions
+    known = [status.label for status in Status]
+    unknown = [state for state in fields["stateFilters"] if state not in known]
+    if coordinator is None:
+        return {"unknownStateFilters": unknown, "transactionStates": []}
+    try:
+        pattern = re.compile(fields["transactionalIdPattern"] or "")
+    except re.error:
+        return {"errorCode": Code.INVALID_REGULAR_EXPRESSION}
+    rows = []
+    for item in transactions_of(coordinator.root, []):
+        age_ms = max((held.age_ms for held in item.held), default=-1)
+        row = _producer_fields(coordinator, item.id, ClientInstance.parse(item.instance))
+        if (
+            (not fields["stateFilters"] or item.state in fields["stateFilters"])
+            and (not fields["producerIdFilters"] or row["producerId"] in fields["producerIdFilters"])
+            and (fields["durationFilter"] < 0 or age_ms > fields["durationFilter"])
+            and (not pattern.pattern or pattern.fullmatch(item.id))
+            and request.services.peers.coordinates(item.id)
+            and request.may(TRANSACTION, item.id)
+        ):
+            rows.append({"transactionalId": item.id, "transactionState": item.state, "producerId": row["producerId"]})
+    return {"unknownStateFilters": unknown, "transactionStates": rows}
+
+
+def _producer_fields(coordinator: TransactionCoordinator, name: str, instance: ClientInstance | None) -> Fields:
+    """Return the producer id and the epoch of an id: -1 if its latest producer is not a Kafka client."""
+    if instance is None:
+        return {"producerId": -1, "producerEpoch": -1}
+    producer = coordinator.producer(coordinator.log(name).current())
+    return {"producerId": producer.producer_id, "producerEpoch": producer.epoch}
+
+
+def _producer(request: ServedRequest) -> tuple[str, ProducerEpoch]:
+    fields = request.fields
+    return fields["transactionalId"], ProducerEpoch(fields["producerId"], fields["producerEpoch"])
+
+
+def _coordinator_of(request: ServedRequest, transactional_id: str, *, reading: bool = False) -> TransactionCoordinator:
+    """Return the coordinator. Raises `CodeError` if the client may not use the transactional id."""
+    coordinator = request.services.transactions
+    may_use = (reading or request.services.options.writable) and request.may(TRANSACTION, transactional_id)
+    if coordinator is None or not may_use:
+        raise CodeError(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    return coordinator
+
+
+def _code(request: ServedRequest, error: CodeError | SparklogError) -> Code:
+    """Return the error code of a failed request, which is one that the API has in its version."""
+    code = error.code if isinstance(error, CodeError) else _CODES.get(type(error), Code.COORDINATOR_NOT_AVAILABLE)
+    api = request.api.name
+    if code is Code.TRANSACTION_ABORTABLE and request.version < ABORTABLE_SINCE.get(api, NEVER):
+        code = Code.PRODUCER_FENCED
+    if code is Code.PRODUCER_FENCED and request.version < FENCED_SINCE.get(api, NEVER):
+        code = Code.INVALID_PRODUCER_EPOCH
+    return code
+
+
+_CODES: dict[type[SparklogError], Code] = {
+    BadRequest: Code.INVALID_REQUEST,
+    NotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
+    Fenced: Code.PRODUCER_FENCED,
+}

@@ -1,0 +1,321 @@
+"""Transactions of Kafka clients: the requests to the journals of their transactional ids.
+
+A transaction of a Kafka client is a transaction of the root (`sparklog.transactions.producer`), in which any server can
+do each step, because its state is in the log:
+
+1. InitProducerId writes an `init` entry to the journal of the transactional id. The entry has the next epoch, which
+   fences the earlier instances of the producer, and it aborts the transaction that they left open.
+2. Produce commits the batches of each topic as slices of the open transaction. Before the first response for a topic,
+   the server adds the topic to the journal with a `prepare` entry, so that any server can find all its prepares.
+3. TxnOffsetCommit adds pending offsets to the group's journal, and then the group to the journal of the id.
+4. EndTxn reads the prepares from the states of the topics, and writes the decision.
+
+AddPartitionsToTxn and AddOffsetsToTxn only check the producer: a transaction without records or offsets has no effect,
+so the journal need not know of it.
+
+**Which transaction a request belongs to.** Requests do not contain the transaction's number, which is always the one
+after the latest decision. So each request reads the latest entry. If a cache of names may hide the latest entry, the
+`prepare` of step 2 is written for every Produce request, not only for the first of a topic: its number can be created
+only after the latest entry.
+
+**Decisions of others.** A timeout, an operator or a newer group member may abort a transaction while its producer is
+writing. The producer must not continue as if nothing had happened, because its next batch would belong to the next
+transaction. So after such an abort, its requests are rejected until it has aborted the transaction itself, or begun the
+next epoch.
+
+**Producer ids.** The id and the epoch of a client's producer follow from the transactional id and the epoch in its
+journal, so they are the same on every server: the first 32,000 epochs are those of the first producer id, the next
+32,000 those of the second, and so on. Kafka's epochs begin at 0 and have 16 bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparklog.errors import NotFound
+from sparklog.groups.group import Group
+from sparklog.groups.group_journal import Offsets
+from sparklog.groups.group_state import GroupMetadata
+from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
+from sparklog.log.decisions.decision import (
+    BY_EXPIRY,
+    BY_NEWER_GENERATION,
+    BY_OPERATOR,
+    BY_OWNER,
+    BY_TIMEOUT,
+    INIT,
+    Decisions,
+    Prepared,
+    PreparedGroup,
+    abort,
+    commit,
+    init,
+    prepare,
+)
+from sparklog.log.decisions.decision_log import DecisionLog, timeout_of
+from sparklog.log.journal.names import check_id
+from sparklog.log.state.commit import Txn
+from sparklog.log.state.topic_state import TopicState
+from sparklog.log.topic.engine import TopicLog
+from sparklog.log.topic.root import Root
+from sparklog.serve.codes import Code, CodeError
+from sparklog.transactions.completion import check_not_one_write, recorded_everywhere, resolve_topic
+
+MIN_PRODUCER_ID = 1 << 32
+"""Above the ids in imported topics, because brokers count from 0."""
+EPOCHS = 32_000
+"""Number of epochs of a producer id. Kafka's epochs end at 32,767."""
+ABORTED_BY_OTHERS = (BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION, BY_EXPIRY)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerEpoch:
+    """The producer id and the epoch of an instance of a producer."""
+
+    producer_id: int
+    epoch: int
+
+
+NO_PRODUCER = ProducerEpoch(-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInstance:
+    """The instance of a transactional id that a Kafka client is. The journal has its text as the name of the instance.
+
+    * `timeout_ms`: the client's `transaction.timeout.ms`
+    * `continued`: the epoch that the client had before, if it continues after an error
+    * `id`: random
+    """
+
+    timeout_ms: int
+    continued: int | None
+    id: str
+
+    def __str__(self) -> str:
+        return f"kafka/{self.timeout_ms}/{'' if self.continued is None else self.continued}/{self.id}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> ClientInstance | None:
+        """Return the instance with this name; None if it is not a Kafka client."""
+        kind, *parts = (text or "").split("/")
+        if kind != "kafka" or len(parts) != 3 or not parts[0].isdecimal():
+            return None
+        return cls(int(parts[0]), int(parts[1]) if parts[1].isdecimal() else None, parts[2])
+
+
+class TransactionCoordinator:
+    """See the module. Methods wait for the store; threads may share the coordinator.
+
+    They raise `CodeError` with the error code of a broker if a producer is fenced or unknown.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+
+    def init(self, transactional_id: str, timeout_ms: int, producer: ProducerEpoch = NO_PRODUCER) -> ProducerEpoch:
+        """Begin the next epoch, and abort the open transaction.
+
+        Args:
+            transactional_id: The id.
+            timeout_ms: The client's `transaction.timeout.ms`.
+            producer: The client's producer, if it continues after an error.
+        """
+        check_not_one_write(check_id(transactional_id, "transactional id"))
+        if not 1 <= timeout_ms <= MAX_TRANSACTION_TIMEOUT_MS:
+            raise CodeError(Code.INVALID_TRANSACTION_TIMEOUT)
+        self.root.engine.ensure_probed()
+        new_id = self.root.env.new_id()
+
+        def step(base: Decisions) -> Decisions | None:
+            continued = None
+            if producer != NO_PRODUCER and base.number >= 0:
+                latest = ClientInstance.parse(base.run)
+                former = None if latest is None or base.op != INIT else latest.continued
+                if former is not None and producer == self.producer(base, former):
+                    # The response to an earlier attempt was lost.
+                    return None
+                if latest is None or producer != self.producer(base):
+                    raise CodeError(Code.PRODUCER_FENCED)
+                continued = base.epoch
+            return init(base, str(ClientInstance(timeout_ms, continued, new_id)), None, self.root.env.wall_ms())
+
+        return self.producer(self.log(transactional_id).write(step))
+
+    def producer(self, state: Decisions, epoch: int | None = None) -> ProducerEpoch:
+        """Return the producer of an epoch in the journal of a transactional id; None: of the latest one."""
+        number = state.epoch if epoch is None else epoch
+        assert number is not None
+        cycle, number = divmod(number - 1, EPOCHS)
+        name = f"{self.root.id}/{state.id}/{cycle}"
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        return ProducerEpoch(MIN_PRODUCER_ID + (int.from_bytes(digest, "big") >> 3), number)
+
+    def open_starts(self, topic: TopicState) -> dict[tuple[int, int], int]:
+        """Return the first offset of each open transaction of a Kafka client, by producer id and partition."""
+        starts: dict[tuple[int, int], int] = {}
+        for item in topic.open:
+            state = self.log(item.txn.id).current()
+            if ClientInstance.parse(state.run) is not None and not state.is_decided(item.txn.n):
+                for partition, first in item.first.items():
+                    starts.setdefault((self.producer(state).producer_id, partition), first)
+        return starts
+
+    def check(self, transactional_id: str, producer: ProducerEpoch) -> Decisions:
+        """Return the latest state of an id, after checking that `producer` may write its next transaction."""
+        state = self.latest(transactional_id)
+        self._check(state, producer)
+        return state
+
+    def end(self, transactional_id: str, producer: ProducerEpoch, *, is_commit: bool) -> None:
+        """Commit or abort the open transaction of a producer. A commit without records and offsets has no effect.
+
+        The producer may also abort a transaction that others have aborted, and then begin the next one.
+        """
+        log, state = self.log(transactional_id), self.latest(transactional_id)
+        n = state.newest + 1
+        if not is_commit:
+            log.write(lambda base: self._aborted(base, producer, n))
+            return
+        self._check(state, producer)
+        if state.prepared or state.prepared_groups:
+            found = self._prepares(state, n)
+            log.write(lambda base: self._committed(base, producer, n, found))
+
+    def abort_overdue(self, topics: Sequence[str]) -> bool:
+        """Abort transactions of these topics past their timeout. Return True if outcomes were recorded.
+
+        Requests are made only for a topic whose cached state has a transaction that looks overdue.
+        """
+        now_ms = self.root.env.wall_ms()
+        is_changed = False
+        for name in topics:
+            log = self.root.engine.log(name)
+            known = log.known()
+            prepares = () if known is None else known.topic_state.open
+            if any(now_ms - item.time_ms > timeout_of(item) for item in prepares):
+                is_changed |= bool(resolve_topic(self.root.topic(name)))
+        return is_changed
+
+    def _aborted(self, base: Decisions, producer: ProducerEpoch, n: int) -> Decisions | None:
+        self._check_producer(base, producer)
+        if base.is_decided(n) and base.reason in ABORTED_BY_OTHERS:
+            # This entry shows that the producer knows of the abort.
+            return abort(base, base.newest + 1, BY_OWNER)
+        return abort(base, n, BY_OWNER)
+
+    def _committed(
+        self, base: Decisions, producer: ProducerEpoch, n: int, found: Sequence[Prepared]
+    ) -> Decisions | None:
+        if base.commit_of(n) is not None:
+            # An attempt whose response was lost.
+            return None
+        self.check_open(base, producer, n)
+        recorded = {(item.topic, item.version) for item in base.prepared}
+        prepares = [item for item in found if (item.topic, item.version) not in recorded]
+        resolved = recorded_everywhere(self.root, base)
+        return commit(base, n, prepares, time_ms=self.root.env.wall_ms(), resolved=resolved)
+
+    def _prepares(self, state: Decisions, n: int) -> list[Prepared]:
+        """Return all prepares of transaction `n`, from the latest states of its topics."""
+        found = []
+        for topic in dict.fromkeys(item.topic for item in state.prepared):
+            try:
+                log = self.root.topic(topic).log
+            except NotFound:
+                # The topic was deleted. As in Kafka, the transaction commits its records in the other topics.
+                continue
+            log.make_durable()
+            latest = log.state(refresh=False)
+            found += [
+                Prepared(topic, latest.topic_id, item.version, item.commit_id)
+                for item in latest.open
+                if (item.txn.id, item.txn.n) == (state.id, n)
+            ]
+        return found
+
+    def log(self, transactional_id: str) -> DecisionLog:
+        """Return the journal of a transactional id."""
+        return self.root.engine.decisions.log(transactional_id)
+
+    def latest(self, transactional_id: str) -> Decisions:
+        """Return the latest state of a transactional id, with one request."""
+        return self.log(transactional_id).refresh()
+
+    def check_open(self, state: Decisions, producer: ProducerEpoch, n: int) -> None:
+        """Raise `CodeError` unless `producer` may write transaction `n`, which is undecided."""
+        self._check(state, producer)
+        if state.is_decided(n):
+            raise CodeError(Code.INVALID_TXN_STATE, f"transaction {n} of '{state.id}' is decided")
+
+    def _check(self, state: Decisions, producer: ProducerEpoch) -> None:
+        """Raise `CodeError` unless `producer` is the latest instance and knows the latest decision."""
+        self._check_producer(state, producer)
+        if state.reason in ABORTED_BY_OTHERS:
+            message = f"transaction {state.newest} of '{state.id}' was aborted ({state.reason})"
+            raise CodeError(Code.TRANSACTION_ABORTABLE, message)
+
+    def _check_producer(self, state: Decisions, producer: ProducerEpoch) -> None:
+        """Raise `CodeError` unless `producer` is the latest instance."""
+        if ClientInstance.parse(state.run) is None or state.epoch is None:
+            raise CodeError(Code.INVALID_PRODUCER_ID_MAPPING)
+        latest = self.producer(state)
+        if producer.producer_id != latest.producer_id:
+            raise CodeError(Code.INVALID_PRODUCER_ID_MAPPING)
+        if producer.epoch != latest.epoch:
+            raise CodeError(Code.PRODUCER_FENCED)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTransaction:
+    """The open transaction of a producer, as Produce and TxnOffsetCommit requests refer to it."""
+
+    coordinator: TransactionCoordinator
+    transactional_id: str
+    producer: ProducerEpoch
+
+    def open(self, topic: str) -> Txn:
+        """Return the transaction for a commit to `topic`."""
+        state = self.coordinator.check(self.transactional_id, self.producer)
+        siblings = {item.topic: item.version for item in state.prepared if item.topic != topic}
+        return Txn(state.id, state.newest + 1, siblings, _timeout_ms(state))
+
+    def add_topic(self, txn: Txn, log: TopicLog) -> None:
+        """Add a topic to the journal after a commit of batches to it, unless it has been added.
+
+        Raises `CodeError` if the transaction has been decided in the meantime: the batches are aborted.
+        """
+        decisions, topic = self.coordinator.log(txn.id), log.state(refresh=False)
+        prepares = [item for item in topic.open if (item.txn.id, item.txn.n) == (txn.id, txn.n)]
+        if not prepares:
+            raise CodeError(Code.INVALID_TXN_STATE, "the batches belong to an earlier transaction")
+        latest = prepares[-1]
+        prepared = Prepared(log.topic, topic.topic_id, latest.version, latest.commit_id, part=log.topic)
+
+        def step(base: Decisions) -> Decisions | None:
+            self.coordinator.check_open(base, self.producer, txn.n)
+            return prepare(base, txn.n, [prepared], part=log.topic)
+
+        is_added = any(item.topic == log.topic for item in decisions.current().prepared)
+        if not is_added or log.store.hides_names:
+            log.make_durable()
+            decisions.write(step)
+
+    def add_offsets(self, group: Group, member: GroupMetadata | None, offsets: Offsets) -> None:
+        """Add pending offsets of a group to the transaction."""
+        state = self.coordinator.check(self.transactional_id, self.producer)
+        n = state.newest + 1
+        number = group.prepare(member, state.id, n, _timeout_ms(state), group.checked(offsets))
+
+        def step(base: Decisions) -> Decisions | None:
+            self.coordinator.check_open(base, self.producer, n)
+            return prepare(base, n, (), groups=[PreparedGroup(group.id, number)])
+
+        self.coordinator.log(state.id).write(step)
+
+
+def _timeout_ms(state: Decisions) -> int:
+    instance = ClientInstance.parse(state.run)
+    return DEFAULT_TRANSACTION_TIMEOUT_MS if instance is None else instance.timeout_ms

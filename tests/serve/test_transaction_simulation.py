@@ -1,0 +1,98 @@
+"""Random interleavings of Kafka clients with transactions, over several servers, under faults.
+
+A failing seed prints the command that replays it. `SPARKLOG_SEEDS=20000 python -m pytest -m slow
+tests/serve/test_transaction_simulation.py` sweeps more.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.log.decisions import decision, decision_log
+from sparklog.log.decisions.decision import Decisions
+from sparklog.serve import transactions
+from sparklog.serve.transactions import ClientTransaction, ProducerEpoch, TransactionCoordinator
+from tests.serve.transaction_clients import KAFKA_CLIENTS
+from tests.support.seeds import Seeds
+from tests.support.simulation.sweeps import BrokenRule, Patch, Sweep, broken_rules, sweeps
+
+WHAT_HAPPENS = ("client committed", "client aborted", "client recovered", "group looks")
+
+
+@sweeps(
+    Sweep("disk", Seeds(20, 4_000, 20, 500), at_least=dict.fromkeys(WHAT_HAPPENS, 4)),
+    Sweep(
+        "bucket",
+        Seeds(10, 1_000, 10, 250),
+        settings=lambda seed: {"bucket": True},
+        at_least=dict.fromkeys(WHAT_HAPPENS, 2),
+    ),
+    Sweep("names", Seeds(6, 600, 6, 200), "names"),
+    Sweep("folders", Seeds(6, 600, 6, 200), "folders"),
+    Sweep("zombies", Seeds(6, 600, 6, 200), "zombies"),
+)
+def test_readers_see_all_of_a_transaction_of_a_kafka_client_or_none(sweep: Sweep, seeds: range) -> None:
+    assert KAFKA_CLIENTS.sweep(sweep, seeds)
+
+
+def test_one_seed() -> None:
+    assert KAFKA_CLIENTS.run_one() > 0
+
+
+def requests_trust_the_cached_state(patch: Patch) -> None:
+    """A request belongs to the transaction after the latest decision that its server knows."""
+    patch.setattr(TransactionCoordinator, "latest", lambda self, name: self.log(name).current())
+
+
+def topics_are_not_added(patch: Patch) -> None:
+    """The server that gets EndTxn finds only what it has seen itself."""
+    patch.setattr(ClientTransaction, "add_topic", lambda self, txn, log: None)
+
+
+def only_added_versions_are_committed(patch: Patch) -> None:
+    """The COMMIT names the first prepare of each topic, which the journal has."""
+    patch.setattr(TransactionCoordinator, "_prepares", lambda self, state, n: [])
+
+
+def aborts_of_others_are_not_noticed(patch: Patch) -> None:
+    """After a timeout a producer goes on, as if its transaction were still open."""
+    patch.setattr(transactions, "ABORTED_BY_OTHERS", ())
+
+
+def older_instances_are_not_fenced(patch: Patch) -> None:
+    """Any producer may write."""
+    patch.setattr(TransactionCoordinator, "_check_producer", lambda self, state, producer: None)
+
+
+def prepares_in_one_topic_are_shown_one_by_one(patch: Patch) -> None:
+    """A reader does not read a topic again whose COMMIT references a later version of it."""
+    real = decision_log._required_versions
+    patch.setattr(
+        decision_log,
+        "_required_versions",
+        lambda raw, outcomes: {name: version for name, version in real(raw, outcomes).items() if len(raw) > 3},
+    )
+
+
+def decided_transactions_are_written(patch: Patch) -> None:
+    """A topic or a group is added to the journal although the transaction was decided in the meantime."""
+
+    def check_open(self: TransactionCoordinator, state: Decisions, producer: ProducerEpoch, n: int) -> None:
+        self._check(state, producer)
+
+    patch.setattr(TransactionCoordinator, "check_open", check_open)
+    patch.setattr(decision, "check_undecided", lambda state, n, run=None: None)
+
+
+@broken_rules(
+    BrokenRule(requests_trust_the_cached_state, "calm", range(60)),
+    BrokenRule(topics_are_not_added, "calm", range(20)),
+    BrokenRule(only_added_versions_are_committed, "calm", range(60)),
+    BrokenRule(aborts_of_others_are_not_noticed, "zombies", range(60)),
+    BrokenRule(older_instances_are_not_fenced, "calm", range(60)),
+    BrokenRule(prepares_in_one_topic_are_shown_one_by_one, "zombies", range(60, 120), first=64),
+    BrokenRule(decided_transactions_are_written, "zombies", range(60)),
+)
+@pytest.mark.sweep
+def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    KAFKA_CLIENTS.assert_fails(rule, monkeypatch)

@@ -1,0 +1,419 @@
+"""Transactions of Kafka clients: with kafka-python, over restarts and two servers, and next to those of the root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.errors import Fenced
+from sparklog.groups.lag import Groups
+from sparklog.limits import MAX_TRANSACTION_TIMEOUT_MS
+from sparklog.log.decisions.decision import BY_TIMEOUT
+from sparklog.serve import server
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.options import Address, ServeOptions
+from sparklog.serve.server import serving
+from sparklog.serve.transactions import (
+    EPOCHS,
+    ClientInstance,
+    ClientTransaction,
+    TransactionCoordinator,
+)
+from sparklog.serve.users import hashed, read_users
+from sparklog.testing.world import World
+from sparklog.transactions.listing import abort_transaction
+from sparklog.transactions.producer import transactional
+from tests.serve.wire import Wire
+from tests.support.name_caching_store import NameCachingStore
+from tests.support.records import rows
+
+FREE = Address("127.0.0.1", 0)
+
+
+def kafka_producer(address: object, id_: str = "job", **options: Any) -> Any:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=str(address).split(","), transactional_id=id_, linger_ms=0, **options)
+    producer.init_transactions()
+    return producer
+
+
+def values(root: sparklog.Root, topic: str, isolation_level: str = "read_committed") -> list[bytes]:
+    table = root.topic(topic).scan(columns=["value"], isolation_level=isolation_level).to_table()  # type: ignore[arg-type]
+    return sorted(table["value"].to_pylist())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> sparklog.Root:
+    opened = sparklog.open(tmp_path / "root", create=True)
+    for name in ("a", "b"):
+        opened.create_topic(name, partitions=2)
+    return opened
+
+
+@pytest.fixture
+def address(root: sparklog.Root, serve: Callable[..., Address]) -> Address:
+    return serve(root.location, writable=True, linger_seconds=0.0)
+
+
+def send(producer: Any, topic: str, *sent: bytes) -> list[int]:
+    return [producer.send(topic, value, partition=0).get(20).offset for value in sent]
+
+
+def test_records_and_offsets_become_visible_with_the_commit(root: sparklog.Root, address: Address) -> None:
+    from kafka import TopicPartition
+    from kafka.structs import OffsetAndMetadata
+
+    producer = kafka_producer(address)
+    producer.begin_transaction()
+    assert send(producer, "a", b"1", b"2") == [0, 1]
+    send(producer, "b", b"3")
+    producer.send_offsets_to_transaction({TopicPartition("a", 1): OffsetAndMetadata(7, "read", -1)}, "group")
+    assert (values(root, "a"), values(root, "b")) == ([], [])
+    assert values(root, "a", "read_uncommitted") == [b"1", b"2"]
+    assert Groups(root).group("group").committed() == {}
+    producer.commit_transaction()
+    assert (values(root, "a"), values(root, "b")) == ([b"1", b"2"], [b"3"])
+    committed = Groups(root).group("group").committed()["a", 1]
+    assert (committed.offset, committed.metadata) == (7, "read")
+    producer.close()
+
+
+def test_aborted_records_take_offsets_and_are_not_read(root: sparklog.Root, address: Address) -> None:
+    producer = kafka_producer(address)
+    producer.begin_transaction()
+    send(producer, "a", b"lost")
+    producer.abort_transaction()
+    producer.begin_transaction()
+    assert send(producer, "a", b"kept") == [1]
+    producer.commit_transaction()
+    assert values(root, "a") == [b"kept"]
+    producer.close()
+
+
+def test_a_newer_instance_fences_the_older_one(root: sparklog.Root, address: Address) -> None:
+    from kafka.errors import KafkaError
+
+    older = kafka_producer(address)
+    older.begin_transaction()
+    send(older, "a", b"older")
+    newer = kafka_producer(address)
+    with pytest.raises(KafkaError):
+        older.commit_transaction()
+    newer.begin_transaction()
+    send(newer, "a", b"newer")
+    newer.commit_transaction()
+    assert values(root, "a") == [b"newer"]
+    older.close()
+    newer.close()
+
+
+def test_a_transaction_survives_a_restart_of_the_server(root: sparklog.Root) -> None:
+    """The server that gets EndTxn has not seen the batches."""
+    with serving(root.location, ServeOptions(listen=FREE, writable=True)) as first:
+        one = Wire(first)
+        client = _Steps(one, "job")
+        client.init()
+        client.produce("a", b"1")
+        client.produce("a", b"2")
+        client.produce("b", b"3")
+        one.close()
+    with serving(root.location, ServeOptions(listen=FREE, writable=True)) as second:
+        client.wire = Wire(second)
+        assert client.produce("b", b"4") == 0
+        assert client.end(commit=True) == 0
+        client.wire.close()
+    assert (values(root, "a"), values(root, "b")) == ([b"1", b"2"], [b"3", b"4"])
+
+
+def test_servers_take_turns_in_a_transaction(root: sparklog.Root, serve: Callable[..., Address]) -> None:
+    wires = [Wire(serve(root.location, writable=True)) for _ in range(2)]
+    client = _Steps(wires[0], "job")
+    client.init()
+    for number in range(6):
+        client.wire = wires[number % 2]
+        client.produce("a", b"%d" % number)
+        client.wire = wires[(number + 1) % 2]
+        client.produce("b", b"%d" % number)
+        assert client.end(commit=number != 3) == 0
+    kept = [b"0", b"1", b"2", b"4", b"5"]
+    assert (values(root, "a"), values(root, "b")) == (kept, kept)
+    for wire in wires:
+        wire.close()
+
+
+class _Steps:
+    """A transactional producer by hand, which sends each request to `wire`."""
+
+    def __init__(self, wire: Wire, id_: str) -> None:
+        self.wire, self.id = wire, id_
+        self.producer = (-1, -1)
+        self.sequences: dict[str, int] = {}
+
+    def init(self, timeout_ms: int = 60_000, **fields: Any) -> int:
+        asked = {"transactionalId": self.id, "transactionTimeoutMs": timeout_ms, **fields}
+        answer = self.wire.ask("InitProducerId", 4, {"producerId": -1, "producerEpoch": -1, **asked})
+        self.producer = answer["producerId"], answer["producerEpoch"]
+        self.sequences.clear()
+        return int(answer["errorCode"])
+
+    def produce(self, topic: str, value: bytes, version: int = 11) -> int:
+        from tests.serve.wire import batch_of
+
+        sequence = self.sequences.get(topic, 0)
+        batch = batch_of([value], producer=(*self.producer, sequence), transactional=True)
+        row = {"name": topic, "partitionData": [{"index": 0, "records": [batch]}]}
+        fields = {"transactionalId": self.id, "acks": -1, "timeoutMs": 1000, "topicData": [row]}
+        answer = self.wire.ask("Produce", version, fields)["responses"][0]["partitionResponses"][0]
+        self.sequences[topic] = sequence + (answer["errorCode"] == 0)
+        return int(answer["errorCode"])
+
+    def end(self, *, commit: bool, version: int = 4) -> int:
+        fields = {"transactionalId": self.id, "committed": commit}
+        answer = self.wire.ask(
+            "EndTxn", version, {**fields, "producerId": self.producer[0], "producerEpoch": self.producer[1]}
+        )
+        return int(answer["errorCode"])
+
+
+@pytest.fixture
+def steps(address: Address) -> Iterator[_Steps]:
+    wire = Wire(address)
+    yield _Steps(wire, "job")
+    wire.close()
+
+
+def test_a_producer_whose_transaction_was_aborted_by_an_operator_can_abort_and_continue(
+    root: sparklog.Root, steps: _Steps
+) -> None:
+    steps.init()
+    assert steps.produce("a", b"1") == 0
+    abort_transaction(root, "job")
+    # Without an error, this batch would be committed without the first one.
+    assert steps.produce("a", b"2") == Code.TRANSACTION_ABORTABLE
+    assert steps.produce("a", b"2", version=10) == Code.INVALID_PRODUCER_EPOCH
+    assert steps.end(commit=True) == Code.TRANSACTION_ABORTABLE
+    assert steps.end(commit=True, version=3) == Code.PRODUCER_FENCED
+    assert steps.end(commit=False) == 0
+    assert steps.produce("a", b"3") == 0
+    assert steps.end(commit=True) == 0
+    assert values(root, "a") == [b"3"]
+
+
+def test_a_transaction_past_its_timeout_is_aborted_in_an_idle_topic(
+    root: sparklog.Root, serve: Callable[..., Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its producer is gone, and a consumer waits at the last stable offset."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    monkeypatch.setattr(server, "TIMEOUT_SECONDS", 0.05)
+    address = serve(root.location, writable=True)
+    wire = Wire(address)
+    client = _Steps(wire, "job")
+    client.init(timeout_ms=300)
+    client.produce("a", b"lost")
+    wire.close()
+    root.topic("a").append(pa.table({"value": ["kept"], "partition": pa.array([0], pa.int32())}))
+    consumer = KafkaConsumer(
+        bootstrap_servers=str(address), isolation_level="read_committed", auto_offset_reset="earliest"
+    )
+    consumer.assign([TopicPartition("a", 0)])
+    records = next(iter(consumer.poll(20_000).values()))
+    assert [record.value for record in records] == [b"kept"]
+    consumer.close()
+    assert root.engine.decisions.log("job").refresh().reason == BY_TIMEOUT
+
+
+def test_producers_of_the_root_and_kafka_clients_fence_one_another(root: sparklog.Root, steps: _Steps) -> None:
+    steps.init()
+    steps.produce("a", b"1")
+    native = transactional(root, "job").begin()
+    assert steps.end(commit=True) == Code.INVALID_PRODUCER_ID_MAPPING
+    native.append("a", rows("2"))
+    assert steps.init() == 0
+    with pytest.raises(Fenced):
+        native.commit()
+    steps.produce("a", b"3")
+    assert steps.end(commit=True) == 0
+    assert values(root, "a") == [b"3"]
+
+
+def test_producers_of_the_root_and_kafka_clients_write_the_same_topics(root: sparklog.Root, steps: _Steps) -> None:
+    steps.init()
+    steps.produce("a", b"kafka")
+    with transactional(root, "other").begin() as native:
+        native.append("a", rows("native"))
+    # The native records lie after the open transaction in the same partition.
+    assert values(root, "a") == []
+    steps.end(commit=True)
+    assert values(root, "a") == [b"kafka", b"native"]
+
+
+def test_tools_describe_transactions_and_producers(root: sparklog.Root, steps: _Steps) -> None:
+    steps.init(timeout_ms=5_000)
+    steps.produce("a", b"1")
+    listed = steps.wire.ask("ListTransactions", 2, {})["transactionStates"]
+    assert listed == [{"transactionalId": "job", "producerId": steps.producer[0], "transactionState": "Ongoing"}]
+    (described,) = steps.wire.ask("DescribeTransactions", 0, {"transactionalIds": ["job"]})["transactionStates"]
+    assert described["topics"] == [{"topic": "a", "partitions": [0]}]
+    assert (described["transactionTimeoutMs"], described["transactionState"]) == (5_000, "Ongoing")
+    assert (described["producerId"], described["producerEpoch"]) == steps.producer
+    assert described["transactionStartTimeMs"] > 0
+    fields = {"topics": [{"name": "a", "partitionIndexes": [0]}]}
+    (topic,) = steps.wire.ask("DescribeProducers", 0, fields)["topics"]
+    assert topic["partitions"][0]["activeProducers"][0]["currentTxnStartOffset"] == 0
+    steps.end(commit=True)
+    (described,) = steps.wire.ask("DescribeTransactions", 0, {"transactionalIds": ["job"]})["transactionStates"]
+    assert (described["transactionState"], described["topics"]) == ("CompleteCommit", [])
+    assert described["transactionStartTimeMs"] == -1
+    (topic,) = steps.wire.ask("DescribeProducers", 0, fields)["topics"]
+    assert topic["partitions"][0]["activeProducers"][0]["currentTxnStartOffset"] == -1
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_listed"),
+    [
+        ({"stateFilters": ["Ongoing"]}, True),
+        ({"stateFilters": ["CompleteAbort"]}, False),
+        ({"producerIdFilters": [1]}, False),
+        ({"durationFilter": 3_600_000}, False),
+        ({"durationFilter": -1}, True),
+        ({"transactionalIdPattern": "j.b"}, True),
+        ({"transactionalIdPattern": "j"}, False),
+        ({"transactionalIdPattern": ""}, True),
+    ],
+)
+def test_transactions_are_listed_with_filters(steps: _Steps, fields: dict[str, Any], is_listed: bool) -> None:
+    steps.init()
+    steps.produce("a", b"1")
+    answer = steps.wire.ask("ListTransactions", 2, fields)
+    assert [row["transactionalId"] for row in answer["transactionStates"]] == ["job"] * is_listed
+
+
+def test_an_invalid_pattern_has_an_error_code(steps: _Steps) -> None:
+    assert steps.wire.ask("ListTransactions", 2, {"transactionalIdPattern": "("})["errorCode"] == (
+        Code.INVALID_REGULAR_EXPRESSION
+    )
+
+
+def test_users_need_permission_for_a_transactional_id(
+    root: sparklog.Root, tmp_path: Path, serve: Callable[..., Address]
+) -> None:
+    from kafka.errors import TransactionalIdAuthorizationFailedError
+
+    (tmp_path / "users").write_text(f"anna {hashed('pencil', Random(1))} write: transaction:job-\n")
+    address = serve(root.location, writable=True, users=read_users(str(tmp_path / "users")))
+    login = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-256",
+        "sasl_plain_username": "anna",
+        "sasl_plain_password": "pencil",
+    }
+    producer = kafka_producer(address, "job-1", **login)
+    producer.begin_transaction()
+    send(producer, "a", b"1")
+    producer.commit_transaction()
+    producer.close()
+    with pytest.raises(TransactionalIdAuthorizationFailedError):
+        kafka_producer(address, "other", **login)
+    assert values(root, "a") == [b"1"]
+
+
+def test_a_read_only_server_rejects_transactions(root: sparklog.Root, serve: Callable[..., Address]) -> None:
+    wire = Wire(serve(root.location))
+    client = _Steps(wire, "job")
+    assert client.init() == Code.CLUSTER_AUTHORIZATION_FAILED
+    client.producer = (7, 0)
+    assert client.end(commit=True) == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert client.produce("a", b"1") == Code.TOPIC_AUTHORIZATION_FAILED
+    wire.close()
+
+
+# -- the coordinator
+
+
+def coordinators(world: World, count: int = 2) -> list[TransactionCoordinator]:
+    world.root().create_topic("t")
+    return [TransactionCoordinator(world.root()) for _ in range(count)]
+
+
+def test_producer_ids_are_the_same_on_each_server_and_change_with_the_epochs() -> None:
+    world = World()
+    one, two = coordinators(world)
+    first = one.init("job", 1_000)
+    assert (first.epoch, two.producer(two.log("job").refresh())) == (0, first)
+    state = one.log("job").current()
+    last, next_ = (one.producer(state, epoch) for epoch in (EPOCHS, EPOCHS + 1))
+    assert (last.producer_id, last.epoch, next_.epoch) == (first.producer_id, EPOCHS - 1, 0)
+    assert next_.producer_id != first.producer_id
+    assert one.init("other", 1_000).producer_id != first.producer_id
+
+
+@pytest.mark.parametrize("timeout_ms", [0, MAX_TRANSACTION_TIMEOUT_MS + 1])
+def test_invalid_timeouts_are_rejected(timeout_ms: int) -> None:
+    with pytest.raises(CodeError, match="INVALID_TRANSACTION_TIMEOUT"):
+        coordinators(World())[0].init("job", timeout_ms)
+
+
+@pytest.mark.parametrize("text", ["kafka/1/2", "kafka/x/2/id", "spark/1/2/id", "run-1", "", None])
+def test_other_instances_are_no_kafka_clients(text: str | None) -> None:
+    assert ClientInstance.parse(text) is None
+
+
+@pytest.mark.parametrize("continued", [None, 0, 7])
+def test_instances_are_read_as_they_are_written(continued: int | None) -> None:
+    instance = ClientInstance(60_000, continued, "id")
+    assert ClientInstance.parse(str(instance)) == instance
+
+
+def test_each_request_writes_the_journal_if_a_cache_may_hide_the_latest_decision() -> None:
+    """On such a mount, Server B could otherwise add a batch to a transaction that Server A has committed.
+
+    1. Server B adds topic t to transaction 0 with a first batch. Server A commits the transaction.
+    2. The cache of B's machine hides the decision. B gets a batch of transaction 1, and commits it as a part of 0.
+    3. B cannot create the next entry of the journal, reads the decision, and rejects the batch.
+    """
+    world = World()
+    world.root().create_topic("t")
+    one = TransactionCoordinator(world.root())
+    cached = NameCachingStore(world.store, world.clock, folder_ms=60_000)
+    two = TransactionCoordinator(world.root(cached))
+    producer = one.init("job", 60_000)
+    transaction = ClientTransaction(two, "job", producer)
+
+    def produce() -> None:
+        log = two.root.topic("t").log
+        txn = transaction.open("t")
+        _append(log, txn)
+        transaction.add_topic(txn, log)
+
+    produce()
+    one.end("job", producer, is_commit=True)
+    cached.list("_transactions/job/_log/")
+    with pytest.raises(CodeError, match=r"INVALID_TXN_STATE|is decided"):
+        produce()
+    assert world.values("t") == ["x"]
+
+
+def _append(log: Any, txn: Any) -> None:
+    from sparklog.log.write.append_writer import AppendWriter
+
+    target = log.append_target(refresh=False)
+    writer = AppendWriter(target, None, log.env, 1)
+    writer.write(rows("x").to_batches()[0])
+    log.commit_append(writer.finish(), target, txn=txn)
+
+
+def test_topics_that_were_deleted_do_not_keep_a_transaction_from_its_commit(root: sparklog.Root, steps: _Steps) -> None:
+    steps.init()
+    steps.produce("a", b"1")
+    steps.produce("b", b"2")
+    root.topic("a").delete()
+    assert steps.end(commit=True) == 0
+    assert values(root, "b") == [b"2"]
