@@ -1,4 +1,4 @@
-"""Read Kafka directories in place, even under a live broker."""
+"""Read Kafka directories in place, even while a broker is running."""
 
 from typing import TYPE_CHECKING
 

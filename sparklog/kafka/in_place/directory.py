@@ -1,30 +1,33 @@
-"""List a Kafka log directory or partition folder: segments, checkpoints, topic ids.
+"""List the contents of a Kafka log directory or partition directory: segments, checkpoints and topic ids.
 
-A log directory contains a folder `<topic>-<partition>` for each partition (split at the last dash) and small text
-files. A partition folder contains segments: `<base offset, 20 digits>.log` with `.index`, `.timeindex` and, if
-transactions were aborted, `.txnindex`. A second suffix marks a temporary state: `.cleaned` (the log cleaner is writing
-the file), `.swap` (about to be renamed), `.deleted` (replaced or expired, removed later). Folders that end in
-`-delete`, `-future` or `-stray` are not partitions.
+A log directory contains a directory `<topic>-<partition>` for each partition and small text files. If a topic name
+contains dashes, the last dash separates the topic from the partition. A partition directory contains segments: `<base
+offset, 20 digits>.log` with `.index`, `.timeindex` and, if transactions were aborted, `.txnindex`. A second suffix
+marks a temporary state: `.cleaned` (the log cleaner is writing the file), `.swap` (the file is about to be renamed) or
+`.deleted` (the file was replaced or has expired, and will be deleted). Directories whose names end with `-delete`,
+`-future` or `-stray` are not partitions.
 
-The cleaner replaces segments in these steps, which take milliseconds after the first one:
+The cleaner replaces segments in these steps. Steps 2 and 3 take milliseconds:
 
-1. It writes `<base>.log.cleaned`, and renames it to `.swap` when it is complete and durable.
-2. It renames the old segments to `.deleted`.
-3. It renames the `.swap` file to its final name.
+1. The cleaner writes `<base>.log.cleaned`, and renames the file to `.swap` when it is complete and durable.
+2. The cleaner renames the old segments to `.deleted`.
+3. The cleaner renames the `.swap` file to its final name.
 
-(To split a segment that is too large, it does the same with several new segments, from the last to the first.) Between
-the renames, a listing has a gap. So a listing is used only if the next one is equal and neither contains a `.swap`. If
-a `.swap` remains, the broker died during the swap, and the folder is read as Kafka's LogLoader would leave it at the
-next start:
+To split a segment that is too large, the cleaner runs the same steps with several new segments, from the last to the
+first. Between the renames, a listing has a gap. Therefore a listing is used only if the next listing is equal and
+neither listing contains a `.swap` file. If a `.swap` file remains, the broker died during the swap. Then the directory
+is read in the state that Kafka's LogLoader would create at the next start:
 
 1. `.deleted` and `.cleaned` files are ignored.
-2. A `.swap` at or above the lowest `.cleaned` is ignored, because its group is incomplete.
+2. A `.swap` file whose base offset is not below the lowest base offset of the `.cleaned` files is ignored, because its
+   group is incomplete.
 3. The `.log.swap` files replace the segments from their lowest base offset up to their highest next offset.
 4. All other `.swap` files get their final names.
 
-So at any time during a swap, a reader sees either the old records or those that the cleaner kept. `.cleaned` files
-alone are harmless, because the old segments remain until the first of them becomes a `.swap`. A cleaner writes them for
-minutes, and a crashed one leaves them behind, so a tailing reader must not wait for them.
+As a result, a reader sees either all old records or only the records that the cleaner retained, at any time during a
+swap. `.cleaned` files alone are harmless, because the old segments exist until the first `.cleaned` file becomes a
+`.swap` file. A cleaner may write `.cleaned` files for minutes, and a crash leaves these files in the directory, so a
+tailing reader must not wait until they are gone.
 """
 
 from __future__ import annotations
@@ -50,10 +53,10 @@ TRANSACTION_STATE = "__transaction_state"
 CLUSTER_METADATA = "__cluster_metadata"
 OTHER_INTERNAL_TOPICS = ("__share_group_state", CLUSTER_METADATA, "__remote_log_metadata")
 GROUPS_FILE = "consumer-groups.csv"
-"""The file of committed offsets in an export."""
+"""The file with the committed offsets in an export."""
 PROPERTIES = ".properties"
 MAX_FILE_NAME = 255
-"""In bytes, on all common file systems; a topic name may have 249."""
+"""Maximum length of a file name in bytes on all common file systems. A topic name may have 249 bytes."""
 _SEGMENT = re.compile(r"^(\d{20})\.log$")
 _SWAPPED_SEGMENT = re.compile(r"^(\d{20})\.log\.swap$")
 _CLEANED_FILE = re.compile(r"^(\d{20})\..*\.cleaned$")
@@ -62,12 +65,14 @@ _LAST_SEGMENT = "9" * 20 + ".log"
 LIST_ATTEMPTS = 20
 LIST_PAUSE_SECONDS = 0.05
 ABANDONED_MS = 10_000
-"""If a folder with a swap has not changed for this long, its broker is dead."""
+"""If a directory with `.swap` files has not changed for this long, its broker is dead."""
 
 
 def properties_name(topic: str) -> str:
-    """Return the name of the file of a topic's configs in an export; a long topic name is replaced by 180 letters and a
-    hash."""
+    """Return the name of the file with a topic's configs in an export.
+
+    If the topic name is too long, the file name consists of the first 180 characters of the topic name and a hash.
+    """
     if len(topic) + len(PROPERTIES) > MAX_FILE_NAME:
         topic = f"{topic[:180]}-{hashlib.sha256(topic.encode()).hexdigest()[:32]}"
     return topic + PROPERTIES
@@ -75,9 +80,9 @@ def properties_name(topic: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """A `.log` file in a listing; the inode distinguishes it from a later file of the same name.
+    """A `.log` file in a listing. The inode distinguishes the file from a later file with the same name.
 
-    `size` (bytes) and `modified` (ns) are as of the listing, and are not compared, because files grow between listings.
+    `size` (bytes) and `modified` (ns) are from the listing. They are not compared, because files grow between listings.
     """
 
     base: int
@@ -93,7 +98,7 @@ def segments_after_startup(
     lowest_cleaned: int | None,
     next_offset: Callable[[SegmentName], int],
 ) -> list[SegmentName]:
-    """Return the segments that Kafka would keep when it starts, by base offset; see the module."""
+    """Return the segments that Kafka would keep when it starts, sorted by base offset (see the module docstring)."""
     valid = [swap for swap in swaps if lowest_cleaned is None or swap.base < lowest_cleaned]
     if not valid:
         return sorted(logs)
@@ -103,7 +108,10 @@ def segments_after_startup(
 
 
 def next_offset_of(segment: SegmentName) -> int:
-    """Return the offset after a segment's last batch, or its base offset. Raises `FileNotFoundError`."""
+    """Return the offset after the last batch of a segment, or the base offset of an empty segment.
+
+    Raises `FileNotFoundError` if the file does not exist.
+    """
     next_offset = segment.base
     with SegmentFile(segment.path) as file:
         for window in BatchWalk(file, seek(file, segment.base, 2**63 - 1)):
@@ -112,7 +120,7 @@ def next_offset_of(segment: SegmentName) -> int:
 
 
 def is_internal(topic: str) -> bool:
-    """Return True for one of Kafka's internal topics, which "all topics" excludes."""
+    """Return True if the topic is an internal topic of Kafka, which is not part of "all topics"."""
     return topic in (CONSUMER_OFFSETS, TRANSACTION_STATE, *OTHER_INTERNAL_TOPICS)
 
 
@@ -120,7 +128,11 @@ Layout: TypeAlias = Literal["log-dir", "partition"]
 
 
 def kafka_layout(path: AnyPath) -> Layout | None:
-    """Return the kind of a folder: a partition, which has 20-digit `.log` files, a log directory, or None."""
+    """Return the layout of a directory: a partition directory, which contains `.log` files with 20 digits, or a log
+    directory.
+
+    Returns None if the path is neither.
+    """
     directory = file_path(path)
     if not directory.is_directory():
         return None
@@ -134,10 +146,12 @@ _LAYOUT_DIRECTORIES = 10
 
 
 def bucket_layout(directory: FilePath) -> Layout | None:
-    """Return the `kafka_layout` of a folder in a bucket of any size, usually with one request, and at most a dozen.
+    """Return the `kafka_layout` of a directory in a bucket of any size, usually with one request, and with at most a
+    dozen.
 
-    The first keys of a listing usually identify a Kafka directory. If other objects come first, check the first folders
-    with names of partitions: almost all contain a segment, even if the directory is copied only in part.
+    The first keys of a listing usually identify a Kafka directory. If other objects come first, the first directories
+    with partition names are checked. Almost all partition directories contain a segment, even if a log directory was
+    copied only in part.
     """
     if not isinstance(directory, StorePath):
         return kafka_layout(directory)
@@ -158,7 +172,7 @@ def bucket_layout(directory: FilePath) -> Layout | None:
 
 
 def partition_dirs(log_dir: FilePath, known: Container[FilePath] = ()) -> dict[TopicPartition, FilePath]:
-    """Return the folders of the partitions in a log directory. Folders in `known` are not checked for segments."""
+    """Return the partition directories of a log directory. Directories in `known` are not checked for segments."""
     dirs: dict[TopicPartition, FilePath] = {}
     try:
         for name in log_dir.names():
@@ -171,7 +185,10 @@ def partition_dirs(log_dir: FilePath, known: Container[FilePath] = ()) -> dict[T
 
 
 def parse_topic_partition(partition_dir: FilePath) -> TopicPartition:
-    """Return topic and partition of a folder; a folder of another name is partition 0 of a topic with that name."""
+    """Return the topic and partition of a partition directory.
+
+    A directory with another name is read as partition 0 of a topic with that name.
+    """
     name = partition_dir.real.name
     match = _PARTITION.match(name)
     return (match[1], int(match[2])) if match else (name, 0)
@@ -179,7 +196,9 @@ def parse_topic_partition(partition_dir: FilePath) -> TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class _DirectoryListing:
-    """One listing of a folder. `has_swaps`: it has `.swap` files, possibly only of indexes."""
+    """A single listing of a partition directory. `has_swaps` is True if any file ends with `.swap`, even if only
+    indexes do.
+    """
 
     segments: tuple[SegmentName, ...]
     swaps: tuple[SegmentName, ...]
@@ -188,16 +207,16 @@ class _DirectoryListing:
 
 
 def list_segments(partition_dir: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
-    """Return the segments of a partition folder in offset order; wait while a broker is replacing files.
+    """Return the segments of a partition directory in offset order. Wait while a broker is replacing files.
 
-    Raises `NotFound` if the folder does not exist, and `Unavailable` if it keeps changing.
+    Raises `NotFound` if the directory does not exist, and `Unavailable` if it changes continuously.
     """
     for attempts_left in reversed(range(LIST_ATTEMPTS)):
         listing = _list_twice(partition_dir)
         if listing is not None and not listing.has_swaps:
             return listing.segments
         if listing is not None and (not attempts_left or _is_abandoned(partition_dir, env)):
-            # If a file is missing, a broker is still running.
+            # A missing file means that a broker is still running.
             with suppress(FileNotFoundError):
                 names = segments_after_startup(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
                 return tuple(names)
@@ -206,7 +225,7 @@ def list_segments(partition_dir: FilePath, *, env: Env = SYSTEM) -> tuple[Segmen
 
 
 def try_list_segments(partition_dir: FilePath) -> tuple[SegmentName, ...] | None:
-    """Return the same without waiting; None if a broker is replacing files."""
+    """Return the segments like `list_segments`, but return None instead of waiting if a broker is replacing files."""
     listing = _list_twice(partition_dir)
     return None if listing is None or listing.has_swaps else listing.segments
 
@@ -216,7 +235,7 @@ def missing_partition_dir(partition_dir: FilePath) -> NotFound:
 
 
 def missing_segment(error: FileNotFoundError) -> Unavailable:
-    """Return the error for a segment that is in every listing but cannot be opened."""
+    """Return the error for a segment that is in all listings but cannot be opened."""
     path = str(error.filename).removesuffix(".deleted")
     return Unavailable(f"{path} is listed in its folder, but does not exist when it is opened: retry")
 
@@ -228,7 +247,7 @@ def _list_twice(partition_dir: FilePath) -> _DirectoryListing | None:
 
 def _is_abandoned(partition_dir: FilePath, env: Env) -> bool:
     if not partition_dir.is_local:
-        return True  # No broker works in a bucket.
+        return True  # No broker runs on a bucket.
     try:
         changed_ms = partition_dir.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:
@@ -271,29 +290,31 @@ def _has_segments(partition_dir: FilePath) -> bool:
 
 
 def offset_checkpoint(log_dir: FilePath, name: str) -> dict[TopicPartition, int]:
-    """Read a `*-offset-checkpoint`, which Kafka replaces atomically; empty if it does not exist."""
+    """Read an `*-offset-checkpoint` file, which Kafka replaces atomically. Return an empty dict if the file does not
+    exist.
+    """
     file = log_dir.child(name)
     data = file.data()
     return {} if data is None else checkpoint_files.parse_offsets(data, file=str(file))
 
 
 def topic_id(partition_dir: FilePath, topic: str) -> str:
-    """Return the topic id in `partition.metadata` of a partition folder, or a derived one without a valid file.
+    """Return the topic id in `partition.metadata`, or a derived id if the file is missing or invalid.
 
-    Brokers before 2.8 did not write the file. A derived id is that of the folder's path, so it stays the same if the
-    topic is deleted and created again.
+    Brokers before version 2.8 did not write the file. The derived id depends on the path of the directory, so it does
+    not change if the topic is deleted and created again.
     """
     return kafka_topic_id(partition_dir) or derived_topic_id(partition_dir, topic)
 
 
 def derived_topic_id(partition_dir: FilePath, topic: str) -> str:
-    """Return the id that is derived from a topic's name and the path of its folder."""
+    """Return the topic id that is derived from the topic name and the path of the log directory."""
     location = f"{partition_dir.real.parent}\n{topic}".encode()
     return base64.urlsafe_b64encode(hashlib.sha256(location).digest()[:16]).decode().rstrip("=")
 
 
 def kafka_topic_id(partition_dir: FilePath) -> str:
-    """Return the topic id in `partition.metadata`; empty if the file is missing or invalid."""
+    """Return the topic id in `partition.metadata`, or an empty string if the file is missing or invalid."""
     try:
         return checkpoint_files.parse_partition_metadata(partition_metadata(partition_dir))
     except Corrupt:
@@ -301,7 +322,7 @@ def kafka_topic_id(partition_dir: FilePath) -> str:
 
 
 def leader_epochs(partition_dir: FilePath) -> tuple[LeaderEpoch, ...]:
-    """Return the entries of `leader-epoch-checkpoint`; none if it is missing or invalid."""
+    """Return the entries of `leader-epoch-checkpoint`, or an empty tuple if the file is missing or invalid."""
     data = partition_dir.child(checkpoint_files.LEADER_EPOCHS_FILE).data()
     try:
         return () if data is None else tuple(checkpoint_files.parse_leader_epochs(data))
@@ -310,5 +331,5 @@ def leader_epochs(partition_dir: FilePath) -> tuple[LeaderEpoch, ...]:
 
 
 def partition_metadata(partition_dir: FilePath) -> bytes:
-    """Return the bytes of `partition.metadata`; empty if it does not exist."""
+    """Return the bytes of `partition.metadata`, or no bytes if the file does not exist."""
     return partition_dir.child(checkpoint_files.PARTITION_METADATA_FILE).data() or b""

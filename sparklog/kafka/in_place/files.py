@@ -1,12 +1,13 @@
-"""Access to the files of Kafka directories on disks and in buckets: list folders, and read files.
+"""Access to the files of Kafka directories on disks and in buckets: list directories, and read files.
 
-`LocalPath` uses system calls. On a disk, an open file stays readable after a broker has deleted it.
+`LocalPath` uses system calls. On a disk, an open file can be read even after a broker has deleted it.
 
-`StorePath` uses a store. No broker runs on a bucket, so files are not renamed during a read: a single listing is
-sufficient, and a `.swap` in it is final. Since objects have no inodes, an object with the same size and time is the
-same file. A folder exists if it contains a file. A listing is cached until `refresh`, so that no request is needed to
-know which files exist below its folder, and their sizes and times. If a file is missing, or shorter than in the
-listing, it was replaced: reading it raises `FileNotFoundError`, and the next call lists the folder again.
+`StorePath` uses a store. No broker runs on a bucket, so files are not renamed during a read. A single listing is
+therefore sufficient, and the `.swap` files in a listing are final. Objects have no inodes, so an object with the same
+size and modification time is the same file. A directory exists if it contains a file. A listing is cached until
+`refresh`. It contains the names, sizes and modification times of all files below its directory, so reading these takes
+no request. If a file is missing or shorter than in the listing, the file was replaced: reading it raises
+`FileNotFoundError`, and the next call lists the directory again.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RANGES_AHEAD = 2
-"""Ranges to read ahead after two consecutive reads, if the store has `parallel_reads`."""
+"""Number of ranges to read ahead after two consecutive reads, if the store has `parallel_reads`."""
 CACHED_RANGES = RANGES_AHEAD + 2
-"""Ranges in memory, including those that are read ahead."""
+"""Maximum number of ranges in memory, including the ranges that are read ahead."""
 _SMALL_BYTES = 64 * 1024
-"""Files up to this size are cached until their size or time changes."""
+"""Files up to this size are cached until their size or modification time changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStat:
-    """The size and time of a file, with the names of `os.stat_result`."""
+    """The size and modification time of a file, with the field names of `os.stat_result`."""
 
     st_size: int
     st_mtime_ns: int
@@ -55,7 +56,7 @@ class StoreStat:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StorePath:
-    """A file or folder in a store, by its key; the empty key is the root. Picklable if the store is.
+    """A file or directory in a store. The empty key is the root of the store. The path can be pickled if the store can.
 
     `str` returns the URL without settings, for messages.
     """
@@ -103,12 +104,12 @@ class StorePath:
     exists = is_file
 
     def first_keys(self, limit: int) -> Iterator[str]:
-        """Yield the relative keys of the first files below a folder, such as `orders-0/x`, from a new listing."""
+        """Yield the relative keys of the first files below the directory, such as `orders-0/x`, from a new listing."""
         prefix = f"{self.key}/" if self.key else ""
         return (info.key.removeprefix(prefix) for info in islice(self.files.store.list(prefix), limit))
 
     def directories(self) -> Iterator[str]:
-        """Yield the names of the folders in a folder, from a new listing."""
+        """Yield the names of the subdirectories, from a new listing."""
         return self.files.store.list_folders(f"{self.key}/" if self.key else "")
 
     def data(self) -> bytes | None:
@@ -131,7 +132,7 @@ class StorePath:
 
 
 class _StoreListing:
-    """The files below a folder, and the names in each folder."""
+    """The files below a directory, and the names of the files and subdirectories in each directory."""
 
     def __init__(self, store: Store, directory: str) -> None:
         self.directory = directory
@@ -153,7 +154,7 @@ class _StoreListing:
 
 
 class StoreFiles:
-    """The files of a store, with the latest listing of a folder. Thread-safe."""
+    """The files of a store, with the latest listing of a directory. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -170,11 +171,13 @@ class StoreFiles:
         self.names(directory)
 
     def invalidate(self) -> None:
-        """Discard the listing, so that the next call lists the folder again."""
+        """Discard the listing, so that the next call lists the directory again."""
         self._listing = None
 
     def names(self, directory: str) -> set[str]:
-        """Return the names of the files and folders in a folder; none if it does not exist."""
+        """Return the names of the files and subdirectories in a directory. The set is empty if the directory does not
+        exist.
+        """
         with self._lock:
             listing = self._listing
             if listing is None or not listing.covers(directory):
@@ -182,14 +185,17 @@ class StoreFiles:
         return listing.names.get(directory, set())
 
     def info(self, key: str) -> ObjectInfo | None:
-        """Return the size and time of a file; None if it does not exist. A request if the folder is not listed."""
+        """Return the size and modification time of a file, or None if the file does not exist.
+
+        This takes a request if the directory has not been listed.
+        """
         listing = self._listing
         if listing is not None and listing.covers(key.rpartition("/")[0]):
             return listing.files.get(key)
         return self.store.stat(key) if key else None
 
     def data(self, key: str) -> bytes | None:
-        """Return the bytes of a file; None if it does not exist."""
+        """Return the bytes of a file, or None if the file does not exist."""
         listing = self._listing
         is_listed = listing is not None and listing.covers(key.rpartition("/")[0])
         info = self.info(key) if is_listed else None
@@ -205,7 +211,7 @@ class StoreFiles:
 
 
 class StoreFile:
-    """An open file of a store, with the size in the listing."""
+    """An open file of a store, with the size that the listing reported."""
 
     inode = 0
 
@@ -215,10 +221,11 @@ class StoreFile:
         self._store = path.files.store
         self._range_bytes = self._store.limits.range_bytes
         self._ranges: dict[int, bytes] = {}
-        """The latest ranges, by number."""
+        """The most recently used ranges, by range number."""
         self._last = -1
         self._requests: dict[int, Request] = {}
-        """The ranges in progress, in order: the required one, and those after it that are read ahead."""
+        """The ranges in progress, in order: the range that is needed now, and the ranges after it that are read ahead.
+        """
         parallel = min(self._store.parallel_reads, RANGES_AHEAD + 1)
         self._ahead = ReadAhead(parallel, self._fetch, self._more, self._store.limits)
 
@@ -233,7 +240,8 @@ class StoreFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def is_replaced(self) -> bool:
-        """Return True if the file has another size or time now, or was deleted. Needs a request."""
+        """Return True if the size or modification time has changed, or if the file was deleted. This takes a request.
+        """
         info = self._store.stat(self.path.key)
         return info is None or StoreStat.of(info) != StoreStat(self.size, self.modified)
 
@@ -262,7 +270,7 @@ class StoreFile:
         self._ahead.add([self._requests[number]])
 
     def _more(self) -> bool:
-        """Start to read the next range, if two consecutive ranges were read."""
+        """Start to read the next range, if the last two ranges were consecutive."""
         current, following = next(iter(self._requests)), next(reversed(self._requests)) + 1
         if self._last < 0 or current != self._last + 1 or following * self._range_bytes >= self.size:
             return False
@@ -285,7 +293,7 @@ DELETED = ".deleted"
 
 @dataclass(frozen=True, slots=True, order=True)
 class LocalPath:
-    """A file or folder on a disk, by its absolute path."""
+    """A file or directory on a disk, identified by its absolute path."""
 
     is_local: ClassVar[bool] = True
     path: str
@@ -309,7 +317,7 @@ class LocalPath:
         return LocalPath(os.path.join(self.path, name))
 
     def names(self) -> Iterator[str]:
-        """Yield the names in the folder. Raises `FileNotFoundError` if it does not exist."""
+        """Yield the names in the directory. Raises `FileNotFoundError` if the directory does not exist."""
         with os.scandir(self.path) as entries:
             for entry in entries:
                 yield entry.name
@@ -327,7 +335,7 @@ class LocalPath:
         return os.path.isdir(self.path)
 
     def data(self) -> bytes | None:
-        """Return the bytes of the file; None if it does not exist."""
+        """Return the bytes of the file, or None if the file does not exist."""
         try:
             with open(self.path, "rb") as source:
                 return source.read()
@@ -338,10 +346,13 @@ class LocalPath:
         return LocalFile(self)
 
     def refresh(self) -> None:
-        """List the folder again. Only buckets have cached listings."""
+        """Do nothing, because only listings of buckets are cached."""
 
     def map_files(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Yield the results of a function that reads files of this folder, in order. Buckets are read in parallel."""
+        """Apply a function that reads files of this directory to each item, and yield the results in order.
+
+        Files in buckets are read in parallel.
+        """
         return map(function, items)
 
     def as_object(self) -> tuple[Store, str]:
@@ -350,10 +361,10 @@ class LocalPath:
 
 
 class LocalFile:
-    """An open file on a disk; `size` and `modified` (ns) are as of its opening."""
+    """An open file on a disk, with its `size` and modification time `modified` (ns) at the time of opening."""
 
     def __init__(self, path: LocalPath) -> None:
-        """Open `path` or the `.deleted` file. Raises `FileNotFoundError` if neither exists."""
+        """Open the file at `path`, or its `.deleted` file. Raises `FileNotFoundError` if neither file exists."""
         self.path = path
         try:
             self._descriptor = os.open(path.path, os.O_RDONLY)
@@ -367,7 +378,7 @@ class LocalFile:
         return read_at(self._descriptor, position, length)
 
     def is_replaced(self) -> bool:
-        """Return False: on a disk, an open file is never replaced."""
+        """Return False, because an open file on a disk is never replaced."""
         return False
 
     def close(self) -> None:
@@ -376,7 +387,9 @@ class LocalFile:
 
 @contextmanager
 def try_lock(path: LocalPath) -> Iterator[bool]:
-    """Lock a file, as a broker locks `.lock`; yields False if another process holds it. Ignores a missing file."""
+    """Lock a file, as a broker locks `.lock`. Yield False if another process has the lock. A missing file is not an
+    error.
+    """
     import fcntl
 
     try:
@@ -400,19 +413,19 @@ AnyPath: TypeAlias = "str | os.PathLike[str] | FilePath"
 
 
 def file_path(path: AnyPath) -> FilePath:
-    """Return the path of a Kafka directory or file from a path or URL."""
+    """Return the `FilePath` of a Kafka directory or file from a path or URL."""
     if isinstance(path, (LocalPath, StorePath)):
         return path
     location = str(path)
     if not is_url(location):
         return LocalPath(local_path(location))
     above, name = split(normal_location(location))
-    # If the name cannot be part of a key, it is not a partition, so the folder above is not needed.
+    # If the name cannot be part of a key, it is not the name of a partition, so its parent directory is not needed.
     return store_path(open_store(above), name) if is_part(name) else store_path(open_store(location), "")
 
 
 def relative(path: FilePath, directory: FilePath) -> str:
-    """Return a path relative to a folder above it."""
+    """Return a path relative to the parent directory `directory`."""
     return str(path).removeprefix(f"{directory}/")
 
 

@@ -1,8 +1,8 @@
-"""The state of a partition in a Kafka directory: enough to plan reads, estimate sizes and look up timestamps.
+"""The state of a partition in a Kafka directory, for planning reads, estimating sizes and looking up timestamps.
 
-A refresh reads only what has changed: the headers of all batches are read once, and later only those of appended
-batches. The state takes about a megabyte per gigabyte of batches, for one block per 64 KiB or more and the transaction
-events.
+The first refresh reads the headers of all batches. Later refreshes read only the headers of appended batches. The state
+needs about one megabyte per gigabyte of batches, because it contains a row per block (64 KiB or more) and the
+transaction events.
 """
 
 from __future__ import annotations
@@ -36,24 +36,27 @@ from sparklog.log.state.view import BatchRanges, Stored
 BLOCK_BYTES = 64 * 1024
 UNWRITTEN = "unwritten"
 INVALID = "invalid"
-"""Reasons for the end of a scan, in addition to those of `BatchWalk`: the checksum of the last batch does not match
-(yet); with the policy `truncate`, the log ends at an invalid batch."""
+"""Reasons why a scan ended, in addition to those of `BatchWalk`. `UNWRITTEN`: the last batch does not match its
+checksum, so it is not completely written yet. `INVALID`: with the policy `truncate`, the log ends at an invalid
+batch.
+"""
 
 
 @dataclass
 class SegmentState:
-    """One segment up to `end`, the position after its last complete batch.
+    """A segment up to `end`, the position after its last complete batch.
 
     * `records`: number of records according to the headers, without markers; a compressed message of format v0 or v1
-      counts as one
+      counts as one record
     * `batches`: number of batches, including markers
-    * `next_offset`: the offset after the last batch in order, or the base offset; `max_timestamp`: -1 without any
-    * `out_of_order`: the position of the out-of-order batches at the end of the segment; -1 if there are none
+    * `next_offset`: the offset after the last batch that is in offset order, or the base offset
+    * `max_timestamp`: the maximum timestamp, or -1 if no batch has a timestamp
+    * `out_of_order`: the position of the out-of-order batches at the end of the segment, or -1 if there are none
     * `stop`, `reason`: why the last scan ended (see `BatchWalk`)
-    * `closed`: the segment has a successor, whose base is `limit`, and has been read to its end since; its file then
-      had `size` bytes and was `modified` at this time (ns)
-    * blocks (parallel arrays): the position, offsets `[offset, end)` and maximum timestamp of each block, and its
-      numbers of offsets (of records and markers) and batches
+    * `closed`: True if the segment was read to its end after the next segment was created; `limit` is the base offset
+      of the next segment, and `size` (bytes) and `modified` (ns) are from the file at that time
+    * blocks (parallel arrays): the position, the offsets `[offset, end)`, the maximum timestamp, the number of offsets
+      (of records and markers) and the number of batches of each block
     """
 
     name: directory.SegmentName
@@ -85,27 +88,33 @@ class SegmentState:
         self._order = recovery.OffsetOrder(self.next_offset)
 
     def is_same_file(self, file: SegmentFile) -> bool:
-        """Return True if the opened file is the one that was read before, unless for appended batches.
+        """Return True if the open file is the file that was read before, possibly with appended batches.
 
-        A follower that truncates its log to that of the leader writes other batches at the same positions.
+        The last batch is compared, because a follower that truncates its log writes other batches at the same
+        positions.
         """
         if file.inode != self.name.inode or file.size < self.end:
             return False
         if not file.location.is_local and (file.size, file.modified) == (self.size, self.modified):
-            return True  # In a bucket, a rewrite changes the time, so the file is unchanged. This saves a request.
+            # In a bucket, a rewrite changes the modification time, so an unchanged size and time mean unchanged
+            # content. This saves a request.
+            return True
         header = self.last_header
         return not header or file.read(self.last_position, len(header)) == header
 
     def is_unchanged(self, listed: directory.SegmentName) -> bool:
-        """Return True if a listing shows the file as it was when it was closed. Inodes and names can be reused."""
+        """Return True if the size and modification time in a listing are those of the closed file.
+
+        Names and inodes are not sufficient, because both can be reused.
+        """
         return not self.closed or (listed.size, listed.modified) == (self.size, self.modified)
 
     def scan(self, file: SegmentFile, *, last: bool, policy: str = recovery.FAIL, limit: int | None = None) -> None:
-        """Scan the batches from `end` to the end of the file; `limit` is the base offset of the next segment.
+        """Scan the batches from `end` to the end of the file. `limit` is the base offset of the next segment.
 
-        If the last batch of the partition does not match its checksum, it is not completely written yet and does not
-        count. Other checksums are left to readers, unless the policy is `truncate`: then the segment ends at the first
-        invalid batch.
+        If the last batch of the partition does not match its checksum, it is not completely written yet and is ignored.
+        The other checksums are verified by readers. With the policy `truncate`, all checksums are verified here, and
+        the segment ends at the first invalid batch.
         """
         if policy == recovery.TRUNCATE:
             self.stop, self.reason = "end", ""
@@ -139,7 +148,10 @@ class SegmentState:
         return self.closed and self.stop != "end"
 
     def _scan_headers(self, file: SegmentFile, *, last: bool, limit: int | None) -> Damage | None:
-        """Add the batches from `end` on by their headers. Return the damage after them; None at the end of the file."""
+        """Add the batches from `end` on, based on their headers.
+
+        Return the damage after these batches, or None if the file ends there.
+        """
         walk = BatchWalk(file, self.end, headers_only=True)
         last_window: Window | None = None
         for window in walk:
@@ -195,17 +207,18 @@ class SegmentState:
 
     @property
     def block_columns(self) -> tuple[array[int], ...]:
-        """The offset, end, records, position and batches of the blocks."""
+        """The offset, end, number of records, position and number of batches of each block."""
         return self.block_offset, self.block_end, self.block_records, self.block_position, self.block_batches
 
     def blocks_with(self, timestamp: int) -> list[tuple[int, int]]:
-        """Return the (start, end) positions of the blocks that have a batch with maxTimestamp >= `timestamp`."""
+        """Return the (start, end) positions of the blocks that contain a batch with maxTimestamp >= `timestamp`."""
         blocks = zip(self.block_position, [*self.block_position[1:], self.end], self.block_timestamp, strict=True)
         return [(start, end) for start, end, max_timestamp in blocks if max_timestamp >= timestamp]
 
 
 RACY_MS = 100
-"""If a folder changed less than this before it was listed, a later change may have left the same time."""
+"""If a directory changed less than this long before it was listed, a later change may have the same modification time.
+"""
 OPEN_ATTEMPTS = 5
 DETAILED_BLOCKS = 1 << 17
 """The number of blocks in about 8 GB."""
@@ -213,7 +226,8 @@ DETAILED_BLOCKS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """A listing of a partition folder. Its `origin` (device, inode and metadata) identifies the folder and topic."""
+    """A listing of a partition directory. `origin` (device, inode and metadata) identifies the directory and the topic.
+    """
 
     segments: tuple[directory.SegmentName, ...]
     origin: tuple[tuple[int, int], bytes]
@@ -221,7 +235,9 @@ class _Listing:
     listed_ms: int
 
     def is_current(self, changed_ns: int | None) -> bool:
-        """Return True if the folder, which last changed at this time, certainly has not changed since the listing."""
+        """Return True if the directory cannot have changed since the listing. `changed_ns` is its modification time
+        now.
+        """
         if changed_ns is None or changed_ns != self.changed_ns:
             return False
         return self.listed_ms - changed_ns // 1_000_000 > RACY_MS
@@ -232,8 +248,8 @@ def _merge_listing(
 ) -> tuple[list[SegmentState], bool]:
     """Return the states of the listed segments, and whether the transactions must be computed again.
 
-    Unchanged segments keep their states. Segments may be added at the end and expire at the start; any other change
-    affects the transactions.
+    Unchanged segments retain their states. Segments may be appended at the end and expire at the start. Any other
+    change affects the transactions.
     """
     states_by_name = {state.name: state for state in before}
     states = [
@@ -249,9 +265,10 @@ def _merge_listing(
 
 
 class PartitionState:
-    """The segments and transactions of a partition folder, as of the latest `refresh`.
+    """The segments and transactions of a partition directory at the time of the latest `refresh`.
 
-    `policy`: how to handle damage (see `segment_recovery`); `skipped`: damage that ends or follows the log.
+    * `policy`: how damage is handled (see `segment_recovery`)
+    * `skipped`: damage at the end of the log, or after it
     """
 
     def __init__(
@@ -279,9 +296,9 @@ class PartitionState:
         return self.segments[-1].next_offset if self.segments else 0
 
     def refresh(self) -> None:
-        """List the folder if it has changed, and read the batches that were appended to the last segment.
+        """List the directory if it has changed, and read the batches that were appended to the last segment.
 
-        Raises `NotFound` if the folder does not exist, and `Unavailable` if it keeps changing.
+        Raises `NotFound` if the directory does not exist, and `Unavailable` if it changes continuously.
         """
         is_missing = False
         for attempts_left in reversed(range(OPEN_ATTEMPTS)):
@@ -298,10 +315,10 @@ class PartitionState:
                 return
 
     def _list(self, *, wait: bool) -> None:
-        """Adopt the current listing, and keep the states of unchanged segments.
+        """Update the segments to the current listing. Unchanged segments retain their states.
 
-        Without `wait`, a known partition keeps its segments while its folder is changing. A first listing always waits,
-        and so does one after a missing segment.
+        If `wait` is False, a partition that was listed before retains its segments while its directory is changing. The
+        first listing and the listing after a missing segment always wait.
         """
         listing = self._next_listing(wait=wait)
         if listing is None:
@@ -312,7 +329,9 @@ class PartitionState:
         self._listing, self._is_stale = listing, False
 
     def _next_listing(self, *, wait: bool) -> _Listing | None:
-        """Return a new listing; None if the folder has not changed, or is changing and need not be awaited."""
+        """Return a new listing, or None if the directory has not changed, or if it is changing and waiting is not
+        required.
+        """
         before, changed_ns, directory_id = self._listing, None, (0, 0)
         if isinstance(self.partition_dir, LocalPath):
             try:
@@ -367,7 +386,10 @@ class PartitionState:
                 self._aborted = None
 
     def _truncate_at(self, index: int) -> bool:
-        """With the policy `truncate`, end the log in an incomplete segment. The next refresh lists the folder again."""
+        """With the policy `truncate`, end the log in an incomplete segment, and return True.
+
+        The next refresh lists the directory again.
+        """
         state = self.segments[index]
         if self.policy != recovery.TRUNCATE or state.stop == "end":
             return False
@@ -386,10 +408,10 @@ class PartitionState:
         self.skipped.append(Skipped(*self._key, file, position, nbytes, offset, None, reason))
 
     def aborted(self, start: int, end: int) -> AbortedTransactions:
-        """Return the aborted transactions with offsets in `[start, end)`, by the markers of the entire partition.
+        """Return the aborted transactions with offsets in `[start, end)`, based on the markers of the entire partition.
 
-        If the marker of a transaction in this range is damaged, raises `Corrupt`; with the policy `skip`, the
-        transaction counts as aborted.
+        Raises `Corrupt` if the marker of a transaction in this range is damaged. With the policy `skip`, the
+        transaction is treated as aborted.
         """
         unknown = self.unknown(start, end)
         if unknown and self.policy != recovery.SKIP:
@@ -405,15 +427,16 @@ class PartitionState:
         aborted = self._aborted.overlapping(start, end)
         if not unknown:
             return aborted
-        # Treat them as aborted at the damage.
+        # Treat these transactions as aborted at the offset of the damage.
         columns = np.array([(*span, span.last + 1) for span, _ in unknown], np.int64).T
         every = concatenate([aborted, AbortedTransactions(*columns)])
         return every.select(np.argsort(every.last_offsets, kind="stable"))
 
     def unknown(self, start: int, end: int) -> list[tuple[TransactionSpan, str]]:
-        """Return the transactions with offsets in `[start, end)` whose end is in no marker and no `.txnindex`.
+        """Return the transactions with offsets in `[start, end)` that are not ended by a marker or an entry of a
+        `.txnindex`.
 
-        Each comes with the file that contained its marker.
+        Each transaction is returned with the file that contained its marker.
         """
         entries = [span for span in self.transactions.unknown if span.first < end and span.last >= start]
         if not entries:
@@ -428,7 +451,10 @@ class PartitionState:
         ]
 
     def _transaction_index(self, name: directory.SegmentName) -> AbortedTransactions:
-        """Return the `.txnindex` of a segment; empty if missing or invalid. That of the last segment is not cached."""
+        """Return the `.txnindex` entries of a segment. The result is empty if the file is missing or invalid.
+
+        The `.txnindex` of the last segment is not cached.
+        """
         index = self._indexed.get(name)
         if index is None:
             index = aborted_by_index(name.path, name.base)
@@ -439,7 +465,7 @@ class PartitionState:
     def stored(self, start: int, end: int, *, detailed: int = DETAILED_BLOCKS) -> Stored:
         """Return the stored size of these offsets, with one row per block of their segments.
 
-        After the first `detailed` blocks there is one row per segment, so that a stream with rate limits does not
+        After the first `detailed` blocks, there is only one row per segment. Otherwise a stream with rate limits would
         process all blocks of a terabyte in each micro-batch.
         """
         by_base = attrgetter("name.base")

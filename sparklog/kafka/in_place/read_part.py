@@ -1,10 +1,10 @@
-"""Read a range of offsets of a Kafka partition, from the files that contain it at the time of the read.
+"""Read a range of offsets of a Kafka partition from the files that contain the offsets at the time of the read.
 
-A part refers to offsets and the partition folder, never to positions or files, because the log cleaner may replace
-files between planning and reading. It includes the aborted transactions of its range, because their markers may be
-after the end of the range. The batches of a segment are decoded like those of a slice in a sealed file.
+A part consists of offsets and the partition directory. It does not refer to positions or files, because the log cleaner
+may replace files between planning and reading. The part includes the aborted transactions of its range, because their
+markers may be after the end of the range. The batches of a segment are decoded like those of a slice in a sealed file.
 
-Every batch of the range is checked. The policy of the part determines how damage is handled (see `segment_recovery`).
+Every batch of the range is checked. `corrupt_records` determines how damage is handled (see `segment_recovery`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ REMEDY = "restore the file, read other offsets, or skip the damage with corruptR
 
 @dataclass(frozen=True, slots=True)
 class KafkaReadPart:
-    """Implements `ReadPart` for a partition folder. `records` and `nbytes` are estimates.
+    """Implements `ReadPart` for a partition directory. `records` and `nbytes` are estimates.
 
-    * `aborted`: None for read_uncommitted
-    * `corrupt_records`: the policy for damage, see `segment_recovery`
-    * `on_skipped`: called in the process that reads, so it must be picklable if that is another process
+    * `aborted`: the aborted transactions, or None for read_uncommitted
+    * `corrupt_records`: the policy for damage (see `segment_recovery`)
+    * `on_skipped`: function that is called in the process that reads; if this is another process, the function must be
+      picklable
     """
 
     partition_dir: FilePath
@@ -51,10 +52,10 @@ class KafkaReadPart:
     on_skipped: OnSkipped = recovery.log_skipped
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = 4 << 20) -> Iterator[pa.RecordBatch]:
-        """Yield the records in offset order, as batches of about `batch_bytes` with exactly `columns`.
+        """Yield the records in offset order, in batches of about `batch_bytes` with exactly `columns`.
 
-        Raises `Corrupt` with file, position and offset, unless damage is skipped, and `NotFound` if the log no longer
-        contains the range, because its start was deleted or its end was truncated.
+        Raises `Corrupt` with file, position and offset for damage that is not skipped. Raises `NotFound` if the log no
+        longer contains the range, because the start of the log was deleted or its end was truncated.
         """
         from sparklog.log.read.decode_slices import read_fetched
 
@@ -65,7 +66,7 @@ class KafkaReadPart:
         yield from batches if columns else (batch.select([]) for batch in batches)
 
     def _fetch(self, window_bytes: int) -> Iterator[FetchedBatches]:
-        """Yield the windows of each segment like those of a slice in a sealed file."""
+        """Yield the windows of each segment as if the segment were a slice in a sealed file."""
         offsets, slices = self.range, dict[str, PlannedSlice]()
         for window in self.windows(window_bytes):
             if window.file not in slices:
@@ -83,7 +84,9 @@ class KafkaReadPart:
             self.on_skipped(Skipped(*source, first, last, damage.reason))
 
     def windows(self, window_bytes: int) -> Iterator[Window]:
-        """Yield windows of valid batches that cover the range, of about `window_bytes`, segment by segment."""
+        """Yield windows of valid batches that cover the range, segment by segment. Each window has about `window_bytes`
+        bytes.
+        """
         walk = _SegmentWalk(list_segments(self.partition_dir), self.range.start)
         for replans_left in reversed(range(MAX_REPLANS + 1)):
             try:
@@ -96,12 +99,12 @@ class KafkaReadPart:
             except Corrupt:
                 if not replans_left or walk.file is None or not walk.file.is_replaced():
                     raise
-            # The cleaner or retention has replaced files: find the offsets in the current ones.
+            # The cleaner or retention has replaced files. Find the offsets in the current files.
             self.partition_dir.refresh()
             walk.names, walk.after = list_segments(self.partition_dir), -1
 
     def _next_segment(self, walk: _SegmentWalk) -> SegmentName | None:
-        """Return the next segment to read; None at the end of the range. Raises `NotFound` for deleted offsets."""
+        """Return the next segment to read, or None at the end of the range. Raises `NotFound` for deleted offsets."""
         if walk.position >= self.range.end:
             return None
         if walk.after >= 0:
@@ -120,7 +123,9 @@ class KafkaReadPart:
             walk.file = file
             for window in self._segment_windows(file, name, walk, window_bytes):
                 if not len(window.headers):
-                    walk.position = self.range.end  # The next batch is after the range: the rest was cleaned.
+                    # The next batch is after the range, because the cleaner has removed the remaining records of the
+                    # range.
+                    walk.position = self.range.end
                     return
                 yield window
                 walk.position = max(walk.position, int(window.headers.next_offset[-1]))
@@ -131,7 +136,8 @@ class KafkaReadPart:
     ) -> Iterator[Window]:
         """Yield windows from the first batch that ends at or after the walk's position to the last batch of the range.
 
-        Raises `Corrupt` for damage within the range. If damage is skipped, sets `walk.passed` to the offset after it.
+        Raises `Corrupt` for damage within the range. If damage is skipped, sets `walk.skipped_to` to the offset after
+        the damage.
         """
         skipping, position, end = self.corrupt_records == recovery.SKIP, walk.position, self.range.end
         limit = _limit(walk.names, name, file)
@@ -158,7 +164,7 @@ class KafkaReadPart:
                 raise Corrupt(f"{message}; {REMEDY}", file=file.path, position=found.position, offset=offset)
 
     def _out_of_range(self, walk: _SegmentWalk) -> NotFound:
-        # In a cleaned log, offsets may be missing anywhere but at its start and end.
+        # In a cleaned log, offsets may be missing anywhere except at its start and end.
         if walk.after >= 0:
             reason = "the log ends before them now"
         else:
@@ -169,9 +175,12 @@ class KafkaReadPart:
 
 @dataclass(slots=True)
 class _SegmentWalk:
-    """The progress of a read: `position` is the next offset, `after` the base of the latest segment (-1 at the start).
+    """The progress of a read.
 
-    `skipped_to`: the offset after the skipped damage in the segment `file`.
+    * `position`: the next offset to read
+    * `after`: the base offset of the latest segment, or -1 before the first segment
+    * `skipped_to`: the offset after the skipped damage in the current segment
+    * `file`: the file of the current segment
     """
 
     names: Sequence[SegmentName]
@@ -182,7 +191,7 @@ class _SegmentWalk:
 
 
 def _as_slice(file: str, offsets: OffsetRange, aborted: AbortedTransactions | None) -> PlannedSlice:
-    """Return a slice for decoding the batches of a segment, which already have the offsets of the log."""
+    """Return a slice for decoding the batches of a segment. The batches already have the offsets of the log."""
     return PlannedSlice(
         position=0, size=0, base=0, end=MAX_OFFSET + 1, shift=0, records=0, min_ts=-1, max_ts=-1, crc=0, flags=0,
         append_time=-1, file_size=0, footer_length=0, leader_epoch=-1, status=0, topic=offsets.topic,
@@ -191,9 +200,11 @@ def _as_slice(file: str, offsets: OffsetRange, aborted: AbortedTransactions | No
 
 
 def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -> int | None:
-    """Return the base of the segment after `name`, which limits its offsets; None if it is the last one.
+    """Return the base offset of the next segment, which limits the offsets of `name`, or None if `name` is the last
+    segment.
 
-    Also None if the file is not the listed one, because the cleaner may have merged other segments into it.
+    Also returns None if the open file is not the listed file, because the cleaner may have merged other segments into
+    it.
     """
     later = [other.base for other in names if other.base > name.base]
     is_listed = file.inode == name.inode
@@ -203,9 +214,10 @@ def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -
 
 
 def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: int | None, *, skipping: bool) -> int:
-    """Return the position of the first batch that ends at or after `offset`, or of damage that may contain it.
+    """Return the position of the first batch that ends at or after `offset`, or of damage that may contain `offset`.
 
-    Reads only headers. Continues after batches of an unknown format and, with `skipping`, after other damage.
+    Only headers are read. The search continues after batches of an unknown format and, if `skipping` is True, after
+    other damage.
     """
     start = before = seek(file, name.base, offset)
     expected = name.base
@@ -217,7 +229,7 @@ def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: in
             is_odd = np.logical_or.reduce([headers.base_offset < ends, *(odd for odd, _ in header_rules(headers))])
             matching = np.flatnonzero((headers.last_offset >= offset) | is_odd)
             if len(matching):
-                # If two batches are out of order, the first may be the invalid one.
+                # If two batches are out of order, the first batch may be the invalid one.
                 row = int(matching[0])
                 is_ordered = headers.base_offset[row] >= ends[row]
                 previous = before if not row else window.start + int(headers.position[row - 1])

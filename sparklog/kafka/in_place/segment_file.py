@@ -1,9 +1,9 @@
-"""Read a `.log` file of a Kafka partition, and the index files beside it.
+"""Read a `.log` file of a Kafka partition, and the index files next to it.
 
-Files are not memory-mapped: a broker truncates a preallocated file when it rolls, and access to a mapped page after the
-new end would kill the process. Reads end at the size that the file had when it was opened. A missing file was replaced
-or has expired; until `file.delete.delay.ms` has passed, its records are in the `.deleted` file. In a bucket neither
-happens (see `sparklog.kafka.in_place.files`).
+Files are not memory-mapped. A broker truncates a preallocated file when it rolls the segment, and an access to a mapped
+page after the new end would kill the process. Reads end at the size that the file had when it was opened. If a file is
+missing, it was replaced or has expired. Its records are in the `.deleted` file until `file.delete.delay.ms` has passed.
+In a bucket, files are neither truncated nor renamed (see `sparklog.kafka.in_place.files`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ CLEANED = ".cleaned"
 
 
 def companion(log: FilePath, suffix: str) -> FilePath:
-    """Return the file with another suffix, such as `index`, beside a `.log`, `.log.swap` or `.log.deleted` file.
+    """Return the file next to a `.log`, `.log.swap` or `.log.deleted` file that has another suffix, such as `index`.
 
-    A swap renames the files of a segment one by one, the `.log` first, so the others may still end in `.swap`.
+    A swap renames the files of a segment one by one, starting with the `.log`, so the other files may still end with
+    `.swap`.
     """
     parent, name = log.parent, log.name
     for state in (SWAP, DELETED):
@@ -34,10 +35,12 @@ def companion(log: FilePath, suffix: str) -> FilePath:
 
 
 class SegmentFile(BatchFile):
-    """An open `.log` file, with the `size` that it had when it was opened; `path` is its name for messages."""
+    """An open `.log` file. `size` is its size at the time of opening, and `path` is its name in messages."""
 
     def __init__(self, path: FilePath) -> None:
-        """Open `path` or, on a disk, the `.deleted` file. Raises `FileNotFoundError` if neither exists."""
+        """Open the file at `path` or, on a disk, its `.deleted` file. Raises `FileNotFoundError` if neither file
+        exists.
+        """
         self._file = path.open()
         self.location: FilePath = self._file.path
         self.path = str(self.location)
@@ -50,16 +53,20 @@ class SegmentFile(BatchFile):
         self._file.close()
 
     def read(self, position: int, length: int) -> bytes:
-        """Return `length` bytes from `position`, or fewer at the end of the file."""
+        """Return `length` bytes from `position`. At the end of the file, fewer bytes are returned."""
         return self._file.read(position, length)
 
     def is_replaced(self) -> bool:
-        """Return True if the file was replaced in a bucket, so that earlier reads may be of both files."""
+        """Return True if the file was replaced in a bucket, so that earlier reads may have returned bytes of both
+        files.
+        """
         return self._file.is_replaced()
 
 
 def aborted_by_index(log: FilePath, base: int) -> AbortedTransactions:
-    """Return the entries of the `.txnindex` beside a `.log` file; none if it is missing or invalid."""
+    """Return the entries of the `.txnindex` next to a `.log` file. The result is empty if the file is missing or
+    invalid.
+    """
     try:
         return transaction_index.parse(companion(log, "txnindex").data() or b"", base)
     except Corrupt:
@@ -67,10 +74,11 @@ def aborted_by_index(log: FilePath, base: int) -> AbortedTransactions:
 
 
 def seek(file: SegmentFile, base: int, offset: int) -> int:
-    """Return the position of a batch where a reader of `offset` can start: from the `.index` if it is valid, else 0.
+    """Return the position of a batch from which `offset` can be read: a position in the `.index`, or 0 if the index is
+    invalid.
 
-    An index has no checksum and may belong to an earlier file of the same name. So its entry is used only if a batch
-    starts at its position, ends with its offset and matches the checksum.
+    An index has no checksum and may belong to an earlier file with the same name. Therefore an entry is used only if a
+    batch starts at its position, ends with its offset and matches the checksum.
     """
     if offset <= base and not file.location.is_local:
         return 0  # This saves a request.

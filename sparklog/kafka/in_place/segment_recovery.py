@@ -7,11 +7,11 @@
 | `truncate` | the log ends before the batch, as after Kafka's recovery from an unclean shutdown with recovery point 0 |
 
 With `fail`, the log ends after its last complete batch, as after Kafka's recovery of the last segment. The bytes after
-it (an incomplete batch, zeros, garbage) are not written yet or never will be, and do not count as damage. `skip`
-continues after them if valid batches follow.
+the last complete batch (an incomplete batch, zeros or garbage) were never completely written, so they are not treated
+as damage. With `skip`, reading continues after these bytes if valid batches follow.
 
-`sparklog.format.batch_walk` defines valid batches and finds the next one after a corrupt batch. If batches are out of
-order, Kafka's recovery ends the log at the last one. sparklog determines which of the two is invalid.
+`sparklog.format.batch_walk` defines which batches are valid, and finds the next valid batch after a corrupt one. If a
+batch is out of order, Kafka's recovery ends the log before it. sparklog determines which of the two batches is invalid.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _warned: set[str] = set()
 
 
 def warn_once(message: str) -> None:
-    """Log a warning once per process, because views check repeatedly."""
+    """Log a warning only once per process, because views repeat the check."""
     if message not in _warned:
         _warned.add(message)
         _LOG.warning("sparklog: %s", message)
@@ -62,7 +62,7 @@ def check_policy(policy: str) -> str:
 
 @dataclass(slots=True)
 class OffsetOrder:
-    """Finds out-of-order batches. `end` is the end offset of the log so far, without out-of-order batches."""
+    """Finds out-of-order batches. `end` is the end offset of the batches so far, without out-of-order batches."""
 
     end: int
     _before: int = 0
@@ -70,13 +70,13 @@ class OffsetOrder:
     _position: int = -1
 
     def add(self, headers: BatchHeaders, start: int, is_valid: Callable[[int], bool]) -> npt.NDArray[np.bool_]:
-        """Add the next batches, whose positions are relative to `start`. Return True for each batch in order.
+        """Add the next batches, whose positions are relative to `start`. Return True for each batch that is in order.
 
-        `is_valid` returns True if the checksum of the batch at a position matches. It is called only if batches are out
-        of order.
+        `is_valid` returns True if the batch at a position matches its checksum. It is called only if batches are out of
+        order.
         """
         starts, deltas = headers.base_offset, headers.last_offset_delta
-        # An offset beyond the maximum ends the log there; reading such a batch is an error.
+        # If an offset exceeds the maximum, the log ends at the maximum. Reading such a batch is an error.
         ends = np.minimum(starts, MAX_OFFSET - np.maximum(deltas, 0)) + deltas + 1
         positions = headers.position + start
         ordered = np.ones(len(starts), np.bool_)
@@ -105,7 +105,7 @@ class OffsetOrder:
         self._last, self._position, self.end = span, position, span.end
 
     def _replaces_previous(self, span: Span, position: int, after: int | None, is_valid: Callable[[int], bool]) -> bool:
-        """Return True if the previous batch is out of order rather than this one."""
+        """Return True if the previous batch, and not the current one, is out of order."""
         if self._last is None or span.start < self._before or not is_valid(position):
             return False
         return not is_valid(self._position) or first_is_wrong(self._before, self._last, span, after)

@@ -1,15 +1,15 @@
 """Find the open and aborted transactions of a partition from batch headers, and the markers that damage may hide.
 
-Kafka stores transactions in producer snapshots and `.txnindex` files. Headers and markers contain the same information
-and always exist: the first transactional batch of a producer after its last marker opens a transaction, and the next
-marker ends it. (With transaction.version 2 the epoch of a marker is one above that of the data, so only the producer id
-is compared.) A marker whose record the cleaner has removed ends nothing. Events are stored per segment, so that only
-segments that the cleaner replaces are read again.
+Kafka stores transactions in producer snapshots and `.txnindex` files. Batch headers and markers contain the same
+information and always exist. The first transactional batch of a producer after its last marker opens a transaction, and
+the next marker ends the transaction. With transaction.version 2, the epoch of a marker is one above the epoch of the
+data, so only the producer id is compared. If the cleaner has removed the record of a marker, the marker does not end a
+transaction. Events are stored per segment, so that only segments that the cleaner replaces are read again.
 
-A batch with a wrong checksum may have been a marker if its header is that of a marker, or if it is transactional and
-has no sequence, because data always has one. Its producer id may be corrupt. But most damage is a single flipped bit;
-if one bit explains the wrong checksum, it is flipped back to read the id. Bytes that are not a batch may have contained
-markers of any producer (`ANY_PRODUCER`).
+A batch with a wrong checksum may have been a marker if its header is that of a marker. It may also have been a marker
+if it is transactional and has no sequence, because data batches always have a sequence. The producer id of such a batch
+may be corrupt. Most damage is a single flipped bit: if one bit explains the wrong checksum, the bit is flipped back
+before the producer id is read. Bytes that are not a batch may have contained markers of any producer (`ANY_PRODUCER`).
 """
 
 from __future__ import annotations
@@ -34,26 +34,31 @@ from sparklog.kafka.in_place.segment_file import SegmentFile
 
 ANY_PRODUCER = NO_PRODUCER_ID
 MAX_MARKER_BYTES = 64 * 1024
-"""Longer batches are not searched for a flipped bit; a marker has 78 bytes."""
+"""Longer batches are not searched for a flipped bit. A marker has 78 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostMarker:
-    """A damaged marker of `producer`; `commit` is its type, None if unknown."""
+    """A damaged marker of `producer`. `commit` is True for a COMMIT marker, False for an ABORT marker, and None if
+    unknown.
+    """
 
     producer: int
     commit: bool | None
 
 
 def may_be_markers(headers: BatchHeaders) -> npt.NDArray[np.bool_]:
-    """Return True for each batch that is a marker, or may have been one before damage."""
+    """Return True for each batch that is a marker, or that may have been a marker before it was damaged."""
     has_no_sequence = headers.is_transactional & (headers.base_sequence == NO_SEQUENCE)
     marks: npt.NDArray[np.bool_] = (headers.is_control | has_no_sequence) & (headers.producer_id != NO_PRODUCER_ID)
     return marks
 
 
 def lost_producer(batch: bytes) -> int | None:
-    """Return the producer id of a damaged marker, `ANY_PRODUCER` if unknown; None if the batch was not a marker."""
+    """Return the producer id of a damaged marker, or None if the batch was not a marker.
+
+    Returns `ANY_PRODUCER` if the producer id cannot be determined.
+    """
     header = single_header(batch)
     size, expected = int(header.size[0]), int(header.crc[0])
     if len(batch) < size or size > MAX_MARKER_BYTES:
@@ -70,7 +75,10 @@ def lost_producer(batch: bytes) -> int | None:
 
 
 def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarker]:
-    """Return the markers that `[position, until)` of a file may have contained: of `ANY_PRODUCER` after other bytes."""
+    """Return the markers that the bytes `[position, until)` of a file may have contained.
+
+    If some of these bytes are not a batch, the last marker is of `ANY_PRODUCER`.
+    """
     markers: list[LostMarker] = []
     while position < until:
         header = file.header_at(position)
@@ -86,7 +94,7 @@ def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarke
 def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
     header = single_header(batch)
     if len(batch) == size and crc32c(memoryview(batch)[CRC_START:]) == header.crc[0]:
-        # The damage is outside the bytes with the checksum.
+        # The checksum is correct, so the damage is in the bytes that the checksum does not cover.
         try:
             kind = control_types(batch, scan_headers(batch))[0]
         except Corrupt:
@@ -98,8 +106,9 @@ def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
 
 DATA = 100
 LOST = 101
-"""Kinds of events in addition to ABORT and COMMIT: the first data of a producer after its last marker; damage that may
-hide markers of a producer, or of `ANY_PRODUCER`."""
+"""Kinds of events in addition to ABORT and COMMIT. `DATA`: the first data batch of a producer after its last marker.
+`LOST`: damage that may hide markers of a producer, or of `ANY_PRODUCER`.
+"""
 
 
 @dataclass
@@ -135,7 +144,10 @@ class TransactionEvents:
                 self.triples.extend((kind, producer, offset))
 
     def lost(self, offset: int, producer: int = ANY_PRODUCER) -> None:
-        """Record that the marker of a producer at `offset` is damaged, or all markers in damage that starts there."""
+        """Record that the marker of `producer` at `offset` is damaged.
+
+        For `ANY_PRODUCER`, record that damage that starts at `offset` may hide the markers of all producers.
+        """
         if producer == ANY_PRODUCER:
             self._open_producers.clear()
         else:
@@ -144,7 +156,9 @@ class TransactionEvents:
 
 
 class TransactionSpan(NamedTuple):
-    """A transaction: producer id, first offset, and the offset of its marker or of the damage that hides it."""
+    """A transaction: its producer id, its first offset, and the offset of its marker or of the damage that hides the
+    marker.
+    """
 
     producer: int
     first: int
@@ -153,11 +167,12 @@ class TransactionSpan(NamedTuple):
 
 @dataclass
 class TransactionState:
-    """The transactions of a partition after the events so far.
+    """The transactions of a partition after the events that were applied so far.
 
-    * `open`: first offset by producer id
-    * `aborted`: in the order of their markers; `unknown`: transactions whose markers may be hidden by damage
-    * `markers`: offset of the last marker by producer id, for the segments passed to `abort_markers`
+    * `open`: the first offset of each open transaction, by producer id
+    * `aborted`: the aborted transactions in the order of their markers
+    * `unknown`: transactions whose markers may be hidden by damage
+    * `markers`: the offset of the last marker by producer id, for the segments passed to `abort_markers`
     """
 
     open: dict[int, int] = field(default_factory=dict)
@@ -179,7 +194,7 @@ class TransactionState:
                     self.aborted.append(TransactionSpan(producer, first, offset))
 
     def abort_markers(self, events: TransactionEvents) -> Iterator[AbortMarker]:
-        """Apply the events of the next segment; yield its ABORT markers."""
+        """Apply the events of the next segment, and yield its ABORT markers."""
         for start in range(0, len(events.triples), 3):
             kind, producer, offset = event = events.triples[start : start + 3]
             first = self.open.get(producer, -1)
@@ -191,14 +206,17 @@ class TransactionState:
                 self.markers[producer] = offset
 
     def first_open(self) -> int | None:
-        """Return the first offset of the earliest open transaction, the last stable offset; None without one."""
+        """Return the first offset of the earliest open transaction, which is the last stable offset, or None if none is
+        open.
+        """
         return min(self.open.values(), default=None)
 
 
 def merge_aborted(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> AbortedTransactions:
-    """Combine the aborted transactions from headers and from `.txnindex` files; each is aborted if either has it.
+    """Merge the aborted transactions from batch headers and from `.txnindex` files. A transaction in either is aborted.
 
-    The index of the active segment lags behind the log, and indexes may be missing; headers may be damaged.
+    Both sources are needed: the index of the active segment lags behind the log, indexes may be missing, and headers
+    may be damaged.
     """
     from_headers = np.array(state.aborted, np.int64).reshape(-1, 3)
     every = concatenate(
@@ -207,7 +225,7 @@ def merge_aborted(state: TransactionState, indexed: Sequence[AbortedTransactions
             *indexed,
         ]
     )
-    # If a marker has two entries, keep the one that begins earlier.
+    # If a marker has two entries, select the entry that begins earlier.
     order = np.lexsort((every.first_offsets, every.producer_ids, every.last_offsets))
     producers, last = every.producer_ids[order], every.last_offsets[order]
     is_repeated = np.zeros(len(order), np.bool_)
@@ -216,15 +234,19 @@ def merge_aborted(state: TransactionState, indexed: Sequence[AbortedTransactions
 
 
 def _is_damaged(window: Window, row: int) -> bool:
-    """Return True if a complete batch has a wrong checksum: a wrong producer id would open a transaction forever."""
+    """Return True if a complete batch has a wrong checksum. Its producer id may be wrong and would open a transaction
+    forever.
+    """
     header = window.headers[row : row + 1]
-    # The window does not contain all bytes of a longer batch, so its checksum cannot be verified.
+    # If the window does not contain all bytes of the batch, the checksum cannot be verified.
     is_complete = int(header.position[0] + header.size[0]) <= len(window.data)
     return is_complete and bool(len(crc_failures(window.data, header)))
 
 
 def _kind(window: Window, row: int) -> int:
-    """Return ABORT, COMMIT, another control type, DATA, or LOST for damage that may have been a marker."""
+    """Return the kind of a batch: ABORT, COMMIT, another control type, DATA, or LOST for damage that may have been a
+    marker.
+    """
     header = window.headers[row : row + 1]
     if not header.is_control[0]:
         return LOST if _is_damaged(window, row) else DATA

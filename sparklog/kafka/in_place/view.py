@@ -1,17 +1,18 @@
-"""Read a Kafka log directory, or one of its partition folders, in place as a `LogView`, even under a live broker.
+"""Read a Kafka log directory or partition directory in place as a `LogView`, even while a broker is running.
 
-Nothing is written. Batch readers see complete batches up to the end of the log. A tailing reader (`tailing=True`) stops
-at the broker's last high watermark in `replication-offset-checkpoint`, because records above it can still be replaced.
+No files are written. Batch readers see complete batches up to the end of the log. A tailing reader (`tailing=True`)
+stops at the broker's last high watermark in `replication-offset-checkpoint`, because records above the high watermark
+can still be replaced.
 
-A damaged log is read as Kafka would leave it when it starts after an unclean shutdown, with the recovery point in the
-last segment: the log ends after its last complete batch, and reading damage before that is an error. Unlike in Kafka,
-indexes are never trusted, and a wrong checksum inside the last segment is an error that hides no later batch.
-`corrupt_records` selects other policies (see `segment_recovery`): continue after damage, or end the log before it, as
+A damaged log is read as Kafka would recover it after an unclean shutdown with the recovery point in the last segment.
+The log ends after its last complete batch, and reading damage before the end is an error. Unlike Kafka, sparklog never
+trusts indexes, and a wrong checksum inside the last segment is an error that does not hide later batches.
+`corrupt_records` selects another policy (see `segment_recovery`): skip the damage, or end the log before the damage, as
 Kafka does with recovery point 0.
 
-A lookup by timestamp returns the first record in offset order, at or above the log start, whose timestamp is at or
-after the target; markers and aborted records count. Only batches whose header has a sufficient maxTimestamp are
-decoded. Kafka looks only in the first segment that may contain such a record, and so sometimes finds none.
+A lookup by timestamp returns the first record in offset order, at or above the log start, whose timestamp is not below
+the target. Markers and aborted records are included. Only batches whose maxTimestamp is not below the target are
+decoded. Kafka searches only the first segment that may contain such a record, so Kafka sometimes returns no record.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from sparklog.log.state.view import (
 
 
 def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> TimestampOffset | None:
-    """Look up a timestamp (ms) below the log end, as the module describes.
+    """Return the first record of a partition whose timestamp (ms) is at least `timestamp` (see the module docstring).
 
-    Raises `Corrupt` if damage may hide the record, unless the policy is to skip damage.
+    Raises `Corrupt` if damage may hide the record, unless the policy is `skip`.
     """
     skipping = state.policy == recovery.SKIP
     for segment in state.segments:
@@ -69,7 +70,8 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
 
 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
-    """Yield windows of valid batches up to position `end`. Raises `Corrupt` for damage, unless it is skipped."""
+    """Yield windows of valid batches up to position `end`. Raises `Corrupt` for damage, unless the damage is skipped.
+    """
 
     def window(position: int) -> bytes:
         return file.read(position, HEADER_WINDOW_BYTES)
@@ -106,7 +108,7 @@ def _in_window(window: Window, end: int, timestamp: int, log_start: int, skippin
 
 LOCAL_POLL_MS = 10
 BUCKET_POLL_MS = 1000
-"""A directory in a bucket changes only when it is copied again, and listing it takes a request per 1,000 files."""
+"""A directory in a bucket changes only when it is copied again, and a listing takes one request per 1,000 files."""
 FRESH_MS = 1000
 
 
@@ -117,7 +119,7 @@ class _Partition:
 
 
 class KafkaView:
-    """Implements `sparklog.log.state.view.LogView` over files on a disk or in a bucket."""
+    """Implements `sparklog.log.state.view.LogView` for Kafka files on a disk or in a bucket."""
 
     def __init__(
         self,
@@ -128,15 +130,15 @@ class KafkaView:
         on_skipped: OnSkipped = recovery.log_skipped,
         env: Env = SYSTEM,
     ) -> None:
-        """Open a log directory or a partition folder.
+        """Open a log directory or a partition directory.
 
         Args:
             path: a path or URL.
-            tailing: read only records that the broker cannot replace any more.
-            corrupt_records: how to handle damage: `fail`, `skip` or `truncate`.
-            on_skipped: called for skipped damage, in the process that plans or reads.
+            tailing: read only records that the broker can no longer replace.
+            corrupt_records: the policy for damage: `fail`, `skip` or `truncate`.
+            on_skipped: function that is called for skipped damage, in the process that plans or reads.
 
-        Raises `NotFound` if `path` is neither a Kafka log directory nor a partition folder.
+        Raises `NotFound` if `path` is neither a Kafka log directory nor a partition directory.
         """
         self._corrupt_records = recovery.check_policy(corrupt_records)
         self._on_skipped = on_skipped
@@ -175,9 +177,10 @@ class KafkaView:
         return directory.topic_id(partition_dirs[min(partition_dirs)], topic)
 
     def unique_topic_id(self, topic: str) -> str:
-        """Return the topic's id, or a derived id if another topic has the same one, because a folder was copied.
+        """Return the topic id, or a derived id if another topic has the same id because a directory was copied.
 
-        Reads the `partition.metadata` of all topics, and again after topics have been added or removed.
+        The first call reads the `partition.metadata` of all topics. A later call reads these files again if topics were
+        added or removed.
         """
         partition_dirs = self._partition_dirs()
         of_topic = self._of_topic(partition_dirs, topic)
@@ -191,7 +194,9 @@ class KafkaView:
         return directory.derived_topic_id(partition_dir, topic) if topic_id in self._shared_ids else topic_id
 
     def refresh(self, topics: Sequence[str]) -> None:
-        """Take a new snapshot of topics. Reads the headers of all batches at first, later only of appended batches."""
+        """Take a new snapshot of topics. The first refresh reads the headers of all batches; later ones read only
+        appended batches.
+        """
         self._refresh_listing()
         starts = self._checkpoint(LOG_STARTS_FILE)
         watermarks = self._checkpoint(HIGH_WATERMARKS_FILE) if self._tailing else {}
@@ -224,7 +229,7 @@ class KafkaView:
         return {number: partition.bounds for number, partition in self._snapshot(topic).items()}
 
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
-        return ()  # A Kafka directory does not record earlier numbers of partitions.
+        return ()  # A Kafka directory does not contain earlier partition counts.
 
     def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
         cleaned = self._checkpoint(CLEANER_OFFSETS_FILE)
@@ -259,7 +264,7 @@ class KafkaView:
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
         """Return one part per non-empty range, in order.
 
-        Raises `NotFound` for offsets outside the log, and `Corrupt` if damage hides which records were aborted.
+        Raises `NotFound` for offsets outside of the log, and `Corrupt` if damage hides which records were aborted.
         """
         if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
             raise BadRequest(f"unknown isolation level {isolation!r}: expected {READ_COMMITTED} or {READ_UNCOMMITTED}")
@@ -285,7 +290,10 @@ class KafkaView:
         return parts
 
     def first_time(self, offsets: OffsetRange) -> int | None:
-        """Return the timestamp (ms) of the first record in these offsets, -1 if it has none; None without a record."""
+        """Return the timestamp (ms) of the first record in a range of offsets.
+
+        Returns -1 if the record has no timestamp, and None if there is no record.
+        """
         for part in self.plan([offsets], READ_UNCOMMITTED):
             for batch in part.read(("timestamp",), batch_bytes=1):
                 if batch.num_rows:
@@ -293,7 +301,7 @@ class KafkaView:
         return None
 
     def _refresh_listing(self) -> None:
-        """List the directory again, unless it has just been listed to open it."""
+        """List the directory again, unless the view was opened, and the directory listed, a moment ago."""
         opened_ms, self._opened_ms = self._opened_ms, None
         if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
             self.path.refresh()
@@ -307,11 +315,13 @@ class KafkaView:
         try:
             return directory.offset_checkpoint(self._log_dir, name)
         except Corrupt as error:
-            # A single partition folder may have been copied anywhere, so the files beside it need not be Kafka's.
+            # A single partition directory may have been copied anywhere, so the checkpoints next to it may belong to
+            # another log.
             if self._single:
                 return {}
             if self._corrupt_records != recovery.FAIL and name == LOG_STARTS_FILE:
-                # Kafka does the same when it starts. The file is replaced by a rename, so it is not being written.
+                # Kafka also ignores this file if it is damaged. Kafka replaces the file by a rename, so the file is not
+                # being written now.
                 recovery.warn_once(f"{error}: the logs of {self.location} start at their first segments")
                 return {}
             raise
