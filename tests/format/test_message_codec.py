@@ -99,7 +99,7 @@ def test_text_that_is_not_utf_8_is_an_error_of_a_client_and_read_as_java_does_in
 def test_long_text_and_nulls_in_arrays_are_not_read() -> None:
     texts = Struct("Texts", (Field("texts", "string", array=True, nullable=True),), flexible=0)
     assert decode(texts, 0, b"\x00\x00") == {"texts": None}
-    with pytest.raises(Corrupt, match="field texts is null, and must not be"):
+    with pytest.raises(Corrupt, match="field texts must not be null"):
         decode(texts, 0, b"\x02\x00\x00")
     with pytest.raises(Corrupt, match="field texts has 32768 bytes of text: at most 32767 are allowed"):
         decode(texts, 0, b"\x02\x81\x80\x02" + b"x" * 32_768 + b"\x00")
@@ -221,7 +221,7 @@ def read(data, p, errors):
     [id_1, n] = unpack_hi(data, p)
     p += 6
     if n < 0:
-        raise Corrupt(f'field names is null, and must not be')
+        raise Corrupt(f'field names must not be null')
     if n > size - p:
         raise Corrupt(f'field names announces {n} elements, {size - p} bytes are left')
     names_1 = []
@@ -229,7 +229,7 @@ def read(data, p, errors):
         [n] = unpack_h(data, p)
         p += 2
         if n < 0:
-            raise Corrupt(f'field names is null, and must not be')
+            raise Corrupt(f'field names must not be null')
         q = p + n
         if q > size:
             raise Corrupt(f'field names has {n} bytes, {size - p} are left')

@@ -1,4 +1,4 @@
-"""Export topics to directories that a Kafka broker opens."""
+"""Export topics to directories that a Kafka broker can open."""
 
 from sparklog.kafka.exporting.run import ExportedPartition, ExportedTopic, ExportOptions, export_topics
 

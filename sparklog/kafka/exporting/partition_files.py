@@ -1,20 +1,21 @@
-"""Write the files of an exported partition: copied segments, new segments, and an empty one at the log end.
+"""Write the files of an exported partition: copied segments, new segments, and an empty segment at the log end.
 
-All exported batches are checked: copies against the CRC-32C of their slice, and their headers for the leader epochs.
-Indexes have no checksum, and a broker trusts them, so an index is copied only if all of its entries are valid, and
-otherwise rebuilt.
+All exported batches are checked. Copies are compared with the CRC-32C of their slice, and the headers are read to find
+the leader epochs. Indexes have no checksum, and a broker trusts them. Therefore an index is copied only if all of its
+entries are valid, and is rebuilt otherwise.
 
-Leader epochs become 0. Epochs of another cluster may be higher than those of the new broker, and Kafka consumers ignore
-a leader with a lower epoch than they have seen in a batch or a committed offset. The checksums of batches do not cover
-epochs.
+All leader epochs become 0. The epochs of another cluster may be higher than those of the new broker, and a Kafka
+consumer ignores a leader whose epoch is lower than the epochs that the consumer has seen in batches or committed
+offsets. The checksums of batches do not cover the epochs.
 
-A broker appends to the last segment, so it must not be a copy, which may be a hard link to a file of the root. A copy
-is followed by an empty segment at the log end, like the one that a broker creates when it rolls. The same applies if
-the log ends after its last batch.
+A broker appends to the last segment, so the last segment must not be a copied segment, which may be a hard link to a
+file of the root. A copied segment is followed by an empty segment at the log end, like the segment that a broker
+creates when it rolls. An empty segment is also written if the log end is above the last batch.
 
-If the first batch is above the log start, the first segment is named by the log start. If it is too far above, an empty
-segment is added there, with a modification time before all records: Kafka uses it as the time of an empty segment, and
-a lookup by timestamp reads only the first segment that reaches the timestamp.
+If the first batch is above the log start, the log start is the base offset in the name of the first segment. If the
+distance is too large for relative offsets, an empty segment is added at the log start, with a modification time before
+all records. Kafka uses the modification time as the time of an empty segment, and a lookup by timestamp reads only the
+first segment that reaches the timestamp.
 """
 
 from __future__ import annotations
@@ -53,15 +54,18 @@ from sparklog.storage.store import Store
 
 SUFFIXES = ("log", "index", "timeindex")
 BEFORE_ALL_TIMES = -1
-"""In seconds since the epoch; lookups use timestamps of 0 or later."""
+"""A time in seconds since the epoch. Lookups use timestamps of 0 or later."""
 
 
 @dataclass(slots=True)
 class PartitionFiles:
-    """The files of the partition of `plan` in `partition_dir` of `target`, from `topic` in the store `source`.
+    """The files of the partition of `plan`, which are written to the directory `partition_dir` of `target`.
 
-    `link`: create hard links instead of copies if possible; `keep_epochs`: preserve leader epochs. Call the methods in
-    this order: `output` (for `write_segments`), `copy`, `finish`.
+    * `source`, `topic`: the store and the topic to read
+    * `link`: True to create hard links instead of copies if possible
+    * `keep_epochs`: True to preserve leader epochs
+
+    The methods must be called in this order: `output` (for `write_segments`), `copy`, `finish`.
     """
 
     plan: PartitionPlan
@@ -94,7 +98,7 @@ class PartitionFiles:
             progress(row.records, row.size)
 
     def finish(self, written: Iterable[FileSlices]) -> int:
-        """Write the empty segments and the producer snapshot, as the last step; return the log end offset."""
+        """Write the empty segments and the producer snapshot as the last step. Return the log end offset."""
         plan, log_end, has_active = self.plan, max(self.plan.log_end, self._copied_end), False
         for file in written:
             end = file.base[0] + file.offsets[0]
@@ -128,12 +132,12 @@ class PartitionFiles:
             return log_end
         if not plan.is_cut:
             return min(max(self.producers().last_stable, plan.log_start), log_end)
-        # The replay contains all of the last slice, so read the exported part of it.
+        # The replay contains all of the last slice, so read only the exported part of the slice.
         view = KafkaView(os.path.join(self.target.location, self.partition_dir))
         return max(view.bounds(self.topic)[plan.partition].last_stable, plan.log_start)
 
     def producers(self) -> PartitionProducers:
-        """Return the state of Kafka producers at the log end, from a replay of their batches."""
+        """Return the state of Kafka producers at the log end, computed by a replay of their batches."""
         if self._producers is None:
             history, end = self.plan.written.history, self.plan.log_end
             no_producers = PartitionProducers(end, transaction_index.none(), {})
@@ -143,7 +147,10 @@ class PartitionFiles:
         return self._producers
 
     def base_for(self, base: int, last: int) -> int:
-        """Return the base offset in the name of a segment of batches `base` to `last`: the first gets the log start."""
+        """Return the base offset for the name of a segment that contains offsets `base` to `last`.
+
+        The name of the first segment contains the log start, if relative offsets can represent the distance.
+        """
         if self._lowest is None:
             copied = [int(_stem(row.path)) for row in self.plan.copied]
             self._lowest = min(copied + [int(sources.base[0]) for sources in self.plan.written.segments])
@@ -170,13 +177,14 @@ class PartitionFiles:
                 linked = False
                 copied = self._copy_log(row, is_complete, f"{stem}.log")
         except MissingFile as missing:
-            raise Conflict(f"{missing.file} was replaced and deleted during the export: export again") from None
+            raise Conflict(f"{missing.file} was replaced and deleted during the export: run the export again") from None
         if copied is None:
             return
         interval, (batches, nbytes) = self.configs.index_interval_bytes, copied
         raw = {suffix: read_if_there(self.source, row.file.removesuffix("log") + suffix) for suffix in INDEXES}
         if not is_complete or base != original_base:
-            # The last time of the index may not be in a part of the segment, and its offsets are relative to the base.
+            # The last entry of the time index may be after the exported part, and the offsets in indexes are relative
+            # to the base offset.
             raw["index"] = raw["timeindex"] = None
         self.target.create(f"{stem}.index", offset_index_of(raw["index"], base, batches, interval))
         self.target.create(f"{stem}.timeindex", time_index_of(raw["timeindex"], base, batches, interval))
@@ -193,10 +201,11 @@ class PartitionFiles:
         self.linked += nbytes if linked else 0
 
     def _copy_log(self, row: PlannedSlice, is_complete: bool, key: str | None) -> tuple[IndexedBatches, int] | None:
-        """Read and check a sealed segment, or its exported part, and write it to `key`; None for a hard link.
+        """Read and check a sealed segment, or its exported part, and write it to `key`. If `key` is None, the file is a
+        hard link.
 
-        Return its batches and bytes; None if none are exported. Raises `_EpochsToReset` if a linked segment has epochs
-        that must change.
+        Returns the batches and the number of bytes, or None if no batch is exported. Raises `_EpochsToReset` if a
+        hard-linked segment contains epochs that must change.
         """
         writer = self.target.writer(key) if key is not None else None
         columns: list[tuple[npt.NDArray[np.int64], ...]] = []
@@ -208,7 +217,7 @@ class PartitionFiles:
                 if len(batches) < len(headers):
                     data = data[: int(batches.position[-1] + batches.size[-1]) if len(batches) else 0]
                 for invalid in () if is_complete else crc_failures(data, batches).tolist():
-                    reason = "the batch's checksum does not match its bytes: restore it"
+                    reason = "the checksum of the batch does not match its bytes: restore the file"
                     position, offset = low + int(batches.position[invalid]), int(batches.base_offset[invalid])
                     raise Corrupt(reason, file=row.file, position=position, offset=offset)
                 columns.append(
@@ -235,12 +244,12 @@ class PartitionFiles:
         )
 
     def prepare(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
-        """Return the bytes of batches to export, and record their leader epochs. Changes a bytearray in place."""
+        """Return the bytes of batches to export, and record their leader epochs. A bytearray is changed in place."""
         is_reset = headers.leader_epoch > 0
         if not self.keep_epochs and is_reset.any():
             data = data if isinstance(data, bytearray) else bytearray(data)
             headers = rewrite_headers(data, headers, leader_epoch=np.where(is_reset, 0, NO_LEADER_EPOCH))
-        # Add one entry for each batch with another epoch than the previous batch.
+        # Add one entry for each batch whose epoch differs from the epoch of the previous batch.
         changes = np.flatnonzero(np.diff(headers.leader_epoch, prepend=NO_LEADER_EPOCH - 1))
         epochs = headers.leader_epoch[changes].tolist()
         self._epochs += zip(headers.base_offset[changes].tolist(), epochs, strict=True)
@@ -248,7 +257,7 @@ class PartitionFiles:
 
 
 class _EpochsToReset(Exception):  # noqa: N818
-    """Raised if a linked segment has leader epochs above 0."""
+    """Raised if a hard-linked segment contains leader epochs above 0."""
 
 
 class _OutgoingWriter(SegmentWriter):
@@ -258,7 +267,7 @@ class _OutgoingWriter(SegmentWriter):
         return f"{base:020d}.log"
 
     def key(self, path: str) -> str:
-        # Folder names of partitions in Kafka are not escaped.
+        # The names of partition directories in Kafka are not escaped.
         return f"{self.files.partition_dir}/{path}"
 
     def begin(self, base: int, keyed: bool | None = None) -> None:
@@ -270,10 +279,10 @@ class _OutgoingWriter(SegmentWriter):
 
 
 def leader_epochs(epochs: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
-    """Return the entries of a `leader-epoch-checkpoint` from the (base offset, epoch) of batches, in any order.
+    """Return the entries of a `leader-epoch-checkpoint` for the (base offset, epoch) of batches, in any order.
 
-    As in Kafka, a batch with another epoch adds an entry and removes entries that are not lower; the first entry starts
-    at the log start, even if its first batches have been deleted. Messages of formats v0 and v1 have no epoch.
+    As in Kafka, a batch with a new epoch adds an entry, and removes entries whose epoch is not lower. The first entry
+    starts at the log start, even if its first batches have been deleted. Messages of formats v0 and v1 have no epoch.
     """
     entries: list[LeaderEpoch] = []
     batches = sorted(epochs)
@@ -292,8 +301,8 @@ def leader_epochs(epochs: Iterable[tuple[int, int]], log_start: int) -> list[Lea
 def _count_below(headers: BatchHeaders, end: int) -> int:
     """Return the number of batches that may contain offsets below `end`.
 
-    The header of a wrapper message of format v0 or v1 does not contain its first offset, which is after the previous
-    batch.
+    The header of a wrapper message of format v0 or v1 does not contain the first offset. The first offset is after the
+    previous batch.
     """
     previous_end = np.append(headers.base_offset[:1], headers.next_offset[:-1])
     return int(np.searchsorted(np.where(headers.is_legacy, previous_end, headers.base_offset), end))
@@ -304,7 +313,7 @@ def _stem(path: str) -> str:
 
 
 def _link(source: Store, file: str, target: LocalStore, key: str) -> bool:
-    """Create a hard link to a file of the source; return False if that is not possible, as across disks."""
+    """Create a hard link to a file of the source. Return False if this is not possible, for example across disks."""
     if not isinstance(source, LocalStore):
         return False
     path = os.path.join(target.location, key)

@@ -1,24 +1,24 @@
-"""Plan an export from a snapshot: the segments to copy and the slices to write per partition, configs and offsets.
+"""Plan an export from a snapshot: the segments to copy and the slices to write for each partition, configs and offsets.
 
-A sealed slice is already a Kafka segment and is copied, up to the end of the export. Other slices are rewritten into
-segments with the rule and code of sealing (`sparklog.log.state.segments`). Records at or above the last stable offset
-are not exported, because in Kafka the records of an open sparklog transaction would be committed. Slices of aborted
-transactions are skipped, which leaves gaps in the offsets.
+A sealed slice is already a Kafka segment, and is copied up to the end of the export. Other slices are rewritten into
+segments with the rules and the code of sealing (`sparklog.log.state.segments`). Records at or above the last stable
+offset are not exported, because Kafka would treat the records of an open sparklog transaction as committed. Slices of
+aborted transactions are skipped, which leaves gaps in the offsets.
 
-An export may start at any offset: the first file is exported entirely, and the log start determines the first record.
-It ends with the batch that contains the last offset, because batches are not split.
+An export may start at any offset: the first file is exported completely, and the log start determines the first record.
+The export ends with the batch that contains the last offset, because batches are not split.
 
-Configs are exported as a properties file for Kafka's tools. Configs that a broker rejects (removed in Kafka 4, or a
-`segment.bytes` below the minimum) become comments. Committed offsets are exported as records for a broker, and as a
-file for Kafka's own tool:
+Configs are exported as a properties file for Kafka's tools. Configs that a broker rejects (configs that Kafka 4 has
+removed, or a `segment.bytes` below the minimum) become comments. Committed offsets are exported as records for a
+broker, and as a file for Kafka's tools:
 
     __consumer_offsets-<n>    n = abs(hashCode of the group's name) mod the number of partitions, as for the
                               coordinator; a GroupMetadata record per group, and an OffsetCommit per partition
     consumer-groups.csv       group,topic,partition,offset: for `kafka-consumer-groups --reset-offsets --from-file`
 
-GroupMetadata states that the group is empty since the time of the export. Without it, a broker would count the
-retention of offsets (`offsets.retention.minutes`, seven days) from each commit, and delete older offsets as soon as it
-has loaded them.
+The GroupMetadata record states that the group has been empty since the time of the export. Without this record, a
+broker would apply the retention of offsets (`offsets.retention.minutes`, seven days) from the time of each commit, and
+would delete older offsets as soon as it has loaded them.
 """
 
 from __future__ import annotations
@@ -59,22 +59,24 @@ if TYPE_CHECKING:
 
 
 REMOVED = frozenset({"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"})
-"""Removed in Kafka 4.0."""
+"""Configs that were removed in Kafka 4.0."""
 SPARKLOG_ONLY = frozenset({"inline.records.bytes", "carried.commits"})
 MIN_SEGMENT_BYTES = 1 << 20
 
 
 def broker_configs(configs: TopicConfigs) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the explicit configs that a broker accepts, and the reasons why it rejects others, by name."""
+    """Return the explicit configs that a broker accepts, and the reasons why a broker rejects the other configs, by
+    name.
+    """
     accepted: dict[str, str] = {}
     rejected: dict[str, str] = {}
     for name, value in sorted(configs.explicit.items()):
         if name in SPARKLOG_ONLY:
-            rejected[name] = "Kafka has no such config"
+            rejected[name] = "not a Kafka config"
         elif name in REMOVED:
-            rejected[name] = "Kafka 4 has no such config"
+            rejected[name] = "removed in Kafka 4.0"
         elif name == "segment.bytes" and int(value) < MIN_SEGMENT_BYTES:
-            rejected[name] = f"Kafka takes no less than {MIN_SEGMENT_BYTES}"
+            rejected[name] = f"Kafka requires at least {MIN_SEGMENT_BYTES}"
         else:
             accepted[name] = value
     return accepted, rejected
@@ -97,10 +99,12 @@ def properties_file(topic: str, partitions: int, configs: TopicConfigs) -> bytes
 class PartitionPlan:
     """The export of one partition.
 
-    * `log_start`, `log_end`: the exported offsets; `is_cut`: only a part of the last slice is exported
-    * `copied`: sealed segments to copy; `written`: slices to write, by segment. The `history` of `written` has all
-      slices up to `log_end` if some have batches of Kafka producers, and is None otherwise
-    * `first_dirty_offset`: Kafka's cleaner checkpoint, None for topics that are not compacted
+    * `log_start`, `log_end`: the exported offsets
+    * `is_cut`: True if only a part of the last slice is exported
+    * `copied`: sealed segments to copy
+    * `written`: slices to write, by segment. Its `history` contains all slices up to `log_end` if some of them contain
+      batches of Kafka producers, and is None otherwise
+    * `first_dirty_offset`: the offset in Kafka's cleaner checkpoint, or None for topics that are not compacted
     """
 
     partition: int
@@ -121,7 +125,11 @@ class PartitionPlan:
 def plan_export(
     snapshot: Snapshot, partitions: Sequence[int] | None, starts: Mapping[int, int], ends: Mapping[int, int]
 ) -> list[PartitionPlan]:
-    """Plan the export of partitions (None: all) from `starts` (default: log start) to `ends` (last stable offset).
+    """Plan the export of partitions from `starts` to `ends`.
+
+    * `partitions`: the partitions, or None for all partitions
+    * `starts`: start offsets by partition; default: the log start
+    * `ends`: end offsets by partition; default: the last stable offset
 
     Raises `NotFound` for a missing partition, and for an offset that does not exist or is not stable.
     """
@@ -139,8 +147,8 @@ def plan_export(
 
 
 def stable_ends(snapshot: Snapshot) -> list[int]:
-    """Return the end of the exportable offsets, by partition."""
-    # Kafka transactions may stay open, because a broker will handle them.
+    """Return the end of the offsets that can be exported, by partition."""
+    # Kafka transactions may be open, because a broker can end them.
     return [int(offset) for offset in replace(snapshot.state, kafka_open=()).last_stable()]
 
 
@@ -151,7 +159,7 @@ def _plan_partition(
     log_start = int(state.log_start[partition])
     start, end = log_start if first is None else first, stable if last is None else last
     if not log_start <= start <= end <= stable:
-        reason = f", because an open transaction holds back the log end {int(state.log_end[partition])}"
+        reason = f" (the log end is {int(state.log_end[partition])}, but a transaction is open)"
         raise NotFound(
             f"offsets {start} to {end} of {topic}-{partition} are out of range: expected a range within "
             f"{log_start} to {stable}{reason if stable < state.log_end[partition] else ''}"
@@ -188,13 +196,15 @@ ALL_GROUPS = "all"
 DEFAULT_OFFSETS_PARTITIONS = 50
 """Kafka's `offsets.topic.num.partitions`."""
 OFFSETS_CONFIGS = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": 100 << 20}
-"""The configs with which a coordinator creates the topic."""
+"""The configs that a coordinator uses to create the topic."""
 PROTOCOL_TYPE = "consumer"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """The committed offsets of a group, by topic and partition; `generation` is 0 without members."""
+    """The committed offsets of a group, sorted by topic and partition. `generation` is 0 if the group has had no
+    members.
+    """
 
     group: str
     generation: int
@@ -202,7 +212,7 @@ class GroupOffsets:
 
 
 def group_partition(group: str, partitions: int) -> int:
-    """Return the partition of `__consumer_offsets` for a group, from Java's `String.hashCode`."""
+    """Return the partition of `__consumer_offsets` for a group, which is computed from Java's `String.hashCode`."""
     code = string_hash(group)
     signed = code - (1 << 32) if code >= 1 << 31 else code
     # Kafka's Utils.abs returns 0 for the smallest int, which has no positive counterpart.
@@ -210,10 +220,9 @@ def group_partition(group: str, partitions: int) -> int:
 
 
 def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mapping[str, str]) -> list[GroupOffsets]:
-    """Return the committed offsets of groups for topics (ids by name); `"all"` skips groups without offsets.
+    """Return the committed offsets of groups for topics (topic ids by name). `"all"` skips groups without such offsets.
 
-    Raises `NotFound` for a group that does not exist or has no offset for these topics, and `Corrupt` for a damaged
-    one.
+    Raises `NotFound` if a group does not exist or has no offsets for these topics, and `Corrupt` if a group is damaged.
     """
     from sparklog.groups.lag import Groups
 
@@ -224,24 +233,25 @@ def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mappin
     offsets = []
     for name in group_names:
         if name not in names and not all_groups.group(name).log.refresh().exists:
-            raise NotFound(f"there is no group '{name}' in {root.location}{did_you_mean(name, names)}")
+            raise NotFound(f"group '{name}' does not exist in {root.location}{did_you_mean(name, names)}")
         group = all_groups.group(name)
         committed = [row for row in group.committed().values() if topic_ids.get(row.topic) == row.topic_id]
         if committed:
             committed.sort(key=lambda offset: (offset.topic, offset.partition))
             offsets.append(GroupOffsets(name, max(group.description().generation, 0), tuple(committed)))
         elif not is_all:
-            raise NotFound(f"group '{name}' has no offsets for {', '.join(topic_ids)}: omit it")
+            raise NotFound(f"group '{name}' has no committed offsets for {', '.join(topic_ids)}: omit the group")
     return offsets
 
 
 def exported_offsets(
     groups: Sequence[GroupOffsets], ends: Mapping[TopicPartition, int | None], keep_epochs: bool
 ) -> list[GroupOffsets]:
-    """Return the offsets of exported partitions, at most `ends` (None if the entire partition was exported).
+    """Return the committed offsets of exported partitions, limited to `ends`.
 
-    Otherwise a consumer with a higher offset would be out of range, and its `auto.offset.reset` would apply. Without
-    `keep_epochs`, leader epochs become 0, as in the exported batches.
+    An end of None means that the entire partition was exported. Without the limit, a consumer with a higher offset
+    would be out of range, and its `auto.offset.reset` would apply. If `keep_epochs` is False, leader epochs become 0,
+    as in the exported batches.
     """
     exported = []
     for group in groups:
@@ -258,7 +268,10 @@ def exported_offsets(
 
 
 def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> Topic:
-    """Return a topic `__consumer_offsets` in memory with these offsets. Raises `BadRequest` for too many partitions."""
+    """Return a topic `__consumer_offsets` in memory that contains these offsets.
+
+    Raises `BadRequest` for too many partitions.
+    """
     import pyarrow as pa
 
     from sparklog.log.write.append_target import WriteOptions
@@ -292,7 +305,7 @@ def group_records(group: GroupOffsets, now_ms: int) -> Iterator[tuple[bytes, byt
 
 
 def groups_csv(groups: Sequence[GroupOffsets]) -> bytes:
-    """Return lines `group,topic,partition,offset` in UTF-8, with quotes around names that contain commas or quotes."""
+    """Return the lines `group,topic,partition,offset` in UTF-8. Names that contain commas or quotes are quoted."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for group in groups:

@@ -7,9 +7,10 @@
     <path>/__consumer_offsets-0 ..., consumer-groups.csv                        offsets of groups, if requested
     <path>/recovery-point-, replication-, log-start-, cleaner-offset-checkpoint
 
-The directory appears atomically: all files are written durably to a temporary folder next to it, which is renamed at
-the end, unless the directory has been created and filled since. `.kafka_cleanshutdown` and `meta.properties` are not
-written, because they belong to a broker. Without the first one, a broker checks the files when it starts.
+The directory appears atomically. All files are written durably to a temporary directory next to it, which is renamed at
+the end. The rename fails if the target directory has been created and filled in the meantime. `.kafka_cleanshutdown`
+and `meta.properties` are not written, because they belong to a broker. If `.kafka_cleanshutdown` is missing, a broker
+checks the files when it starts.
 """
 
 from __future__ import annotations
@@ -51,16 +52,17 @@ from sparklog.storage.locations import is_url, without_settings
 from sparklog.storage.system_errors import store_error
 
 PARALLEL_PARTITIONS = 128
-"""Each partition may have an open file."""
+"""Limited, because each partition may have an open file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedPartition:
     """An exported partition.
 
-    * `last_stable`: the last stable offset, below the log end if a Kafka transaction is open
-    * `segments`: number of segments, including empty ones; `nbytes`: size of their `.log` files
-    * `linked`: size of those that are hard links to files of the root
+    * `last_stable`: the last stable offset, which is below the log end if a Kafka transaction is open
+    * `segments`: number of segments, including empty segments
+    * `nbytes`: size of the `.log` files
+    * `linked`: size of the `.log` files that are hard links to files of the root
     """
 
     partition: int
@@ -76,7 +78,7 @@ class ExportedPartition:
 class ExportedTopic:
     """An exported topic: the `version` of its log, the `topic_id` in its files, and its explicit `configs`.
 
-    `__consumer_offsets`, which is generated, has no `version`; `groups` are the groups whose offsets it contains.
+    The generated topic `__consumer_offsets` has no `version`. `groups` lists the groups whose offsets it contains.
     """
 
     topic: str
@@ -90,14 +92,15 @@ class ExportedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """Options of an export, as in `sparklog.export_kafka`; ranges apply to each topic.
+    """Options of an export, as in `sparklog.export_kafka`. The ranges apply to each topic.
 
-    * `starts` (inclusive) and `ends` (exclusive, but the batch with the last offset is exported entirely)
-    * `topic_id`: the topic id in the files, by topic if there are several; by default the id in Kafka for imported
-      topics, otherwise the id in the root
-    * `groups`: groups whose offsets are exported in `__consumer_offsets`, which has `offsets_partitions` partitions and
-      is the last topic in the result
-    * `durable`: False skips all fsync calls
+    * `starts`: start offsets by partition (inclusive)
+    * `ends`: end offsets by partition (exclusive); the batch with the last offset is exported completely
+    * `topic_id`: the topic id in the files, or a dict of ids by topic. By default, an imported topic gets its id in
+      Kafka, and any other topic its id in the root
+    * `groups`: groups whose offsets are exported in `__consumer_offsets`, which is the last topic in the result
+    * `offsets_partitions`: number of partitions of `__consumer_offsets`
+    * `durable`: False to skip all fsync calls
     """
 
     partitions: Sequence[int] | None = None
@@ -120,7 +123,9 @@ class ExportOptions:
         if (self.starts and self.start_ms is not None) or (self.ends and self.end_ms is not None):
             raise BadRequest("expected either offsets or a time for the start and the end of an export, found both")
         if self.start_ms is not None and self.end_ms is not None and self.end_ms < self.start_ms:
-            raise BadRequest(f"the export ends at {self.end_ms} ms, before its start at {self.start_ms} ms: swap them")
+            raise BadRequest(
+                f"the export ends at {self.end_ms} ms, before its start at {self.start_ms} ms: swap the two times"
+            )
 
 
 def export_topics(
@@ -131,13 +136,14 @@ def export_topics(
     progress: Progress = silent,
     on_planned: Callable[[int], object] = lambda nbytes: None,
 ) -> list[ExportedTopic]:
-    """Export topics to the directory `path`, which must be empty or not exist; return them in order.
+    """Export topics to the directory `path`, which must be empty or must not exist. Return the exported topics in
+    order.
 
-    `on_planned` is called with the number of bytes to export, then `progress` with records and bytes.
+    `on_planned` is called with the number of bytes to export, and then `progress` is called with records and bytes.
 
-    Raises `NotFound` for a missing topic, partition, offset, version, time or group; `Conflict` if the directory is not
-    empty or a file was replaced during the export; `BadRequest` for an invalid directory or id; `Corrupt` for damage.
-    Then nothing is created at `path`.
+    Raises `NotFound` for a missing topic, partition, offset, version, time or group. Raises `Conflict` if the directory
+    is not empty, or if a file was replaced during the export. Raises `BadRequest` for an invalid directory or id, and
+    `Corrupt` for damage. In all these cases, the directory is not created.
     """
     options.check()
     if not topics or len(set(topics)) < len(topics):
@@ -151,7 +157,8 @@ def export_topics(
     directory = _check_directory(root, local_path(path))
     offsets: list[GroupOffsets] | None = None
     if options.groups is not None:
-        # Read the offsets before the snapshots, because later ones could be beyond the end of the export.
+        # Read the offsets before the snapshots, because offsets that are committed later could be beyond the end of the
+        # export.
         ids = {name: root.topic(name).log.state(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, options.groups, ids)
     snapshots = _read_snapshots(root, topics, options.version, options.time_ms)
@@ -172,7 +179,9 @@ def export_topics(
 
 
 def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """Return the start and end offsets by partition, with times converted; a time after the last record is the end."""
+    """Return the start and end offsets by partition. Times are converted to offsets; a time after the last record is
+    the end.
+    """
     stable = stable_ends(snapshot)
     partitions = [p for p in options.partitions or range(len(stable)) if p < len(stable)]
 
@@ -206,7 +215,10 @@ def _topic_ids(topic_ids: str | Mapping[str, str] | None, topics: Sequence[str],
 
 
 def _check_directory(root: Root, path: str) -> str:
-    """Return the real path. Raises `BadRequest` if it is a file or overlaps the root, `Conflict` if not empty."""
+    """Return the real path.
+
+    Raises `BadRequest` if the path is a file or overlaps the root, and `Conflict` if the directory is not empty.
+    """
     real = os.path.realpath(path)
     store = root.store
     if isinstance(store, LocalStore):
@@ -225,7 +237,7 @@ def _not_empty(path: str) -> Conflict:
 
 
 def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
-    """Return snapshots that end before the first open transaction, so that no transaction is exported in part."""
+    """Return snapshots that end before the first open transaction, so that no transaction is exported partially."""
     if version is None and time_ms is None:
         raw = {name: root.topic(name).log.snapshot() for name in topics}
         visible, deleted = consistent_snapshots(
@@ -235,7 +247,7 @@ def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time
             raise no_topic(name, root.location)
     else:
         visible = {name: _read_older(root, name, version, time_ms) for name in topics}
-    # Kafka transactions may stay open, because a broker will handle them.
+    # Kafka transactions may be open, because a broker can end them.
     native = {name: replace(shot, state=replace(shot.state, kafka_open=())) for name, shot in visible.items()}
     limited = [limited_to(native[name], ends) for name, ends in consistent_ends(native).items()]
     return [
@@ -254,7 +266,7 @@ def _read_older(root: Root, name: str, version: int | None, time_ms: int | None)
         raise BadRequest(f"topic '{name}' has versions up to {latest}, found {version}")
     snapshot = history.at(version)
     if not snapshot.state.exists:
-        raise BadRequest(f"topic '{name}' was deleted at version {version}: choose an earlier one")
+        raise BadRequest(f"topic '{name}' was deleted at version {version}: choose an earlier version")
     return snapshot
 
 
@@ -262,8 +274,8 @@ def _read_older(root: Root, name: str, version: int | None, time_ms: int | None)
 class _Export:
     """The export of several topics: their files, and the checkpoints of the directory.
 
-    * `topic_ids`: topic ids to write instead of those in the root
-    * `ends`: the end of each partition that was exported in part, None for the others
+    * `topic_ids`: topic ids to write instead of the ids in the root
+    * `ends`: the end of each partition that was exported only in part, and None for the other partitions
     """
 
     root: Root
@@ -291,7 +303,7 @@ class _Export:
         return ExportedTopic(snapshot.topic, snapshot.version, topic_id, state.partitions, configs, tuple(exported))
 
     def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
-        """Write the committed offsets of groups, after all topics."""
+        """Write the committed offsets of groups. This must be called after all topics are written."""
         exportable = exported_offsets(offsets, self.ends, self.options.keep_leader_epochs)
         topic = offsets_topic(exportable, partitions, self.root.env)
         snapshot = topic.log.snapshot()
@@ -351,7 +363,7 @@ class _Export:
 
 
 class _Stage:
-    """The temporary folder next to `path` that an export is written to."""
+    """The temporary directory next to `path` in which an export is written."""
 
     def __init__(self, path: str, env: Env, durable: bool) -> None:
         self._path = path
@@ -365,7 +377,7 @@ class _Stage:
         self._durable = durable
 
     def publish(self) -> None:
-        """Rename the folder to its final path, atomically. Raises `Conflict` if the path is in use now."""
+        """Rename the temporary directory to `path`, atomically. Raises `Conflict` if the path is in use now."""
         try:
             # This also replaces an empty directory atomically, and fails if the directory is not empty.
             os.rename(self._temporary_dir, self._path)

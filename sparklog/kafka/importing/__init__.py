@@ -1,1 +1,1 @@
-"""Import Kafka log directories into a root: partitions, consumer groups, open transactions."""
+"""Import Kafka log directories into a root: partitions, consumer groups and open transactions."""

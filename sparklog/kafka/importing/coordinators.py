@@ -1,24 +1,26 @@
 """Read the internal topics of Kafka's coordinators, import groups and transactions, and compute consumer lag.
 
-These topics are compacted: the latest record of a key is its state, and a record without a value deletes it. Records of
-a transaction (offsets that a producer commits with its records) are applied at its COMMIT marker; other records are
-applied immediately, even after an open transaction. So these reads differ from read_committed, which ends at the first
-open transaction. An earlier record never replaces a later one, even if its marker comes later.
+These topics are compacted: the latest record of a key is its state, and a record without a value deletes the key. A
+producer can commit offsets in a transaction. The records of a transaction are applied at its COMMIT marker. Other
+records are applied immediately, even if they are after the start of an open transaction. In contrast, a read_committed
+consumer stops at the first open transaction. An earlier record never replaces a later one, even if the marker of the
+earlier record comes later.
 
-**Groups** (`__consumer_offsets`): the committed offsets of each group in the imported topics, with times, leader epochs
-and metadata, and the generation of the group. Offsets past their expire timestamp (from old clients), offsets of topics
-that were not imported or were created again, and groups without offsets are skipped. An offset replaces only an older
-one, so another import updates the groups. A group that has been used in the root since then is not changed: its members
-continue from the offsets that they committed there.
+**Groups** (`__consumer_offsets`): an import reads the committed offsets of each group in the imported topics, with
+their times, leader epochs and metadata, and the generation of the group. Offsets that have expired (only old clients
+set an expiry), offsets of topics that were not imported or were created again, and groups without offsets are skipped.
+An offset replaces only an older offset, so another import updates the groups. If a group has been used in the root, it
+is not changed, because its members continue from the offsets that they committed in the root.
 
-**Transactions** (`__transaction_state`): the transactional id of each open transaction, its start and timeout, and the
-decision, if the marker has not been written to the partition yet (see `sparklog.log.state.commit`). A running broker
-may start the next transaction during the import. So a decision is used only if its record is the latest both before and
-after the logs are copied: an id cannot start a transaction before all markers of the previous one are written.
+**Transactions** (`__transaction_state`): an import reads the transactional id, the start and the timeout of each open
+transaction. It also reads the decision, if the marker has not been written to the partition yet (see
+`sparklog.log.state.commit`). A running broker may start the next transaction during the import. A transactional id
+cannot start a transaction before all markers of its previous transaction are written. Therefore a decision is used only
+if its record is the latest record of the id both before and after the logs are copied.
 
-**Consumer lag**: the rows are those of `sparklog.groups.lag`. The members of a group are only in the memory of a
-broker, so its state is unknown. Each broker of a cluster has some partitions of `__consumer_offsets` and of the other
-topics: the groups are those of the coordinators in this directory, and the rows those of its logs.
+**Consumer lag**: the rows are those of `sparklog.groups.lag`. Only a running broker knows the members of a group, so
+the state of the group is unknown. Each broker of a cluster stores some partitions of `__consumer_offsets` and of the
+other topics. Therefore the lag covers only the groups and logs that are stored in this directory.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class StoredValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A log directory with Kafka's internal topics; see `segment_recovery` for `policy` and `on_skipped`."""
+    """A log directory with Kafka's internal topics. `segment_recovery` describes `policy` and `on_skipped`."""
 
     path: FilePath
     env: Env
@@ -75,7 +77,7 @@ class LogDir:
 
 @dataclass(slots=True)
 class LogReading(ABC):
-    """Reads the valid batches of a partition of an internal topic; derived classes `add` the records."""
+    """Reads the valid batches of a partition of an internal topic. Subclasses implement `add`."""
 
     log_dir: LogDir
     topic: str
@@ -122,7 +124,7 @@ class LogReading(ABC):
 class _LatestValues(LogReading):
     values: dict[bytes, tuple[int, bytes | None]] = field(default_factory=dict)
     pending: dict[int, dict[bytes, tuple[int, bytes | None]]] = field(default_factory=dict)
-    """By producer id: the records of its open transaction."""
+    """The records of the open transaction of each producer id."""
 
     def add(self, window: Window) -> None:
         headers = window.headers
@@ -167,7 +169,7 @@ OPEN_STATUSES = (
 
 @dataclass(slots=True)
 class KafkaGroup:
-    """A group with its committed offsets by (topic, partition); `generation` is 0 if unknown."""
+    """A group with its committed offsets by (topic, partition). `generation` is 0 if unknown."""
 
     id: str
     generation: int = 0
@@ -176,9 +178,11 @@ class KafkaGroup:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGroup:
-    """The import of a group: the number of imported `offsets`, and of those `left_out` because of their topics.
+    """The import of a group.
 
-    `in_use`: True if the group was not changed, because it has had a member in the root.
+    * `offsets`: number of imported offsets
+    * `left_out`: number of offsets that were skipped because of their topics
+    * `in_use`: True if the group was not changed, because it has had a member in the root
     """
 
     group: str
@@ -188,7 +192,7 @@ class ImportedGroup:
 
 
 def kafka_groups(log_dir: LogDir, now_ms: int) -> dict[str, KafkaGroup]:
-    """Read the groups of a log directory by id, without offsets that have expired by `now_ms`."""
+    """Return the groups of a log directory by id, without offsets that have expired at `now_ms`."""
     groups: dict[str, KafkaGroup] = {}
 
     def add(key: bytes, stored: StoredValue) -> None:
@@ -217,7 +221,7 @@ def _note_generation(groups: dict[str, KafkaGroup], group_id: str, generation: i
 
 
 class GroupTopic(NamedTuple):
-    """An imported topic: its id here, its id in Kafka (empty if unknown), and its number of partitions."""
+    """An imported topic: its id in the root, its id in Kafka (empty if unknown) and its number of partitions."""
 
     topic_id: str
     kafka_id: str
@@ -227,7 +231,7 @@ class GroupTopic(NamedTuple):
 def import_groups(
     root: Root, groups: Mapping[str, KafkaGroup], topics: Mapping[str, GroupTopic]
 ) -> tuple[ImportedGroup, ...]:
-    """Import the offsets of groups in `topics` (by name). Idempotent."""
+    """Import the offsets of groups in `topics` (by name). The import can be repeated."""
     from sparklog.groups.group_state import CommittedOffset
     from sparklog.groups.lag import Groups
 
@@ -244,7 +248,8 @@ def import_groups(
         if not offsets:
             continue
         group = groups_of_root.group(group_id)
-        # Even if its member has left or is idle: Kafka's offsets would skip records that it has not read here.
+        # Do not change the group even if its member has left or is idle, because Kafka's offsets would skip records
+        # that the member has not read in the root.
         in_use = group.description().session_timeout_ms is not None
         if not in_use:
             group.restore(offsets, generation=kafka_group.generation)
@@ -253,7 +258,7 @@ def import_groups(
 
 
 def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
-    """Read the entries of the transaction coordinators in a log directory, by producer id."""
+    """Return the entries of the transaction coordinators in a log directory, by producer id."""
     entries: dict[int, CoordinatorEntry] = {}
 
     def add(key: bytes, stored: StoredValue) -> None:
@@ -269,7 +274,8 @@ def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
                 partitions=frozenset(value.partitions or ()) if is_open else frozenset(),
                 record=(stored.partition, stored.offset),
             )
-            # While an id changes to another producer id, the previous one writes the markers.
+            # While a transactional id changes to another producer id, the markers are written with the previous
+            # producer id.
             for producer in {value.producer_id, value.previous_producer_id} - {-1}:
                 entries[producer] = entry
 
@@ -280,7 +286,7 @@ def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
 def commit_decisions(
     topic: Topic, before: Mapping[int, CoordinatorEntry], after: Mapping[int, CoordinatorEntry]
 ) -> None:
-    """Commit the decisions on open transactions that are in both reads of the coordinators."""
+    """Commit the decisions about open transactions that are in both reads of the coordinators."""
     state = topic.log.state(refresh=False)
     source = state.kafka_source
     decisions = {
@@ -319,7 +325,7 @@ def commit_decisions(
 def read_latest(log_dir: LogDir, topic: str, add: Callable[[bytes, StoredValue], None]) -> None:
     """Call `add` with the latest value of each key in the partitions of an internal topic.
 
-    A record that no version of Kafka writes counts as damage.
+    A record that cannot be decoded is treated as damage.
     """
     values: dict[bytes, StoredValue] = {}
     for (name, number), partition_dir in sorted(directory.partition_dirs(log_dir.path).items()):
@@ -339,13 +345,13 @@ def read_latest(log_dir: LogDir, topic: str, add: Callable[[bytes, StoredValue],
                     "; import without groups and transactions, or with corrupt_records skip",
                     offset=stored.offset,
                 ) from None
-            why = f"its key or value cannot be decoded: {error.message}"
+            why = f"the key or value of the record cannot be decoded: {error.message}"
             file, offset = str(log_dir.path), stored.offset
             log_dir.on_skipped(Skipped(topic, stored.partition, file, None, 0, offset, offset + 1, why))
 
 
 UNKNOWN = "Unknown"
-"""Kafka's name of an unknown state."""
+"""The name that Kafka uses for an unknown group state."""
 
 
 def has_groups(view: KafkaView) -> bool:
@@ -355,8 +361,10 @@ def has_groups(view: KafkaView) -> bool:
 class KafkaGroups:
     """The groups of a log directory at `now_ms` (ms since the epoch), without expired offsets.
 
-    `failures` collects the damage that `lag` finds. Raises `BadRequest` for a partition folder, `NotFound` if there is
-    no `__consumer_offsets`, and `Corrupt` if that is damaged.
+    `failures` collects the damage that `lag` finds.
+
+    Raises `BadRequest` for a partition directory, `NotFound` if `__consumer_offsets` does not exist, and `Corrupt` if
+    it is damaged.
     """
 
     def __init__(self, view: KafkaView, now_ms: int | None = None) -> None:
@@ -366,13 +374,12 @@ class KafkaGroups:
         self._view = view
         if view.layout != "log-dir":
             raise BadRequest(
-                f"{view.location} is a single partition: open its log directory, which has consumer groups in"
-                f" {CONSUMER_OFFSETS}"
+                f"{view.location} is a partition directory: open its log directory, which contains {CONSUMER_OFFSETS}"
             )
         if not has_groups(view):
             raise NotFound(
                 f"{view.location} has no partition of {CONSUMER_OFFSETS}, where Kafka stores consumer groups: open the"
-                " log directory of a broker that has one"
+                " log directory of a broker that has a partition of this topic"
             )
         self._groups = kafka_groups(LogDir(view.path, SYSTEM), self.now_ms)
 
@@ -380,7 +387,7 @@ class KafkaGroups:
         return sorted(self._groups)
 
     def descriptions(self, names: Iterable[str], failures: list[SparklogError] | None = None) -> list[GroupDescription]:
-        """Describe groups; their time is that of the latest committed offset."""
+        """Describe groups. The time of a group is the time of its latest committed offset."""
         descriptions = []
         for name in names:
             group = self._groups.get(name, KafkaGroup(name))
@@ -392,12 +399,12 @@ class KafkaGroups:
     def lag(
         self, names: Iterable[str] | None = None, *, topics: Collection[str] | None = None, seconds: bool = True
     ) -> list[Lag]:
-        """Return a row per committed offset in the partitions of the directory, by group, topic and partition.
+        """Return a row per committed offset in the partitions of the directory, sorted by group, topic and partition.
 
         Args:
-            names: groups, None for all. Unknown groups have no rows.
-            topics: topics, as of the view's latest snapshot. None takes a new snapshot of all.
-            seconds: read the first unread record of each partition.
+            names: the groups; None selects all groups. Unknown groups have no rows.
+            topics: the topics, as of the view's latest snapshot. If None, a new snapshot of all topics is taken.
+            seconds: True to read the first unread record of each partition, for the waiting time.
         """
         groups = [self._groups[name] for name in (self.names() if names is None else names) if name in self._groups]
         if topics is None:
@@ -417,9 +424,9 @@ class KafkaGroups:
         return rows
 
     def _read_waiting_time(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
-        """Return the seconds since the first record from `offset` on was written; 0 without such a record.
+        """Return the seconds since the first record from `offset` on was written, or 0 if there is no such record.
 
-        Returns None if it has no timestamp or is damaged; damage is added to `failures`.
+        Returns None if the record has no timestamp or is damaged. The damage is added to `failures`.
         """
         unread = OffsetRange(topic, partition, max(offset, limits.log_start), limits.log_end)
         try:

@@ -1,9 +1,10 @@
 """Describe the transactional ids and producers in a Kafka log directory, with Kafka's names.
 
-`__transaction_state` has the latest state of each id, as shown by `kafka-transactions.sh list` and `describe`. The
-files do not show which broker is the coordinator: it is the leader of the id's partition of that topic.
+`__transaction_state` contains the latest state of each transactional id, as shown by `kafka-transactions.sh list` and
+`describe`. The files do not show which broker is the coordinator of an id: it is the leader of the partition of
+`__transaction_state` that stores the id.
 
-The latest `.snapshot` of a partition has its producers up to an offset, as shown by `describe-producers`. A broker
+The latest `.snapshot` of a partition contains its producers up to an offset, as shown by `describe-producers`. A broker
 writes a snapshot when it stops and when it rolls a segment.
 """
 
@@ -25,11 +26,11 @@ SNAPSHOT = ".snapshot"
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransactionalId:
-    """An id as in the log of its coordinator; times in ms.
+    """A transactional id, as stored in the log of its coordinator. Times are in ms.
 
-    * `coordinator`: its partition of `__transaction_state`
-    * `start_ms`: None if no transaction has started
-    * `partitions`: the partitions of an open transaction, such as `topic-0`
+    * `coordinator`: the partition of `__transaction_state` that stores the id
+    * `start_ms`: the start of the transaction, or None if no transaction has started
+    * `partitions`: the partitions of the open transaction, such as `topic-0`
     """
 
     transactional_id: str
@@ -46,9 +47,9 @@ class KafkaTransactionalId:
 
 @dataclass(frozen=True, slots=True)
 class KafkaProducerState:
-    """A producer in the latest snapshot of a partition, which is as of offset `snapshot`.
+    """A producer in the latest snapshot of a partition. `snapshot` is the offset of the snapshot.
 
-    The coordinator epoch and the start offset of the current transaction are None if there are none.
+    The coordinator epoch and the start offset of the current transaction are None if they do not exist.
     """
 
     partition: str
@@ -62,16 +63,19 @@ class KafkaProducerState:
 
 
 def kafka_transactional_ids(view: KafkaView) -> list[KafkaTransactionalId]:
-    """Return all ids of a log directory, in order.
+    """Return all transactional ids of a log directory, in order.
 
-    Raises `BadRequest` for a partition folder, `NotFound` without `__transaction_state`, and `Corrupt` for damage.
+    Raises `BadRequest` for a partition directory, `NotFound` if `__transaction_state` does not exist, and `Corrupt` if
+    it is damaged.
     """
     if view.layout != "log-dir":
-        raise BadRequest(f"{view.location} is a single partition: open its log directory, with {TRANSACTION_STATE}")
+        raise BadRequest(
+            f"{view.location} is a partition directory: open its log directory, which contains {TRANSACTION_STATE}"
+        )
     if TRANSACTION_STATE not in {topic for topic, _ in partition_dirs(view.path)}:
         raise NotFound(
             f"{view.location} has no partition of {TRANSACTION_STATE}, where Kafka stores transactional ids: open the"
-            " log directory of a broker that has one"
+            " log directory of a broker that has a partition of this topic"
         )
     ids: list[KafkaTransactionalId] = []
 
@@ -101,7 +105,7 @@ def find_transactional_id(view: KafkaView, name: str) -> KafkaTransactionalId:
     ids = {item.transactional_id: item for item in kafka_transactional_ids(view)}
     if name not in ids:
         hint = did_you_mean(name, list(ids))
-        raise NotFound(f"transactional id '{name}' is not in {view.location}{hint}; list them")
+        raise NotFound(f"transactional id '{name}' does not exist in {view.location}{hint}; list the transactional ids")
     return ids[name]
 
 

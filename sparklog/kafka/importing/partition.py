@@ -1,16 +1,17 @@
-"""Copy a partition folder of Kafka into a root, with its segment boundaries and an active last segment.
+"""Copy a Kafka partition directory into a root. Segment boundaries are preserved, and the last segment remains active.
 
-The bounds are those of Kafka (see `sparklog.kafka.in_place.view`): the log starts at `log-start-offset-checkpoint` or
-at the first segment, and ends after the last batch of the last segment. Empty segments, which Kafka's cleaner leaves
-behind, and segments below the log start are not copied.
+The bounds are those that Kafka uses (see `sparklog.kafka.in_place.view`). The log starts at the offset in
+`log-start-offset-checkpoint`, or at the first segment, and ends after the last batch of the last segment. Empty
+segments, which the log cleaner may leave, and segments below the log start are not copied.
 
-A large partition takes hours, so it is copied in chunks of segments, which are committed one by one. Segments that the
-topic already has are not read again. The first new segment may start below the end of the last import (it was active
-then, or the cleaner has merged segments since): its new batches go to an append file.
+Copying a large partition takes hours, so the partition is copied in chunks of segments, and each chunk is committed
+before the next one. Segments that the topic already contains are not read again. The first new segment may start below
+the end of the last import, because it was active then, or because the cleaner has merged segments since. Its new
+batches are written to an append file.
 
-A closed segment may become a hard link to Kafka's file, because a broker replaces and deletes such files by name, and
-never changes their bytes. It truncates a segment only to remove records above the high watermark, so only segments
-below the checkpointed high watermark are linked.
+A closed segment may become a hard link to Kafka's file, because a broker never changes the bytes of closed segments: it
+replaces and deletes the files by name. A broker truncates a segment only to remove records above the high watermark, so
+only segments below the checkpointed high watermark are linked.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class PartitionSource:
-    """A partition folder with its entries in the checkpoints of the log directory; None for a missing entry."""
+    """A partition directory with its entries in the checkpoints of the log directory. A missing entry is None."""
 
     number: int
     partition_dir: FilePath
@@ -61,7 +62,7 @@ class PartitionSource:
 
 @dataclass(frozen=True, slots=True)
 class ImportedPart:
-    """The part of a partition that is already imported, up to `imported.end`, with Kafka's open transactions in it."""
+    """The imported part of a partition, up to `imported.end`, with Kafka's open transactions in this part."""
 
     imported: ImportedEnd
     open: tuple[KafkaOpen, ...] = ()
@@ -76,9 +77,9 @@ NOTHING_IMPORTED = ImportedPart(ImportedEnd(0))
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorEntry:
-    """The transaction coordinator's entry for a producer id; the other fields are those of `KafkaOpen`.
+    """The entry of the transaction coordinator for a producer id. The other fields are those of `KafkaOpen`.
 
-    * `decided`: `commit`, `abort`, or None without a decision
+    * `decided`: the decision, `commit` or `abort`, or None if the transaction is not decided
     * `partitions`: the partitions in the transaction
     * `record`: partition and offset of the record in `__transaction_state`
     """
@@ -93,12 +94,15 @@ class CoordinatorEntry:
 
 @dataclass(slots=True)
 class CopyTarget:
-    """The topic that the segments are copied to. `read_version`: version of the topic, for the names of new files.
+    """The topic that the segments are copied to.
 
+    * `read_version`: version of the topic, for the names of new files
     * `new_keys`: keys of all new files, which are deleted if the import fails
-    * `policy`: how to handle damage (see `segment_recovery`); `on_skipped`: called for skipped damage
+    * `policy`: the policy for damage (see `segment_recovery`)
+    * `on_skipped`: function that is called for skipped damage
     * `coordinator`: entries of the transaction coordinator by producer id
-    * `copied`, `linked`: bytes of the segments so far; `records`: their records
+    * `copied`, `linked`: number of bytes that were copied and linked so far
+    * `records`: number of imported records so far
     """
 
     store: Store
@@ -130,10 +134,10 @@ class _LinkedFile:
     key: str
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Do nothing, because the object has these bytes."""
+        """Do nothing, because the object already contains these bytes."""
 
     def close(self) -> None:
-        """Do nothing, because the object is complete."""
+        """Do nothing, because the object is already complete."""
 
     def discard(self) -> None:
         self.store.delete(self.key)
@@ -142,10 +146,11 @@ class _LinkedFile:
 def copy_partition(
     source: PartitionSource, target: CopyTarget, before: ImportedPart = NOTHING_IMPORTED
 ) -> Iterator[ImportedPartition]:
-    """Copy the segments of a partition after the imported part; yield chunks to commit, at least one.
+    """Copy the segments of a partition that are not imported yet, and yield chunks to commit. At least one chunk is
+    yielded.
 
     Raises `Corrupt` with file, position and offset for damage before the log end that is not skipped, `Unavailable` if
-    a broker replaces files during the copy, and `Conflict` if a batch contains the end of the imported part.
+    a broker replaces files during the copy, and `Conflict` if the imported part ends inside a batch.
     """
     names, limits = list_segments(source.partition_dir, env=target.env), target.store.limits
     log_start = max(names[0].base if names else 0, source.log_start or 0)
@@ -158,7 +163,7 @@ def copy_partition(
             if after is not None and copies.nbytes >= limits.import_piece_bytes and not copies.truncated:
                 yield copies.chunk(after.base, None)
     cleaned = source.first_dirty_offset if before.end == 0 else None
-    # The checkpoint may have a later epoch than the batches.
+    # The checkpoint may contain a later epoch than the batches.
     last_epoch = next((entry.epoch for entry in reversed(leader_epochs(source.partition_dir))), -1)
     yield copies.chunk(max(log_start, copies.next_offset), cleaned, last_epoch)
 
@@ -169,7 +174,7 @@ class _Copies:
         self.leader_epoch = -1
         self.truncated = False
         self.nbytes = 0
-        """Bytes of the current chunk."""
+        """Number of bytes in the current chunk."""
         self._source = source
         self._partition = source.number
         self._target = target
@@ -179,7 +184,7 @@ class _Copies:
         self._last = before.imported
         self._files: list[FileSlices] = []
         self._import_id = target.env.new_id()
-        # If the log now starts above the imported part, the records of its open transactions have been deleted.
+        # If the log now starts above the imported part, the records of the open transactions have been deleted.
         self._open_transactions = before.open if log_start <= before.end else ()
         self._transactions = TransactionState(
             {transaction.producer: transaction.first for transaction in self._open_transactions}
@@ -187,7 +192,7 @@ class _Copies:
         self._epochs = {transaction.producer: transaction.epoch for transaction in self._open_transactions}
 
     def chunk(self, log_end: int, first_dirty_offset: int | None, leader_epoch: int = -1) -> ImportedPartition:
-        """Return the current chunk, which ends at `log_end`, and start the next one."""
+        """Return the current chunk, which ends at `log_end`, and start the next chunk."""
         reported = {transaction.producer: transaction.first for transaction in self._open_transactions}
         is_open = self._transactions.open.items()
         ended = tuple(KafkaEnded(self._partition, row[0]) for row in sorted(reported.items()) if row not in is_open)
@@ -227,9 +232,9 @@ class _Copies:
         return tuple(open_transactions)
 
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
-        """Copy the next segment. `after`: the segment after it; None for the active segment.
+        """Copy the next segment. `after` is the segment after it, or None if the segment is active.
 
-        With the policy `truncate`, a damaged segment becomes the active one.
+        With the policy `truncate`, a damaged segment becomes the active segment.
         """
         try:
             copied = self._copy(name, after)
@@ -252,7 +257,7 @@ class _Copies:
 
     def skip(self, name: SegmentName, damage: SkippedRange) -> None:
         target, end = self._target, damage.end
-        # As in reads in place, skipped records keep their offsets, even at the log end.
+        # As in reads in place, skipped records retain their offsets, even at the log end.
         self.next_offset = max(self.next_offset, 0 if end is None else end)
         target.on_skipped(Skipped(target.topic, self._partition, str(name.path), *damage))
 
@@ -292,7 +297,7 @@ class _Copies:
                 copied = copy_segment(file, writer, copy, lambda events: self._aborted(name, events), target.progress)
         except FileNotFoundError:
             raise Unavailable(
-                f"{name.path} was cleaned or expired by a broker during the import: retry, or stop the broker first"
+                f"{name.path} was replaced or deleted by a broker during the import: retry, or stop the broker first"
             ) from None
         except LegacyMessages:
             copy.skipped.clear()  # The second attempt reports the damage again.
@@ -306,16 +311,17 @@ class _Copies:
         return copied
 
     def _may_link(self, copy: SegmentCopy) -> bool:
-        """Return True if the entire segment is copied unchanged, and no broker will truncate it."""
+        """Return True if the entire segment is copied unchanged, and no broker can truncate the segment."""
         if copy.last or copy.limit is None or copy.since is not None or copy.policy == SKIP:
             return False
         watermark = self._source.high_watermark
         return self._target.link and (watermark is None or copy.limit <= watermark)
 
     def _aborted(self, name: SegmentName, events: TransactionEvents) -> AbortedTransactions:
-        """Return the transactions that the segment's ABORT markers end, from the log and a matching `.txnindex`.
+        """Return the transactions that the ABORT markers of a segment end, based on the log and on a matching
+        `.txnindex`.
 
-        Kafka's index also has the start of transactions whose first data the cleaner has removed.
+        The index is needed because it also contains the start of transactions whose first data the cleaner has removed.
         """
         markers = list(self._transactions.abort_markers(events))
         if not markers:

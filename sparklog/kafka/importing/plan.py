@@ -1,23 +1,24 @@
 """Plan an import: the topics of a log directory, their configs, and the start offset of each partition.
 
-If the root already has a topic, the import continues where the last one ended, provided that it is the same topic in
-Kafka and that nothing else was written to it since. It is the same topic if
+If the topic already exists in the root, the import continues where the last import ended. This requires that the topic
+is the same topic in Kafka, and that no other writer has changed the topic in the root since the last import. It is the
+same topic if
 
-* the topic ids are equal, or one of them is unknown;
-* the log in Kafka reaches at least to the end of the last import. A shorter log was truncated, for example after an
-  unclean leader election, so the imported records beyond its end are no longer in Kafka;
-* the last imported batch still exists with the same checksum and leader epoch. (The checksum does not cover the epoch.
-  After a change of leader, producers send unacknowledged records again, possibly in another order.) If the cleaner may
-  have removed or rewritten the batch, because it is below the cleaner's checkpoint, `leader-epoch-checkpoint` must have
-  the same epoch for its offset. If retention has removed the batch, only the topic id is compared.
+* the topic ids are equal, or one of the ids is unknown;
+* the log in Kafka does not end before the end of the last import. A shorter log was truncated, for example after an
+  unclean leader election, so the imported records beyond its end no longer exist in Kafka;
+* the last imported batch still exists with the same checksum and leader epoch. The checksum does not cover the epoch.
+  After a change of leader, producers send unacknowledged records again, possibly in another order. If the batch is
+  below the cleaner's checkpoint, the cleaner may have removed or rewritten it. In this case `leader-epoch-checkpoint`
+  must contain the same epoch for its offset. If retention has removed the batch, only the topic id is compared.
 
-All topics are checked before the first one is imported.
+All topics are checked before the first topic is imported.
 
 **Configs** come from the cluster metadata, which a KRaft broker stores as `__cluster_metadata-0` in one of its log
-directories: a log of records, and occasional snapshots of the current state (`<offset>-<epoch>.checkpoint`, also a log,
-but without offsets of its own). The state is that of the latest snapshot and the records from its offset on. The value
-of a record is three uvarints (version of the frame, record type, version of the record) and the record. These types are
-used:
+directories. The metadata consists of a log of records and of occasional snapshots of the current state. A snapshot
+(`<offset>-<epoch>.checkpoint`) is also a log, but its records have no offsets of the metadata log. The current state is
+that of the latest snapshot, updated by the records from the snapshot's offset on. The value of a record is three
+uvarints (version of the frame, record type, version of the record) and the record. These record types are read:
 
 | type | record            | fields                                                                          |
 |------|-------------------|---------------------------------------------------------------------------------|
@@ -25,7 +26,7 @@ used:
 | 4    | ConfigRecord      | type of the resource (2: a topic), its name, a config's name, its value or null |
 | 9    | RemoveTopicRecord | topic id; also removes its configs                                              |
 
-The metadata does not contain the defaults of brokers, such as `log.retention.ms` in their properties files.
+The metadata does not contain the defaults of brokers, such as `log.retention.ms`, which are in their properties files.
 """
 
 from __future__ import annotations
@@ -85,7 +86,11 @@ NAMES = {INTERNAL_SEGMENT_BYTES: "segment.bytes"}
 
 @dataclass(frozen=True, slots=True)
 class KafkaConfigs:
-    """The configs of a topic in Kafka: those that are imported, and those that are not, with the reason."""
+    """The configs of a topic in Kafka.
+
+    * `taken`: the configs that are imported
+    * `left_out`: the reasons why other configs are not imported, by config name
+    """
 
     taken: Mapping[str, str]
     left_out: Mapping[str, str]
@@ -93,7 +98,7 @@ class KafkaConfigs:
 
 @dataclass(slots=True)
 class MetadataLog(LogReading):
-    """The metadata log as read so far: ids and configs by topic name."""
+    """The state of the metadata log after the records so far: topic ids and configs by topic name."""
 
     ids: dict[str, str] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -138,12 +143,12 @@ class MetadataLog(LogReading):
                 file=path,
                 offset=offset,
             ) from None
-        why = f"it cannot be decoded: {error.message}"
+        why = f"the record cannot be decoded: {error.message}"
         self.log_dir.on_skipped(Skipped(self.topic, self.partition, path, None, 0, offset, offset + 1, why))
 
 
 def read_metadata(log_dir: LogDir) -> MetadataLog | None:
-    """Read the metadata log of a log directory; None if it does not exist."""
+    """Read the metadata log of a log directory. Return None if it does not exist."""
     partition_dir = directory.partition_dirs(log_dir.path).get((CLUSTER_METADATA, 0))
     if partition_dir is None:
         return None
@@ -159,7 +164,7 @@ def read_metadata(log_dir: LogDir) -> MetadataLog | None:
 
 
 def importable_configs(metadata: MetadataLog, topic: str, topic_id: str, *, force: bool) -> KafkaConfigs | None:
-    """Return the configs of a topic; None if the metadata log has no topic with this name and id."""
+    """Return the configs of a topic, or None if the metadata log does not contain a topic with this name and id."""
     metadata_id = metadata.ids.get(topic)
     if metadata_id is None or (topic_id and metadata_id != topic_id):
         return None
@@ -169,7 +174,7 @@ def importable_configs(metadata: MetadataLog, topic: str, topic_id: str, *, forc
         here = NAMES.get(name, name)
         try:
             if here not in CONFIGS:
-                raise BadRequest(f"sparklog has no config {name}")
+                raise BadRequest(f"sparklog does not support the config {name}")
             explicit = TopicConfigs.of({here: value}).explicit
             check_delete_delay(dict(explicit), force)
             imported.update(explicit)
@@ -180,7 +185,7 @@ def importable_configs(metadata: MetadataLog, topic: str, topic_id: str, *, forc
 
 @dataclass(frozen=True, slots=True)
 class TopicSource:
-    """A topic of a log directory; `topic_id` is from `partition.metadata`, or empty."""
+    """A topic of a log directory. `topic_id` is the id in `partition.metadata`, or empty."""
 
     name: str
     topic_id: str
@@ -191,8 +196,10 @@ class TopicSource:
 class TopicPlan:
     """The import of a topic.
 
-    * `before`: the part of each partition that the root already has; `exists`: True if the root has the topic
-    * `finished`: True if the root has all of it and has ended its open transactions, so that there is nothing to import
+    * `before`: the part of each partition that the root already contains
+    * `exists`: True if the topic exists in the root
+    * `finished`: True if the root contains all records and has ended the open transactions, so that there is nothing to
+      import
     """
 
     source: TopicSource
@@ -204,10 +211,11 @@ class TopicPlan:
 def plan_import(
     root: Root | None, sources: Sequence[TopicSource], policy: str, *, last: bool = False
 ) -> list[TopicPlan]:
-    """Plan the import of each source into the root (None if it does not exist yet).
+    """Plan the import of each source into the root. `root` is None if the root does not exist yet.
 
-    `last`: this import will end Kafka's open transactions, so that no later import can continue. If such an import was
-    killed while it ended them, its topics were written to; they are `finished` if the log directory has no new records.
+    If `last` is True, this import will end Kafka's open transactions, so no later import can continue. If an import
+    with `last` was killed while it ended transactions, it has already written to its topics. Such topics are `finished`
+    if the log directory contains no new records.
 
     Raises `BadRequest` for an invalid topic name, and `Conflict` if the import of an existing topic cannot continue.
     """
@@ -236,25 +244,27 @@ def plan_import(
 def _check_topic(
     root: Root, source: TopicSource, state: TopicState, before: Sequence[ImportedPart], last: bool
 ) -> bool:
-    """Raise `Conflict` unless the topic was imported from this topic in Kafka and was not written to since.
+    """Raise `Conflict` unless the topic was imported from this Kafka topic and has not been written to since.
 
-    With `last`, accept a topic that was written to if there is nothing new to import, and return True.
+    If `last` is True and there are no new records to import, a topic that was written to is accepted, and the result is
+    True.
     """
     name, imported = source.name, state.kafka_source
     if imported is None:
         raise Conflict(
-            f"topic '{name}' exists in {root.location} and was not imported: delete it first, or import into another"
-            " root"
+            f"topic '{name}' exists in {root.location} and was not imported: delete the topic first, or import into"
+            " another root"
         )
     if imported.topic_id and source.topic_id and imported.topic_id != source.topic_id:
         raise Conflict(
-            f"topic '{name}' in {root.location} was imported from a topic with id {imported.topic_id}, found one with"
-            f" id {source.topic_id}: it was created again; delete the topic here first, or import into another root"
+            f"topic '{name}' in {root.location} was imported from a topic with id {imported.topic_id}, but the topic in"
+            f" the log directory has id {source.topic_id}, because it was created again in Kafka: delete the topic in"
+            " the root first, or import into another root"
         )
     if state.partitions > len(source.partitions):
         raise Conflict(
             f"topic '{name}' in {root.location} has {state.partitions} partitions, but the log directory has only"
-            f" {len(source.partitions)}: copy the folders of all partitions into one directory first"
+            f" {len(source.partitions)}: copy the directories of all partitions into one log directory first"
         )
     written = [partition for partition, end in enumerate(state.log_end.tolist()) if end != before[partition].end]
     if not written:
@@ -264,30 +274,30 @@ def _check_topic(
         return True
     raise Conflict(
         f"topic '{name}' in {root.location} was written to since it was imported: partition {written[0]} ends at"
-        f" {state.log_end[written[0]]}, the import ended at {before[written[0]].end}. Its offsets no longer match those"
-        " in Kafka: import into another root"
+        f" {state.log_end[written[0]]}, but the import ended at {before[written[0]].end}. The offsets no longer match"
+        " the offsets in Kafka: import into another root"
     )
 
 
 def _read_bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
-    """Return the log start, and the log end after a scan of the last segment."""
+    """Return the log start and the log end. Scans the last segment."""
     log_start = max(names[0].base if names else 0, part.log_start or 0)
     return log_start, max(log_start, next_offset_of(names[-1]) if names else 0)
 
 
 def _check_same_log(source: TopicSource, part: PartitionSource, imported: ImportedEnd, policy: str, env: Env) -> None:
-    """Raise `Conflict` unless the partition still has the log that was imported, up to `imported`."""
+    """Raise `Conflict` unless the log of the partition is the log that was imported, up to `imported`."""
     if imported.end == 0:
         return
     where = f"{source.name}-{part.number}"
     names = list_segments(part.partition_dir, env=env)
     try:
         log_start, log_end = _read_bounds(part, names)
-        # If damage is skipped, there may be records after the apparent log end.
+        # If damage is skipped, there may be records after the log end that the scan finds.
         if log_end < imported.end and policy != SKIP:
             raise Conflict(
-                f"{where} ends at {log_end}, but was imported up to {imported.end}: its log was truncated, for example"
-                " after an unclean leader election; delete the topic here and import it again"
+                f"{where} ends at {log_end}, but was imported up to {imported.end}: the log was truncated, for example"
+                " after an unclean leader election; delete the topic in the root, and import it again"
             )
         if imported.last < 0 or (imported.last < log_start and source.topic_id):
             return
@@ -302,14 +312,16 @@ def _check_same_log(source: TopicSource, part: PartitionSource, imported: Import
         if epoch is None or imported.epoch < 0 or epoch == imported.epoch:
             return
     raise Conflict(
-        f"the last imported batch of {where}, up to offset {imported.last}, differs from the one in the log directory:"
-        " expected the same log (and its cleaner-offset-checkpoint, if it is compacted); delete the topic here and"
-        " import it again, or import into another root"
+        f"the last imported batch of {where}, up to offset {imported.last}, differs from the batch in the log"
+        " directory: import from the same log (with its cleaner-offset-checkpoint, if the topic is compacted), delete"
+        " the topic in the root and import it again, or import into another root"
     )
 
 
 class ExpectedSize(NamedTuple):
-    """The log start and log end of a partition after an import, and the maximum bytes that the import reads."""
+    """The log start and log end of a partition after an import, and the maximum number of bytes that the
+    import reads.
+    """
 
     log_start: int
     log_end: int
@@ -328,7 +340,9 @@ def expected_size(part: PartitionSource, before: ImportedPart, env: Env) -> Expe
 
 
 def _read_batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
-    """Return checksum and leader epoch of the batch that ends with offset `last`; None if there is no such batch."""
+    """Return the checksum and leader epoch of the batch that ends with offset `last`, or None if there is no such
+    batch.
+    """
     name = next((name for name in reversed(names) if name.base <= last), None)
     if name is None:
         return None
@@ -343,9 +357,11 @@ def _read_batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] |
 
 
 def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSource]:
-    """Return topics of the log directory at `path`, by name; None for all except Kafka's internal ones.
+    """Return the topics of the log directory at `path`, sorted by name.
 
-    Raises `NotFound` if there is no log directory or topic, and `BadRequest` for missing partitions.
+    If `topics` is None, all topics except Kafka's internal topics are returned.
+
+    Raises `NotFound` if the log directory or a topic does not exist, and `BadRequest` for missing partitions.
     """
     layout = directory.kafka_layout(path)
     if layout is None and not path.is_directory():
@@ -354,11 +370,11 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
         raise BadRequest(f"{path} is already a sparklog root: copy it with `sparklog backup` or `sparklog clone`")
     if layout is None:
         raise NotFound(
-            f"{path} is not a Kafka log directory: expected folders like orders-0 with files like"
-            " 00000000000000000000.log"
+            f"{path} is not a Kafka log directory: expected partition directories such as orders-0, which contain"
+            " files such as 00000000000000000000.log"
         )
     if layout == "partition":
-        raise BadRequest(f"{path} is a single partition: import its log directory, {path.parent}")
+        raise BadRequest(f"{path} is a partition directory: import its log directory, {path.parent}")
     partition_dirs = directory.partition_dirs(path)
     names = sorted({topic for topic, _ in partition_dirs})
     topics_to_import = (
@@ -366,12 +382,13 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
     )
     unknown = next((name for name in topics_to_import if name not in names), None)
     if unknown is not None:
-        raise NotFound(f"there is no topic '{unknown}' in {path}{did_you_mean(unknown, names)}")
+        raise NotFound(f"topic '{unknown}' does not exist in {path}{did_you_mean(unknown, names)}")
     if not topics_to_import:
-        raise NotFound(f"{path} has only internal topics of Kafka: choose the topics to import from {', '.join(names)}")
+        raise NotFound(f"{path} contains only internal Kafka topics: specify topics to import from {', '.join(names)}")
     starts = directory.offset_checkpoint(path, LOG_STARTS_FILE)
     cleaned = directory.offset_checkpoint(path, CLEANER_OFFSETS_FILE)
-    # Without this file there are no watermarks; missing entries, and all of a damaged file, count as 0.
+    # If this file does not exist, the watermarks are unknown. A missing entry, or a damaged file, means a watermark of
+    # 0.
     try:
         watermarks: dict[TopicPartition, int] | None = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE) or None
     except Corrupt:
@@ -394,20 +411,20 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
 
 
 def _read_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]) -> str:
-    """Return the topic id. Raises `BadRequest` for missing partitions, or for partitions of several topics."""
+    """Return the topic id. Raises `BadRequest` for missing partitions, and for partitions of different topics."""
     numbers = [part.number for part in partitions]
     missing = next((expected for expected, number in enumerate(numbers) if expected != number), None)
     if missing is not None:
         raise BadRequest(
-            f"expected partitions 0 to {numbers[-1]} of {name} in {path}, found no {name}-{missing}: copy the folders"
-            " of all partitions from their brokers into one directory first"
+            f"expected partitions 0 to {numbers[-1]} of {name} in {path}, found no {name}-{missing}: copy the"
+            " directories of all partitions from their brokers into one log directory first"
         )
     if len(numbers) > MAX_PARTITIONS:
         raise BadRequest(f"a topic has at most {MAX_PARTITIONS} partitions, found {len(numbers)} of {name} in {path}")
     ids = set(path.map_files(lambda part: directory.kafka_topic_id(part.partition_dir), partitions)) - {""}
     if len(ids) > 1:
         raise BadRequest(
-            f"the folders of {name} in {path} belong to topics with different ids, {' and '.join(sorted(ids))}: keep"
-            " only those of one topic"
+            f"the partition directories of {name} in {path} belong to topics with different ids,"
+            f" {' and '.join(sorted(ids))}: keep only the directories of one topic"
         )
     return next(iter(ids), "")

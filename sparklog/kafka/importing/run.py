@@ -1,15 +1,16 @@
 """Import topics of a Kafka log directory into a root.
 
-An import preserves offsets and log starts, the bytes of all batches (entire closed segments, with their indexes, if
-possible as hard links), the cleaner's checkpoint, leader epochs (later appends get the next epoch) and Kafka's topic
-id. A new topic gets its configs from the metadata log, if the log directory has one, and those that the caller passes.
+An import preserves offsets, log starts, the bytes of all batches, the cleaner's checkpoint, leader epochs and Kafka's
+topic id. Closed segments are imported completely with their indexes, as hard links if possible. Later appends get the
+next leader epoch. A new topic gets its configs from the metadata log, if the log directory contains one, and from the
+caller.
 
 1. Create the topic with the id of Kafka's topic.
-2. Copy, check and commit each partition in chunks, each from the end of the previous one.
+2. Copy, check and commit each partition in chunks. Each chunk starts at the end of the previous chunk.
 
-So another import completes one that was killed, and copies no committed chunk again. If the log has grown, it copies
-the new part (see `sparklog.kafka.importing.plan` for the conditions). During an import, readers see the first part of a
-partition.
+If an import is killed, the next import completes it and does not copy committed chunks again. If the log has grown, the
+next import copies the new part (see `sparklog.kafka.importing.plan` for the conditions). During an import, readers see
+only the chunks that are already committed.
 """
 
 from __future__ import annotations
@@ -62,22 +63,25 @@ from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 
 KEEP, ABORT, REFUSE = OPEN_CHOICES = ("keep", "abort", "refuse")
-"""How to import transactions that are open in Kafka."""
+"""Values of `open_transactions`, which determines how transactions that are open in Kafka are imported."""
 AUTO, NEVER = LINK_CHOICES = ("auto", "never")
-"""Whether to create hard links to Kafka's closed segments on the same disk."""
+"""Values of `link`, which determines whether hard links to Kafka's closed segments on the same disk are created."""
 
 OnProgress: TypeAlias = Callable[[str, int, int, int], None]
-"""Called with the progress since the last call: topic, partition, records, bytes."""
+"""Function that is called with the progress since its last call: topic, partition, records, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The import of a partition, or in a dry run its plan from the names and sizes of files.
+    """The import of a partition. In a dry run, the plan of the import, based on the names and sizes of files.
 
-    * `log_start`, `log_end`: after the import; `since`: the first newly imported offset
+    * `log_start`, `log_end`: bounds after the import
+    * `since`: the first offset that this import adds
     * `records`: number of imported records
-    * `copied`, `linked`: bytes that were copied (in a dry run the maximum) and shared by hard links
-    * `skipped`: number of ranges of skipped damage; `open`: number of transactions without a marker
+    * `copied`: number of copied bytes; in a dry run, the maximum
+    * `linked`: number of bytes that are shared by hard links
+    * `skipped`: number of ranges of skipped damage
+    * `open`: number of transactions without a marker
     """
 
     partition: int
@@ -93,9 +97,9 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportedTopic:
-    """The import of a topic, which was `created` or existed.
+    """The import of a topic. `created` is True if the import created the topic.
 
-    `kafka_configs`: the configs of a created topic in Kafka; None if the log directory does not contain them.
+    `kafka_configs`: the configs of a created topic in Kafka, or None if the log directory does not contain configs.
     """
 
     topic: str
@@ -107,7 +111,7 @@ class ImportedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The imported topics, by name, and the consumer groups with offsets in them, by id."""
+    """The imported topics, sorted by name, and the consumer groups with offsets in these topics, sorted by id."""
 
     topics: tuple[ImportedTopic, ...]
     groups: tuple[ImportedGroup, ...] = ()
@@ -119,13 +123,15 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """Options of an import, as in `sparklog.import_kafka`; `force` as in `Root.create_topic`.
+    """Options of an import, as in `sparklog.import_kafka`. `force` is the argument of `Root.create_topic`.
 
     Values of `open_transactions`:
 
-    * `keep`: they hold back the last stable offset until a later import has their markers, or until they are ended here
-    * `abort`: they end as Kafka's coordinator has decided, otherwise with ABORT; later imports of the topics will fail
-    * `refuse`: raise `Conflict`
+    * `keep`: open transactions hold back the last stable offset until a later import contains their markers, or until
+      they are ended in the root
+    * `abort`: open transactions end as Kafka's coordinator has decided, and are aborted if there is no decision; later
+      imports of the topics will fail
+    * `refuse`: raise `Conflict` if a transaction is open
     """
 
     topics: Sequence[str] | None = None
@@ -165,24 +171,26 @@ def import_log_dir(
     """Import topics of the log directory at `path`, or the new records of topics that were imported before.
 
     Args:
-        root: the target; may be None for a dry run, if it does not exist yet.
+        root: the target root. It may be None for a dry run if the root does not exist yet.
         path: the log directory.
-        options: see `ImportOptions`.
-        dry_run: only report what the import would do.
-        on_skipped: called for records that are not imported, including bytes after the log end; logs a warning by
-            default.
-        on_progress: called with the progress, see `OnProgress`.
-        on_planned: called with the number of bytes to import, before the first topic. This takes additional reads.
+        options: the options of the import.
+        dry_run: True to only report what the import would do.
+        on_skipped: function that is called for records that are not imported, including bytes after the log end. By
+            default, a warning is logged.
+        on_progress: function that is called with the progress (see `OnProgress`).
+        on_planned: function that is called with the number of bytes to import, before the first topic. Computing this
+            number takes additional reads.
 
-    Raises `NotFound` if the log directory or a topic does not exist; `Conflict` if a topic exists and was not imported
-    from this one, was written to since, or was truncated in Kafka; `BadRequest` for missing partitions and invalid
-    configs or names. In these cases nothing is changed. Raises `Corrupt` with file, position and offset for damage. A
-    topic is not created if none of its records could be imported. Commits before an error remain, and the next import
-    continues after them.
+    Raises `NotFound` if the log directory or a topic does not exist. Raises `Conflict` if a topic exists and was not
+    imported from this log directory, was written to since its import, or was truncated in Kafka. Raises `BadRequest`
+    for missing partitions and for invalid configs or names. In all these cases, the root is not changed.
+
+    Raises `Corrupt` with file, position and offset for damage. If none of the records of a topic could be imported, the
+    topic is not created. Commits before an error remain, and the next import continues after them.
     """
     options.check()
     if root is None and not dry_run:
-        raise BadRequest("expected a root to import into, found None: only a dry run works without one")
+        raise BadRequest("expected a root to import into, found None: only a dry run works without a root")
     log_dir = LogDir(file_path(path), SYSTEM if root is None else root.env, options.corrupt_records, on_skipped)
     plan = _plan(root, log_dir, options)
     if root is None or dry_run:
@@ -225,7 +233,7 @@ def _plan(root: Root | None, log_dir: LogDir, options: ImportOptions) -> _Import
 
 
 def _kafka_configs(sources: Sequence[TopicSource], log_dir: LogDir, options: ImportOptions) -> dict[str, KafkaConfigs]:
-    """Return the known configs of new topics in Kafka, and check them together with those in the options."""
+    """Return the configs of new topics in Kafka, if known. Check them together with the configs in the options."""
     metadata = read_metadata(log_dir) if sources else None
     if metadata is None:
         return {}
@@ -267,7 +275,9 @@ def _import(root: Root, plan: _ImportPlan, options: ImportOptions, on_progress: 
 
 @dataclass(slots=True)
 class _TopicImport:
-    """The import of a topic: create it if it does not exist, and copy and commit its partitions in chunks."""
+    """The import of a topic. It creates the topic if it does not exist, and copies and commits its partitions in
+    chunks.
+    """
 
     root: Root
     plan: TopicPlan
@@ -295,7 +305,7 @@ class _TopicImport:
                 self._reject_open_transactions(topic)
             self._commit(topic)
         except BaseException:
-            # Report the first error, not one of the cleanup.
+            # Raise the first error, not an error of the cleanup.
             with suppress(SparklogError):
                 self._delete_files(topic)
             raise
@@ -305,7 +315,7 @@ class _TopicImport:
         return ImportedTopic(source.name, source.topic_id, not self.plan.exists, reports, configs)
 
     def _topic(self) -> Topic:
-        """Create the topic, or add its new partitions and configs."""
+        """Create the topic, or add its new partitions and configs to the existing topic."""
         source, configs = self.plan.source, self.options.topic_configs()
         count = len(source.partitions)
         if not self.plan.exists:
@@ -350,7 +360,7 @@ class _TopicImport:
             self.files += len(chunk.files)
             self.nbytes += sum(file.size for file in chunk.files)
             is_full = self.files >= limits.import_commit_slices or self.nbytes >= limits.import_commit_bytes
-            # With `refuse` there is a single commit, because transactions may be open until the end.
+            # With `refuse`, there is a single commit, because transactions may be open until the end of the log.
             if is_full and self.options.open_transactions != REFUSE:
                 self._commit(topic)
                 target.read_version = max(topic.log.state(refresh=False).version, 0)
@@ -367,8 +377,9 @@ class _TopicImport:
         )
 
     def _commit(self, topic: Topic) -> None:
-        """Commit the pending chunks, one of each partition per commit."""
-        # From now on a commit may refer to these files, even after an error. The vacuum deletes unreferenced ones.
+        """Commit the pending chunks. Each commit contains at most one chunk per partition."""
+        # From now on, a commit may refer to these files, even after an error. If no commit does, the vacuum deletes the
+        # files.
         self.has_attempted_commit |= bool(self.pending)
         self.new_keys.clear()
         while self.pending:
@@ -390,7 +401,10 @@ class _TopicImport:
             )
 
     def _delete_files(self, topic: Topic) -> None:
-        """Delete files that no commit can refer to, and the topic if this import created it and committed nothing."""
+        """Delete files that no commit can refer to.
+
+        Delete the topic if this import created it and committed no chunk.
+        """
         if not self.plan.exists and not self.has_attempted_commit:
             with suppress(Conflict):
                 topic.delete(version=self.created)

@@ -1,25 +1,25 @@
-"""Copy a Kafka segment into a root: every batch is checked, and its bytes are preserved.
+"""Copy a Kafka segment into a root. Every batch is checked, and its bytes are preserved.
 
-**A closed segment** becomes a sealed segment: a copy of the `.log`, and of its index files if they are valid. Indexes
-have no checksum, so each entry is compared with the batches. A missing, truncated or wrong index is rebuilt, as in
-Kafka's recovery. (So is an index with entries that a follower wrote for several batches together: Kafka reads these,
-but its tools report mismatches. An index with fewer entries than possible is kept, because the cleaner considers the
-size of indexes, unless it skips more than a follower's fetch.)
+**A closed segment** becomes a sealed segment: a copy of the `.log` file and, if they are valid, of its index files.
+Indexes have no checksum, so each entry is compared with the batches. A missing, truncated or wrong index is rebuilt, as
+in Kafka's recovery. An index with entries that a follower wrote for several batches together is also rebuilt: Kafka can
+read these entries, but its tools report mismatches. An index may have fewer entries than possible. It is retained,
+because the cleaner considers the size of indexes, unless it skips more bytes than a follower's fetch would.
 
-**The active segment** becomes a single slice of an append file: its batches, whose base offsets are those of the log
-(`shift` 0), and a footer with the entries of a `.txnindex`. Only complete, valid batches are copied, as in reads in
-place. A segment with messages of formats v0 or v1 becomes a sealed segment instead, because merging moves batches to
-other offsets, and such messages cannot be moved.
+**The active segment** becomes a single slice of an append file. The slice consists of the segment's batches, whose base
+offsets are offsets of the log (`shift` 0), and the footer contains the entries of a `.txnindex`. Only complete, valid
+batches are copied, as in reads in place. A segment with messages of formats v0 or v1 becomes a sealed segment instead,
+because merging moves batches to other offsets, and such messages cannot be moved.
 
-**A segment whose first batches are already imported** also becomes an append file, with its later batches only. Sealing
-joins the two.
+**A segment whose first batches are already imported** also becomes an append file, which contains only the later
+batches. Sealing joins the two parts.
 
-**If damage is skipped**, the copy consists of the valid batches, and its indexes are new. A transaction whose marker is
-damaged must not be ended by a later marker of the same producer, because a COMMIT would make records visible that may
-have been aborted. So each transaction that may have ended in the damage gets an ABORT marker with the next epoch, as
-when Kafka's coordinator ends a transaction after its timeout. The markers get offsets of the damage, or of the gap
-before it. A marker that is readable, but at a wrong offset, keeps its type. Reads in place skip the same records (see
-`sparklog.kafka.in_place.partition_state`).
+**If damage is skipped**, the copy consists of the valid batches, and its indexes are rebuilt. If the marker of a
+transaction is damaged, a later marker of the same producer must not end the transaction, because a COMMIT would make
+records visible that may have been aborted. Therefore each transaction that may have ended in the damage gets an ABORT
+marker with the next epoch, as if Kafka's coordinator had ended the transaction after its timeout. The markers get
+offsets of the damage, or of the gap before it. A marker that is readable, but has a wrong offset, retains its type.
+Reads in place skip the same records (see `sparklog.kafka.in_place.partition_state`).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ T = TypeVar("T")
 Int64s = npt.NDArray[np.int64]
 REMEDY = "restore the file, or import the valid records with corrupt_records skip or truncate"
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the progress since the last call: records, bytes."""
+"""Function that is called with the progress since its last call: records, bytes."""
 
 
 RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
 
 
 class SkippedRange(NamedTuple):
-    """Damage that is not copied, with the last fields of `Skipped`."""
+    """Damage that is not copied. The fields are the last fields of `Skipped`."""
 
     position: int | None
     nbytes: int
@@ -72,16 +72,20 @@ class SkippedRange(NamedTuple):
 
 
 class LegacyMessages(Exception):  # noqa: N818
-    """Raised for messages of formats v0 or v1 in an append file: the segment must be copied as a sealed one."""
+    """Raised if an append file would contain messages of formats v0 or v1. The segment must be copied as a sealed
+    segment.
+    """
 
 
 class MarkerWindow(Window):
-    """Markers to insert in place of damage at position `start`."""
+    """Markers to insert at position `start`, where the damage was."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedBatches:
-    """The batches of a segment for its indexes, in file order: int64[n] arrays, absolute offsets, times in ms."""
+    """The batches of a segment for its indexes, in file order: int64[n] arrays with absolute offsets and
+    times in ms.
+    """
 
     position: Int64s
     base_offset: Int64s
@@ -93,11 +97,16 @@ class IndexedBatches:
 class SegmentCopy:
     """The part of a segment to copy, and its target.
 
-    * `path`: path of the copy, a sealed segment or an append file; `base`: base offset of the source
-    * `last`: True for the active segment; `limit`: base offset of the next segment, None for the last one
-    * `log_start`: a segment without batches above it is not copied; `since`: offset to start from, None for the base
-    * `policy`: how to handle damage (see `sparklog.kafka.in_place.segment_recovery`); `skipped`: collects the damage
-    * `open` (first offsets by producer id), `epochs` (by transactional producer), `leader_epoch`: before the segment
+    * `path`: path of the copy, which is a sealed segment or an append file
+    * `base`: base offset of the source segment
+    * `last`: True for the active segment
+    * `limit`: base offset of the next segment, or None for the last segment
+    * `log_start`: a segment that has no batches above the log start is not copied
+    * `since`: offset to start from, or None to start from the base offset
+    * `policy`: the policy for damage (see `sparklog.kafka.in_place.segment_recovery`)
+    * `skipped`: list that collects the skipped damage
+    * `open` (first offsets by producer id), `epochs` (by transactional producer), `leader_epoch`: state before the
+      segment
     """
 
     path: str
@@ -120,10 +129,11 @@ class SegmentCopy:
 
 @dataclass
 class CopiedSegment:
-    """A segment with the batches copied so far.
+    """A segment with the batches that were copied so far.
 
-    * `file`: None if there is no batch above the log start, so that nothing was written
-    * `next_offset`: the offset after the last batch, or the base offset; `last`: the last batch, if any
+    * `file`: the new file, or None if no batch is above the log start, so that nothing was written
+    * `next_offset`: the offset after the last batch, or the base offset
+    * `last`: the last batch, or None
     * `aborted`: the transactions that end with an ABORT marker in the segment
     * `epochs`: the epoch of the last batch of each transactional producer
     """
@@ -156,7 +166,7 @@ class CopiedSegment:
         data = memoryview(window.data)[:nbytes]
         self.events.add(window)
         self._add_records(window)
-        # Positions in the copy, which does not contain the skipped damage of the source.
+        # These are positions in the copy, which does not contain the skipped damage of the source.
         position = headers.position + self.nbytes
         self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
         self.next_offset = int(headers.next_offset[-1])
@@ -187,7 +197,7 @@ class CopiedSegment:
         self.records += len(records)
         if records.key is not None and records.key.null_count:
             self.flags |= SliceFlag.HAS_NULL_KEYS
-        # A marker has one record. An emptied batch has only the maximum timestamp of its header.
+        # A marker has one record. If a batch has no records, its only timestamp is the maximum timestamp in its header.
         times = np.concatenate((records.timestamp, headers.max_timestamp[~has_records]))
         times = times[times >= 0]
         if len(times):
@@ -195,7 +205,9 @@ class CopiedSegment:
             self.min_ts = min_ts if self.min_ts < 0 else min(self.min_ts, min_ts)
 
     def finish(self, writer: ObjectWriter, copy: SegmentCopy, modified_ms: int) -> None:
-        """Write the footer of an append file, and set `file`; `modified_ms` is the time of the source file."""
+        """Write the footer of an append file, and set `file`. `modified_ms` is the modification time of the source
+        file.
+        """
         written = WrittenSlice(
             partition=copy.partition,
             nbytes=self.nbytes,
@@ -208,13 +220,13 @@ class CopiedSegment:
         )
         footer = b""
         if not is_sealed(copy.path):
-            # Offsets in the file are those of the log, so the slice's offsets go from 0 to its end.
+            # The offsets in the file are offsets of the log, so the slice covers the offsets from 0 to its end.
             batches = self.batches()
             index = build_index(batches.position, batches.base_offset, batches.max_timestamp, self.nbytes)
             footer = encode_footer([replace(written, index=index, aborted=self.aborted)])
         writer.write(footer)
         writer.close()
-        # Without record timestamps, Kafka uses the time of the file.
+        # If the records have no timestamps, Kafka uses the modification time of the file.
         max_ts = modified_ms if self.max_ts < 0 else self.max_ts
         written = replace(written, offsets=self.next_offset - self.base, max_ts=max_ts)
         self.file = replace(FileSlices.of(copy.path, [written], len(footer)).in_log(self.base), position=(0,))
@@ -227,13 +239,14 @@ def copy_segment(
     aborted_by: Callable[[TransactionEvents], AbortedTransactions],
     progress: Progress,
 ) -> CopiedSegment:
-    """Copy a segment to `writer`, and close it.
+    """Copy a segment to `writer`, and close the writer.
 
-    `aborted_by` returns the transactions that end with an ABORT marker in the segment, from its events.
+    `aborted_by` returns the transactions that end with an ABORT marker in the segment, based on the events of the
+    segment.
 
-    Raises `Corrupt` with file, position and offset for damage, unless it is skipped, or the log is truncated in the
-    last segment; `LegacyMessages` for such messages if the copy is an append file; `Conflict` if a batch contains
-    `since`. Nothing is written then.
+    Raises `Corrupt` with file, position and offset for damage, unless the damage is skipped or the log is truncated in
+    the last segment. Raises `LegacyMessages` for messages of formats v0 or v1 if the copy is an append file, and
+    `Conflict` if `since` is inside a batch. In these cases, no file is written.
     """
     copied = CopiedSegment(copy.begin, copy.begin)
     windows = _windows(file, copy)
@@ -280,7 +293,9 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]
 def _with_markers(
     windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile
 ) -> Iterator[Window]:
-    """Yield the windows, and markers in place of the damage between them. `copied`: the windows yielded so far."""
+    """Yield the windows, and markers for the damage between the windows. `copied` contains the windows that were
+    yielded so far.
+    """
     handled_count = 0
     for window in chain(windows, [None]):
         gaps, handled_count = copy.skipped[handled_count:], len(copy.skipped)
@@ -293,7 +308,10 @@ def _with_markers(
 
 
 def _markers(gap: SkippedRange, copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> MarkerWindow | None:
-    """Return markers for the transactions that may have ended in a gap; None without any, or after a later batch."""
+    """Return markers for the transactions that may have ended in a gap.
+
+    Returns None if no transaction may have ended there, or if a later batch has already been copied.
+    """
     if gap.position is None or gap.end is None or gap.end <= copied.next_offset:
         return None
     state = TransactionState(dict(copy.open))
@@ -308,7 +326,7 @@ def _markers(gap: SkippedRange, copy: SegmentCopy, copied: CopiedSegment, file: 
     if first < copied.next_offset:
         raise Corrupt(
             f"damage may have removed the markers of {len(commits)} transactions, but leaves only"
-            f" {count(gap.end - copied.next_offset, 'offset')} for new ones: restore the file, or import with"
+            f" {count(gap.end - copied.next_offset, 'offset')} for new markers: restore the file, or import with"
             " corrupt_records truncate",
             file=file.path,
             position=gap.position,
@@ -317,7 +335,7 @@ def _markers(gap: SkippedRange, copy: SegmentCopy, copied: CopiedSegment, file: 
     data = b""
     for offset, (producer, commit) in enumerate(sorted(commits.items()), first):
         if commit is None:
-            reason = f"records of producer {producer}, the marker that ended its transaction is damaged"
+            reason = f"the marker that ended the transaction of producer {producer} is damaged"
             copy.skipped.append(SkippedRange(None, 0, state.open[producer], offset + 1, reason))
         epoch = copied.epochs.get(producer, copy.epochs.get(producer, 0))
         data += end_txn_marker(
@@ -341,14 +359,14 @@ def _skip_imported(windows: Iterator[Window], since: int, file: SegmentFile) -> 
         first = int(headers.base_offset[row])
         if first < since:
             raise Conflict(
-                f"{file.path} has a batch of offsets {first} to {int(headers.last_offset[row])}, but the last import"
+                f"{file.path} has a batch with offsets {first} to {int(headers.last_offset[row])}, but the last import"
                 f" ended at {since}: this is not the log that was imported"
             )
         yield window.select(slice(row, None)).trimmed()
 
 
 def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
-    """Yield the valid batches of a segment. The last segment may end with an incomplete one."""
+    """Yield the valid batches of a segment. The last segment may end with an incomplete batch."""
     start = 0 if copy.since is None else seek(file, copy.base, copy.since)
     for found in checked_batches(file, start, copy.base, limit=copy.limit):
         if isinstance(found, Window):
@@ -368,9 +386,10 @@ def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
 
 
 def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
-    """Return the bytes of an `.index` for these batches: `raw` without unused entries if it is valid, else a new index.
+    """Return the bytes of an `.index` for these batches.
 
-    `raw` is None if the file does not exist; `interval` is `index.interval.bytes`.
+    If `raw` is a valid index, these are the bytes of `raw` without unused entries, otherwise those of a new index.
+    `raw` is None if the file does not exist, and `interval` is `index.interval.bytes`.
     """
     index = _try_parse(OffsetIndex.parse, raw, base)
     if index is not None and len(index):
@@ -383,7 +402,9 @@ def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, inter
 
 
 def time_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
-    """Return the bytes of a `.timeindex`, whose last entry has the maximum timestamp of the segment."""
+    """Return the bytes of a `.timeindex` for these batches. Its last entry contains the maximum timestamp of the
+    segment.
+    """
     index = _try_parse(TimeIndex.parse, raw, base)
     running_max = np.maximum.accumulate(batches.max_timestamp)
     if index is not None:

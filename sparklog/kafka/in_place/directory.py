@@ -180,7 +180,7 @@ def partition_dirs(log_dir: FilePath, known: Container[FilePath] = ()) -> dict[T
             if match is not None and ((partition_dir := log_dir.child(name)) in known or _has_segments(partition_dir)):
                 dirs[match[1], int(match[2])] = partition_dir
     except FileNotFoundError:
-        raise NotFound(f"folder {log_dir} does not exist: check the path") from None
+        raise NotFound(f"directory {log_dir} does not exist: check the path") from None
     return dirs
 
 
@@ -221,7 +221,7 @@ def list_segments(partition_dir: FilePath, *, env: Env = SYSTEM) -> tuple[Segmen
                 names = segments_after_startup(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
                 return tuple(names)
         env.sleep(LIST_PAUSE_SECONDS)
-    raise Unavailable(f"{partition_dir} keeps changing: expected two equal listings in a row; retry")
+    raise Unavailable(f"{partition_dir} is changing continuously: expected two equal consecutive listings; retry")
 
 
 def try_list_segments(partition_dir: FilePath) -> tuple[SegmentName, ...] | None:
@@ -231,13 +231,13 @@ def try_list_segments(partition_dir: FilePath) -> tuple[SegmentName, ...] | None
 
 
 def missing_partition_dir(partition_dir: FilePath) -> NotFound:
-    return NotFound(f"folder {partition_dir} no longer exists: was the topic deleted?")
+    return NotFound(f"directory {partition_dir} no longer exists: was the topic deleted?")
 
 
 def missing_segment(error: FileNotFoundError) -> Unavailable:
     """Return the error for a segment that is in all listings but cannot be opened."""
     path = str(error.filename).removesuffix(".deleted")
-    return Unavailable(f"{path} is listed in its folder, but does not exist when it is opened: retry")
+    return Unavailable(f"{path} is listed in its directory, but does not exist when it is opened: retry")
 
 
 def _list_twice(partition_dir: FilePath) -> _DirectoryListing | None:

@@ -240,7 +240,9 @@ class StoreFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def is_replaced(self) -> bool:
-        """Return True if the size or modification time has changed, or if the file was deleted. This takes a request.
+        """Return True if the size or modification time has changed, or if the file was deleted.
+
+        This takes a request.
         """
         info = self._store.stat(self.path.key)
         return info is None or StoreStat.of(info) != StoreStat(self.size, self.modified)

@@ -226,7 +226,9 @@ DETAILED_BLOCKS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """A listing of a partition directory. `origin` (device, inode and metadata) identifies the directory and the topic.
+    """A listing of a partition directory.
+
+    `origin` (device, inode and metadata) identifies the directory and the topic.
     """
 
     segments: tuple[directory.SegmentName, ...]
@@ -361,7 +363,7 @@ class PartitionState:
                 break
         if self.policy == recovery.SKIP and self.segments and self.segments[-1].out_of_order >= 0:
             state = self.segments[-1]
-            reason = f"expected a batch at offset {state.next_offset} or above; found one below"
+            reason = f"expected a batch at offset {state.next_offset} or above, found a batch below"
             self._skip(state.name, state.out_of_order, state.size, state.next_offset, reason)
         if self._replay:
             self._indexed.clear()

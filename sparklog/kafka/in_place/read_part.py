@@ -166,11 +166,11 @@ class KafkaReadPart:
     def _out_of_range(self, walk: _SegmentWalk) -> NotFound:
         # In a cleaned log, offsets may be missing anywhere except at its start and end.
         if walk.after >= 0:
-            reason = "the log ends before them now"
+            reason = "the log now ends below these offsets"
         else:
-            reason = f"the log starts at {walk.names[0].base} now" if walk.names else "the log is empty now"
+            reason = f"the log now starts at {walk.names[0].base}" if walk.names else "the log is now empty"
         partition = f"{self.range.topic}-{self.range.partition}"
-        return NotFound(f"offsets {walk.position} to {self.range.end - 1} of {partition} are gone: {reason}")
+        return NotFound(f"offsets {walk.position} to {self.range.end - 1} of {partition} no longer exist: {reason}")
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ FAIL: Final = "fail"
 SKIP: Final = "skip"
 TRUNCATE: Final = "truncate"
 POLICIES = (FAIL, SKIP, TRUNCATE)
-AFTER_TRUNCATION = "it is after damage, where the log was truncated"
+AFTER_TRUNCATION = "the log was truncated at earlier damage"
 
 _LOG = logging.getLogger("sparklog.kafka")
 

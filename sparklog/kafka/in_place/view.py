@@ -70,7 +70,9 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
 
 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
-    """Yield windows of valid batches up to position `end`. Raises `Corrupt` for damage, unless the damage is skipped.
+    """Yield windows of valid batches up to position `end`.
+
+    Raises `Corrupt` for damage, unless the damage is skipped.
     """
 
     def window(position: int) -> bytes:
@@ -151,8 +153,9 @@ class KafkaView:
         self.layout = directory.kafka_layout(self.path)
         if self.layout is None:
             raise NotFound(
-                f"{self.location} is not a Kafka directory: expected folders like orders-0 with files like"
-                " 00000000000000000000.log, or one such folder"
+                f"{self.location} is not a Kafka directory: expected partition directories such as orders-0, which"
+                " contain"
+                " files such as 00000000000000000000.log, or a single partition directory"
             )
         self._single = directory.parse_topic_partition(self.path) if self.layout == "partition" else None
         self._log_dir = self.path.real.parent if self._single else self.path
@@ -276,12 +279,12 @@ class KafkaView:
             if part.start < bounds.log_start or part.end > bounds.log_end:
                 raise NotFound(
                     f"offsets {part.start} to {part.end - 1} of {part.topic}-{part.partition} are out of range: the log"
-                    f" has {bounds.log_start} to {bounds.log_end - 1}"
+                    f" contains {bounds.log_start} to {bounds.log_end - 1}"
                 )
             committed = isolation == READ_COMMITTED
             aborted = partition.state.aborted(part.start, part.end) if committed else None
             for lost, file in partition.state.unknown(part.start, part.end) if committed else ():
-                reason = f"records of producer {lost.producer}, the marker that ended its transaction is damaged"
+                reason = f"the marker that ended the transaction of producer {lost.producer} is damaged"
                 self._report(Skipped(part.topic, part.partition, file, None, 0, lost.first, lost.last + 1, reason))
             policy, partition_dir = self._corrupt_records, partition.state.partition_dir
             parts.append(
@@ -322,7 +325,7 @@ class KafkaView:
             if self._corrupt_records != recovery.FAIL and name == LOG_STARTS_FILE:
                 # Kafka also ignores this file if it is damaged. Kafka replaces the file by a rename, so the file is not
                 # being written now.
-                recovery.warn_once(f"{error}: the logs of {self.location} start at their first segments")
+                recovery.warn_once(f"{error}; all logs in {self.location} therefore start at their first segments")
                 return {}
             raise
 
@@ -337,7 +340,7 @@ class KafkaView:
         if not of_topic:
             names = sorted({name for name, _ in partition_dirs})
             near = nearest(topic, names) or names[:10]
-            raise NotFound(f"there is no topic {topic!r} in {self.location}: did you mean one of {near}?")
+            raise NotFound(f"topic {topic!r} does not exist in {self.location}: did you mean one of {near}?")
         return of_topic
 
     def _snapshot(self, topic: str) -> dict[int, _Partition]:
@@ -348,7 +351,9 @@ class KafkaView:
     def _partition(self, topic: str, number: int) -> _Partition:
         partitions = self._snapshot(topic)
         if number not in partitions:
-            raise NotFound(f"there is no partition {number} of {topic} in {self.location}: it has {sorted(partitions)}")
+            raise NotFound(
+                f"topic {topic} in {self.location} has no partition {number}; its partitions are {sorted(partitions)}"
+            )
         return partitions[number]
 
 

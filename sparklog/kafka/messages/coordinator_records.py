@@ -1,6 +1,6 @@
 """Encode and decode the records of Kafka's `__consumer_offsets` and `__transaction_state`, using `message_codec`.
 
-`__consumer_offsets` has the committed offsets and the members of groups:
+`__consumer_offsets` contains the committed offsets and the members of groups:
 
 | type | key                     | value and its versions                                                             |
 |-----:|-------------------------|------------------------------------------------------------------------------------|
@@ -8,15 +8,15 @@
 |    2 | group                   | a classic group: generation, protocol, members; 0 to 4, flexible from 4            |
 |  3-8 | groupId (, memberId)    | consumer groups of KIP-848: epochs, members, assignments                           |
 | 10-15 | groupId (, memberId)   | share groups (9 was never released)                                                |
-|   16 | groupId, regularExpression | the topics a consumer group's regular expression resolved to                    |
+|   16 | groupId, regularExpression | the topics that match a consumer group's regular expression                     |
 | 17, 19-23 | groupId (, memberId) | streams groups (18 was never released)                                            |
 
-Types 0 to 2 have classes; the others are plain fields with Kafka's names. Kafka 4.1 writes committed offsets in version
-3, in version 4 if group.version allows it, or in version 1 if the client requested a retention time.
+Types 0 to 2 have classes. The other types are dicts of fields with Kafka's names. Kafka 4.1 writes committed offsets in
+version 3, in version 4 if group.version allows it, or in version 1 if the client requested a retention time.
 
-`__transaction_state` has the latest state of each transactional id. The key is int16 0 and the id (string). Version 1
-of the value, a flexible version, is written since transaction.version 1. A null value means that the transactional id
-has expired. The files in `schemas/` describe the fields.
+`__transaction_state` contains the latest state of each transactional id. The key is an int16 0 and the transactional id
+(string). Kafka writes version 1 of the value, which is a flexible version, since transaction.version 1. A null value
+means that the transactional id has expired. The files in `schemas/` describe the fields.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from sparklog.kafka.messages.message_schema import NO_UUID, Fields, Struct, reco
 
 GROUPS = "groups"
 TRANSACTIONS = "transactions"
-"""The folders with the schemas of these records."""
+"""The directories that contain the schemas of these records."""
 OFFSET_COMMIT_LEGACY = 0
 OFFSET_COMMIT = 1
 GROUP_METADATA = 2
 TRANSACTION_LOG = 0
 CONSUMER_PROTOCOL = "consumer"
-"""The protocol type of groups of consumers, whose subscriptions and assignments are also messages."""
+"""The protocol type of consumer groups, whose subscriptions and assignments are also messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class OffsetKey:
 
 @dataclass(frozen=True, slots=True)
 class OffsetValue:
-    """A committed offset: the next one to read. Times are in ms.
+    """A committed offset, which is the offset of the next record to read. Times are in ms.
 
     * `leader_epoch`, `topic_id`: None if unknown
-    * `expire_timestamp`: None if the broker's retention applies
+    * `expire_timestamp`: None if the retention of the broker applies
     """
 
     offset: int
@@ -72,7 +72,8 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class GroupValue:
-    """The state of a classic group, without its members; `state_timestamp`: start of the state (ms), None if unknown.
+    """The state of a classic group, without its members. `state_timestamp` is the start of the state (ms), or None if
+    unknown.
 
     An empty group has neither `protocol` nor `leader`.
     """
@@ -86,16 +87,16 @@ class GroupValue:
 
 @dataclass(frozen=True, slots=True)
 class OtherKey:
-    """A key of the types 3 to 23, with Kafka's names of its fields."""
+    """A key of the types 3 to 23. The fields have Kafka's names."""
 
     type: int
     fields: Fields
 
 
 def decode_group_key(key: bytes | None) -> OffsetKey | GroupKey | OtherKey | None:
-    """Return the key of a record of `__consumer_offsets`; None if its type is unknown to Kafka 4.1, as Kafka skips it.
+    """Return the key of a record of `__consumer_offsets`, or None if its type is unknown to Kafka 4.1.
 
-    Raises `Corrupt` if the key is missing or malformed.
+    Kafka also skips keys of unknown types. Raises `Corrupt` if the key is missing or malformed.
     """
     if key is None:
         raise Corrupt("a record of __consumer_offsets has no key")
@@ -112,9 +113,9 @@ def decode_group_key(key: bytes | None) -> OffsetKey | GroupKey | OtherKey | Non
 
 
 def decode_offset_value(value: bytes | None) -> OffsetValue | None:
-    """Return the value of a committed offset; None for a tombstone.
+    """Return the value of a committed offset, or None for a tombstone.
 
-    Raises `Corrupt` if it is malformed or has an unknown version.
+    Raises `Corrupt` if the value is malformed or has an unknown version.
     """
     fields = decode_value(_value(OFFSET_COMMIT), value)
     if fields is None:
@@ -134,7 +135,7 @@ def _or_none(value: Any, nothing: Any = -1) -> Any:
 
 
 def decode_group_value(value: bytes | None) -> GroupValue | None:
-    """Return the state of a classic group; None for a tombstone. Raises `Corrupt` like `decode_offset_value`."""
+    """Return the state of a classic group, or None for a tombstone. Raises `Corrupt` like `decode_offset_value`."""
     fields = decode_value(_value(GROUP_METADATA), value)
     if fields is None:
         return None
@@ -148,7 +149,9 @@ def decode_group_value(value: bytes | None) -> GroupValue | None:
 
 
 def decode_other_value(key: OtherKey, value: bytes | None) -> Fields | None:
-    """Return the fields of another value; None for a tombstone. Raises `Corrupt` like `decode_offset_value`."""
+    """Return the fields of a value of the types 3 to 23, or None for a tombstone. Raises `Corrupt` like
+    `decode_offset_value`.
+    """
     return decode_value(_value(key.type), value)
 
 
@@ -161,9 +164,10 @@ def encode_group_key(key: GroupKey) -> bytes:
 
 
 def encode_offset_value(value: OffsetValue) -> bytes:
-    """Return the bytes of a committed offset in version 3, or in version 1 with an expiry, without `topic_id`.
+    """Return the bytes of a committed offset without `topic_id`, in version 3, or in version 1 if the offset has an
+    expiry.
 
-    Kafka up to 4.0 writes these versions, and later releases read them.
+    Kafka up to 4.0 writes these versions, and later releases can read them.
     """
     fields: Fields = {
         "offset": value.offset,
@@ -176,7 +180,7 @@ def encode_offset_value(value: OffsetValue) -> bytes:
 
 
 def encode_group_value(value: GroupValue) -> bytes:
-    """Return the bytes of a classic group without members in version 3 (Kafka 2.3 and later)."""
+    """Return the bytes of a classic group without members, in version 3 (Kafka 2.3 and later)."""
     fields: Fields = {
         "protocolType": value.protocol_type,
         "generation": value.generation,
@@ -192,7 +196,7 @@ def _value(kind: int) -> Struct:
 
 
 def _encode_key(kind: int, fields: Fields) -> bytes:
-    # The fields of a key are those of version 0, after an int16 with the type.
+    # The key consists of an int16 with the type and the fields of version 0.
     return kind.to_bytes(2, "big") + encode(record_types(GROUPS)[kind].key, 0, fields)
 
 
@@ -208,16 +212,17 @@ class Status(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name in the output of Kafka's tools, such as `PrepareCommit`."""
+        """The status as printed by Kafka's tools, such as `PrepareCommit`."""
         return self.name.title().replace("_", "")
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionValue:
-    """The state of a transactional id; times are in ms.
+    """The state of a transactional id. Times are in ms.
 
-    * `start_ms`: None if no transaction has started
-    * `partitions`: (topic, partition) in the order of the record; None if it is null, because nothing has started
+    * `start_ms`: the start of the transaction, or None if no transaction has started
+    * `partitions`: (topic, partition) in the order of the record, or None if the field is null, because no transaction
+      has started
     """
 
     producer_id: int
@@ -231,7 +236,7 @@ class TransactionValue:
 
 
 def decode_transaction_key(key: bytes | None) -> str | None:
-    """Return the transactional id in a key of `__transaction_state`; None if its type is unknown to Kafka 4.1.
+    """Return the transactional id in a key of `__transaction_state`, or None if the type is unknown to Kafka 4.1.
 
     Raises `Corrupt` if the key is missing or malformed.
     """
@@ -245,9 +250,9 @@ def decode_transaction_key(key: bytes | None) -> str | None:
 
 
 def decode_transaction_value(value: bytes | None) -> TransactionValue | None:
-    """Return the state of a transactional id; None for a tombstone.
+    """Return the state of a transactional id, or None for a tombstone.
 
-    Raises `Corrupt` if it is malformed, or has an unknown version or status.
+    Raises `Corrupt` if the value is malformed, or has an unknown version or status.
     """
     fields = decode_value(record_types(TRANSACTIONS)[TRANSACTION_LOG].value, value)
     if fields is None:

@@ -1,7 +1,7 @@
 """Encode and decode Kafka messages, with a compiled reader and writer for each message and version.
 
-Both are Python functions. `message_source` generates their source when a version of a message is first used. The
-encoding of a version of a message:
+Readers and writers are Python functions. `message_source` generates their source when a version of a message is first
+used. A version of a message is encoded as follows:
 
 | type           | bytes                                                             | in a flexible version         |
 |----------------|-------------------------------------------------------------------|-------------------------------|
@@ -16,17 +16,17 @@ encoding of a version of a message:
 | tagged fields  | (none)                                                            | see below                     |
 
 Tagged fields are a uvarint count and, for each field, a uvarint tag, a uvarint size and the value. Writers omit fields
-at their default, and readers skip unknown ones. A uvarint has 7 bits per byte, lowest first, and at most 5 bytes. A
-nullable struct in a tagged field starts with a uvarint (0 for null, 1 otherwise) instead of the int8. A message of an
-unknown higher version is decoded as the highest known one, as clients decode each other's subscriptions; a record of
-such a version is rejected.
+that have their default value, and readers skip unknown fields. A uvarint has 7 bits per byte, lowest bits first, and at
+most 5 bytes. A nullable struct in a tagged field starts with a uvarint (0 for null, otherwise 1) instead of the int8.
+If a message has a version above the highest known version, it is decoded as the highest known version, as Kafka clients
+decode each other's subscriptions. A record of such a version is rejected.
 
-The key of a coordinator's record is an int16 type and the fields of the key; the value is an int16 version and the
+The key of a coordinator's record is an int16 type and the fields of the key. The value is an int16 version and the
 fields of the value. Keys are never flexible. A null value is a tombstone.
 
-Records (batches) are not copied: a reader returns views, and a writer takes buffers and returns a list of buffers, as
-sockets accept it. Malformed bytes raise `Corrupt`, also if an array claims more elements than there are bytes left.
-Invalid values raise `BadRequest`.
+Records (batches) are not copied. A reader returns views. A writer accepts buffers, and returns a list of buffers that
+can be passed to a socket. Malformed bytes raise `Corrupt`, for example if the length of an array exceeds the number of
+remaining bytes. Invalid values raise `BadRequest`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHORT = struct.Struct(">h")
 
 @dataclass(slots=True)
 class MessageBytes:
-    """The bytes of a message: the finished `parts`, and the bytes after them in `small`. Records are separate parts."""
+    """The bytes of a message: the complete `parts`, followed by the bytes in `small`. Records are separate parts."""
 
     small: bytearray = field(default_factory=bytearray)
     parts: list[Buffer] = field(default_factory=list)
@@ -61,9 +61,10 @@ class MessageBytes:
 def read_message(
     message: Struct, version: int, data: bytes, start: int = 0, text_errors: str = "strict"
 ) -> tuple[Fields, int]:
-    """Return the fields of the message at `start`, and the position after it.
+    """Return the fields of the message at `start`, and the position after the message.
 
-    `text_errors`: how to handle text that is not UTF-8, as in `bytes.decode`. Raises `Corrupt` for malformed bytes.
+    `text_errors` determines how strings that are not valid UTF-8 are decoded, as in `bytes.decode`. Raises `Corrupt`
+    for malformed bytes.
     """
     if version < 0:
         raise Corrupt(f"expected a {message.name} of version 0 or more, found {version}")
@@ -71,14 +72,14 @@ def read_message(
         fields, end = _compiled(message, min(version, message.highest), "read")(data, start, text_errors)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         name = f"{message.name} of version {version}"
-        raise Corrupt(f"expected a {name}, found bytes that end or break off: {error}") from None
+        raise Corrupt(f"expected a {name}, found incomplete bytes: {error}") from None
     if end > len(data):
         raise Corrupt(f"a {message.name} of version {version} ends after {end} bytes, found {len(data)}")
     return fields, end
 
 
 def write_message(message: Struct, version: int, values: Mapping[str, Any], output: MessageBytes) -> None:
-    """Append a message to `output`; missing fields are at their defaults. Raises `BadRequest` like `encode`."""
+    """Append a message to `output`. Missing fields get their default values. Raises `BadRequest` like `encode`."""
     try:
         _compiled(message, version, "write")(output, values)
     except struct.error:
@@ -87,7 +88,7 @@ def write_message(message: Struct, version: int, values: Mapping[str, Any], outp
 
 
 def decode(message: Struct, version: int, data: bytes) -> Fields:
-    """Return the fields of a message of a version, decoding text like Java.
+    """Return the fields of a message. Strings are decoded like in Java.
 
     Raises `Corrupt` for malformed bytes, and for bytes after the message.
     """
@@ -98,12 +99,15 @@ def decode(message: Struct, version: int, data: bytes) -> Fields:
 
 
 def decode_prefix(message: Struct, version: int, data: bytes) -> tuple[Fields, int]:
-    """Return the fields of a message that other bytes may follow, and its size."""
+    """Return the fields and the size of a message. Other bytes may follow the message."""
     return read_message(message, version, data, 0, JAVA_ERRORS)
 
 
 def decode_value(message: Struct, value: bytes | None) -> Fields | None:
-    """Return the fields of a record's value; None for a tombstone. Raises `Corrupt`, also for an unknown version."""
+    """Return the fields of a record value, or None for a tombstone.
+
+    Raises `Corrupt` for malformed bytes and for an unknown version.
+    """
     if value is None:
         return None
     version, body = split_version(value, "value")
@@ -113,14 +117,14 @@ def decode_value(message: Struct, value: bytes | None) -> Fields | None:
 
 
 def split_version(data: bytes, part: str) -> tuple[int, bytes]:
-    """Return the int16 at the start of a record's key or value, and the bytes after it."""
+    """Return the int16 at the start of a record's key or value, and the remaining bytes."""
     if len(data) < _SHORT.size:
         raise Corrupt(f"expected a 2-byte version at the start of a record's {part}, found {data.hex() or 'no bytes'}")
     return int(_SHORT.unpack_from(data)[0]), data[_SHORT.size :]
 
 
 def uvarints(data: bytes, count: int) -> tuple[tuple[int, ...], bytes]:
-    """Return the first `count` uvarints, and the bytes after them."""
+    """Return the first `count` uvarints, and the remaining bytes."""
     numbers, position = list[int](), 0
     for _ in range(count):
         try:
@@ -136,9 +140,9 @@ def encode_versioned(message: Struct, version: int, values: Mapping[str, Value])
 
 
 def encode(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
-    """Return the bytes of a message, without its version number; missing fields are at their defaults.
+    """Return the bytes of a message without its version number. Missing fields get their default values.
 
-    Raises `BadRequest` for an unknown field, an invalid null and a number out of range.
+    Raises `BadRequest` for an unknown field, for an invalid null, and for a number that is out of range.
     """
     output = MessageBytes()
     write_message(message, version, values, output)
@@ -151,13 +155,14 @@ def _compiled(message: Struct, version: int, name: str) -> Any:
     source = {"read": reader_source, "write": writer_source}[name](message, version)
     helpers = (_tagged_bytes, _tagged_fields, _uuid_bytes, _uuid_text, _uvarint_at, uvarint, BadRequest, Corrupt)
     names = {helper.__name__: helper for helper in (*helpers, struct.Struct, struct.pack, struct.unpack_from)}
-    # This is safe: the source is generated only from Kafka's schemas in this package, not from bytes of clients.
+    # This is safe, because the source is generated only from Kafka's schemas in this package, and never from bytes of
+    # clients.
     exec(compile(source, f"<{name} {message.name} of version {version}>", "exec"), names)
     return names[name]
 
 
 def _tagged_fields(data: bytes, position: int) -> Iterator[tuple[int, int]]:
-    """Yield each tag with the position of its value, and finally -1 with the position after the tagged fields."""
+    """Yield each tag with the position of its value, and then -1 with the position after the tagged fields."""
     count, position = _uvarint_at(data, position)
     for _ in range(count):
         tag, position = _uvarint_at(data, position)
@@ -193,7 +198,9 @@ def _uuid_text(data: bytes) -> str:
 
 
 def _check_numbers(schema: Struct, version: int, values: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` for the first number out of range, because `struct` does not report which of several it is."""
+    """Raise `BadRequest` for the first number that is out of range. The error of `struct` does not report which number
+    it is.
+    """
     for item in schema.untagged(version) + schema.tagged(version):
         value = values.get(item.name, [] if item.array else item.initial())
         for element in (value or ()) if item.array else (value,):
@@ -203,7 +210,7 @@ def _check_numbers(schema: Struct, version: int, values: Mapping[str, Any]) -> N
                 try:
                     struct.pack(">" + NUMBERS[item.kind], element)
                 except struct.error:
-                    text = f"field {item.name} takes a value of type {item.kind}, not {element!r}"
+                    text = f"field {item.name} must be of type {item.kind}, found {element!r}"
                     raise BadRequest(text) from None
 
 
@@ -213,7 +220,7 @@ def _uuid_bytes(text: str) -> bytes:
     except (ValueError, TypeError):
         data = b""
     if len(data) != 16 or len(text) != 22:
-        raise BadRequest(f"expected a UUID of 22 characters of URL-safe base64, not {text!r}")
+        raise BadRequest(f"expected a UUID of 22 characters of URL-safe base64, found {text!r}")
     return data
 
 

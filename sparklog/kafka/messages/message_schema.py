@@ -1,9 +1,9 @@
 """The schemas of Kafka's messages, and the JSON that Kafka's tools print for a message.
 
-Kafka defines the records of its internal topics and its requests by schemas. `schemas/` has verbatim copies of those in
-Kafka 4.1.0, which are JSON files with comment lines:
+Kafka defines the records of its internal topics and its requests with schemas. `schemas/` contains copies of the
+schemas of Kafka 4.1.0, which are JSON files with comment lines:
 
-| folder         | records of                       | files                                                          |
+| directory      | records of                       | files                                                          |
 |----------------|----------------------------------|----------------------------------------------------------------|
 | `groups`       | `__consumer_offsets`             | key and value of each type, and the messages between members   |
 |                |                                  | of a consumer group (`ConsumerProtocol…`)                      |
@@ -12,7 +12,7 @@ Kafka 4.1.0, which are JSON files with comment lines:
 | `control`      | control batches of KRaft's log   | values                                                         |
 | `protocol`     | (requests and responses)         | headers and messages that `sparklog serve` supports            |
 
-`message_codec` reads and writes the bytes.
+`message_codec` encodes and decodes the bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from typing import Any, TypeAlias
 
 Value: TypeAlias = "int | str | bytes | list[Value] | dict[str, Value] | None"
 Fields: TypeAlias = dict[str, Any]
-"""The fields of a message or struct, with Kafka's names. Fields that a version does not have are at their defaults."""
+"""The fields of a message or struct, with Kafka's names. Fields that do not exist in a version have their default
+values.
+"""
 
 PACKAGE = "sparklog.kafka.messages"
 NO_UUID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -36,9 +38,10 @@ NO_UUID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field in the versions `since` to `until` (None: all later ones), of a type of `message_codec` or a struct.
+    """A field of a message. Its type is a type of `message_codec` or a struct.
 
-    `compact`: True if its length is a uvarint in flexible versions.
+    * `since`, `until`: first and last version with the field; an `until` of None means all later versions
+    * `compact`: True if the length is a uvarint in flexible versions
     """
 
     name: str
@@ -60,7 +63,7 @@ class Field:
         return version >= self.since and (self.until is None or version <= self.until)
 
     def element(self) -> Field:
-        """Return the field of an array's elements."""
+        """Return the field for the elements of an array."""
         return replace(self, array=False, nullable=False)
 
     def initial(self) -> Value:
@@ -76,7 +79,11 @@ class Field:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Struct:
-    """A message or a part of one. `highest`: latest version in Kafka 4.1; `flexible`: first flexible version."""
+    """A message or a part of a message.
+
+    * `highest`: the latest version in Kafka 4.1
+    * `flexible`: the first flexible version
+    """
 
     name: str
     fields: tuple[Field, ...]
@@ -90,7 +97,7 @@ class Struct:
         return [field for field in self.fields if field.is_present(version) and field.tag is None]
 
     def tagged(self, version: int) -> list[Field]:
-        """Return the tagged fields of a version, in the order of their tags."""
+        """Return the tagged fields of a version, sorted by tag."""
         tagged = [field for field in self.fields if field.is_present(version) and field.tag is not None]
         return sorted(tagged, key=lambda field: field.tag or 0)
 
@@ -103,9 +110,9 @@ class RecordType:
 
 @cache
 def record_types(directory: str) -> Mapping[int, RecordType]:
-    """Return the record types of a folder, by the number at the start of a key."""
+    """Return the record types in a directory of schemas, by the number at the start of a key."""
     schemas: dict[tuple[int, str], Struct] = {}
-    # Imported here because it imports zipfile, tempfile and lzma.
+    # Import this module lazily, because it imports zipfile, tempfile and lzma.
     from importlib import resources
 
     for file in (resources.files(PACKAGE) / "schemas" / directory).iterdir():
@@ -158,7 +165,10 @@ def _field(definition: dict[str, Any], common: dict[str, dict[str, Any]]) -> Fie
 
 
 def _default(text: Value, kind: str) -> Value:
-    """Return a default in a schema as a value of its type; numbers may have a base prefix."""
+    """Return the default value of a schema field, converted to the type of the field.
+
+    Numbers may have a base prefix.
+    """
     if text in (None, "null") or kind == "string":
         return None if text in (None, "null") else str(text)
     if kind == "bool":
@@ -167,13 +177,16 @@ def _default(text: Value, kind: str) -> Value:
 
 
 def _versions(text: str) -> tuple[int, int | None]:
-    """Return the first and last version of a range: `3`, `0-4`, or `2+`, whose last version is None."""
+    """Return the first and last version of a range such as `3`, `0-4` or `2+`. The last version of `2+` is None."""
     first, dash, last = text.removesuffix("+").partition("-")
     return int(first), None if text.endswith("+") else int(last if dash else first)
 
 
 def json_fields(message: Struct, version: int, fields: Mapping[str, Value]) -> Fields:
-    """Return the fields that Kafka's tools print: without tagged fields at their default, and with bytes as base64."""
+    """Return the fields that Kafka's tools print.
+
+    Tagged fields with their default value are omitted. Bytes are base64.
+    """
     return {
         field.name: _json_value(field.kind, version, fields[field.name])
         for field in message.fields
@@ -182,8 +195,11 @@ def json_fields(message: Struct, version: int, fields: Mapping[str, Value]) -> F
 
 
 def json_text(value: Value) -> str:
-    """Return JSON as Kafka's tools (Jackson) write it: without spaces, only quotes, backslashes and control characters
-    escaped, those like \\u001F with capital letters."""
+    r"""Return JSON in the format of Kafka's tools (Jackson).
+
+    There are no spaces, and only quotes, backslashes and control characters are escaped. Escapes such as \u001F have
+    capital letters.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return re.sub(r"\\(u....|.)", lambda escape: "\\" + escape[1][0] + escape[1][1:].upper(), text)
 

@@ -1,13 +1,15 @@
-"""Generate the source of functions that read and write a version of a Kafka message; `message_codec` compiles it.
+"""Generate the source of functions that read and write a version of a Kafka message. `message_codec` compiles the
+source.
 
-Generated code needs a fraction of the calls of an interpreter of schemas: consecutive numbers of fixed size, with the
-length after them, become a single `struct` call, and structs and arrays become inline code. Rare cases call helpers of
-`message_codec`. To see an example, run `print(reader_source(message("protocol", "ProduceRequest"), 9))`.
+Generated code needs only a fraction of the function calls that an interpreter of schemas needs. Consecutive numbers of
+fixed size, including a length after them, become a single `struct` call. Structs and arrays become inline code. Rare
+cases call helpers of `message_codec`. To print an example, run `print(reader_source(message("protocol",
+"ProduceRequest"), 9))`.
 
-Each field is a local variable, named by the field, `_` and the number of its struct. The other variables are `p`, a
-position in the bytes; `n`, a length or a number of elements; `q`, the end of a value; `small`, the bytes written since
-the last records; and names that end with a number. The source contains only names and constants (with `repr`) of
-Kafka's schemas in this package, never bytes from clients.
+Each field is a local variable, whose name consists of the field name, `_` and the number of the struct. The other
+variables are `p`, a position in the bytes; `n`, a length or a number of elements; `q`, the end of a value; `small`, the
+bytes written since the last records; and names that end with a number. The source contains only names and constants
+(formatted with `repr`) of Kafka's schemas in this package, and never bytes from clients.
 """
 
 from __future__ import annotations
@@ -24,21 +26,26 @@ MAX_STRING_BYTES = 0x7FFF
 
 
 def reader_source(message: Struct, version: int) -> str:
-    """Return the source of `read(data, p, errors)`, which returns fields and end; `errors` as in `bytes.decode`."""
+    """Return the source of `read(data, p, errors)`, which returns the fields and their end position.
+
+    `errors` is the argument of `bytes.decode`.
+    """
     function = _ReaderSource(message, version, "def read(data, p, errors):", "size = len(data)")
     function.add(f"return {function.struct(message)}, p")
     return function.text()
 
 
 def writer_source(message: Struct, version: int) -> str:
-    """Return the source of `write(output, values)`, which appends to a `MessageBytes`."""
+    """Return the source of `write(output, values)`, which appends a message to a `MessageBytes`."""
     function = _WriterSource(message, version, "def write(output, values):", "small = output.small")
     function.struct(message, "values")
     return function.text()
 
 
 class _FunctionSource:
-    """The lines of a function. `pending`: formats and expressions of numbers that will become one `struct` call."""
+    """The lines of a function. `pending` contains the formats and expressions of numbers that will become one `struct`
+    call.
+    """
 
     def __init__(self, message: Struct, version: int, head: str, first: str) -> None:
         self.version, self.flexible = version, message.is_flexible(version)
@@ -55,11 +62,11 @@ class _FunctionSource:
         self._lines += [self._indent + line for line in lines]
 
     def reject(self, condition: str, kind: str, text: str) -> None:
-        """Add code that raises an exception under a condition; `text` may contain expressions in braces."""
+        """Add code that raises an exception if a condition is true. `text` may contain expressions in braces."""
         self.add(condition, f"    raise {kind}(f{text!r})")
 
     def take_pending(self, call: str) -> tuple[str, str, str]:
-        """Remove the pending numbers; return the name of their `struct` call, its format, and the expressions."""
+        """Remove the pending numbers. Return the name of their `struct` call, its format and the expressions."""
         letters, expressions = zip(*self.pending, strict=True)
         self.pending = []
         formats = "".join(letters)
@@ -77,7 +84,9 @@ class _FunctionSource:
 
 class _ReaderSource(_FunctionSource):
     def struct(self, schema: Struct) -> str:
-        """Read a struct; return the expression of its dict. Its lists are new, so that callers may keep them."""
+        """Add code that reads a struct. Return the expression of its dict. Each dict has new lists, so callers may keep
+        the lists.
+        """
         self.structs += 1
         number, expressions = self.structs, {field.name: repr(field.initial()) for field in schema.fields}
         for field in schema.untagged(self.version):
@@ -108,7 +117,7 @@ class _ReaderSource(_FunctionSource):
                 self.add(f"{name} = {text}")
             return
         with self.length("i", field, name):
-            message = f"field {field.name} announces {{n}} elements, {{size - p}} bytes are left"
+            message = f"field {field.name} has {{n}} elements, but only {{size - p}} bytes remain"
             self.reject("if n > size - p:", "Corrupt", message)
             letter = NUMBERS.get(str(field.kind))
             if letter:
@@ -120,7 +129,7 @@ class _ReaderSource(_FunctionSource):
                 self.add(f"{name}.append({self.value(field.element(), 'value')})")
 
     def value(self, field: Field, name: str) -> str:
-        """Read a value that is not an array; return its expression. Numbers become pending."""
+        """Add code that reads a value that is not an array. Return its expression. Numbers become pending."""
         kind = field.kind
         if isinstance(kind, Struct):
             if not field.may_be_null(self.version):
@@ -137,22 +146,23 @@ class _ReaderSource(_FunctionSource):
         return name
 
     def sized(self, field: Field, name: str, kind: str) -> None:
-        """Read text, bytes or records, after their length."""
+        """Add code that reads a length, followed by a string, bytes or records."""
         with self.length("h" if kind == "string" else "i", field, name):
             self.add("q = p + n")
             has = f"field {field.name} has {{n}} bytes"
-            self.reject("if q > size:", "Corrupt", f"{has}, {{size - p}} are left")
+            self.reject("if q > size:", "Corrupt", f"{has}, but only {{size - p}} bytes remain")
             if kind == "string" and self.flexible and field.compact:
-                longest = f"at most {MAX_STRING_BYTES} are allowed"
-                self.reject(f"if n > {MAX_STRING_BYTES}:", "Corrupt", f"{has} of text: {longest}")
+                longest = f"the maximum is {MAX_STRING_BYTES}"
+                self.reject(f"if n > {MAX_STRING_BYTES}:", "Corrupt", f"{has} of text, but {longest}")
             values = {"string": "data[p:q].decode('utf-8', errors)", "records": "memoryview(data)[p:q]"}
             self.add(f"{name} = {values.get(kind, 'data[p:q]')}", "p = q")
 
     @contextmanager
     def length(self, letter: str, field: Field, name: str) -> Iterator[None]:
-        """Read a length into `n`, from a number of fixed size or a uvarint that is one higher; below 0 for null.
+        """Add code that reads a length into `n`, from a number of fixed size or from a uvarint that is one higher than
+        the length.
 
-        Lines added in the `with` block apply to values that are not null.
+        A negative `n` means null. Lines that are added in the `with` block apply only to values that are not null.
         """
         if field.tag is not None if letter == "b" else self.flexible and field.compact:
             self.byte()
@@ -165,11 +175,11 @@ class _ReaderSource(_FunctionSource):
             with self.block("else:"):
                 yield
         else:
-            self.reject("if n < 0:", "Corrupt", f"field {field.name} is null, and must not be")
+            self.reject("if n < 0:", "Corrupt", f"field {field.name} must not be null")
             yield
 
     def byte(self) -> None:
-        """Read a byte into `n`, together with the pending numbers, if any."""
+        """Add code that reads a byte into `n`, together with the pending numbers, if any."""
         if self.pending:
             self.pending.append(("B", "n"))
             self.flush()
@@ -184,17 +194,17 @@ class _ReaderSource(_FunctionSource):
 
 class _WriterSource(_FunctionSource):
     out = "small"
-    """The variable to append bytes to."""
+    """The variable that bytes are appended to."""
 
     def struct(self, schema: Struct, values: str) -> None:
-        """Write the struct in a variable."""
+        """Add code that writes the struct in the variable `values`."""
         self.structs += 1
         number = self.structs
         self.constants[f"names{number}"] = f"frozenset({[field.name for field in schema.fields]!r})"
         unknown = f"{schema.name} has no field {{min({values}.keys() - names{number})!r}}"
         self.reject(f"if not names{number}.issuperset({values}):", "BadRequest", unknown)
         for field in schema.untagged(self.version):
-            # A missing field is null only in versions that allow it.
+            # A missing field is null only in versions that allow null.
             default = (field if field.may_be_null(self.version) else replace(field, nullable=False)).initial()
             text, name = f"{values}.get({field.name!r}, {default!r})", f"{field.name}_{number}"
             if field.kind in NUMBERS and not field.array:
@@ -236,7 +246,7 @@ class _WriterSource(_FunctionSource):
             self.value(field.element(), element)
 
     def value(self, field: Field, name: str) -> None:
-        """Write the value in a variable, unless it is an array. Numbers become pending."""
+        """Add code that writes the value in the variable `name`, which is not an array. Numbers become pending."""
         kind, out = field.kind, self.out
         if isinstance(kind, Struct):
             self.nested(field, kind, name)
@@ -254,7 +264,7 @@ class _WriterSource(_FunctionSource):
             self.length("i", field)
             self.add(f"{out} += {name}")
         else:
-            long = f"field {field.name} takes at most {MAX_STRING_BYTES} bytes of text, not {{n}}"
+            long = f"field {field.name} must have at most {MAX_STRING_BYTES} bytes of text, found {{n}}"
             lines = [f"{name} = {name}.encode('utf-8', 'replace')", f"n = len({name})", f"if n > {MAX_STRING_BYTES}:"]
             self.check_length(field, name, ("str", "b''"), [*lines, f"    raise BadRequest(f{long!r})"])
             self.length("h", field)
@@ -273,7 +283,7 @@ class _WriterSource(_FunctionSource):
         self.reject_type("else:", field, name)
 
     def check_length(self, field: Field, name: str, types: tuple[str, str], lines: Sequence[str]) -> None:
-        """Add the lines that compute the length `n`. `types`: the required type, and the replacement of null."""
+        """Add the lines that compute the length `n`. `types` is the required type and the replacement for null."""
         self.add(f"if isinstance({name}, {types[0]}):", *(f"    {line}" for line in lines))
         if field.may_be_null(self.version):
             self.add(f"elif {name} is None:", f"    n, {name} = -1, {types[1]}")
@@ -281,10 +291,10 @@ class _WriterSource(_FunctionSource):
 
     def reject_type(self, condition: str, field: Field, name: str) -> None:
         kind = "list" if field.array else field.kind.name if isinstance(field.kind, Struct) else field.kind
-        self.reject(condition, "BadRequest", f"field {field.name} takes a value of type {kind}, not {{{name}!r}}")
+        self.reject(condition, "BadRequest", f"field {field.name} must be of type {kind}, found {{{name}!r}}")
 
     def length(self, letter: str, field: Field) -> None:
-        """Write the length `n`, together with the pending numbers if it has a fixed size."""
+        """Add code that writes the length `n`, together with the pending numbers if the length has a fixed size."""
         compact = self.flexible and field.compact
         if not compact:
             self.pending.append((letter, "n"))

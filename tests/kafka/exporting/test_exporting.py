@@ -624,7 +624,7 @@ def test_the_properties_file_says_what_brokers_refuse() -> None:
         "# kafka-topics.sh --create --topic orders --partitions 3"
         " --config cleanup.policy=compact --config retention.ms=-1\n"
         "# kafka-configs.sh --alter --entity-type topics --entity-name orders --add-config-file orders.properties\n"
-        "# message.format.version=2.8  (Kafka 4 has no such config)\n"
+        "# message.format.version=2.8  (removed in Kafka 4.0)\n"
         "# segment.bytes=2000  (Kafka takes no less than 1048576)\n"
         "cleanup.policy=compact\n"
         "retention.ms=-1\n"
