@@ -1,1 +1,1 @@
-"""Kafka's formats as pure functions between bytes and Arrow: record batches, indexes, checkpoints, snapshots."""
+"""Encode and decode Kafka's formats as Arrow data: record batches, indexes, checkpoints and snapshots."""

@@ -1,4 +1,5 @@
-"""Append files: the slices that one task appended to a topic or one merge wrote, and a footer that describes them.
+"""Append files: the slices that one task appended to a topic or that one merge wrote, and a footer that describes the
+slices.
 
     | bytes                     | content                                                                     |
     |---------------------------|-----------------------------------------------------------------------------|
@@ -19,24 +20,26 @@ The footer (all integers are big-endian, as in Kafka's files):
     |                |        | offset i64 (in the slice)                                                       |
     | tail           | 12     | CRC-32C u32 of all footer bytes before it, footer length u32, magic 4           |
 
-A commit repeats the slice table, so readers need the footer only to seek inside a slice. The commit also has the
-footer's length, so one ranged read returns the footer without a request for the file's size. The tail lets tools read
-a file that no commit references.
+A commit contains a copy of the slice table, so readers need the footer only to seek inside a slice. The commit also
+contains the length of the footer, so a single ranged read returns the footer, without a request for the size of the
+file. The tail allows tools to read a file that no commit references.
 
-Two kinds of files have the document of a commit before their first slice: a commit with inline records
-(`_log/<version>.json`), and the copy of one that a restore made (`append/<read version>-commit<version>.slices`).
+Two kinds of files contain the document of a commit before their first slice: a commit with inline records
+(`_log/<version>.json`), and the copy of such a commit that a restore made (`append/<read
+version>-commit<version>.slices`).
 
-Index: a slice of up to `INDEX_MIN_BYTES` has no index entries and is read whole. A larger slice has an entry for its
-first batch, and for each batch that is the first to begin `INDEX_INTERVAL_BYTES` or more after the previous entry.
-`offset` is the batch's base offset. `max timestamp before` is the greatest maxTimestamp of all *earlier* batches of the
-slice (-1: none), so the first record at or after a timestamp is between the last entry whose value is below that
-timestamp and the next entry. The same entries therefore serve to find both offsets and timestamps.
+Index: a slice of at most `INDEX_MIN_BYTES` has no index entries and is read completely. A larger slice has an entry for
+its first batch, and an entry for each batch that is the first to begin `INDEX_INTERVAL_BYTES` or more after the
+previous entry. `offset` is the base offset of the batch. `max timestamp before` is the greatest maxTimestamp of all
+*earlier* batches of the slice, or -1 if there is none. The first record at or after a timestamp is therefore between
+the last entry whose value is below the timestamp and the next entry. The same entries serve lookups by offset and by
+timestamp.
 
-Aborted transactions are those of imported Kafka partitions: the slices have the entries that the `.txnindex` of a Kafka
-segment has. `last offset` is the offset of the ABORT marker. `first offset` is where the transaction began, possibly in
-another file, far below the slice. A footer without such entries has version 1.
+Aborted transactions exist only in imported Kafka partitions. Their entries are those of the `.txnindex` of a Kafka
+segment. `last offset` is the offset of the ABORT marker. `first offset` is the start of the transaction, which may be
+in another file, far below the slice. A footer without such entries has version 1.
 
-The file name ends in `.slices` and not in `.log` because the footer would break Kafka's tools.
+The file name ends with `.slices` instead of `.log`, because the footer would break Kafka's tools.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ from sparklog.limits import DEFAULTS
 MAGIC = b"SLFT"
 FORMAT_VERSION = 1
 ABORTED_VERSION = 2
-"""Version of footers that list aborted transactions."""
+"""Format version of footers that contain aborted transactions."""
 HEAD = struct.Struct(">4sIII")
 ABORTED_COUNT = struct.Struct(">I")
 TAIL = struct.Struct(">II4s")
@@ -80,15 +83,17 @@ _BEGINS_WITH_DOCUMENT = re.compile(
 INDEX_MIN_BYTES = DEFAULTS.index_min_bytes
 INDEX_INTERVAL_BYTES = 256 << 10
 MAX_FOOTER_BYTES = 256 << 20
-"""No writer produces a longer footer (a 1 GiB file of 512 KiB batches has 50 KB), so a greater length is corrupt."""
+"""No writer produces a longer footer, so a greater length is corrupt. A 1 GiB file of 512 KiB batches has a 50 KB
+footer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceIndex:
-    """Index entries of a slice: the batches at which a reader can start. int64[n] each.
+    """The index entries of a slice, which are batches at which a reader can start. int64[n] each.
 
-    `position` and `offset` are relative to the slice. `max_ts[i]` (ms) is the greatest timestamp before entry i, -1 if
-    there is none.
+    `position` and `offset` are relative to the slice. `max_ts[i]` (ms) is the greatest timestamp before entry i, or -1
+    if there is none.
     """
 
     position: Int64Array
@@ -99,21 +104,21 @@ class SliceIndex:
         return len(self.position)
 
     def entry_for_offset(self, offset: int) -> int:
-        """Return the last entry at or before `offset` (in the slice), 0 if there is none."""
+        """Return the last entry at or before `offset` (in the slice), or 0 if there is none."""
         return max(0, int(np.searchsorted(self.offset, offset, side="right")) - 1)
 
     def entry_for_timestamp(self, target: int) -> int:
-        """Return the entry to read from to find the first record with a timestamp of at least `target` (ms)."""
+        """Return the entry from which to read to find the first record with a timestamp of at least `target` (ms)."""
         return max(0, int(np.searchsorted(self.max_ts, target, side="left")) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSlice:
-    """One slice as its writer describes it; the fields are columns of `sparklog.log.state.slices.FileSlices`.
+    """A slice, as described by its writer. The fields are columns of `sparklog.log.state.slices.FileSlices`.
 
-    * `aborted`: aborted transactions of imported data whose ABORT marker is in the slice; their `last_offsets` are
+    * `aborted`: the aborted transactions of imported data whose ABORT marker is in the slice. Their `last_offsets` are
       relative to the slice, as in its batch headers, and their `last_stable_offsets` are unknown (-1)
-    * `position`: position of the slice in its file, set by `decode_footer`
+    * `position`: the position of the slice in its file, which `decode_footer` sets
     """
 
     partition: int
@@ -149,16 +154,16 @@ def build_index(
     interval: int = INDEX_INTERVAL_BYTES,
     min_bytes: int = INDEX_MIN_BYTES,
 ) -> SliceIndex | None:
-    """Return the sparse index of a slice of `nbytes` bytes, or None if the slice is small enough to be read whole.
+    """Return the sparse index of a slice of `nbytes` bytes, or None if the slice is small enough to be read completely.
 
-    `position` (in the slice), `offset` (base offset in the slice) and `max_ts` (maxTimestamp, ms) describe its batches
-    in file order, int64[batches] each.
+    `position` (in the slice), `offset` (base offset in the slice) and `max_ts` (maxTimestamp, ms) describe the batches
+    of the slice in file order, int64[batches] each.
     """
     if nbytes <= min_bytes or len(position) == 0:
         return None
     chosen = [0]
     last = int(position[0])
-    # Search for the next entry instead of iterating over all batches.
+    # Search for the next entry, which is faster than iterating over all batches.
     while (following := int(np.searchsorted(position, last + interval))) < len(position):
         chosen.append(following)
         last = int(position[following])
@@ -201,7 +206,10 @@ def _aborted_rows(slices: Sequence[WrittenSlice]) -> npt.NDArray[np.void] | None
 
 
 def footer_length(tail: bytes, *, file: str | None = None) -> int:
-    """Return the footer's length from the last `TAIL_BYTES` bytes of a file. `Corrupt` if they are not a valid tail."""
+    """Return the length of the footer, given the last `TAIL_BYTES` bytes of a file.
+
+    Raises `Corrupt` if the bytes are not a valid tail.
+    """
     if len(tail) != TAIL_BYTES:
         raise Corrupt(f"expected the last {TAIL_BYTES} bytes of an append file, found {len(tail)}", file=file)
     _, length, magic = TAIL.unpack(tail)
@@ -211,9 +219,10 @@ def footer_length(tail: bytes, *, file: str | None = None) -> int:
 
 
 def read_footer(read: Callable[[int, int], bytes], size: int, *, file: str | None = None) -> Footer:
-    """Read the footer of a file of `size` bytes that no commit references, with `read(position, length)`.
+    """Read the footer of a file that no commit references. The file has `size` bytes and is read with `read(position,
+    length)`.
 
-    Raises as `footer_length` and `decode_footer` do.
+    Raises the errors of `footer_length` and `decode_footer`.
     """
     length = footer_length(read(max(0, size - TAIL_BYTES), TAIL_BYTES), file=file)
     if length > size:
@@ -222,12 +231,12 @@ def read_footer(read: Callable[[int, int], bytes], size: int, *, file: str | Non
 
 
 def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Footer:
-    """Decode a footer and check it against its CRC and against `file_size` (bytes of the whole file).
+    """Decode a footer, and check it against its CRC and against `file_size`, the size of the file in bytes.
 
-    Files with certain names (`file`, a path or key) may begin with the document of a commit; the slices' positions
-    include it.
+    Depending on its name (`file`, a path or key), a file may begin with the document of a commit. The positions of the
+    slices include the document.
 
-    Raises `Corrupt` if bytes are damaged, and `BadRequest` if this code does not know the format version.
+    Raises `Corrupt` if bytes are damaged, and `BadRequest` if the format version is unknown.
     """
     data_bytes = file_size - len(data)
     if len(data) < HEAD_BYTES + TAIL_BYTES or data_bytes < 0:
@@ -269,7 +278,10 @@ def _slices(
     data_bytes: int,
     file: str | None,
 ) -> tuple[WrittenSlice, ...]:
-    """Return the slices of a footer with a correct checksum. Contradictions in it were made by its writer."""
+    """Return the slices of a footer with a correct checksum.
+
+    If the footer contradicts itself, its writer is at fault.
+    """
     nbytes = table["nbytes"].astype(np.int64)
     ends = np.cumsum(nbytes)
     first = np.cumsum(table["entries"].astype(np.int64))

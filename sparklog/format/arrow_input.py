@@ -1,7 +1,7 @@
-"""Arrow arrays as input of the kernels: addresses of the buffers of binary and header columns, without copies.
+"""Arrow arrays as input of the kernels: the addresses of the buffers of binary and header columns, without copies.
 
-The kernels accept all binary-like columns: binary, large_binary, string, large_string, and fixed-size and view types,
-which are cast first.
+The kernels accept all binary-like columns: binary, large_binary, string and large_string columns, and columns of
+fixed-size and view types, which are cast first.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from sparklog.format.record_batch import Int64Array
 
 Column: TypeAlias = "pa.Array | pa.ChunkedArray | None"
 MISSING = (0, 0, 0, 0, 0, 0)
-"""The row of a missing column. A row has the address of the offsets (0: missing column), 1 for int64 offsets, the
-addresses of the data, of its end and of the validity bits (0: no nulls), and the array's offset in elements."""
+"""The row of a missing column. A row contains the address of the offsets (0 for a missing column), 1 if the offsets are
+int64, the address of the data, the address after the data, the address of the validity bits (0 if there are no
+nulls), and the offset of the array in elements.
+"""
 
 
 class KernelColumns:
-    """The addresses of key, value, header lists, header keys, header values and header structs: a row of `table` each.
+    """The addresses of keys, values, header lists, header keys, header values and header structs, one row of `table`
+    each.
 
-    The object keeps the arrays alive. Key and value must be binary-like, or None if all are null. Headers must be
-    `list<struct<key, value>>` (list or large_list), or None; a list that is null or empty is a record without headers.
-    Raises `BadRequest` for other types.
+    The object keeps the arrays alive. Key and value columns must be binary-like, or None if all cells are null. The
+    header column must be `list<struct<key, value>>` (list or large_list), or None. A list that is null or empty is a
+    record without headers. Raises `BadRequest` for other types.
     """
 
     def __init__(self, key: Column, value: Column = None, headers: Column = None) -> None:

@@ -1,8 +1,8 @@
 """Avro values: plain, or in the wire format of a schema registry (a zero byte, the schema id as int32, then Avro).
 
-The caller gives the schemas; this module never fetches any. Rows of the wire format may have different schemas, and are
-decoded to the last one by Avro's rules for schema resolution. fastavro encodes and decodes the values; it is imported
-on first use.
+The caller provides the schemas. This module never fetches schemas. Rows in the wire format may have different schemas.
+They are decoded to the last schema by Avro's rules for schema resolution. fastavro encodes and decodes the values, and
+is imported on first use.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOGICAL_TYPES = {
 
 
 def fastavro() -> Any:
-    """Import fastavro; `BadRequest`, with how to install it, if it is missing."""
+    """Import fastavro. If it is not installed, raises `BadRequest` with the command that installs it."""
     try:
         return import_module("fastavro")
     except ImportError:
@@ -44,7 +44,7 @@ def fastavro() -> Any:
 class AvroFormat(ValueFormat):
     """Avro values with schemas by id.
 
-    `framed`: the values are in the wire format of a schema registry. Values are written with the last schema.
+    `framed` is True if the values are in the wire format of a schema registry. Values are written with the last schema.
     """
 
     json_text = True
@@ -87,7 +87,8 @@ class AvroFormat(ValueFormat):
     def _read(self, cell: bytes, *, resolve: bool) -> Any:
         """Return the value of a row.
 
-        `resolve`: convert it to the last schema. Otherwise it has its own schema, and records of a union have names.
+        If `resolve` is True, the value is converted to the last schema. Otherwise the value has its own schema, and
+        records in a union have names.
         """
         number, body = self._body(cell)
         reader = self.schema if resolve and number != self.id else None
@@ -121,7 +122,7 @@ class AvroFormat(ValueFormat):
 
 
 def _call(call: Callable[[], Any], hint: str) -> Any:
-    """Call fastavro, and convert its errors for invalid data, which have many types, to `ValueError`."""
+    """Call fastavro. Its errors for invalid data, which have many types, are converted to `ValueError`."""
     try:
         return call()
     except (ValueError, TypeError) as error:
@@ -145,7 +146,7 @@ def _has_maps(kind: pa.DataType) -> bool:
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """Return the Arrow type of a schema; `BadRequest` for unions of several types and for recursive types."""
+    """Return the Arrow type of a schema. Raises `BadRequest` for unions of several types and for recursive types."""
     return _type(schema, {}, ())
 
 

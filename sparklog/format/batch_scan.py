@@ -1,8 +1,9 @@
 """Scan the bytes of a log for batches of all formats, and check their headers and CRCs before records are read.
 
 A file may contain both batches of format v2 (`sparklog.format.record_batch`) and messages of formats v0 and v1
-(`sparklog.format.legacy.old_messages`). All code that reads bytes of a log starts with a scan, which returns a row of
-`BatchHeaders` for each batch or message. `sparklog.format.payloads` returns their records, always in format v2.
+(`sparklog.format.legacy.old_messages`). All code that reads the bytes of a log starts with a scan, which returns a row
+of `BatchHeaders` for each batch or message. `sparklog.format.payloads` returns the records of the batches, always in
+format v2.
 """
 
 from __future__ import annotations
@@ -38,12 +39,18 @@ from sparklog.format.record_batch import (
 )
 
 MIN_SCAN_BYTES = 18
-"""Kafka's file scan stops if fewer bytes remain: prefix, leader epoch or CRC, magic and one more byte."""
+"""Kafka's file scan stops if fewer bytes remain. The size includes offset and length, leader epoch or CRC, magic and
+one more byte.
+"""
 MAX_OFFSET = 2**63 - 2
-"""The greatest offset of a record. A record at 2^63-1 would have no next offset, because that exceeds an int64."""
+"""The greatest offset of a record. A record at 2^63-1 would have no next offset, because the next offset exceeds an
+int64.
+"""
 MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD
 JOINED_BATCH_BYTES = 64 << 10
-"""Average batch size from which CRCs are combined: that takes 2 µs per batch, hashing the bytes 60 µs per MiB."""
+"""Minimum average batch size for combining CRCs. Combining takes 2 µs per batch, and hashing the bytes takes 60 µs per
+MiB.
+"""
 MORE_RECORDS = "the batch has more records than offsets, as some old clients wrote it; skipping it loses its records"
 RECORD_MESSAGES = (
     "",
@@ -64,21 +71,21 @@ def scan_headers(
     file: str | None = None,
     file_position: int = 0,
 ) -> BatchHeaders:
-    """Scan `data` for batches, by Kafka's rules.
+    """Scan `data` for batches. The scan uses Kafka's rules.
 
     Args:
         data: the bytes to scan.
         start: position of the first batch.
-        whole: require `data` to end with a complete batch. Otherwise the scan also stops, without an error, at a batch
-            that is cut off, at zeros (the end of a preallocated file) and at bytes that are not a batch; see `end` and
-            `stop` of the result.
-        contents: open compressed messages of formats v0 and v1. Otherwise their base offsets and counts are the lowest
-            possible values; all other fields are correct.
+        whole: if True, `data` must end with a complete batch. If False, the scan also stops, without an error, at an
+            incomplete batch, at zeros (the end of a preallocated file) and at bytes that are not a batch. `end` and
+            `stop` of the result describe where and why the scan stopped.
+        contents: if True, compressed messages of formats v0 and v1 are decompressed. If False, their base offsets and
+            counts are the lowest possible values; all other fields are correct.
         file: name of the file, for error messages.
         file_position: position of `data[0]` in the file, for error messages.
 
     Raises:
-        Corrupt: `whole` is set and the data does not end with a complete batch.
+        Corrupt: `whole` is True and the data does not end with a complete batch.
     """
     view = memoryview(data).cast("B") if memoryview(data).format != "B" else memoryview(data)
     end = view.nbytes
@@ -125,7 +132,7 @@ def scan_headers(
 
 
 def _headers_at(data: ByteArray, position: Int64Array, end: int, stop: str, reason: str) -> BatchHeaders:
-    # An overlapping view with a header at every byte; `sliding_window_view` would take ten times as long.
+    # Use an overlapping view with a header at every byte. `sliding_window_view` would take ten times as long.
     last = max(len(data) - HEADER_BYTES + 1, 0)
     rows: npt.NDArray[np.void] = np.ndarray((last,), HEADER_DTYPE, data.data, 0, (1,))[position]
     names = [name for name in COLUMNS if name not in ("position", "size")]
@@ -135,7 +142,7 @@ def _headers_at(data: ByteArray, position: Int64Array, end: int, stop: str, reas
 
 
 def begins_with_header(data: bytes) -> bool:
-    """Return True if `data` has all bytes of a header, going by its magic. The header may still be corrupt."""
+    """Return True if `data` contains all bytes of a header, according to its magic. The header may still be corrupt."""
     magic = data[MAGIC_POSITION] if len(data) > MAGIC_POSITION else MAGIC + 1
     return magic <= MAGIC and len(data) >= min_size(magic)
 
@@ -148,7 +155,7 @@ def min_size(magic: int) -> int:
 def single_header(data: bytes) -> BatchHeaders:
     """Return the header at the beginning of `data` as headers of length 1, even if the rest of the batch is missing.
 
-    `begins_with_header(data)` must be true. A message of format v0 or v1 is not opened (see `scan_headers`).
+    `begins_with_header(data)` must be True. A message of format v0 or v1 is not decompressed (see `scan_headers`).
     """
     if data[MAGIC_POSITION] < MAGIC:
         return old_messages.header_at(data)
@@ -156,7 +163,7 @@ def single_header(data: bytes) -> BatchHeaders:
 
 
 def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
-    """Return the rows (int64) of `headers` whose CRC-32C, or CRC-32 in formats v0 and v1, does not match."""
+    """Return the rows (int64) of `headers` whose CRC-32C (in formats v0 and v1, CRC-32) does not match."""
     if headers.magic is not None:
         old, new = np.flatnonzero(headers.is_legacy), np.flatnonzero(~headers.is_legacy)
         wrong = old[old_messages.crc_failures(data, headers[old])]
@@ -172,13 +179,13 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
 
 
 def beyond_offsets(headers: BatchHeaders, shift: int = 0) -> BoolArray:
-    """Mark batches with offsets above `MAX_OFFSET` after a shift by `shift`, without a sum that could overflow."""
+    """Mark batches whose offsets exceed `MAX_OFFSET` after a shift by `shift`. The computation cannot overflow."""
     beyond: BoolArray = headers.base_offset > MAX_OFFSET - shift - np.maximum(headers.last_offset_delta, 0)
     return beyond
 
 
 def header_rules(headers: BatchHeaders, shift: int = 0) -> tuple[tuple[BoolArray, str], ...]:
-    """Return the rules for batch headers, as (batches that break the rule, message), after a shift of offsets."""
+    """Return the rules for batch headers as pairs (batches that break the rule, message). Offsets are shifted first."""
     return (
         (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
         (headers.count < 0, "the batch has a negative record count"),
@@ -197,7 +204,7 @@ def misplaced(
     shift: int | Int64Array = 0,
     owner: Int64Array | None = None,
 ) -> tuple[BoolArray, Int64Array]:
-    """Mark batches whose offsets are outside of `[low, high)`, or not above those of the previous batch.
+    """Mark batches whose offsets are outside of `[low, high)`, or not above the offsets of the previous batch.
 
     `low`, `high` and `shift`, which is added to offsets, are numbers or int64[batches]. Batches are compared only with
     batches of the same `owner`. Returns the marks (bool[batches]) and the lowest valid offset of each batch (int64).
@@ -210,7 +217,9 @@ def misplaced(
 
 
 def check_headers(headers: BatchHeaders, location: DataLocation, nbytes: int) -> None:
-    """Raise `Corrupt` for an invalid header, before its size is used. `nbytes`: size of the data."""
+    """Raise `Corrupt` for an invalid header. This check must precede any use of the sizes. `nbytes` is the size of the
+    data.
+    """
     minimum = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     rules = (
         (headers.position + headers.size > nbytes, "the batch lies outside the data"),
@@ -223,21 +232,21 @@ def check_headers(headers: BatchHeaders, location: DataLocation, nbytes: int) ->
 
 
 def check_crcs(data: BytesLike, headers: BatchHeaders, location: DataLocation) -> None:
-    """Raise `Corrupt` for the first batch whose CRC-32C (CRC-32 in formats v0 and v1) does not match."""
+    """Raise `Corrupt` for the first batch whose CRC-32C (in formats v0 and v1, CRC-32) does not match."""
     wrong = crc_failures(data, headers)
     if len(wrong):
         raise location.corrupt(headers, int(wrong[0]), crc_message(headers, int(wrong[0])))
 
 
 def crc_after(data: BytesLike, headers: BatchHeaders, crc: int) -> int:
-    """Return the CRC-32C of bytes with CRC-32C `crc`, followed by `data`.
+    """Return the CRC-32C of bytes whose CRC-32C is `crc`, followed by `data`.
 
-    `data` consists of the batches of `headers`, whose CRCs must have been verified: for large batches, they are
-    combined instead of hashing the bytes again.
+    `data` consists of the batches of `headers`, whose CRCs must have been verified. If the batches are large, their
+    CRCs are combined, which is faster than hashing the bytes again.
     """
     if headers.magic is not None or len(data) < JOINED_BATCH_BYTES * len(headers):
         return crc32c.crc32c(data, crc)
-    # Imported here because planners use this module, too, and must not load the kernels.
+    # Import the kernels lazily, because planners also use this module and must not load kernels.
     from sparklog.format.kernels.hash_kernels import join_crcs
 
     view = memoryview(data)

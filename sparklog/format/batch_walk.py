@@ -1,23 +1,26 @@
-"""Iterate over the batches of a file in windows; only this module splits the bytes of a log into batches.
+"""Iterate over the batches of a file in windows. Only this module splits the bytes of a log into batches.
 
 A `BatchFile` is a Kafka segment (`sparklog.kafka.in_place.segment_file`), a slice of a root
 (`sparklog.log.read.slice_files`), or any object to inspect. There are two iterators:
 
-* `BatchWalk` yields windows of complete batches, and does not check them.
-* `checked_batches` yields windows of valid batches, and a `Damage` for each position without one. The caller decides
-  whether to raise an error, end the iteration, or report the damage and continue with the next valid batch.
+* `BatchWalk` yields windows of complete batches, and does not check the batches.
+* `checked_batches` yields windows of valid batches, and a `Damage` for each position without a valid batch. The caller
+  decides whether to raise an error, to end the iteration, or to report the damage and continue with the next valid
+  batch.
 
 A batch is valid if its checksum is correct, its header is consistent (`batch_scan.header_rules`), and its offsets are
-above those of the previous batch and below the end of the file's offsets. The offsets must be checked because the
-checksum does not cover base offset and length: a flipped bit there would move records to other offsets, or hide all
-later batches.
+above the offsets of the previous batch and below the end of the file's offsets. The offsets must be checked, because
+the checksum does not cover the base offset and the length. A flipped bit in these fields would move records to other
+offsets, or would hide all later batches.
 
-Two batches are out of order if the second begins below the end of the first. In that case one of them either has a
-corrupt offset or is stale, that is, it consists of bytes of an older batch. `first_is_wrong` chooses the invalid one.
+Two batches are out of order if the second batch begins below the end of the first. In this case, one of the batches
+either has a corrupt offset or is stale, which means that it consists of bytes of an older batch. `first_is_wrong`
+determines the invalid batch.
 
-The next valid batch after damage is, if possible, at the position that follows from the length of the corrupt batch.
-Otherwise it is the first batch of magic 2 with a possible header, plausible offsets and a correct checksum. The search
-does not find messages of formats v0 and v1, which are too small and have too little structure.
+If possible, the next valid batch after damage is the batch after the corrupt batch, according to the length of the
+corrupt batch. Otherwise it is the first batch of magic 2 with a possible header, plausible offsets and a correct
+checksum. The search does not find messages of formats v0 and v1, because they are too small and have too little
+structure.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ W = TypeVar("W", bound="Window")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Complete batches in memory: `data[0]` is byte `start` of `file`; positions in `headers` are relative to it."""
+    """Complete batches in memory. `data[0]` is byte `start` of `file`, and positions in `headers` are relative to
+    `start`.
+    """
 
     data: BytesLike
     start: int
@@ -76,11 +81,13 @@ class Window:
         return DataLocation(self.file, self.start)
 
     def select(self: W, rows: slice | Int64Array | BoolArray) -> W:
-        """Return a window with the headers of these batches only, and the same data."""
+        """Return a window with the same data and only the selected headers."""
         return replace(self, headers=self.headers[rows])
 
     def trimmed(self: W) -> W:
-        """Return a window with only the bytes of its batches, which must be adjacent; there must be at least one."""
+        """Return a window that contains only the bytes of its batches. There must be at least one batch, and batches
+        must be adjacent.
+        """
         headers = self.headers
         low, high = int(headers.position[0]), int(headers.position[-1] + headers.size[-1])
         if low:
@@ -101,7 +108,7 @@ class Window:
         append_time: int | None = None,
         **offsets: int,
     ) -> RecordColumns:
-        """Decode the records of the selected batches; the arguments are those of `sparklog.format.decode.decode`."""
+        """Decode the records of the selected batches. The arguments are those of `sparklog.format.decode.decode`."""
         from sparklog.format.decode import decode
 
         return decode(
@@ -117,33 +124,36 @@ class Window:
 
 
 WINDOW_BYTES = 1 << 20
-"""Bytes to read and decode at a time: memory suffices for the decompressed records of a window of this size."""
+"""Number of bytes to read and decode at a time, so that the decompressed records of a window fit in memory."""
 HEADER_WINDOW_BYTES = 256 * 1024
 MAX_MAGIC = 127
 """Kafka reads the magic as a signed byte and rejects negative values."""
 HUGE_BATCH_BYTES = 64 * 1024 * 1024
-"""The checksum of a larger batch is verified in chunks before the batch is read: its length may be corrupt."""
+"""If a batch is larger, its checksum is verified in chunks before the batch is read, because its length may be corrupt.
+"""
 _CRC_CHUNK_BYTES = 1024 * 1024
 
 
 class BatchFile(ABC):
-    """A file of batches, read by position: `size` in bytes, and `path` for error messages."""
+    """A file of batches, read by position. `size` is in bytes, and `path` is the name in error messages."""
 
     path: str
     size: int
 
     @abstractmethod
     def read(self, position: int, length: int) -> BytesLike:
-        """Return bytes from `position`; fewer than `length` only at the end."""
+        """Return `length` bytes from `position`. At the end of the file, fewer bytes are returned."""
 
     def window(self, position: int) -> BytesLike:
         """Return the bytes of the window that starts at `position`."""
         return self.read(position, min(WINDOW_BYTES, self.size - position))
 
     def header_at(self, position: int, data: BytesLike | None = None) -> BatchHeader | None:
-        """Return the header of a batch that starts at `position` and ends inside the file, or None.
+        """Return the header of a batch that starts at `position` and ends inside the file, or None if there is no such
+        batch.
 
-        `data`: bytes from `position` that were read before; they are read again if there are too few of them.
+        `data` contains bytes from `position` that have already been read. If there are too few bytes, they are read
+        again.
         """
         if data is None or len(data) < HEADER_BYTES:
             data = self.read(position, HEADER_BYTES) if position < self.size else b""
@@ -160,7 +170,7 @@ class BatchFile(ABC):
     def unknown_format_at(self, position: int) -> BatchHeaders | None:
         """Return the header of a complete batch with an unknown, higher magic and a correct checksum, or None.
 
-        The checksum does not cover the magic. Kafka reads such a batch as one of its latest format.
+        The checksum does not cover the magic. Kafka reads such a batch like a batch of its latest format.
         """
         data = bytearray(self.read(position, HEADER_BYTES))
         if len(data) < HEADER_BYTES or not MAGIC < data[MAGIC_POSITION] <= MAX_MAGIC:
@@ -188,10 +198,11 @@ class BatchFile(ABC):
 
 
 class BatchWalk:
-    """An iterator over the batches of a file, window by window, which does not check the batches.
+    """An iterator over the batches of a file, window by window. The batches are not checked.
 
-    After the iteration, `end` is the position where it stopped, and `stop` is the cause: "end" (of the file), "partial"
-    (the last batch is cut off), "zeros" (the end of a preallocated file) or "corrupt" (`reason` has the details).
+    After the iteration, `end` is the position where the iteration stopped, and `stop` is the cause: "end" (of the
+    file), "partial" (the last batch is incomplete), "zeros" (the end of a preallocated file) or "corrupt" (`reason`
+    contains the details).
     """
 
     def __init__(
@@ -208,9 +219,9 @@ class BatchWalk:
         Args:
             file: the file to read.
             start: position of the first batch.
-            headers_only: read smaller windows; return only the header of a batch that does not fit into one.
-            contents: open compressed messages of old formats, unless `headers_only` (see `scan_headers`).
-            window: function that reads a window at a position, instead of `file.window`.
+            headers_only: read smaller windows. If a batch does not fit into a window, only its header is returned.
+            contents: decompress compressed messages of old formats, unless `headers_only` is True (see `scan_headers`).
+            window: function that reads a window at a position; default: `file.window`.
         """
         self.file = file
         self.end = start
@@ -235,7 +246,7 @@ class BatchWalk:
                 continue
             last = self.end + len(data) - headers.end >= size
             if headers.stop in ("partial", "zeros") and not last and headers.end:
-                continue  # Cut off by the window, not by the file: it begins the next window.
+                continue  # The window, not the file, ends inside this batch, so the batch begins the next window.
             header = self.file.header_at(self.end, data) if headers.stop == "partial" and not last else None
             if header is not None and self._headers_only:
                 yield Window(data[:HEADER_BYTES], self.end, single_header(data), self.file.path)
@@ -251,10 +262,10 @@ class BatchWalk:
                 return
 
     def damage(self, expected: int, limit: int | None) -> Damage | None:
-        """Return the damage that stopped the iteration, or None if it reached the end of the file.
+        """Return the damage that stopped the iteration, or None if the iteration reached the end of the file.
 
-        At the damage there is no batch, a batch of an unknown format, or a huge batch with a wrong checksum.
-        `expected`: the lowest offset that a batch there may have.
+        The damage is a position without a batch, a batch of an unknown format, or a huge batch with a wrong checksum.
+        `expected` is the lowest offset that a batch at this position may have.
         """
         if self.stop == "end":
             return None
@@ -273,8 +284,8 @@ class Span:
     def flips_into(self, low: int, high: int | None) -> int:
         """Rate how well a flipped bit in the offset would explain a batch that belongs between `low` and `high`.
 
-        Returns 3 if flipping a bit makes it adjacent to a neighbor, 2 if it makes it fit, 0 if it does not fit. `high`
-        None: no limit.
+        Returns 3 if flipping a bit makes the batch adjacent to a neighbor, 2 if it makes the batch fit, and 0
+        otherwise. If `high` is None, there is no upper limit.
         """
         best, length = 0, self.end - self.start
         for bit in range(63):
@@ -287,12 +298,12 @@ class Span:
 
 
 def first_is_wrong(before: int, first: Span, second: Span, after: int | None) -> bool:
-    """Return True if the first of two out-of-order batches is invalid, False if the second one is.
+    """Return True if the first of two out-of-order batches is invalid, and False if the second batch is invalid.
 
-    `before`: end of the batch before the first; `after`: start of the batch after the second, None if there is none.
-    The first batch is valid if it follows `before` directly. Otherwise the invalid batch is the one without which the
-    others are in order. If that is true of both, it is the one for which a flipped bit is the better explanation, or
-    whose size matches the gap that it would leave.
+    `before` is the end of the batch before the first batch. `after` is the start of the batch after the second batch,
+    or None if there is no such batch. The first batch is valid if it directly follows `before`. Otherwise, a batch is
+    invalid if the others are in order without it. If this is true of both batches, the invalid batch is the one that a
+    flipped bit explains better, or whose size matches the gap that it would leave.
     """
     if first.start == before or second.start < before:
         return False
@@ -319,12 +330,13 @@ class ResumePoint(NamedTuple):
 class Damage:
     """A position of `file` without a valid batch.
 
-    * `position`: position in the file; `size`: size of the batch there, 0 if its end cannot be determined
+    * `position`: position in the file
+    * `size`: size of the batch at the position, or 0 if its end cannot be determined
     * `offset`: the first missing offset, as far as it is known
     * `final`: True if no batch follows
     * `stop`: cause of the stop (see `BatchWalk`), empty if the batch has a size
     * `wrong_crc`: True if the checksum of the batch is wrong
-    * `expected`, `limit`: offsets of valid batches after the damage are in this range; `limit` None: unlimited
+    * `expected`, `limit`: range of the offsets of valid batches after the damage; a `limit` of None means unlimited
     """
 
     file: BatchFile
@@ -340,7 +352,7 @@ class Damage:
 
     @property
     def is_structural(self) -> bool:
-        """True if there is no batch at all, as opposed to a batch with corrupt contents."""
+        """True if there is no batch at the position. False if there is a batch with corrupt contents."""
         return not self.size
 
     @property
@@ -350,7 +362,7 @@ class Damage:
 
     @cached_property
     def following(self) -> ResumePoint | None:
-        """The next valid batch, None if there is none. The first access searches the file."""
+        """The next valid batch, or None if there is none. The first access searches the file."""
         return resume(self.file, self.position, self.expected, self.limit, size=self.size)
 
     @property
@@ -360,7 +372,7 @@ class Damage:
 
     @property
     def next_offset(self) -> int | None:
-        """The offset of the next valid batch, or `limit` if there is none."""
+        """The offset of the next valid batch, or `limit` if there is no valid batch."""
         return self.limit if self.following is None else self.following.offset
 
 
@@ -375,16 +387,16 @@ def checked_batches(
 ) -> Iterator[Window | Damage]:
     """Yield windows of valid batches and the damage between them, in file order, up to the first batch past `end`.
 
-    After damage, the caller may stop the iteration or continue with the next valid batch.
-    The last window is empty if the next batch begins at or above `end`.
+    After damage, the caller may stop the iteration, or continue with the next valid batch. The last window is empty if
+    the next batch begins at or above `end`.
 
     Args:
         file: the file to read.
         start: position of the first batch.
         expected: the lowest offset that the first batch may have.
-        end: the offset to stop at; None: read to the end of the file.
-        limit: the next segment's base offset, which all offsets must be below; None if unknown.
-        window: function that reads a window at a position, instead of `file.window`.
+        end: the offset to stop at, or None to read to the end of the file.
+        limit: the base offset of the next segment, which all offsets must be below, or None if unknown.
+        window: function that reads a window at a position; default: `file.window`.
     """
     position, offset, before = start, expected, expected
     while True:
@@ -416,9 +428,9 @@ def checked_batches(
 def _count_valid(
     window: Window, file: BatchFile, expected: int, last_base: int, end: int | None, limit: int | None
 ) -> tuple[int, Damage | None]:
-    """Return the number of batches of a window below `end` and before the first damage, and that damage.
+    """Return the number of batches of a window below `end` and before the first damage, and the damage.
 
-    `last_base`: the base offset of the batch before the window.
+    `last_base` is the base offset of the batch before the window.
     """
     headers = window.headers
     row, reason = _find_invalid_batch(window, file, expected, limit)
@@ -427,7 +439,7 @@ def _count_valid(
         beyond = np.flatnonzero(headers.base_offset >= end)
         inside = int(beyond[0]) if len(beyond) else inside
     if row is not None and row >= inside:
-        # An out-of-order batch at the end of the range matters only if another batch of the range follows.
+        # An out-of-order batch at the end of the range is an error only if another batch of the range follows.
         follows = _next_span(window, file, row) if row == inside else None
         row = row if follows and end is not None and follows.start < end else None
     wrong = crc_failures(window.data, headers[: inside if row is None else row + 1])
@@ -439,7 +451,7 @@ def _count_valid(
     base = int(headers.base_offset[row])
     before = int(headers.next_offset[row - 1]) if row else expected
     previous = int(headers.base_offset[row - 1]) if row else last_base
-    # If two batches overlap, the offsets of the invalid one may still be correct.
+    # If two batches overlap, the offsets of the invalid batch may still be correct.
     plausible = base >= before if len(wrong) else previous < base < before
     offset = base if plausible and (limit is None or base < limit) else before
     position = window.start + int(headers.position[row])
@@ -481,7 +493,10 @@ def _find_invalid_batch(window: Window, file: BatchFile, expected: int, limit: i
 
 
 def _next_span(window: Window, file: BatchFile, row: int) -> Span | None:
-    """Return the offsets of the batch after a row if its magic is 2; `row` may be one past the end of the window."""
+    """Return the offsets of the batch after a row if the magic of that batch is 2.
+
+    `row` may be one past the end of the window.
+    """
     headers = window.headers
     if row + 1 < len(headers):
         return Span(int(headers.base_offset[row + 1]), int(headers.next_offset[row + 1]))
@@ -496,14 +511,15 @@ def _next_span(window: Window, file: BatchFile, row: int) -> Span | None:
 
 
 def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> ResumePoint | None:
-    """Return the next valid batch after damage at `position` with offsets of at least `expected`, or None.
+    """Return the next valid batch after damage at `position` with offsets of at least `expected`, or None if there is
+    none.
 
-    `size`: size of the corrupt batch according to its length field, 0 if that is impossible.
+    `size` is the size of the corrupt batch according to its length field, or 0 if that size is impossible.
     """
     max_offset = MAX_OFFSET if limit is None else limit - 1
     header = file.header_at(position + size) if size else None
     if header is not None:
-        # The header of a compressed message of an old format has only its last offset.
+        # The header of a compressed message of an old format contains only its last offset.
         last = header.base_offset + header.last_offset_delta
         if expected <= header.base_offset <= last <= max_offset and file.has_valid_crc(position + size, header):
             return ResumePoint(position + size, header.base_offset)
@@ -521,7 +537,9 @@ def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, 
 
 
 def _candidates(data: bytes, remaining: int, expected: int, max_offset: int) -> list[int]:
-    """Return the positions of possible batch headers in `data`; `remaining`: bytes to the end of the file."""
+    """Return the positions of possible batch headers in `data`. `remaining` is the number of bytes to the end of the
+    file.
+    """
     raw = np.frombuffer(data, np.uint8)
     count = len(raw) - HEADER_BYTES + 1
     likely = np.flatnonzero(
@@ -537,7 +555,7 @@ def _candidates(data: bytes, remaining: int, expected: int, max_offset: int) -> 
     records = rows["count"].astype(np.int64)
     possible = (size >= HEADER_BYTES) & (size <= remaining - likely) & (base >= expected) & (delta >= 0)
     possible &= (records >= 0) & (records <= delta + 1) & ((rows["attributes"].astype(np.int64) & 7) < len(CODECS))
-    # Subtract instead of adding, which could overflow, because these bytes may not be a batch.
+    # These bytes may not be a batch, so an addition could overflow. Subtract instead.
     possible &= base <= max_offset - np.maximum(delta, 0)
     positions: list[int] = likely[possible].tolist()
     return positions

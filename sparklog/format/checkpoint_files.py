@@ -5,11 +5,11 @@
 | `leader-epoch-checkpoint` (in each partition directory)                           | `<epoch> <start offset>`      |
 | `replication-`, `recovery-point-`, `log-start-`, `cleaner-offset-checkpoint`      | `<topic> <partition> <offset>`|
 
-The first line is the version, `0`, and the second is the number of lines that follow. Each line ends with a newline. A
-file that is empty or has only the version has no entries.
+The first line is the version, `0`, and the second line is the number of lines that follow. Each line ends with a
+newline. A file that is empty or contains only the version has no entries.
 
 `partition.metadata` has the lines `version: 0` and `topic_id: <22 characters>`. The id is a UUID in URL-safe base64
-without padding. Kafka writes no newline at the end of this file.
+without padding. Kafka does not write a newline at the end of this file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class LeaderEpoch:
 
 
 def parse_offsets(data: bytes, *, file: str | None = None) -> dict[TopicPartition, int]:
-    """Return the offsets of a `*-offset-checkpoint` by (topic, partition). `Corrupt` if it is malformed."""
+    """Return the offsets of an `*-offset-checkpoint` by (topic, partition).
+
+    Raises `Corrupt` if the file is malformed.
+    """
     offsets: dict[TopicPartition, int] = {}
     for number, fields in _lines(data, 3, file):
         partition, offset = _integers(fields[1:], number, file)
@@ -48,14 +51,14 @@ def parse_offsets(data: bytes, *, file: str | None = None) -> dict[TopicPartitio
 
 
 def offsets_to_bytes(offsets: Mapping[TopicPartition, int]) -> bytes:
-    """Return a `*-offset-checkpoint` with the entries in the order of the mapping; Kafka accepts any order."""
+    """Return an `*-offset-checkpoint` with the entries in the order of the mapping. Kafka accepts any order."""
     return _file([f"{topic} {partition} {offset}" for (topic, partition), offset in offsets.items()])
 
 
 def parse_leader_epochs(data: bytes, *, file: str | None = None) -> list[LeaderEpoch]:
     """Return the entries of a `leader-epoch-checkpoint`.
 
-    Raises `Corrupt` if it is malformed, epochs do not increase, or offsets decrease.
+    Raises `Corrupt` if the file is malformed, epochs do not increase, or offsets decrease.
     """
     entries: list[LeaderEpoch] = []
     for number, fields in _lines(data, 2, file):
@@ -71,7 +74,7 @@ def leader_epochs_to_bytes(epochs: Sequence[LeaderEpoch]) -> bytes:
 
 
 def parse_partition_metadata(data: bytes, *, file: str | None = None) -> str:
-    """Return the topic id (22 characters) of a `partition.metadata`. `Corrupt` if it is missing or all zeros."""
+    """Return the topic id (22 characters) of a `partition.metadata`. Raises `Corrupt` if the id is missing or zero."""
     pairs = (line.split(":", 1) for line in _text(data, file).splitlines() if ":" in line)
     fields = {name.strip(): value.strip() for name, value in pairs}
     version, topic_id = fields.get("version", ""), fields.get("topic_id", "")
@@ -83,7 +86,7 @@ def parse_partition_metadata(data: bytes, *, file: str | None = None) -> str:
 
 
 def checked_topic_id(topic_id: str, *, file: str | None = None) -> str:
-    """Return `topic_id` if it is valid. `Corrupt` if it is not 22 characters of base64, or all zeros."""
+    """Return `topic_id`. Raises `Corrupt` if the id does not consist of 22 characters of base64, or is zero."""
     try:
         raw = base64.urlsafe_b64decode(topic_id + "==")
     except (binascii.Error, ValueError):
@@ -94,12 +97,12 @@ def checked_topic_id(topic_id: str, *, file: str | None = None) -> str:
 
 
 def partition_metadata_to_bytes(topic_id: str) -> bytes:
-    """Return a `partition.metadata` file, like Kafka without a newline at its end."""
+    """Return the bytes of a `partition.metadata`. Like Kafka's file, it does not end with a newline."""
     return f"version: {VERSION}\ntopic_id: {topic_id}".encode()
 
 
 def _lines(data: bytes, width: int, file: str | None) -> list[tuple[int, list[str]]]:
-    """Return the line number and the fields of each entry, and validate the version and the count."""
+    """Return the line number and the fields of each entry. The version and the count are validated."""
     lines = _text(data, file).split("\n")
     if lines[-1] == "":
         lines.pop()

@@ -1,6 +1,6 @@
-"""The checksum of a segment's index files, and the search for a flipped bit.
+"""The checksum of the index files of a segment, and the search for a flipped bit.
 
-A commit that references a sealed segment also has a checksum of its index files. It covers:
+A commit that references a sealed segment also contains a checksum of the index files. The checksum covers:
 
 | bytes | content                                                                   |
 |------:|---------------------------------------------------------------------------|
@@ -8,13 +8,14 @@ A commit that references a sealed segment also has a checksum of its index files
 |     n | bytes of `.index`                                                         |
 |       | the same for `.timeindex`, then `.txnindex` (length 0 if there is none)   |
 
-Kafka's index files have no checksum of their own, and the batches cannot replace it. If the cleaner removed the first
-batches of an aborted transaction, only the `.txnindex` has the offset where it began. A file that was truncated between
-two entries looks complete.
+Kafka's index files do not contain a checksum, and the batches are not sufficient to verify an index. If the cleaner has
+removed the first batches of an aborted transaction, only the `.txnindex` contains the offset where the transaction
+began. A file that was truncated between two entries looks complete.
 
 Most corruption by disks and memory is a single flipped bit. A CRC is linear: the difference that a flipped bit makes
-depends only on its distance from the end. The search therefore reverts the difference of two CRCs byte by byte until it
-equals that of a single bit. The probability that other corruption looks like a flipped bit is 8 n / 2^32 for n bytes.
+depends only on its distance from the end. Therefore the search reverts the difference of two CRCs byte by byte until it
+equals the difference of a single bit. The probability that other corruption looks like a flipped bit is 8 n / 2^32 for
+n bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ SUFFIXES = ("index", "timeindex", "txnindex")
 
 
 def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
-    """Return the CRC-32C of the three files, each preceded by its length; a missing file counts as empty."""
+    """Return the CRC-32C of the three files, each preceded by its length.
+
+    A missing file is treated as an empty file.
+    """
     crc = 0
     for data in (index, timeindex, txnindex):
         crc = crc32c(data, crc32c(len(data).to_bytes(8, "big"), crc))
@@ -36,8 +40,8 @@ def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
 
 
 def appended_crc(before: int, following: int, crc: int) -> int:
-    """Return the CRC-32C of bytes with CRC-32C `before`, followed by `following` bytes with CRC-32C `crc`."""
-    # A CRC begins and ends with all bits inverted. Inverting it first makes the zeros only shift it.
+    """Return the CRC-32C of bytes whose CRC-32C is `before`, followed by `following` bytes whose CRC-32C is `crc`."""
+    # A CRC begins and ends with all bits inverted. If the bits are inverted first, the zeros only shift the CRC.
     return int(crc32c(bytes(following), before ^ 0xFFFFFFFF) ^ 0xFFFFFFFF ^ crc)
 
 
@@ -48,7 +52,9 @@ MAX_SEARCH_BYTES = 4 << 20
 
 
 def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | None:
-    """Return the (byte, bit) whose flip turns the CRC `actual` of `nbytes` bytes into `expected`, or None."""
+    """Return the (byte, bit) that must be flipped to turn the CRC `actual` of `nbytes` bytes into
+    `expected`, or None.
+    """
     if actual == expected or nbytes > MAX_SEARCH_BYTES:
         return None
     table, back, single = _tables()
@@ -63,7 +69,9 @@ def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | No
 
 @cache
 def _tables() -> tuple[tuple[int, ...], tuple[int, ...], dict[int, int]]:
-    """Return the CRC table, the inverse of its highest bytes, and the bit for each CRC difference of a single bit."""
+    """Return the CRC table, the inverse of its highest bytes, and the bit for each CRC difference that a single bit
+    makes.
+    """
     table = []
     for byte in range(256):
         crc = byte

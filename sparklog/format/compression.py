@@ -10,13 +10,13 @@ The records of a compressed batch (all bytes after its 61-byte header) are one s
 |        | librdkafka writes), and headers repeated between chunks (concatenated streams)                             |
 | lz4    | one LZ4 frame, version 1, independent blocks; written as `60 40 82`: 64 KiB blocks, no sizes or checksums. |
 |        | Also read: block checksums, content size and content checksum (kafka-python, aiokafka). Like Kafka, the    |
-|        | reader ignores the latter two and all bytes after the frame. Like Kafka, it rejects linked blocks,         |
-|        | reserved bits and dictionaries                                                                            |
+|        | reader ignores content size, content checksum and all bytes after the frame. Like Kafka, it rejects linked |
+|        | blocks, reserved bits and dictionaries                                                                    |
 | zstd   | one frame, with or without its content size. Also read: several frames, including empty and skippable     |
-|        | ones. Bytes after the last complete frame are ignored                                                     |
+|        | frames. Bytes after the last complete frame are ignored                                                   |
 
-Every decompression has a limit in bytes, which is checked before memory is allocated or while it is filled. Data that
-exceeds the limit is rejected with `Corrupt`. `decompressed_limit` is the limit of a batch.
+Every decompression has a limit in bytes, which is checked before memory is allocated, or while memory is filled. If
+data exceeds the limit, `Corrupt` is raised. `decompressed_limit` is the limit of a batch.
 """
 
 from __future__ import annotations
@@ -40,23 +40,25 @@ GZIP_DEFLATE = GZIP_MAGIC + b"\x08"
 GZIP_MIN_BYTES = 20
 """Size of a header, an empty block and a trailer. Java ignores fewer bytes after a member."""
 SNAPPY_MAX_RATIO = 32
-"""A snappy element of 3 bytes yields at most 64."""
+"""A snappy element of 3 bytes yields at most 64 bytes."""
 LZ4_MAX_RATIO = 256
-"""Each byte of an LZ4 match length yields at most 255."""
+"""Each byte of an LZ4 match length yields at most 255 bytes."""
 LZ4_MAGIC = 0x184D2204
 LZ4_WRITTEN = bytes.fromhex("04224d18604082")
 """The first bytes of a frame of independent 64 KiB blocks without sizes and checksums."""
 LZ4_BLOCK = 64 * 1024
 LZ4_BLOCK_CHECKSUM, LZ4_CONTENT_SIZE, LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
-"""Flags of a frame's descriptor."""
+"""Flags in the descriptor of a frame."""
 ZSTD_BLOCK = 128 * 1024
 ZSTD_FIRST_BYTE = b"\x28"
 ZSTD_HEADER_BYTES = 18
-"""The longest header of a frame."""
+"""The maximum length of the header of a frame."""
 ZSTD_CHECKSUM = 0x04
-"""The flag of a frame's descriptor for a checksum after its blocks."""
+"""The flag in the descriptor of a frame that indicates a checksum after its blocks."""
 LIMIT_FLOOR, LIMIT_RATIO, LIMIT_CEILING = 64 << 20, 256, 256 << 20
-"""A batch may decompress to 64 MiB plus 256 times its size, at most 256 MiB. Kafka's default is 1 MiB compressed."""
+"""A batch may decompress to 64 MiB plus 256 times its size, and to at most 256 MiB. In Kafka, the default maximum of a
+compressed batch is 1 MiB.
+"""
 
 ISAL_LEVELS = {-1: 2, 1: 1, 2: 2, 3: 3}
 """The isal level for each gzip level that isal implements. Higher levels use zlib, whose output is smaller."""
@@ -70,10 +72,10 @@ def decompressed_limit(nbytes: int) -> int:
 
 
 def compress(codec: str, data: BytesLike, level: int | None = None) -> bytes:
-    """Compress `data` in Kafka's framing of `codec`; "none" returns it unchanged.
+    """Compress `data` in Kafka's framing of `codec`. The codec "none" returns `data` unchanged.
 
-    `level` None is the default of the codec: gzip 6 (level 2 of isal if it is installed, up to 15 % larger), lz4 fast,
-    zstd 1; snappy has no levels. Raises `BadRequest` for an unknown codec or level.
+    If `level` is None, the codec's default level is used: gzip 6 (if isal is installed, level 2 of isal, whose output
+    is up to 15 % larger), lz4 fast, zstd 1. snappy has no levels. Raises `BadRequest` for an unknown codec or level.
     """
     if codec == "none":
         return bytes(data)
@@ -84,7 +86,9 @@ def compress(codec: str, data: BytesLike, level: int | None = None) -> bytes:
 
 
 def check_level(codec: str, level: int | None) -> None:
-    """Raise `BadRequest` for a level outside of Kafka's range, and for gzip level 0, which Kafka does not have."""
+    """Raise `BadRequest` for a level that is outside of Kafka's range, and for gzip level 0, which Kafka does not
+    support.
+    """
     if level is None:
         return
     if codec not in _LEVELS:
@@ -97,7 +101,8 @@ def check_level(codec: str, level: int | None) -> None:
 def decompress(codec: str, data: BytesLike, limit: int | None = None) -> bytes:
     """Decompress a stream.
 
-    Raises `Corrupt` if it is invalid or decompresses to more than `limit` bytes (default: `decompressed_limit`).
+    Raises `Corrupt` if the stream is invalid or decompresses to more than `limit` bytes (default:
+    `decompressed_limit`).
     """
     view = memoryview(data)
     if codec == "none":
@@ -108,13 +113,16 @@ def decompress(codec: str, data: BytesLike, limit: int | None = None) -> bytes:
 
 
 Fill = Callable[[memoryview], int]
-"""Writes decompressed bytes to memory that is large enough and returns their number. Raises `Corrupt`."""
+"""Function that writes decompressed bytes to a sufficiently large buffer, and returns their number. It may raise
+`Corrupt`.
+"""
 
 
 def open_stream(codec: str, data: BytesLike) -> tuple[int, Fill]:
-    """Return an upper bound of a stream's decompressed size, and a function that decompresses it to given memory.
+    """Return an upper bound of the decompressed size of a stream, and a function that decompresses the stream to a
+    given buffer.
 
-    Compared with `decompress`, this saves copying the result to that memory. Raises `Corrupt` as `decompress` does.
+    Unlike `decompress`, this does not copy the result to the buffer. Raises `Corrupt` like `decompress`.
     """
     view = memoryview(data)
     opening = _OPENERS[codec](view, decompressed_limit(view.nbytes)) if codec in _OPENERS else None
@@ -135,7 +143,7 @@ def _too_large(codec: str, limit: int, size: int | None = None) -> Corrupt:
 
 @cache
 def _isal() -> Any:
-    """Return isal's variant of zlib, which is several times as fast, or zlib if isal is not installed."""
+    """Return isal's variant of zlib, which is several times as fast. If isal is not installed, return zlib."""
     try:
         return import_module("isal.isal_zlib")
     except ImportError:
@@ -156,7 +164,7 @@ def _gzip_decompress(data: memoryview, limit: int) -> bytes:
     parts: list[bytes] = []
     rest: BytesLike = data
     library = _isal()
-    # For short data that is not a gzip stream, isal would wait for more input instead of raising an error.
+    # For short data that is not a gzip stream, isal would wait for more input, and would not raise an error.
     if bytes(data[:2]) != GZIP_MAGIC[: data.nbytes]:
         raise Corrupt(f"expected a gzip stream, found {bytes(data[:2])!r} at its start")
     while True:
@@ -172,7 +180,7 @@ def _gzip_decompress(data: memoryview, limit: int) -> bytes:
         if not member.eof:
             raise Corrupt("the gzip stream is cut off")
         rest = member.unused_data
-        if rest[:3] != GZIP_DEFLATE or len(rest) < GZIP_MIN_BYTES:  # Java ignores the rest, too
+        if rest[:3] != GZIP_DEFLATE or len(rest) < GZIP_MIN_BYTES:  # Java also ignores these bytes.
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -192,7 +200,7 @@ def _snappy_decompress(data: memoryview, limit: int) -> bytes:
         return _snappy_block(data, limit)
     parts: list[bytes] = []
     position, end = len(XERIAL_HEADER), data.nbytes
-    while end - position >= 4:  # fewer than 4 bytes after the last chunk are ignored, as Kafka does
+    while end - position >= 4:  # Like Kafka, ignore fewer than 4 bytes after the last chunk.
         if data[position : position + 8] == XERIAL_MAGIC:
             position += len(XERIAL_HEADER)
             continue
@@ -229,7 +237,7 @@ def _snappy_block(block: memoryview, limit: int) -> bytes:
 def _lz4_compress(data: BytesLike, level: int | None) -> bytes:
     import lz4.frame
 
-    # Kafka's default level 9 means the fast compressor, any other one the high-compression compressor at that level.
+    # Kafka's default level 9 selects the fast compressor. Any other level selects the high-compression compressor.
     return lz4.frame.compress(  # type: ignore[no-any-return]
         data,
         compression_level=0 if level in (None, 9) else max(level or 0, lz4.frame.COMPRESSIONLEVEL_MINHC),
@@ -261,7 +269,9 @@ def _lz4_decompress(data: memoryview, limit: int) -> bytes:
 
 
 def _open_lz4(data: memoryview, limit: int) -> tuple[int, Fill] | None:
-    """Open a frame without block checksums, as Kafka clients write; return None for other or corrupt frames."""
+    """Open a frame without block checksums, as Kafka clients write it. Return None for other frames and for corrupt
+    frames.
+    """
     position, block_max, trailer = len(LZ4_WRITTEN), LZ4_BLOCK, 0
     if data[:position] != LZ4_WRITTEN:
         position, flags, block_max = _lz4_descriptor(data)
@@ -283,7 +293,8 @@ def _open_lz4(data: memoryview, limit: int) -> tuple[int, Fill] | None:
 
 
 def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], block_max: int, out: memoryview) -> int:
-    # Decompress block by block to the final memory: the lz4 package uses small buffers for frames of unknown size.
+    # Decompress each block directly to the final buffer, because the lz4 package uses small buffers for frames of
+    # unknown size.
     import cramjam
 
     filled, fill = 0, cramjam.lz4.decompress_block_into
@@ -300,7 +311,9 @@ def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], block_max: int, o
 
 
 def _lz4_descriptor(data: memoryview) -> tuple[int, int, int]:
-    """Return the position of a frame's first block, its flags, and its maximum block size, validated as Kafka does."""
+    """Return the position of the first block of a frame, its flags and its maximum block size. Validates the frame like
+    Kafka.
+    """
     if data.nbytes < 7 or int.from_bytes(data[:4], "little") != LZ4_MAGIC:
         raise Corrupt(f"expected an lz4 frame (04224d18), found {bytes(data[:4]).hex() or 'nothing'}")
     flags, block = data[4], data[5]
@@ -319,10 +332,10 @@ def _lz4_descriptor(data: memoryview) -> tuple[int, int, int]:
 
 
 def _lz4_plain_frame(data: memoryview) -> tuple[BytesLike, int]:
-    """Return a frame without content size and content checksum, and the number of bytes that must follow it.
+    """Return a frame without content size and content checksum, and the number of bytes that must follow the frame.
 
-    Kafka ignores both, because the batch's own checksum covers the compressed bytes, so it can read a frame whose
-    content size or checksum is wrong. The lz4 library would reject the frame.
+    Kafka ignores both fields, because the checksum of the batch covers the compressed bytes. Therefore Kafka can read a
+    frame whose content size or checksum is wrong. The lz4 library would reject such a frame.
     """
     start, flags, _ = _lz4_descriptor(data)
     if not flags & (LZ4_CONTENT_SIZE | LZ4_CONTENT_CHECKSUM):
@@ -334,7 +347,7 @@ def _lz4_plain_frame(data: memoryview) -> tuple[BytesLike, int]:
 
 @lru_cache
 def lz4_header_checksum(descriptor: bytes) -> int:
-    """Return the checksum of an lz4 frame descriptor: one byte of the XXH32 (seed 0) of its fields."""
+    """Return the checksum of an lz4 frame descriptor, which is one byte of the XXH32 (seed 0) of its fields."""
     primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
     mask = 0xFFFFFFFF
 
@@ -357,7 +370,7 @@ def _zstd_compress(data: BytesLike, level: int | None) -> bytes:
 
     level = 1 if level is None else level
     compressors: dict[int, Any] = _local.__dict__.setdefault("compressors", {})
-    if level not in compressors:  # expensive to create, and not safe to share between threads
+    if level not in compressors:  # Compressors are expensive to create, and not safe to share between threads.
         compressors[level] = zstandard.ZstdCompressor(level=level)
     return compressors[level].compress(data)  # type: ignore[no-any-return]
 
@@ -398,7 +411,7 @@ def _zstd_decompress(data: memoryview, limit: int) -> bytes:
 
 
 def _zstd_contents(data: memoryview, frames: list[_ZstdFrame], limit: int) -> bytes:
-    # Reject frames by their stated sizes before decompressing any of them.
+    # Reject frames because of their stated sizes before any frame is decompressed.
     stated = sum(size for _, _, size, _ in frames if size > 0)
     if stated > limit:
         raise _too_large("zstd", limit, stated)
@@ -413,11 +426,12 @@ def _zstd_contents(data: memoryview, frames: list[_ZstdFrame], limit: int) -> by
 
 
 _ZstdFrame = tuple[int, int, int, int]
-"""Start and end of a frame in its payload, its content size (-1: not stated), and an upper bound of the content."""
+"""Start and end of a frame in its payload, its content size (-1 if not stated), and an upper bound of the content size.
+"""
 
 
 def _zstd_frames(data: memoryview) -> list[_ZstdFrame]:
-    """Find the frames of a payload, except skippable ones, up to its end or the first incomplete frame.
+    """Return the frames of a payload, except skippable frames, up to its end or up to the first incomplete frame.
 
     Kafka reads frames only as long as it needs more records, so it never reads corrupt bytes after the last record.
     """
@@ -449,9 +463,9 @@ def _zstd_is_skippable(data: memoryview, position: int) -> bool:
 
 
 def _zstd_frame(data: memoryview, start: int) -> _ZstdFrame:
-    """Return the frame at `start`, with an upper bound of its content: each block has up to 128 KiB.
+    """Return the frame at `start`, with an upper bound of its content size. Each block has at most 128 KiB.
 
-    Without the bound, a frame that does not state its content size would need a guess, and a retry if it is too small.
+    If a frame does not state its content size, the bound avoids a guess, and a retry if the guess is too small.
     """
     import zstandard
 
@@ -464,7 +478,7 @@ def _zstd_frame(data: memoryview, start: int) -> _ZstdFrame:
     while position + 3 <= end:
         header = int.from_bytes(data[position : position + 3], "little")
         nbytes = header >> 3
-        bound += min(nbytes, ZSTD_BLOCK) if header & 6 != 4 else ZSTD_BLOCK  # raw and RLE blocks have their size
+        bound += min(nbytes, ZSTD_BLOCK) if header & 6 != 4 else ZSTD_BLOCK  # A raw or RLE block has the stated size.
         position += 4 if header & 6 == 2 else 3 + nbytes
         if header & 1:
             position += 4 if data[start + 4] & ZSTD_CHECKSUM else 0
@@ -484,7 +498,7 @@ def _zstd_content(data: memoryview, frame: _ZstdFrame, limit: int) -> bytes:
     try:
         if size >= 0:
             return decompressor.decompress(content)  # type: ignore[no-any-return]
-        # One byte more than the limit distinguishes a frame that is too large from a corrupt one.
+        # One byte more than the limit distinguishes a frame that is too large from a corrupt frame.
         return decompressor.decompress(content, max_output_size=max(1, min(bound, limit + 1)))  # type: ignore[no-any-return]
     except zstandard.ZstdError as error:
         if bound > limit and "full frame" in str(error):

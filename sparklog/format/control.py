@@ -8,8 +8,9 @@ A control batch has the control bit set, no compression and base sequence -1. A 
 |       |                                         | 4 SNAPSHOT_FOOTER, 5 KRAFT_VERSION, 6 KRAFT_VOTERS        |
 | value | int16 version 0, int32 coordinator epoch | of ABORT and COMMIT                                      |
 
-Later versions only append fields, so the known fields are read regardless of the version. A batch whose records the
-cleaner removed has no type. This module does not use the kernels, because planners read markers and must not load them.
+Later versions only append fields, so the known fields are read regardless of the version. If the cleaner has removed
+the records of a batch, the batch has no type. This module does not use the kernels, because planners read markers and
+must not load the kernels.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ UNKNOWN = -1
 ABORT, COMMIT, LEADER_CHANGE, SNAPSHOT_HEADER, SNAPSHOT_FOOTER, KRAFT_VERSION, KRAFT_VOTERS = range(7)
 
 MARKER_BYTES = 78
-"""Size of a transaction marker as a coordinator writes it: a header and a record of 17 bytes."""
+"""Size of a transaction marker as written by a coordinator: a header and a record of 17 bytes."""
 _PLAIN_START = bytes.fromhex("20 00 00 00 08 0000")
-"""The first bytes of that record: length, attributes, both deltas, key length and key version. The type follows."""
+"""The first bytes of the record of a marker: length, attributes, both deltas, key length and key version. The type
+follows.
+"""
 _RECORD_BYTES = MARKER_BYTES - HEADER_BYTES
 _TYPE = struct.Struct(">h")
 
@@ -56,14 +59,19 @@ _VALUE = struct.Struct(">hi")
 
 @dataclass(frozen=True, slots=True)
 class ControlRecord:
-    """A control record: its type (`UNKNOWN` if a later Kafka wrote it), and the coordinator epoch of a marker."""
+    """A control record: its type (`UNKNOWN` if a later version of Kafka wrote it), and the coordinator epoch of a
+    marker.
+    """
 
     type: int
     coordinator_epoch: int | None = None
 
 
 def parse_control_type(key: bytes | None) -> int:
-    """Return the type in a control record's key, `UNKNOWN` if a later Kafka wrote it. `Corrupt` for an invalid key."""
+    """Return the type in the key of a control record, or `UNKNOWN` if a later version of Kafka wrote the record.
+
+    Raises `Corrupt` for an invalid key.
+    """
     if key is None or len(key) < _KEY.size:
         raise Corrupt(f"expected a control record key of at least 4 bytes, found {key.hex() if key else 'none'}")
     version, kind = _KEY.unpack_from(key)
@@ -73,7 +81,10 @@ def parse_control_type(key: bytes | None) -> int:
 
 
 def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
-    """Parse the key and value of a control record. `Corrupt` if either is too short or has a negative version."""
+    """Parse the key and value of a control record.
+
+    Raises `Corrupt` if either is too short or has a negative version.
+    """
     kind = parse_control_type(key)
     if kind not in (ABORT, COMMIT):
         return ControlRecord(kind)
@@ -90,10 +101,10 @@ def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecor
 def control_types(
     data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
 ) -> npt.NDArray[np.int8]:
-    """Return the type of each batch's first control record, int8[batches]; `headers` is of a scan of `data`.
+    """Return the type of the first control record of each batch, int8[batches]. `headers` is from a scan of `data`.
 
-    The type is `UNKNOWN` for an unknown type, a batch without records, and a batch that is not a control batch. Raises
-    `Corrupt`, with the position of the batch, if a record cannot be read. CRCs are not checked.
+    The type is `UNKNOWN` for an unknown type, for a batch without records, and for a batch that is not a control batch.
+    Raises `Corrupt`, with the position of the batch, if a record cannot be read. CRCs are not checked.
     """
     types = np.full(len(headers), UNKNOWN, np.int8)
     rows, records = _plain_markers(data, headers)
@@ -108,7 +119,7 @@ def control_types(
 def coordinator_epochs(
     data: BytesLike, headers: BatchHeaders, *, file: str | None = None, file_position: int = 0
 ) -> Int64Array:
-    """Return the coordinator epoch of each ABORT or COMMIT marker, -1 for all other batches, int64[batches].
+    """Return the coordinator epoch of each ABORT or COMMIT marker, and -1 for all other batches, int64[batches].
 
     Raises `Corrupt`, with the position of the batch, if a marker cannot be read. CRCs are not checked.
     """
@@ -125,9 +136,9 @@ def coordinator_epochs(
 
 
 def _plain_markers(data: BytesLike, headers: BatchHeaders) -> tuple[Int64Array, ByteArray]:
-    """Return the rows of the markers in the form that coordinators write, and their records, uint8[rows, 17].
+    """Return the rows of markers that have the form that coordinators write, and their records, uint8[rows, 17].
 
-    These have a fast path because half of the batches in a log of small transactions can be markers.
+    These markers have a fast path, because half of the batches in a log of small transactions can be markers.
     """
     rows = np.flatnonzero(
         headers.is_control & (headers.count > 0) & (headers.codec == 0) & (headers.size == MARKER_BYTES)
@@ -201,7 +212,7 @@ def end_txn_marker(
     coordinator_epoch: int,
     leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytes:
-    """Return the bytes of the marker of a committed or aborted transaction; `timestamp` in ms."""
+    """Return the bytes of the marker of a committed or aborted transaction. `timestamp` is in ms."""
     key, value = _KEY.pack(0, COMMIT if commit else ABORT), _VALUE.pack(0, coordinator_epoch)
     # Attributes and both deltas are 0. Zig-zag lengths below 64 have one byte each. There are no headers.
     body = bytes((0, 0, 0, 2 * len(key))) + key + bytes((2 * len(value),)) + value + b"\x00"

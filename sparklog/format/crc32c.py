@@ -1,7 +1,7 @@
 """CRC-32C, computed by the C extension of the `crc32c` package.
 
-When the package is imported, it looks up its own version, which loads `importlib.metadata`, `email` and `zipfile` and
-takes a third of the time that a small command may take. This module therefore loads the extension directly, and imports
+When the package is imported, it looks up its version. The lookup loads `importlib.metadata`, `email` and `zipfile`, and
+takes a third of the time that a small command may take. Therefore this module loads the extension directly, and imports
 the package only if the extension is not found.
 """
 
@@ -12,7 +12,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 
 Checksum = Callable[..., int]
-"""Takes bytes and, optionally, the CRC of the bytes before them."""
+"""Function of bytes and, optionally, the CRC of the bytes before them."""
 
 
 def _load() -> Checksum:

@@ -1,12 +1,12 @@
 """Decode record batches to columns: keys, values and headers as Arrow arrays, offsets and timestamps as numpy arrays.
 
 One kernel call decodes consecutive uncompressed batches directly from the input. Compressed batches are decoded in
-groups of about 1 MiB (`payloads`). Keys and values are written once, to the buffers of the final arrays.
+groups of about 1 MiB (`payloads`). Keys and values are written only once, to the buffers of the final arrays.
 
-The input bounds the memory. Uncompressed batches need at most twice their size and a few bytes per record; a batch has
+The input bounds the memory. Uncompressed batches need at most twice their size and a few bytes per record. A batch has
 at most one record per 7 bytes. A compressed batch may decompress to `compression.decompressed_limit` bytes, and all
-batches of a call to 1 GiB. One call can return less than 2 GiB of keys and less than 2 GiB of values, because Arrow's
-offsets have 32 bits; for more, decode fewer batches at a time.
+batches of a call may decompress to 1 GiB. One call can return less than 2 GiB of keys and less than 2 GiB of values,
+because Arrow's offsets have 32 bits. To decode more, decode fewer batches at a time.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ NOT_FIXED = -2
 class RecordColumns:
     """The n decoded records of m batches, in log order.
 
-    * `offset`, `timestamp`: int64[n]; timestamps in ms, with LogAppendTime that of the batch
+    * `offset`, `timestamp`: int64[n]; timestamps are in ms. With LogAppendTime, the timestamp is that of the batch
     * `key`, `value`: `pa.BinaryArray` of n rows, or None if not requested
-    * `headers`: array of `HEADERS_TYPE`, null for records without headers, or None if not requested
+    * `headers`: array of `HEADERS_TYPE`, with nulls for records without headers, or None if not requested
     * `batch_rows`: int64[m], number of decoded records of each batch
-    * `batch_time_type`: int8[m], timestamp type of each batch, -1 if it has no timestamps
+    * `batch_time_type`: int8[m], timestamp type of each batch, or -1 if the batch has no timestamps
     """
 
     offset: Int64Array
@@ -92,13 +92,13 @@ def decode(
 
     Args:
         data: the bytes that contain the batches.
-        headers: their headers, from a scan of `data`.
-        columns: the columns to decode, of `DECODABLE`; offset and timestamp are always decoded.
+        headers: the headers of the batches, from a scan of `data`.
+        columns: the columns of `DECODABLE` to decode. Offset and timestamp are always decoded.
         offset_shift: number to add to every offset.
         start_offset: skip records below this offset (after the shift).
         end_offset: skip records at or above this offset (after the shift).
-        select: bool[len(headers)], the batches to decode. Control batches are decoded like others unless excluded here.
-        append_time: timestamp (ms) of LogAppendTime batches, instead of their own.
+        select: bool[len(headers)], the batches to decode. Control batches are decoded unless `select` excludes them.
+        append_time: timestamp (ms) that replaces the timestamps of LogAppendTime batches.
         check_crc: verify the CRCs of the batches.
         location: where the data comes from, for error messages.
 
@@ -129,7 +129,7 @@ def decode(
 
 
 class _Sink:
-    """Columns that grow by groups of batches: numpy arrays that become Arrow buffers without a copy."""
+    """Columns that grow with each group of batches. They are numpy arrays that become Arrow buffers without a copy."""
 
     def __init__(
         self,
@@ -194,8 +194,8 @@ class _Sink:
     def _reserve(self, group: Payloads, records: int) -> None:
         """Reserve memory for a group.
 
-        The size of the group bounds that of its keys and values. The space for later groups is estimated from its
-        compression ratio.
+        The size of a group is an upper bound of the size of its keys and values. The space for later groups is
+        estimated from the compression ratio of the group.
         """
         state = self.state
         nbytes = int((group.stop - group.start).sum())
@@ -240,7 +240,7 @@ class _Sink:
 
 
 class _Cells:
-    """The buffers of one binary column: int32 offsets, bytes, and validity bits (1: valid)."""
+    """The buffers of one binary column: int32 offsets, bytes, and validity bits (1 for a valid cell)."""
 
     def __init__(self) -> None:
         self.offsets = np.zeros(1, np.int32)
@@ -260,11 +260,14 @@ class _Cells:
 
 
 MAX_ESTIMATE_BYTES = 256 << 20
-"""Maximum size to allocate from an estimate, which may be far off because it is based on a single group."""
+"""Maximum size to allocate because of an estimate, which may be inaccurate because it is based on a single group."""
 
 
 def _grow(array: npt.NDArray[Any], min_size: int, estimate: float = 0, fill: int | None = None) -> npt.NDArray[Any]:
-    """Return an array of at least `min_size` elements; if it must grow, it grows by at least half of its size."""
+    """Return an array of at least `min_size` elements.
+
+    If the array must grow, it grows by at least half of its size.
+    """
     size = len(array)
     if min_size <= size:
         return array
@@ -278,7 +281,7 @@ def _grow(array: npt.NDArray[Any], min_size: int, estimate: float = 0, fill: int
 
 
 def _as_strings(key: pa.Array) -> pa.StringArray:
-    """Return header keys as strings. Bytes that are not UTF-8 become U+FFFD, as in Kafka's clients."""
+    """Return header keys as strings. Bytes that are not valid UTF-8 become U+FFFD, as in Kafka's clients."""
     text = pa.Array.from_buffers(pa.string(), len(key), key.buffers())
     try:
         text.validate(full=True)

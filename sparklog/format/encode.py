@@ -1,9 +1,9 @@
 """Encode columns as record batches.
 
-One kernel call writes the records of all batches from the Arrow buffers to one buffer, with a region per partition and
-gaps for the headers. Then each batch is compressed, if requested, and gets its header and CRC-32C. Offsets count from 0
-in each slice. Producer id, producer epoch, sequence and leader epoch are -1: a commit assigns offsets and leader epoch
-(the CRC covers neither of them), and identifies the writer instead of the batches.
+One kernel call writes the records of all batches from the Arrow buffers to one buffer, which has a region per partition
+and gaps for the headers. Then each batch is compressed, if requested, and gets its header and CRC-32C. Offsets start at
+0 in each slice. Producer id, producer epoch, sequence and leader epoch are -1. A commit assigns offsets and the leader
+epoch, which the CRC does not cover. The commit also identifies the writer, so batches need no producer.
 
 Batches have about `batch_bytes` of uncompressed records. A batch whose stored size exceeds `max_message_bytes` is
 split.
@@ -42,11 +42,11 @@ from sparklog.format.record_batch import (
 
 MAX_BATCH_BYTES = 2**31 - 1
 RECORDS_PER_CRC = 16
-"""Combining a CRC costs about as much as writing this many records, both interpreted."""
+"""Combining a CRC takes about as much time as writing this many records, if both are interpreted."""
 ONE_PASS_BYTES = 64 << 10
-"""Up to this size, hashing the bytes again takes less time than combining two CRCs, interpreted."""
+"""Up to this size, hashing the bytes again takes less time than combining two CRCs, if both are interpreted."""
 _ALL = np.empty(0, np.int64)
-"""As `order`: all rows; as `lane_of`: a single lane for all rows."""
+"""An empty array, which as `order` means all rows, and as `lane_of` means a single lane for all rows."""
 _NONE_EXPLICIT = np.empty(0, np.uint8)
 
 
@@ -54,10 +54,10 @@ _NONE_EXPLICIT = np.empty(0, np.uint8)
 class EncodeOptions:
     """Options for batches to write.
 
-    * `codec`, `level`: compression; level None is the codec's default (gzip 6, lz4 fast, zstd 1)
-    * `batch_bytes`: target size of a batch's uncompressed records, in bytes
-    * `max_message_bytes`: Kafka's `max.message.bytes`, the maximum stored size of a batch, with its header, in bytes
-    * `log_append_time`: write LogAppendTime instead of CreateTime batches
+    * `codec`, `level`: compression; a level of None means the codec's default (gzip 6, lz4 fast, zstd 1)
+    * `batch_bytes`: target size of the uncompressed records of a batch, in bytes
+    * `max_message_bytes`: Kafka's `max.message.bytes`, the maximum stored size of a batch with its header, in bytes
+    * `log_append_time`: True to write LogAppendTime batches, False to write CreateTime batches
     """
 
     codec: str = "zstd"
@@ -86,16 +86,16 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """The encoded batches of a slice, and what a commit and an index record about them.
+    """The encoded batches of a slice, and the facts about them that a commit and an index record.
 
     * `buffers`: the bytes of the batches, in order
     * `positions`, `sizes`, `last_offsets`, `max_timestamps`: int64[batches]; positions and offsets are relative to the
       slice, timestamps are in ms
-    * `records`: number of records, equal to the number of offsets
-    * `min_ts`, `max_ts`: smallest and largest timestamp (ms), -1 if no record has one
+    * `records`: number of records, which equals the number of offsets
+    * `min_ts`, `max_ts`: smallest and largest timestamp (ms), or -1 if no record has a timestamp
     * `crc`: CRC-32C of all bytes
     * `content_bytes`: size of keys, values and headers
-    * `free_records`, `free_bytes`: number and content size of records without a key whose partition was not given
+    * `free_records`, `free_bytes`: number and content size of records that have no key and no explicit partition
     """
 
     buffers: list[memoryview | bytes]
@@ -123,10 +123,10 @@ class EncodedSlice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderRows:
-    """Rows to encode; the columns are those of `encode`.
+    """Rows to encode. The columns are those of `encode`.
 
-    * `partition`: non-negative partition of each row; None stands for partition 0
-    * `explicit`: bool[rows], True for rows whose partition the caller specified; None stands for False
+    * `partition`: non-negative partition of each row; None means partition 0 for all rows
+    * `explicit`: bool[rows], True for rows whose partition the caller specified; None means False for all rows
     """
 
     key: Column
@@ -146,14 +146,14 @@ def encode(
     order: npt.NDArray[Any] | None = None,
     options: EncodeOptions,
 ) -> EncodedSlice:
-    """Encode rows as record batches whose offsets count from 0.
+    """Encode rows as record batches whose offsets start at 0.
 
     Args:
-        key: binary-like column, None if all keys are null.
-        value: binary-like column, None if all values are null.
-        headers: column of `list<struct<key, value>>`, None if there are no headers.
-        timestamp: int64[rows], ms, -1 for none.
-        order: the rows to encode, in this order; None: all rows.
+        key: binary-like column, or None if all keys are null.
+        value: binary-like column, or None if all values are null.
+        headers: column of `list<struct<key, value>>`, or None if there are no headers.
+        timestamp: int64[rows], ms, -1 for rows without a timestamp.
+        order: the rows to encode, in this order, or None for all rows.
         options: compression and sizes.
 
     Raises:
@@ -173,11 +173,11 @@ def encode_partitions(
     *,
     options: EncodeOptions,
 ) -> dict[int, EncodedSlice]:
-    """Encode the rows of several partitions, and return a slice for each partition with rows, in ascending order.
+    """Encode the rows of several partitions. Return a slice for each partition with rows, in ascending order.
 
-    `partition` is the partition of each row, not negative; rows of a partition keep their order. This is about three
-    times as fast as one call of `encode` per partition with an `order`, because it reads rows in their order in memory.
-    The other arguments and errors are those of `encode`.
+    `partition` is the non-negative partition of each row. The rows of a partition stay in order. This is about three
+    times as fast as one call of `encode` with an `order` per partition, because the rows are read in their order in
+    memory. The other arguments and the errors are those of `encode`.
     """
     return dict(encode_rows([EncoderRows(key, value, headers, timestamp, partition)], options=options))
 
@@ -185,7 +185,7 @@ def encode_partitions(
 def encode_rows(rows: Sequence[EncoderRows], *, options: EncodeOptions) -> Iterator[tuple[int, EncodedSlice]]:
     """Yield the partitions and slices of several groups of rows, like `encode_partitions`.
 
-    The groups are not concatenated first, and each slice can be written and freed before the next one is compressed.
+    The groups are not concatenated first. Each slice can be written and freed before the next slice is compressed.
     """
     return _RowEncoder([_KernelRows.of(some) for some in rows]).slices(options)
 
@@ -204,7 +204,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _FinishedBatch:
-    """A finished batch. `uncovered_crc` is the CRC-32C of the bytes that its own CRC does not cover."""
+    """A complete batch. `uncovered_crc` is the CRC-32C of the bytes that the CRC of the batch does not cover."""
 
     parts: list[memoryview | bytes]
     size: int
@@ -264,7 +264,7 @@ class _RowEncoder:
         self.extra = 1 + 5 + 5 + (2 * span + 1).bit_length() // 7 + 1
 
     def only(self, lane: int, first: int, count: int) -> _RowEncoder:
-        """Return an encoder for rows `[first, first + count)` of a lane."""
+        """Return an encoder for the rows `[first, first + count)` of a lane."""
         parts: list[_KernelRows] = []
         for part in self.parts:
             rows = part.rows(lane)
@@ -274,12 +274,12 @@ class _RowEncoder:
         return _RowEncoder(parts)
 
     def write(self, target: int) -> tuple[ByteArray, list[_Draft], Int64Array]:
-        """Run the kernels and return their output, the batches ordered by lane, and the lane table.
+        """Run the kernels. Return their output, the batches ordered by lane, and the lane table.
 
         Batches have at most `target` bytes, including the header, unless a single record is larger.
         """
         lanes = self._measure()
-        # Two adjacent batches of a lane exceed the target together, which bounds the number of batches.
+        # Any two adjacent batches of a lane together exceed the target, which bounds the number of batches.
         room = lanes[:, kernels.LANE_BYTES]
         counts = np.minimum(lanes[:, kernels.LANE_ROWS], 2 * (room // max(1, target - HEADER_BYTES)) + 2)
         ends = np.cumsum(room + HEADER_BYTES * counts + SLACK)
@@ -326,9 +326,9 @@ class _RowEncoder:
     def _finish(
         self, out: memoryview, drafts: list[_Draft], offset: int, options: EncodeOptions
     ) -> Iterator[tuple[_FinishedBatch, int]]:
-        """Compress batches, write their headers and CRCs, and split those that are still too large.
+        """Compress batches, write their headers and CRCs, and split batches that are still too large.
 
-        `offset`: offset of the first row of each lane.
+        `offset` contains the offset of the first row of each lane.
         """
         lane, first = -1, 0
         for draft in drafts:
@@ -386,7 +386,9 @@ def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
 
 
 def _crc(batches: list[_FinishedBatch], buffers: list[memoryview | bytes], sizes: Int64Array) -> int:
-    """Return the CRC-32C of all bytes; if there are many, combine the CRC-32Cs of the batches instead of hashing."""
+    """Return the CRC-32C of all bytes. If there are many bytes, the CRC-32Cs of the batches are combined instead of
+    hashing.
+    """
     if int(sizes.sum()) <= ONE_PASS_BYTES:
         crc = 0
         for part in buffers:

@@ -1,25 +1,26 @@
 """Change the offsets, epochs and append times of batches in place, or remove records from batches.
 
-`rewrite_headers` changes headers in place. The CRC does not cover base offset and leader epoch. It does cover the
-append time (max timestamp of a LogAppendTime batch), so the CRC is corrected for the bits that change, without reading
-the batch. A batch with a wrong CRC still has a wrong one afterwards: corruption is not hidden.
+`rewrite_headers` changes headers in place. The CRC does not cover the base offset and the leader epoch. It covers the
+append time (the max timestamp of a LogAppendTime batch), so the CRC is corrected for the bits that change, without
+reading the batch. If the CRC of a batch is wrong before the change, it is also wrong after the change, so corruption is
+not hidden.
 
 `filter_batches` writes the same batches as Kafka's log cleaner (`MemoryRecords.filterTo`):
 
 | input batch                                   | output batch                                                  |
 |-----------------------------------------------|---------------------------------------------------------------|
 | dropped                                       | none                                                          |
-| no record is kept, marked to stay             | a header of 61 bytes, which keeps its offsets and producer    |
-| no record is kept, not marked to stay         | none                                                          |
-| all records are kept, no new delete horizon   | the same bytes                                                |
+| no record is retained, `empty` is True        | a header of 61 bytes, with the same offsets and producer      |
+| no record is retained, `empty` is False       | none                                                          |
+| all records are retained, no new delete horizon | the same bytes                                              |
 | otherwise                                     | rebuilt                                                       |
 
-A rebuilt batch keeps its base offset, last offset delta, codec, timestamp type, leader epoch and producer fields. Its
-records are unchanged except for their lengths, their attributes (unused, set to 0) and their timestamp deltas, because
-the base timestamp changes: to the new delete horizon, else the existing one, else the timestamp of the first record
-that is kept. With LogAppendTime the max timestamp stays, because it is the timestamp of all records; otherwise it
-becomes the largest timestamp of the records that are kept. Compressed batches are compressed again with the codec's
-default level.
+A rebuilt batch has the same base offset, last offset delta, codec, timestamp type, leader epoch and producer fields.
+Its records are unchanged, except for their lengths, their attributes (unused, set to 0) and their timestamp deltas. The
+deltas change because the base timestamp changes. The base timestamp is the new delete horizon, or the existing delete
+horizon, or the timestamp of the first retained record. With LogAppendTime, the max timestamp does not change, because
+it is the timestamp of all records. Otherwise it becomes the largest timestamp of the retained records. Compressed
+batches are compressed again with the default level of the codec.
 """
 
 from __future__ import annotations
@@ -72,21 +73,21 @@ def rewrite_headers(
     leader_epoch: int | Int64Array | None = None,
     append_time: int | Int64Array | None = None,
 ) -> BatchHeaders:
-    """Change header fields of the batches of `data` in place and return the new headers.
+    """Change header fields of the batches of `data` in place, and return the new headers.
 
-    Each change is a number for all batches, or an array of int64[len(headers)] with one for each batch. A -1 in
-    an array of epochs or times leaves the batch unchanged; the number -1 sets the field to "none".
+    Each change is a number for all batches, or an array of int64[len(headers)] with a value for each batch. If an array
+    of epochs or times contains -1 for a batch, the batch is not changed. The number -1 sets the field to "none".
 
     Args:
         data: writable bytes.
         headers: the batches to change, from a scan of `data`.
         offset_shift: number to add to base offsets.
         leader_epoch: new leader epoch.
-        append_time: new max timestamp (ms) of LogAppendTime batches; their CRCs are corrected.
+        append_time: new max timestamp (ms) of LogAppendTime batches. Their CRCs are corrected.
 
     Raises:
-        BadRequest: the data is read-only, a batch lies outside of it, an offset, epoch or time is out of range, or an
-            array has the wrong shape. Nothing has been changed.
+        BadRequest: the data is read-only, a batch is outside of the data, an offset, epoch or time is out of range, or
+            an array has the wrong shape. In these cases, nothing is changed.
     """
     source = as_bytes_array(data)
     if not source.flags.writeable and len(source):
@@ -126,7 +127,7 @@ def _column(name: str, given: int | Int64Array | None, n: int, low: int, high: i
 
 
 def _rows(value: int | Int64Array, values: Int64Array) -> Int64Array:
-    """Return the batches to change: all of them if `value` is a number for all batches."""
+    """Return the batches to change. If `value` is a number, these are all batches."""
     return np.arange(len(values)) if isinstance(value, int) else np.flatnonzero(values >= 0)
 
 
@@ -137,7 +138,7 @@ def _with(column: Int64Array, rows: Int64Array, values: Int64Array) -> Int64Arra
 
 
 def _shifted(headers: BatchHeaders, shift: Int64Array) -> Int64Array:
-    """Return the shifted base offsets. A sum that overflows is negative, except for that of two negative terms."""
+    """Return the shifted base offsets. If a sum overflows, the result is negative, unless both terms are negative."""
     base = headers.base_offset
     moved: Int64Array = base + shift
     beyond = moved > MAX_OFFSET - np.maximum(headers.last_offset_delta, 0)
@@ -174,9 +175,10 @@ _NO_BYTES = np.empty(0, np.uint8)
 class Filtered:
     """The k batches that `filter_batches` wrote.
 
-    * `data`: their bytes, back to back, in a new uint8 array; `headers`: their headers, with positions in `data`
-    * `min_ts`: int64[k], smallest timestamp (ms) of each batch's records, -1 if it has no records
-    * `source`: int64[k], ascending, row of the batch in the headers that were filtered
+    * `data`: the bytes of the batches, back to back, in a new uint8 array
+    * `headers`: the headers of the batches, with positions in `data`
+    * `min_ts`: int64[k], smallest timestamp (ms) of the records of each batch, or -1 if the batch has no records
+    * `source`: int64[k], ascending, row of each batch in the original headers
     """
 
     data: ByteArray
@@ -198,18 +200,18 @@ def filter_batches(
 ) -> Filtered:
     """Write the m batches of `data` with only some of their n records.
 
-    Messages of formats v0 and v1 become batches of format v2, whose offsets range from the first to the last record
-    that is kept. Messages of v0 get CreateTime without timestamps.
+    Messages of formats v0 and v1 become batches of format v2, whose offsets range from the first to the last retained
+    record. Messages of v0 become CreateTime batches without timestamps.
 
     Args:
         data: the batches.
-        headers: their headers, of a scan of `data`.
+        headers: the headers of the batches, from a scan of `data`.
         payloads: the uncompressed records of the same batches.
         fields: the positions and fields of these records.
-        keep: bool[n], the records to keep.
-        drop: bool[m], batches to drop even if some of their records are kept.
-        empty: bool[m], batches of which the header stays if no record is kept.
-        horizon: int64[m], delete horizon to set (ms), -1 for none.
+        keep: bool[n], the records to retain.
+        drop: bool[m], batches to drop even if some of their records are retained.
+        empty: bool[m], batches whose header is retained if no record is retained.
+        horizon: int64[m], delete horizon to set (ms), or -1 for none.
 
     Raises:
         BadRequest: the arrays do not belong together, or a batch would have 2 GiB or more.
@@ -257,7 +259,7 @@ def filter_batches(
 
 
 def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> BatchHeaders:
-    """Limit the offsets of messages of formats v0 and v1 to those of the records that are kept, as Kafka does."""
+    """Limit the offsets of messages of formats v0 and v1 to the offsets of their retained records, like Kafka."""
     rows = np.flatnonzero(keep & headers.is_legacy[fields.batch])
     batch, offset = fields.batch[rows], fields.offset[rows]
     edge = np.ones(len(batch) + 1, np.bool_)
@@ -270,7 +272,7 @@ def _narrowed(headers: BatchHeaders, fields: RecordFields, keep: BoolArray) -> B
 
 @dataclass(eq=False)
 class _Writer:
-    """Writes the batches of a plan. Compressed batches that change are first rebuilt and compressed separately."""
+    """Writes the batches of a plan. Compressed batches that change are rebuilt and compressed separately first."""
 
     data: ByteArray
     headers: BatchHeaders
@@ -296,7 +298,7 @@ class _Writer:
         return Filtered(out, headers, min_ts, source)
 
     def _write(self, plan: Int64Array, packed: ByteArray) -> ByteArray:
-        """Run the kernel for a plan and return its output, which has gaps for new headers."""
+        """Run the kernel for a plan, and return its output, which has gaps for new headers."""
         fields = self.fields
         action = plan[:, kernels.ACTION]
         room = np.select(
@@ -315,7 +317,9 @@ class _Writer:
         return out[:written]
 
     def _compress(self, rows: Int64Array) -> ByteArray:
-        """Rebuild and compress batches, each after a gap for its header, and change the plan to copy them."""
+        """Rebuild and compress batches, each after a gap for its header. Change the plan to copy the compressed
+        batches.
+        """
         if not len(rows):
             return _NO_BYTES
         plan = self.plan
@@ -357,7 +361,7 @@ class _Writer:
         )
 
     def _seal(self, out: ByteArray, headers: BatchHeaders, rows: Int64Array) -> None:
-        """Write the headers and CRCs of batches to `out`, and their CRCs to `headers.crc`."""
+        """Write the headers and CRCs of batches to `out`, and write the CRCs to `headers.crc`."""
         packed = np.zeros(len(rows), HEADER_DTYPE)
         for name in HEADER_DTYPE.names or ():
             if name not in ("length", "magic", "crc"):

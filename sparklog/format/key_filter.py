@@ -1,9 +1,10 @@
-"""Bloom filters of keys, which let a lookup skip the pieces of a slice that do not contain a key.
+"""Bloom filters of keys, which allow a lookup to skip the pieces of a slice that do not contain a key.
 
 A filter file is next to its data file (a sealed segment, or an append file that a merge wrote) and has the same name
-with the suffix `.bloom`. It is optional: flag 32 of a slice means that its filter was written. If the file is missing
-or corrupt, readers read the slice. A slice is divided into pieces of complete batches of at most `PIECE_BYTES`, or of a
-single larger batch, and each piece has its own filter. Integers are big-endian:
+with the suffix `.bloom`. Filter files are optional. Flag 32 of a slice means that a filter was written for the slice.
+If the filter file is missing or corrupt, readers read the slice. A slice is divided into pieces. A piece consists of
+complete batches with at most `PIECE_BYTES` bytes in total, or of a single larger batch. Each piece has its own filter.
+Integers are big-endian:
 
     | part    | size    | fields                                                                                |
     |---------|---------|---------------------------------------------------------------------------------------|
@@ -15,17 +16,18 @@ single larger batch, and each piece has its own filter. Integers are big-endian:
     |         |         | (of the piece's bytes), blocks u32, filter crc u32 (CRC-32C of the filter's blocks)   |
     | filters | 32 each | blocks, filter after filter: eight words of 32 bits, little-endian                    |
 
-Format version 1 has one filter per slice and no pieces: its table has the blocks and CRC of the filter instead of the
-last two fields.
+Format version 1 has one filter per slice and no pieces. Its table contains the blocks and the CRC of the filter instead
+of the last two fields.
 
 A filter is a split block Bloom filter, as in Parquet. The hash is the first word, unsigned, of SipHash-2-4 (128 bits)
-of the key with a secret of 16 zero bytes. The number of the block is the upper 32 bits of the hash, times `blocks`,
-shifted right by 32. In word i of the block one bit is set; its number is the highest five bits of (the lower 32 bits of
-the hash times `SALTS[i]`) mod 2^32.
+of the key with a secret of 16 zero bytes. The block number is the upper 32 bits of the hash, multiplied by `blocks` and
+shifted right by 32. One bit is set in each word of the block. In word i, the number of this bit is the highest five
+bits of (the lower 32 bits of the hash times `SALTS[i]`) mod 2^32.
 
-Kafka's murmur2 is not suitable: it determines the partition, so it has few values within a partition. A filter contains
-the keys of all records, including aborted and superseded ones, but not of control records and of records without a key.
-It has 16 to 32 bits per distinct key of the piece. The rate of false positives is about one per thousand absent keys.
+Kafka's murmur2 is not suitable, because it determines the partition, so it has few values within a partition. A filter
+contains the keys of all records, including aborted and superseded records. Control records and records without a key
+are not included. A filter has 16 to 32 bits per distinct key of the piece. The rate of false positives is about one per
+thousand absent keys.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ BLOCK_BYTES = 32
 PIECE_BYTES = 1 << 20
 BITS_PER_KEY = 16
 MAX_FILL = 0.4
-"""Share of bits that are set in a filter with about `BITS_PER_KEY` bits per key: 1 - (31/32)^16."""
+"""Fraction of the bits that are set in a filter with about `BITS_PER_KEY` bits per key: 1 - (31/32)^16."""
 RECORDS_PER_STEP = 1 << 18
 SAMPLED_RECORDS = 10_000
-"""A slice whose first records, this many, have no keys gets no filter."""
+"""If this many records at the beginning of a slice have no keys, the slice gets no filter."""
 HASHES_PER_STEP = 256
 
 HASH_KEY = HashKey(0, 0)
@@ -73,7 +75,7 @@ Bools = npt.NDArray[np.bool_]
 class FilterPiece:
     """A piece of a slice and its filter.
 
-    * `offset`: base offset in the header of the first batch, -1 if unknown (format version 1)
+    * `offset`: base offset in the header of the first batch, or -1 if unknown (format version 1)
     * `nbytes`, `crc`: size in bytes and CRC-32C of the batches
     * `words`: the blocks of the filter, uint32[blocks, 8]
     """
@@ -95,14 +97,18 @@ class FilterPiece:
         return False
 
     def is_contained_in(self, other: FilterPiece) -> bool:
-        """Return True if `other` is of the same bytes, and its filter, of the same size, contains all of these keys."""
+        """Return True if `other` describes the same bytes, and its filter has the same size and contains all keys of
+        this filter.
+        """
         same = (self.nbytes, self.crc) == (other.nbytes, other.crc) and other.offset in (-1, self.offset)
         return same and not (self.words & ~other.words).any()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyFilter:
-    """The filters of all pieces of a slice: `position` in its file, size in bytes and CRC-32C identify the slice."""
+    """The filters of all pieces of a slice. The position in the file, the size in bytes and the CRC-32C identify the
+    slice.
+    """
 
     position: int
     nbytes: int
@@ -110,7 +116,7 @@ class KeyFilter:
     pieces: tuple[FilterPiece, ...]
 
     def may_contain(self, hashes: Hashes) -> Bools:
-        """Return bool[pieces], False if no record of the piece has any of these keys."""
+        """Return bool[pieces], which is False for each piece in which no record has any of these keys."""
         return np.array([piece.may_contain(hashes) for piece in self.pieces], np.bool_)
 
 
@@ -126,7 +132,7 @@ def hashes_of(keys: Sequence[bytes]) -> Hashes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchKeys:
-    """The keys of m batches: their hashes with `HASH_KEY`, uint64[n, 2], and the number per batch, int64[m]."""
+    """The keys of m batches: their hashes with `HASH_KEY`, uint64[n, 2], and the number of keys per batch, int64[m]."""
 
     hashes: npt.NDArray[np.uint64]
     counts: Int64Array
@@ -152,12 +158,12 @@ class FilterBuilder:
         """Offset, size and CRC-32C of the current piece."""
         self._hashes: list[npt.NDArray[np.uint64]] = []
         self._words: Words | None = None
-        """The filter of the current piece if its size is known in advance; otherwise `_hashes` collects the keys."""
+        """The filter of the current piece if its size is known in advance. Otherwise `_hashes` collects the keys."""
         self._keys = self._records = 0
         self._failed = False
 
     def add(self, data: BytesLike, headers: BatchHeaders, keys: BatchKeys | None = None) -> None:
-        """Add batches, which must be adjacent in `data`; pass their keys if they are known.
+        """Add batches, which must be adjacent in `data`. `keys` contains their keys, if they are already known.
 
         If the records cannot be read, the slice gets no filter. This is not an error, because the writer only copies
         the batches.
@@ -207,7 +213,7 @@ class FilterBuilder:
         return BatchKeys(np.concatenate(hashes), counts)
 
     def _room(self) -> int:
-        """Return the remaining space in the current piece in bytes."""
+        """Return the remaining space in the current piece, in bytes."""
         row = len(self._pieces)
         return (self._template[row].nbytes if row < len(self._template) else PIECE_BYTES) - self._nbytes
 
@@ -225,7 +231,8 @@ class FilterBuilder:
         if words is None:
             hashes, self._hashes = np.concatenate(self._hashes), []
             blocks = -(-len(hashes) * BITS_PER_KEY // (8 * BLOCK_BYTES))
-            # Round up to a multiple of a power of two, by at most an eighth, so that it can be halved if keys repeat.
+            # Round up to a multiple of a power of two, by at most an eighth, so that the filter can be halved if keys
+            # repeat.
             step = 1 << max(0, blocks.bit_length() - 4)
             words = np.zeros((-(-blocks // step) * step, 8), np.uint32)
             _fill(words, hashes)
@@ -234,7 +241,9 @@ class FilterBuilder:
         self._nbytes = self._crc = 0
 
     def finish(self, position: int, nbytes: int, crc: int) -> KeyFilter | None:
-        """Return the filters of the slice at `position` of its file, None if it has no keys or cannot be read."""
+        """Return the filters of the slice at `position` of its file, or None if the slice has no keys or cannot be
+        read.
+        """
         if self._nbytes and not self._failed:
             self._end_piece()
         if self._failed or not self._keys:
@@ -286,7 +295,9 @@ def encode_filters(filters: Sequence[KeyFilter]) -> bytes:
 
 
 def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, ...]:
-    """Return the filters of a file. `Corrupt` if it is damaged, `BadRequest` if its version is unknown."""
+    """Return the filters of a file. Raises `Corrupt` if the file is damaged, and `BadRequest` if its version is
+    unknown.
+    """
     if len(data) < HEADER.size + CRC.size:
         raise Corrupt(f"expected a filter file, found {len(data)} bytes", file=file, position=0)
     magic, version, count = HEADER.unpack_from(data)

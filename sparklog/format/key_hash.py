@@ -1,12 +1,13 @@
 """Hash record keys: with SipHash for compaction, and with Kafka's murmur2 to choose partitions.
 
 **SipHash-2-4** with 128 bits of output (Aumasson and Bernstein) is a keyed hash. Compaction requires that different
-keys have different hashes. With 128 bits, an accidental collision is practically impossible for any number of keys. A
-secret hash key, chosen anew for each run, prevents whoever chooses the record keys from causing a collision on purpose.
+keys have different hashes. With 128 bits, an accidental collision is practically impossible for any number of keys.
+Each run uses a new secret hash key. Without this secret, a client that chooses the record keys could cause a collision
+on purpose.
 
-**murmur2** with Kafka's seed determines the partition of a key that is not null (an empty key counts as a key), as in
-Kafka's default partitioner: `partition = (murmur2(key) & 0x7fffffff) mod partitions`. Note that this is not the
-absolute value, and that Spark's `hash` is murmur3.
+**murmur2** with Kafka's seed determines the partition of a key that is not null, as in Kafka's default partitioner:
+`partition = (murmur2(key) & 0x7fffffff) mod partitions`. An empty key is also hashed. Note that the mask does not
+compute the absolute value, and that Spark's `hash` is murmur3.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class HashKey:
 
     @classmethod
     def of(cls, secret: bytes) -> HashKey:
-        """Create a key from 16 bytes, little-endian as in the algorithm. `BadRequest` for another length."""
+        """Create a hash key from 16 bytes, little-endian as in the algorithm.
+
+        Raises `BadRequest` for another length.
+        """
         if len(secret) != _WORDS.size:
             raise BadRequest(f"a hash key must have 16 bytes, found {len(secret)}")
         return cls(*_WORDS.unpack(secret))
@@ -46,7 +50,7 @@ def key_hashes(
 ) -> npt.NDArray[np.uint64]:
     """Return the SipHash of each key `data[key_start : key_start + key_length]` as two words, uint64[n, 2].
 
-    The hash of a null key (negative length) is zero. Raises `BadRequest` if a key lies outside of the data.
+    The hash of a null key (negative length) is zero. Raises `BadRequest` if a key is outside of the data.
     """
     if len(key_start) != len(key_length):
         raise BadRequest(f"expected as many key lengths as positions, found {len(key_length)} and {len(key_start)}")
@@ -61,10 +65,10 @@ def key_hashes(
 
 
 def partition_for_key(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each key by Kafka's default partitioner, int32[n], -1 for a null key."""
+    """Return the partition of each key according to Kafka's default partitioner, int32[n], or -1 for a null key."""
     if partitions <= 0:
         raise BadRequest(f"a topic must have at least one partition, found {partitions}")
     out = np.empty(len(array), np.int32)
-    columns = KernelColumns(array)  # keeps the array alive
+    columns = KernelColumns(array)  # This keeps the array alive.
     murmur2_cells.sized(len(out))(columns.table[0], partitions, out)
     return out

@@ -11,12 +11,12 @@ import numpy.typing as npt
 def new_array(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an uninitialized array from Arrow's memory pool.
 
-    The pool reuses large blocks. Getting new pages from the operating system takes more time than filling them.
+    The pool reuses large blocks. Requesting new pages from the operating system takes more time than filling them.
     """
     kind = np.dtype(dtype)
     if length == 0:
         return np.empty(0, kind)
-    # Imported here because planners import this module without allocating arrays.
+    # Import pyarrow lazily, because planners import this module without allocating arrays.
     import pyarrow as pa
 
     return np.frombuffer(pa.allocate_buffer(length * kind.itemsize), kind)

@@ -1,9 +1,11 @@
-"""A hash map from keys to offsets: for the log cleaner, the highest offset of each key in the dirty part of a log.
+"""A hash map from keys to offsets. The log cleaner uses it to find the highest offset of each key in the dirty part of
+a log.
 
 It corresponds to Kafka's OffsetMap. `sparklog.log.read.latest_by_key` uses it to find the latest record of each key.
 
 The map stores a 128-bit keyed hash of each key (see `sparklog.format.key_hash`), not the key. It uses linear probing,
-starting at slot `(upper half of the first hash word) * slots >> 32`, in one array of slots of three int64:
+starting at slot `(upper half of the first hash word) * slots >> 32`, in one array of slots. A slot consists of three
+int64:
 
 | word | meaning                                                                                             |
 |-----:|-----------------------------------------------------------------------------------------------------|
@@ -11,11 +13,11 @@ starting at slot `(upper half of the first hash word) * slots >> 32`, in one arr
 |    1 | second half                                                                                         |
 |    2 | offset + 1; 0 in an empty slot, so that a new map is all zeros and unused pages take no memory      |
 
-Kafka's slots have the same 24 bytes, so a buffer has room for the same number of keys. Like Kafka, filling stops when
-`slots * load factor` slots are used and another record with a key follows, even if the map contains that key already.
-This determines where a cleaning pass ends and therefore the new cleaner checkpoint.
+Kafka's slots have the same 24 bytes, so a buffer of the same size contains the same number of keys. Like Kafka, filling
+stops when `slots * load factor` slots are used and another record with a key follows, even if the map already contains
+that key. This determines where a cleaning pass ends, and therefore the new cleaner checkpoint.
 
-In a table of a few hundred megabytes nearly every lookup misses the CPU caches and waits for memory. Prefetching the
+In a table of a few hundred megabytes, nearly every lookup misses the CPU caches and waits for memory. Prefetching the
 slot of a later key hides most of this latency. If only an upper bound of the number of keys is known, the map starts
 with a small table, because most logs have far fewer keys than records.
 """
@@ -45,11 +47,14 @@ SLOT_BYTES = 24
 MAX_SLOTS = 2**31 - 1
 _MIN_SLOTS = 1024
 _FIRST_SHARE = 16
-"""Divisor: the first table of a growing map has 1/16 of the slots that may be needed."""
+"""Divisor for the size of the first table: the first table of a growing map has 1/16 of the slots that may be needed.
+"""
 _GROWTH = 4
 _CALL_KEYS = 1 << 30
 AHEAD = 16
-"""Keys to prefetch ahead: enough to hide the memory latency, few enough to stay in the cache."""
+"""Number of keys to prefetch ahead. It is large enough to hide the memory latency, and small enough to stay in the
+cache.
+"""
 
 Int64s = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -63,7 +68,7 @@ def first_slot(hash_at: int, slots: int) -> int:
 
 @kernel(INT(INT64, INT64_IN, INT64_IN, INT, INT))
 def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) -> int:
-    """Set the offset of each key, and stop at the first key after the map has reached `limit` entries.
+    """Set the offset of each key. Stop at the first key after the map has reached `limit` entries.
 
     `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n]. Returns the number of keys that were set in the
     lower 32 bits, and the number of new entries in the upper 32 bits.
@@ -98,7 +103,7 @@ def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) ->
 
 @kernel(VOID(INT64_IN, INT64_IN, INT64))
 def get_keys(table: Any, hashes: Any, offsets: Any) -> None:
-    """Write the offset of each key to `offsets`, -1 if it is absent.
+    """Write the offset of each key to `offsets`, or -1 if the key is absent.
 
     `table` int64[3 * slots], `hashes` int64[2 * n], `offsets` int64[n].
     """
@@ -122,9 +127,9 @@ def get_keys(table: Any, hashes: Any, offsets: Any) -> None:
 
 @kernel(VOID(INT64_IN, INT64))
 def move_keys(table: Any, larger: Any) -> None:
-    """Move the keys of a table to a larger, empty one.
+    """Move the keys of a table to a larger, empty table.
 
-    Keys have the same order in both, so both tables are traversed sequentially.
+    Keys have the same order in both tables, so both tables are traversed sequentially.
     """
     slots = len(larger) // 3
     source, start = address(table), address(larger)
@@ -149,11 +154,11 @@ def slot_count(nbytes: int) -> int:
 
 
 class OffsetMap:
-    """A map from keyed hashes to offsets with room for `slots * load_factor` keys.
+    """A map from keyed hashes to offsets, for at most `slots * load_factor` keys.
 
-    `expected`: the maximum number of keys to come, if known, so that a small log does not need the memory of a large
-    map. If there are more keys after all, the map is full earlier. The table grows with the keys; while it is copied,
-    memory for a quarter more is needed. Raises `BadRequest` if the map has no room for a key.
+    `expected` is the maximum number of keys to expect, if known, so that a small log does not need the memory of a
+    large map. If there are more keys, the map is full earlier. The table grows with the number of keys. While the table
+    is copied, a quarter more memory is needed. Raises `BadRequest` if the map is too small for a single key.
     """
 
     def __init__(self, slots: int, load_factor: float = 0.9, expected: int | None = None) -> None:
@@ -170,7 +175,7 @@ class OffsetMap:
         self.slots = slots
         self._load_factor = load_factor
         self.limit = limit if capacity == slots else min(limit, capacity - 1)
-        # At least one slot must stay empty, because it ends the probe for an absent key.
+        # At least one slot must be empty, because an empty slot ends the probe for an absent key.
         self._max_slots = max(capacity, self.limit + 1)
         first = self._max_slots
         if expected is not None:
@@ -178,7 +183,7 @@ class OffsetMap:
         self._table: Int64s = np.zeros(3 * first, np.int64)
         self._entries = 0
         self.latest_offset = -1
-        """Offset up to which the log was added to the map; `advance` moves it past records without keys."""
+        """The offset up to which the log has been added to the map. `advance` increases it for records without keys."""
 
     def __len__(self) -> int:
         return self._entries
@@ -192,10 +197,10 @@ class OffsetMap:
         return self._table.nbytes
 
     def put(self, hashes: Hashes, offsets: Int64s) -> int:
-        """Set the offsets of keys, in order; a later offset of a key replaces an earlier one.
+        """Set the offsets of keys, in order. A later offset of a key replaces an earlier offset.
 
-        `hashes` is uint64[n, 2], `offsets` int64[n], not negative. Returns the number of keys that were set: fewer than
-        n if the map was full before the next key. Raises `BadRequest` if the arrays differ in length.
+        `hashes` is uint64[n, 2], and `offsets` is int64[n], not negative. Returns the number of keys that were set. The
+        number is below n if the map was full before the next key. Raises `BadRequest` if the arrays differ in length.
         """
         words, offsets = _words(hashes), np.ascontiguousarray(offsets, np.int64)
         if len(words) != 2 * len(offsets):
@@ -219,7 +224,7 @@ class OffsetMap:
 
     @property
     def _growth_limit(self) -> int:
-        """The number of keys above which the table grows or, at its maximum size, is full."""
+        """The number of keys above which the table grows. At the maximum size of the table, the map is full instead."""
         slots = len(self._table) // 3
         return self.limit if slots == self._max_slots else min(self.limit, slots // 2)
 
@@ -229,7 +234,7 @@ class OffsetMap:
         self._table = larger
 
     def grown(self, more: int) -> OffsetMap:
-        """Return a map with the same keys, at least twice the slots, and room for `more` further keys."""
+        """Return a map with the same keys, at least twice as many slots, and space for `more` further keys."""
         required = int((self._entries + more) / self._load_factor) + 1
         larger = OffsetMap(max(2 * self.slots, required), self._load_factor)
         move_keys(self._table, larger._table)
@@ -237,11 +242,11 @@ class OffsetMap:
         return larger
 
     def advance(self, offset: int) -> None:
-        """Record that the log up to `offset` was added."""
+        """Record that the log up to `offset` has been added."""
         self.latest_offset = max(self.latest_offset, offset)
 
     def get(self, hashes: Hashes) -> Int64s:
-        """Return the offset of each key, int64[n], -1 if it is absent. `hashes` is uint64[n, 2]."""
+        """Return the offset of each key, int64[n], or -1 if the key is absent. `hashes` is uint64[n, 2]."""
         offsets = np.empty(len(hashes), np.int64)
         get_keys(self._table, _words(hashes), offsets)
         return offsets

@@ -1,8 +1,8 @@
-"""Uncompressed records of batches, in format v2 whatever the codec and format of the batches, and their positions.
+"""The uncompressed records of batches, always in format v2, regardless of the codec and the format of the batches.
 
-All code that reads records starts here: `decode` converts them to columns, `record_fields` locates them for code that
-keeps or drops records without reading their values, and `filter_batches` writes some of them again. Only this module
-decompresses batches and converts messages of formats v0 and v1 to records of format v2.
+All code that reads records starts here. `decode` converts the records to columns. `record_fields` locates the records
+for code that retains or drops records without reading their values. `filter_batches` writes some of the records again.
+Only this module decompresses batches and converts messages of formats v0 and v1 to records of format v2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LEGACY = 2
 _NOT_DECOMPRESSED = "the batch cannot be decompressed: {}"
 _CROWDED = "{} records do not fit into the batch"
 TOGETHER_BYTES = 16 << 20
-"""Size of the groups that `payloads` decompresses; it concatenates several groups afterwards."""
+"""Size of the groups that `payloads` decompresses. Several groups are concatenated afterwards."""
 
 
 def payloads(
@@ -58,7 +58,7 @@ def payloads(
     Raises:
         Corrupt: a header has invalid fields, a CRC does not match, or a payload cannot be decompressed or exceeds
             `compression.decompressed_limit`.
-        BadRequest: the records have more than 1 GiB in total; pass fewer batches.
+        BadRequest: the records have more than 1 GiB in total. Pass fewer batches.
     """
     source = as_bytes_array(data)
     location = DataLocation(file, file_position)
@@ -89,9 +89,9 @@ def payloads(
 def payload_groups(
     data: ByteArray, headers: BatchHeaders, location: DataLocation, *, group_bytes: int = GROUP_BYTES
 ) -> Iterator[Payloads]:
-    """Yield the records of adjacent batches of the same kind, compressed ones in groups of about `group_bytes`.
+    """Yield the records of adjacent batches of the same kind. Compressed batches are grouped to about `group_bytes`.
 
-    Payloads of batches without records are ignored. Raises `Corrupt` and `BadRequest` as `payloads` does.
+    Payloads of batches without records are ignored. Raises `Corrupt` and `BadRequest` like `payloads`.
     """
     kind = ((headers.codec != 0) & (headers.count > 0)).astype(np.int8)
     kind[headers.is_legacy] = _LEGACY
@@ -142,14 +142,17 @@ def _group(out: ByteArray, edges: list[int], first: int, stored: int) -> Payload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordFields:
-    """The positions and fields of n records of m batches, in log order, one array per field; 50 bytes per record.
+    """The positions and fields of n records of m batches, in log order. Each field is an array. A record takes 50
+    bytes.
 
-    * `batch`: int32[n], row of the record's batch in the headers; `batch_rows`: int64[m], records of each batch
+    * `batch`: int32[n], row of the record's batch in the headers
+    * `batch_rows`: int64[m], number of records of each batch
     * `offset`: int64[n]
-    * `timestamp`: int64[n], ms, as written (base + delta); with LogAppendTime, the batch's max timestamp applies
+    * `timestamp`: int64[n], ms, base plus delta; with LogAppendTime, the max timestamp of the batch applies instead
     * `start`, `end`: int64[n], position of the record, including its length field, in `Payloads.data`
     * `has_key`, `has_value`: bool[n]
-    * `key_start`: int64[n], in `Payloads.data`; `key_length`: int32[n], -1 for a null key
+    * `key_start`: int64[n], position of the key in `Payloads.data`
+    * `key_length`: int32[n], -1 for a null key
     """
 
     batch: npt.NDArray[np.int32]
@@ -179,8 +182,8 @@ def record_fields(
         file_position: position in the file of the first byte of the data that was scanned, for error messages.
 
     Raises:
-        Corrupt: a record does not fit into its batch, the fields of a record do not end where its length says, offsets
-            do not increase or leave the range of their batch, or a batch continues after its last record.
+        Corrupt: a record does not fit into its batch, the fields of a record do not match its length, offsets do not
+            increase or leave the range of their batch, or a batch continues after its last record.
         BadRequest: `payloads` and `headers` do not belong together.
     """
     if len(payloads) != len(headers):
@@ -207,7 +210,8 @@ def record_fields(
 
 
 def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> Int64Array:
-    """Check the records of one batch, whose offsets count from 0. `stored`: all bytes after its header; times in ms.
+    """Check the records of one batch, whose offsets start at 0. `stored` contains all bytes after its header; times are
+    in ms.
 
     Returns the smallest and the largest non-negative timestamp (-1 if there is none), the smallest timestamp other than
     -1 (2^63 - 1 if there is none), and the number of records without a key. `count` must not be 0.
@@ -245,7 +249,7 @@ def check_fit(payloads: Payloads, headers: BatchHeaders, location: DataLocation)
 def record_error(
     code: int, state: Int64Array, payloads: Payloads, headers: BatchHeaders, location: DataLocation
 ) -> Corrupt:
-    """Return the error for the code and the state of a kernel that reads records."""
+    """Return the error for the error code and the state of a kernel that reads records."""
     row = int(state[kernels.ERROR_BATCH])
     batch = payloads.first + row
     plain = payloads.plain or int(headers.codec[batch]) == 0

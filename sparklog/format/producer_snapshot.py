@@ -1,4 +1,4 @@
-"""`.snapshot` files: the state of a partition's producers at an offset, which is the name of the file.
+"""`.snapshot` files: the state of the producers of a partition at an offset, which is the name of the file.
 
 | bytes | field                 | meaning                                                                    |
 |------:|-----------------------|----------------------------------------------------------------------------|
@@ -15,9 +15,9 @@
 |     4 | coordinatorEpoch      | of its last marker, -1: none                                               |
 |     8 | currentTxnFirstOffset | first offset of its open transaction, -1: none                             |
 
-Integers are big-endian. Kafka accepts entries in any order, because it writes them in the order of a hash map; this
-module orders them by producer id. A broker that has a snapshot reads the log only from its offset on to recover the
-producers.
+Integers are big-endian. Kafka accepts entries in any order, because it writes them in the order of a hash map. This
+module sorts entries by producer id. If a broker has a snapshot, it recovers the producers by reading the log only from
+the snapshot's offset on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENTRY = struct.Struct(">qhiqiqiq")
 
 @dataclass(frozen=True, slots=True)
 class ProducerEntry:
-    """The state of a producer; the fields are those of the table above, in the same order."""
+    """The state of a producer. The fields are those of the table in the module docstring, in the same order."""
 
     producer_id: int
     producer_epoch: int

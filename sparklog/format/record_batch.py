@@ -1,4 +1,4 @@
-"""Headers of Kafka record batches (magic 2): constants, a class to write one header, and columns to read many.
+"""Headers of Kafka record batches (magic 2): constants, a class to write one header, and columns to read many headers.
 
 A batch is a 61-byte header followed by its records, uncompressed or as one compressed stream. All integers are
 big-endian.
@@ -20,8 +20,8 @@ big-endian.
 |  57 |    4 | record count         | yes    | 0 in a batch whose records were all removed by the cleaner      |
 
 The CRC does not cover the fields before it, so a log can assign offsets and epochs without computing the CRC again.
-Messages of formats v0 and v1 (magic 0 and 1) count as batches, too: see `sparklog.format.legacy.old_messages`. This
-module imports only numpy, because planners import it.
+Messages of formats v0 and v1 (magic 0 and 1) are also represented as batches (see
+`sparklog.format.legacy.old_messages`). This module imports only numpy, because planners import it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import crc32c
 
 BytesLike: TypeAlias = Any
-"""Anything with a contiguous buffer of bytes: bytes, memoryview, uint8 array, pyarrow.Buffer, mmap."""
+"""An object with a contiguous buffer of bytes: bytes, memoryview, uint8 array, pyarrow.Buffer or mmap."""
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -50,9 +50,9 @@ LOG_OVERHEAD = 12
 CRC_START = 21
 MAGIC_POSITION = 16
 MIN_SIZE_FIELD = 14
-"""The smallest size field of any format (magic 0 without key and value)."""
+"""The smallest size field of all formats (magic 0 without key and value)."""
 MIN_RECORD_BYTES = 7
-"""Length, attributes, two deltas, two lengths, header count: one byte each."""
+"""One byte each for length, attributes, two deltas, two lengths and the header count."""
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME_BIT = 0x08
@@ -100,9 +100,9 @@ _CRC_STRUCT = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The fields of one header as stored in the batch; `size` is the size of the entire batch in bytes.
+    """The fields of a header as stored in the batch. `size` is the size of the entire batch in bytes.
 
-    A header with a `magic` other than 2 is of a message of an old format; such messages are only read.
+    If `magic` is not 2, the header is that of a message of an old format. Such messages are only read.
     """
 
     base_offset: int
@@ -120,14 +120,14 @@ class BatchHeader:
     magic: int = MAGIC
 
     def pack_into(self, batch: memoryview) -> int:
-        """Write the header to the first 61 bytes of a complete batch, with its size and CRC; return the CRC."""
+        """Write the header, with its size and CRC, to the first 61 bytes of a complete batch. Return the CRC."""
         self._pack_fields(batch, batch.nbytes)
         crc: int = crc32c.crc32c(batch[CRC_START:])
         _CRC_STRUCT.pack_into(batch, MAGIC_POSITION + 1, crc)
         return crc
 
     def pack_header(self, payload: BytesLike) -> tuple[bytes, int]:
-        """Return the 61 bytes of the header of a batch with `payload`, and their CRC field."""
+        """Return the 61 bytes of the header of a batch with `payload`, and the CRC in the header."""
         header = bytearray(HEADER_BYTES)
         self._pack_fields(header, HEADER_BYTES + memoryview(payload).nbytes)
         crc: int = crc32c.crc32c(payload, crc32c.crc32c(memoryview(header)[CRC_START:]))
@@ -147,14 +147,15 @@ class BatchHeader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchHeaders:
-    """Headers of consecutive batches, one array of int64[len(self)] per field.
+    """Headers of consecutive batches. Each field is an array of int64[len(self)].
 
-    `position` is the position of each batch in the scanned data, `size` its size in bytes. `end` is the position where
-    the scan stopped, and `stop` is the cause: "end" (of the data), "partial" (the last batch is cut off), "zeros" (the
-    end of a preallocated file) or "corrupt" (`reason` has the details). Selecting rows does not change these three.
+    `position` is the position of each batch in the scanned data, and `size` is its size in bytes. `end` is the position
+    where the scan stopped, and `stop` is the cause: "end" (of the data), "partial" (the last batch is incomplete),
+    "zeros" (the end of a preallocated file) or "corrupt" (`reason` contains the details). Selecting rows does not
+    change `end`, `stop` and `reason`.
 
     `magic` (int8[len(self)]) is None if all batches have magic 2. Rows of magic 0 and 1 are messages, which have no
-    batch header; base offset and count are those of the records in the message.
+    batch header. The base offset and the count of such a row are those of the records in the message.
     """
 
     position: Int64Array
@@ -189,7 +190,7 @@ class BatchHeaders:
 
     @property
     def codec(self) -> Int64Array:
-        """Codec number: index into `CODECS`; 5 to 7 are invalid."""
+        """The codec number, which is an index into `CODECS`. Numbers 5 to 7 are invalid."""
         return self.attributes & CODEC_MASK
 
     @property
@@ -233,7 +234,7 @@ class BatchHeaders:
 
     @property
     def last_sequence(self) -> Int64Array:
-        """Sequence number of the last offset, -1 if there is none; sequence numbers wrap from 2^31 - 1 to 0."""
+        """The sequence number of the last offset, or -1 if there is none. Sequence numbers wrap from 2^31 - 1 to 0."""
         wrapped = (self.base_sequence + self.last_offset_delta) & MAX_SEQUENCE
         return np.where(self.base_sequence == NO_SEQUENCE, NO_SEQUENCE, wrapped)
 
@@ -244,7 +245,7 @@ COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "s
 
 @dataclass(frozen=True)
 class DataLocation:
-    """Where data comes from, for error messages: byte `file_position` of `file`; `shift` is added to offsets."""
+    """The location of data, for error messages: byte `file_position` of `file`. `shift` is added to offsets."""
 
     file: str | None = None
     file_position: int = 0
@@ -253,7 +254,9 @@ class DataLocation:
     def corrupt(
         self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, byte: int = 0
     ) -> Corrupt:
-        """Return an error for `batch`; `byte` is a position in it, `offset` a log offset before the shift."""
+        """Return an error for `batch`. `byte` is a position in the batch, and `offset` is a log offset before the
+        shift.
+        """
         base = int(headers.base_offset[batch]) if offset is None else offset
         position = int(headers.position[batch]) + byte + self.file_position
         return Corrupt(message, file=self.file, position=position, offset=base + self.shift)
@@ -284,13 +287,13 @@ class Payloads:
 
 
 def as_bytes_array(data: BytesLike) -> ByteArray:
-    """Return `data` as a uint8 array without a copy (read-only if `data` is)."""
+    """Return `data` as a uint8 array without a copy. The array is read-only if `data` is read-only."""
     view = memoryview(data)
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
 def join_parts(parts: Iterable[bytes], group_bytes: int = GROUP_BYTES) -> Iterator[Payloads]:
-    """Concatenate adjacent parts to groups of about `group_bytes`; `first` and `last` of a group are indices of parts.
+    """Concatenate adjacent parts to groups of about `group_bytes`. `first` and `last` of a group are indices of parts.
 
     Raises `BadRequest` if the parts have more than `CALL_LIMIT` bytes in total.
     """

@@ -1,6 +1,6 @@
-"""`.index` and `.timeindex` files: the sparse indexes by offset and by timestamp that Kafka has for each segment.
+"""`.index` and `.timeindex` files: the sparse indexes by offset and by timestamp that Kafka maintains for each segment.
 
-An `.index` file consists of entries of 8 bytes, without a header or checksum. Integers are big-endian; offsets and
+An `.index` file consists of entries of 8 bytes, without a header or checksum. Integers are big-endian. Offsets and
 positions strictly increase:
 
 | bytes | field          | meaning                                                                    |
@@ -8,22 +8,22 @@ positions strictly increase:
 |     4 | relativeOffset | last offset of the indexed batch - base offset of the segment, 0..2^31-1   |
 |     4 | position       | where that batch **starts** in the `.log`                                  |
 
-An entry has the *last* offset of its batch, so that the batch of the greatest entry <= target never begins after the
-target. A batch gets an entry if it starts more than `index.interval.bytes` after the previous indexed batch, or after
-position 0 if there is none. The first batch of a segment therefore never has an entry, and no entry has position 0, so
-the zeros of a file that a running broker has preallocated mark its end.
+An entry contains the *last* offset of its batch, so that the batch of the greatest entry <= target never begins after
+the target. A batch gets an entry if it starts more than `index.interval.bytes` after the previous indexed batch, or
+after position 0 if there is none. Therefore the first batch of a segment never has an entry, and no entry has position
+0. A running broker preallocates the file, so zeros mark the end of its entries.
 
-A `.timeindex` file consists of entries of 12 bytes. Timestamps strictly increase (a batch that does not raise the
-maximum adds no entry), and offsets do not decrease:
+A `.timeindex` file consists of entries of 12 bytes. Timestamps strictly increase, because a batch that does not raise
+the maximum does not add an entry. Offsets do not decrease:
 
 | bytes | field          | meaning                                                                                     |
 |------:|----------------|---------------------------------------------------------------------------------------------|
 |     8 | timestamp      | greatest timestamp in the segment up to the batch that got an index entry (ms)              |
 |     4 | relativeOffset | last offset of the **earliest** batch with that timestamp - base offset of the segment      |
 
-Kafka attempts to add an entry whenever the offset index gets one, and again when the segment is closed, so that the
-last entry has the segment's greatest timestamp. Retention and lookups by timestamp rely on that. Records without
-timestamps (-1) add no entries. This file may be preallocated, too.
+Kafka attempts to add an entry whenever the offset index gets an entry, and again when the segment is closed. As a
+result, the last entry contains the greatest timestamp of the segment. Retention and lookups by timestamp rely on this
+property. Records without timestamps (-1) do not add entries. This file may also be preallocated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.record_batch import NO_TIMESTAMP, BoolArray, BytesLike, Int64Array
 
 REMEDY = "run sparklog repair on its root or directory, which rebuilds it"
-"""What to do about a corrupt index file, for error messages."""
+"""Advice for error messages about a corrupt index file."""
 FOLLOWER_FETCH_BYTES = 1 << 20
 """Default of Kafka's `replica.fetch.max.bytes`. A follower adds at most one index entry per fetch."""
 MAX_RELATIVE_OFFSET = 2**31 - 1
@@ -47,7 +47,9 @@ _TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("relative", ">i4")])
 
 @dataclass(frozen=True, slots=True)
 class OffsetIndex:
-    """The `.index` entries of a segment: `offsets` (absolute, last ones of batches) and `positions`, int64[n] each."""
+    """The `.index` entries of a segment: `offsets` (absolute, the last offsets of batches) and `positions`, int64[n]
+    each.
+    """
 
     ENTRY_BYTES: ClassVar = _OFFSET_ENTRY.itemsize
 
@@ -62,8 +64,8 @@ class OffsetIndex:
     def parse(cls, data: BytesLike, base: int, *, file: str | None = None) -> OffsetIndex:
         """Return the entries of an `.index` file of the segment that starts at offset `base`.
 
-        Raises `Corrupt` if the length is not a multiple of 8 or entries do not increase. The file does not show whether
-        its entries match the batches of the `.log` file, so the caller has to verify that.
+        Raises `Corrupt` if the length is not a multiple of 8 or the entries do not increase. The caller must verify
+        that the entries match the batches of the `.log` file.
         """
         if len(data) % cls.ENTRY_BYTES:
             raise Corrupt(
@@ -109,7 +111,7 @@ class OffsetIndex:
         return int(np.diff(np.concatenate(([0], self.positions, positions[-1:]))).max()) <= allowed
 
     def to_bytes(self) -> bytes:
-        """Return the bytes of the file. `BadRequest` if an offset or a position does not fit into 31 bits."""
+        """Return the bytes of the file. Raises `BadRequest` if an offset or a position does not fit into 31 bits."""
         relative = self.offsets - self.base
         for name, values in (("offset", relative), ("position", self.positions)):
             if _beyond_31_bits(values):
@@ -136,9 +138,9 @@ class TimeIndex:
     def parse(cls, data: BytesLike, base: int, *, file: str | None = None) -> TimeIndex:
         """Return the entries of a `.timeindex` file of the segment that starts at offset `base`.
 
-        Raises `Corrupt` if the length is not a multiple of 12, timestamps do not increase or offsets decrease. Trailing
-        entries of zeros are preallocated space. If the only entry is zero, it is a valid entry (timestamp 0 at the base
-        offset).
+        Raises `Corrupt` if the length is not a multiple of 12, timestamps do not increase, or offsets decrease.
+        Trailing entries of zeros are preallocated space. If the only entry is zero, it is a valid entry (timestamp 0 at
+        the base offset).
         """
         if len(data) % cls.ENTRY_BYTES:
             raise Corrupt(
@@ -166,14 +168,14 @@ class TimeIndex:
         *,
         closed: bool = True,
     ) -> TimeIndex:
-        """Return the index of a segment from the positions, last offsets and maxTimestamps (ms) of its batches.
+        """Return the index of a segment, given the positions, last offsets and maxTimestamps (ms) of its batches.
 
-        `closed` adds the final entry, which Kafka adds when it rolls, closes or recovers a segment.
+        If `closed` is True, the final entry is added, which Kafka adds when it rolls, closes or recovers a segment.
         """
         if not len(positions):
             return cls(base, np.empty(0, np.int64), np.empty(0, np.int64))
         running = np.maximum.accumulate(max_timestamps)
-        # The earliest batch with the running maximum is the batch at which the maximum last increased.
+        # The earliest batch with the running maximum is the last batch that increased the maximum.
         rises = np.flatnonzero(np.concatenate(([True], running[1:] > running[:-1])))
         candidates = _choose_batches(positions, interval)
         if closed:
@@ -185,19 +187,21 @@ class TimeIndex:
 
     @classmethod
     def max_entries(cls, segment_index_bytes: int) -> int:
-        """Return the number of entries at which a segment must roll; one more is reserved for closing it."""
+        """Return the number of entries at which a segment must roll. One more entry is reserved for closing the
+        segment.
+        """
         return segment_index_bytes // cls.ENTRY_BYTES - 1
 
     def lookup(self, timestamp: int) -> tuple[int, int]:
         """Return the greatest entry with timestamp <= `timestamp` as (timestamp, offset), or `(-1, base)`.
 
-        No record before that offset has a timestamp above that of the entry (Kafka: TimeIndex.lookup).
+        No record before the offset has a timestamp above the timestamp of the entry (Kafka: TimeIndex.lookup).
         """
         entry = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         return (NO_TIMESTAMP, self.base) if entry < 0 else (int(self.timestamps[entry]), int(self.offsets[entry]))
 
     def to_bytes(self) -> bytes:
-        """Return the bytes of the file. `BadRequest` if an offset does not fit into 31 bits."""
+        """Return the bytes of the file. Raises `BadRequest` if an offset does not fit into 31 bits."""
         relative = self.offsets - self.base
         if _beyond_31_bits(relative):
             raise BadRequest("the relative offsets of a time index must be 0..2^31-1; roll the segment earlier")
@@ -217,10 +221,10 @@ def _check_order(is_first_valid: bool, ascending: BoolArray, rule: str, entry_by
 
 
 def _choose_batches(positions: Int64Array, interval: int) -> Int64Array:
-    """Return the batches that get an index entry, as indices into `positions` (ascending positions of batches).
+    """Return the batches that get an index entry, as indices into `positions` (the ascending positions of batches).
 
-    By Kafka's rule, a batch gets an entry if it starts more than `interval` (`index.interval.bytes`) bytes after the
-    previous indexed batch. Recovery follows this rule, and so do appends unless the broker restarts in between.
+    In Kafka, a batch gets an entry if it starts more than `interval` (`index.interval.bytes`) bytes after the previous
+    indexed batch. Recovery follows this rule, and appends follow it unless the broker restarts in between.
     """
     batches: list[int] = []
     last = int(positions[0]) if len(positions) else 0

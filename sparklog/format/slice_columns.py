@@ -1,8 +1,9 @@
-"""The columns that describe a slice: the single definition for footers, commits, checkpoints, plans and verification.
+"""The columns that describe a slice. Footers, commits, checkpoints, plans and verification use this single definition.
 
 A slice is a contiguous sequence of record batches of one partition in one data file. `SLICE_COLUMNS` lists its columns
-in the order of a checkpoint's table. To add a column, add a row here and to docs/reference/format.md, and an attribute
-to the data classes that have it (tests/format/test_slice_columns.py compares them with this table).
+in the order of the table in a checkpoint. To add a column, add a row here and in docs/reference/format.md, and add an
+attribute to the data classes that contain the column. tests/format/test_slice_columns.py compares the data classes with
+this table.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class InCommit:
-    """A column as a list of a file in a commit, with one value per slice.
+    """A column as a list in the description of a file in a commit, with one value per slice.
 
-    * `order`: position among the lists of the file; `name`: name of the list
+    * `order`: position of the list in the description of a file
+    * `name`: name of the list
     * `attribute`: attribute of the data classes that describe slices before they are in the slice table
-    * `low`, `high`: range of the values, both inclusive; `high` None: the size of the file
-    * `optional`: whether a commit may omit the list
+    * `low`, `high`: inclusive range of the values; a `high` of None means the size of the file
+    * `optional`: True if a commit may omit the list
     """
 
     order: int
@@ -35,7 +37,7 @@ class InCommit:
 
 @dataclass(frozen=True, slots=True)
 class InFooter:
-    """A column as a field of a footer's slice table: its position among the fields, and its numpy type."""
+    """A column as a field in the slice table of a footer: its position and its numpy type."""
 
     order: int
     type: str
@@ -43,9 +45,9 @@ class InFooter:
 
 @dataclass(frozen=True, slots=True)
 class SliceColumn:
-    """One column: its name and numpy type in the slice table, and its names in checkpoints, commits and footers.
+    """A column: its name and numpy type in the slice table, and its names in checkpoints, commits and footers.
 
-    `planned`: a plan contains the column, for the tasks that read or rewrite the slice.
+    `planned` is True if a plan contains the column, for the tasks that read or rewrite the slice.
     """
 
     name: str
@@ -106,17 +108,19 @@ class SliceRow:
 COLUMN_TYPES = {column.name: column.type for column in SLICE_COLUMNS}
 """The columns of the slice table and their numpy types."""
 COMMIT_LISTS = tuple(sorted((column.commit for column in SLICE_COLUMNS if column.commit), key=lambda row: row.order))
-"""The lists of a file in a commit, in order."""
+"""The lists in the description of a file in a commit, in order."""
 _FOOTER = sorted(
     (column.footer.order, column.commit.attribute, column.name, column.footer.type)
     for column in SLICE_COLUMNS
     if column.commit and column.footer
 )
 FOOTER_FIELDS = [(attribute, kind) for _, attribute, _, kind in _FOOTER]
-"""The fields of a footer's slice table and their types, in order."""
+"""The fields of the slice table in a footer and their types, in order."""
 WRITTEN = {attribute: name for _, attribute, name, _ in _FOOTER}
-"""The attributes of a `WrittenSlice` that a footer contains, and their columns."""
+"""The attributes of a `WrittenSlice` that a footer contains, with the names of their columns."""
 written_values = attrgetter(*WRITTEN)
-"""Returns these attributes of a `WrittenSlice`, or of a `FileSlices` as arrays with a value per slice."""
+"""Function that returns these attributes of a `WrittenSlice`. For a `FileSlices`, it returns arrays with a value per
+slice.
+"""
 PLANNED = tuple(column.name for column in SLICE_COLUMNS if column.planned and column.name != "partition")
-"""The columns of a plan, except for the partition, which is the same for all of its slices."""
+"""The columns of a plan. The partition is not included, because it is the same for all slices of a plan."""

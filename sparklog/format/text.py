@@ -1,9 +1,10 @@
-"""Convert bytes to text as Java does, and keys that users enter to bytes.
+"""Convert bytes to strings like Java, and convert the keys that users enter to bytes.
 
-Java and Python replace invalid UTF-8 by the same number of U+FFFD, except for an encoded surrogate (ED A0..BF and
-possibly another byte): Java replaces it by a single U+FFFD, Python by one for each byte.
+Java and Python replace invalid UTF-8 with the same number of U+FFFD characters, except for an encoded surrogate (ED
+A0..BF and possibly another byte). Java replaces an encoded surrogate with a single U+FFFD, and Python with one U+FFFD
+for each byte.
 
-Users enter keys as text, or in another format of `sparklog.format.values`.
+Users enter keys as strings, or in another format of `sparklog.format.values`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ JAVA_ERRORS = "sparklog.java"
 
 
 def java_text(data: bytes) -> str:
-    """Return Java's `new String(data, UTF_8)`."""
+    """Return the result of Java's `new String(data, UTF_8)`."""
     return data.decode("utf-8", JAVA_ERRORS)
 
 
@@ -37,12 +38,15 @@ codecs.register_error(JAVA_ERRORS, _replace)
 
 
 def parse_key(text: str, kind: str | ValueFormat = "string") -> bytes:
-    """Return the bytes of a key that was entered in a format. `BadRequest` if the text is invalid in that format."""
+    """Return the bytes of a key that was entered in a format.
+
+    Raises `BadRequest` if the key is invalid in that format.
+    """
     return parse_keys([text], kind, "the key")[0]
 
 
 def parse_keys(texts: Sequence[str], kind: str | ValueFormat, name: str) -> list[bytes]:
-    """Return the bytes of keys that were entered in a format. `BadRequest`, with `name`, if a text is invalid."""
+    """Return the bytes of keys that were entered in a format. Raises `BadRequest`, with `name`, if a key is invalid."""
     encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
     if kind == "string":
         return encoded

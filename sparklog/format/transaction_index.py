@@ -9,13 +9,13 @@
 |     8 | lastStableOffset | first offset of the earliest other transaction open at that time, else lastOffset + 1 |
 
 An entry has 34 bytes. Integers are big-endian, offsets are absolute, and lastOffset strictly increases. The file exists
-only if the segment has an entry. There is no entry for the ABORT marker of a transaction without data in the partition,
-nor for a COMMIT marker.
+only if it has at least one entry. The ABORT marker of a transaction without data in the partition and COMMIT markers do
+not add entries.
 
-The file has no checksum, and a wrong entry would hide committed records. It is therefore used only if each of its
-entries belongs to an ABORT marker of the log (`AbortMarker`). Missing entries are derived from the markers. However,
-the file can have information that the log lacks: the first offset of a transaction whose first batches were removed by
-the cleaner, and which other transaction was open when it ended.
+The file has no checksum, and a wrong entry would hide committed records. Therefore the file is used only if each of its
+entries belongs to an ABORT marker of the log (`AbortMarker`). Missing entries are derived from the markers. The file
+can contain information that the log lacks. If the cleaner has removed the first batches of a transaction, only the file
+contains the first offset. Only the file records which other transaction was open when a transaction ended.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ ENTRY_BYTES = ENTRY.itemsize
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransactions:
-    """Aborted transactions in the order of `last_offsets`, the offsets of their markers; int64[n] each.
+    """Aborted transactions, sorted by `last_offsets`, the offsets of their markers. int64[n] each.
 
-    A transactional data batch of producer p at offset o is aborted iff an entry has producer p and first <= o <= last.
+    A transactional data batch of producer p at offset o is aborted if and only if an entry has producer p and first <=
+    o <= last.
     """
 
     producer_ids: Int64Array
@@ -59,7 +60,8 @@ class AbortedTransactions:
         return self.select((self.last_offsets >= start) & (self.first_offsets < end))
 
     def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> BoolArray:
-        """Return bool[n]: True for each batch, given by producer id and offset (int64[n] each), that is aborted.
+        """Return bool[n], which is True for each batch that is aborted. Producer ids and offsets of the batches are
+        int64[n] each.
 
         The batches must be transactional data batches.
         """
@@ -67,8 +69,8 @@ class AbortedTransactions:
         if not len(offsets) or not len(self):
             return covered
         near = self.overlapping(int(offsets.min()), int(offsets.max()) + 1)
-        # Transactions of a producer do not overlap, so only the first one that ends at or after a batch can contain it.
-        # Sort transactions and batches together to find, for each batch, the next transaction.
+        # The transactions of a producer do not overlap, so only the first transaction that ends at or after a batch can
+        # contain the batch. Sort transactions and batches together to find the next transaction for each batch.
         entries = len(near)
         ids = np.concatenate((near.producer_ids, producer_ids))
         none = len(ids)
@@ -135,10 +137,10 @@ def parse(data: BytesLike, base: int, *, file: str | None = None) -> AbortedTran
 class AbortMarker:
     """An ABORT marker of a log, with the fields of its `.txnindex` entry.
 
-    * `first`: first offset of its transaction, -1 if no batch of it was seen
+    * `first`: first offset of its transaction, or -1 if no batch of the transaction has been read
     * `last`: offset of the marker
     * `last_stable`: last stable offset, as in the entry
-    * `after`: offset of the previous marker of the producer, -1 if there is none
+    * `after`: offset of the previous marker of the producer, or -1 if there is none
     """
 
     producer_id: int
@@ -149,7 +151,9 @@ class AbortMarker:
 
 
 def agrees(index: AbortedTransactions, markers: Sequence[AbortMarker]) -> bool:
-    """Return True if each entry of a segment's index has its marker in the segment, and includes no earlier marker."""
+    """Return True if each entry of a segment's index has a marker in the segment, and does not include an earlier
+    marker.
+    """
     earlier = {(marker.producer_id, marker.last): marker.after for marker in markers}
     entries = zip(index.producer_ids.tolist(), index.last_offsets.tolist(), index.first_offsets.tolist(), strict=True)
     return all((producer, last) in earlier and first > earlier[producer, last] for producer, last, first in entries)
@@ -158,8 +162,8 @@ def agrees(index: AbortedTransactions, markers: Sequence[AbortMarker]) -> bool:
 def unite(indexed: Sequence[AbortedTransactions], markers: Sequence[AbortMarker]) -> AbortedTransactions:
     """Return the aborted transactions of indexes and markers.
 
-    If a marker has two entries, the one that begins earlier is used, or that of the index if they begin at the same
-    offset.
+    If a marker has two entries, the entry that begins earlier is used. If both entries begin at the same offset, the
+    entry of the index is used.
     """
     seen = np.array([(m.producer_id, m.first, m.last, m.last_stable) for m in markers if m.first != -1], np.int64)
     columns = seen.reshape(-1, 4).T

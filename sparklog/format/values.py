@@ -1,6 +1,7 @@
-"""Formats of keys and values: those of Kafka's serializers and some text forms of bytes, for entire Arrow columns.
+"""Formats of keys and values: the formats of Kafka's serializers and some text forms of bytes, for entire Arrow
+columns.
 
-A `ValueFormat` has four conversions, each from one column to another of the same length. Nulls stay null.
+A `ValueFormat` has four conversions, each from one column to another column of the same length. Nulls remain null.
 
     decode: bytes -> values     for programs that read      show: bytes -> text     for commands that print
     encode: values -> bytes     for programs that write     parse: text -> bytes    for commands that read input
@@ -32,10 +33,10 @@ from sparklog.errors import BadRequest, did_you_mean
 from sparklog.format.arrow_numpy import binary_array, bytes_array, fixed_array, fixed_values, valid_rows
 
 RowName = Callable[[int], str]
-"""Returns the name of a row, given its index, for error messages."""
+"""Function that returns the name of a row for error messages, given the index of the row."""
 Step = Callable[[pa.Array], pa.Array]
 SHOWN = 40
-"""Maximum number of bytes of an invalid value to show in an error message."""
+"""Maximum number of bytes of an invalid value that an error message shows."""
 
 
 NAMES = {"string": "text in UTF-8", "hex": "hexadecimal digits, two per byte", "json": "JSON"}
@@ -47,7 +48,7 @@ def numbered_row(row: int) -> str:
 
 
 class ValueFormat:
-    """A format with a name; this class implements `string`. `json_text`: its text form is JSON."""
+    """A format with a name. This class implements `string`. `json_text` is True if the text form is JSON."""
 
     json_text = False
 
@@ -56,7 +57,7 @@ class ValueFormat:
         self.bytes_name = self.text_name = NAMES.get(name, name)
 
     def decode(self, column: pa.Array, row_name: RowName = numbered_row, kind: pa.DataType | None = None) -> pa.Array:
-        """Return the values of a binary column, with the Arrow type `kind` if it is given."""
+        """Return the values of a binary column. If `kind` is given, it is the Arrow type of the result."""
         return apply_step(lambda part: self._decode(_binary(part), kind), column, row_name, self.bytes_name)
 
     def encode(self, column: pa.Array, row_name: RowName = numbered_row) -> pa.Array:
@@ -68,7 +69,7 @@ class ValueFormat:
         return apply_step(lambda part: _binary(self._show(_binary(part))), column, row_name, self.bytes_name)
 
     def parse(self, column: pa.Array, row_name: RowName = numbered_row) -> pa.Array:
-        """Return the bytes that the text of a column represents, as a binary column."""
+        """Return the bytes that the text in a column represents, as a binary column."""
         text = apply_step(_text, column, row_name, NAMES["string"])
         return apply_step(self._parse, text, row_name, self.text_name)
 
@@ -86,7 +87,9 @@ class ValueFormat:
 
 
 def apply_step(step: Step, column: pa.Array | pa.ChunkedArray, row_name: RowName, expected: str) -> pa.Array:
-    """Apply a function to a column or to each of its chunks; `BadRequest`, with the first invalid row, if it fails."""
+    """Apply a function to a column or to each of its chunks. If the function fails, raise `BadRequest` with the first
+    invalid row.
+    """
     if isinstance(column, pa.ChunkedArray):
         first, parts = 0, []
         for chunk in column.chunks or [pa.nulls(0, column.type)]:
@@ -114,7 +117,9 @@ def _shifted(first: int, row_name: RowName) -> RowName:
 
 
 def _failure(step: Step, column: pa.Array) -> str | None:
-    """Return why a step fails, or None if it succeeds; Arrow's messages are omitted because they repeat the value."""
+    """Return the reason why a step fails, or None if it succeeds. Arrow's messages are omitted, because they repeat the
+    value.
+    """
     try:
         step(column)
     except (ValueError, TypeError, pa.ArrowException) as error:
@@ -141,7 +146,7 @@ def _binary(column: pa.Array) -> pa.Array:
 
 
 def _text(column: pa.Array) -> pa.Array:
-    """Return a column as strings; the cast verifies that they are UTF-8."""
+    """Return a column as strings. The cast verifies that the bytes are UTF-8."""
     return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
 
@@ -176,7 +181,7 @@ class NumberFormat(ValueFormat):
         raw = np.frombuffer(data, np.uint8) if len(starts) else np.zeros(0, np.uint8)
         if len(starts) * width == ends[-1] - ends[0]:
             cells = raw[ends[0] : ends[-1]]
-        else:  # null rows may have bytes
+        else:  # Null rows may have bytes.
             cells = raw[starts[:, None] + np.arange(width)].reshape(-1)
         values = np.zeros(len(column), self.layout.newbyteorder("="))
         values[valid] = cells.view(self.layout)
@@ -192,7 +197,7 @@ class NumberFormat(ValueFormat):
         text = self._decode(column, None).cast(pa.string())
         if self.layout.kind == "i":
             return text
-        # The spelling of Java, which is also that of JSON except for NaN and Infinity.
+        # Use Java's spelling, which is also JSON's spelling except for NaN and Infinity.
         for pattern, spelling in ((r"^(-?\d+)$", r"\1.0"), ("nan", "NaN"), ("inf", "Infinity")):
             text = pc.replace_substring_regex(text, pattern=pattern, replacement=spelling)
         return text
@@ -202,7 +207,7 @@ class NumberFormat(ValueFormat):
 
 
 class DigitsFormat(ValueFormat):
-    """Bytes as text of digits; `digits` converts bytes to text, `data` converts text to bytes."""
+    """Bytes as a string of digits. `digits` converts bytes to digits, and `data` converts digits to bytes."""
 
     def __init__(self, name: str, digits: Callable[[bytes], bytes], data: Callable[[str], bytes]) -> None:
         super().__init__(name)
@@ -220,12 +225,14 @@ def _from_base64(text: str) -> bytes:
 
 
 class JsonFormat(ValueFormat):
-    """JSON, which is validated but not changed."""
+    """JSON, which is validated, but not changed."""
 
     json_text = True
 
     def decode(self, column: pa.Array, row_name: RowName = numbered_row, kind: pa.DataType | None = None) -> pa.Array:
-        """Return the values, all of one type; Arrow infers it from the entire column, not from each chunk."""
+        """Return the values, all of the same type. Arrow infers the type from the entire column, and not from each
+        chunk.
+        """
         if kind is None and isinstance(column, pa.ChunkedArray):
             return pa.chunked_array([self.decode(column.combine_chunks(), row_name)])
         return super().decode(column, row_name, kind)
@@ -237,7 +244,7 @@ class JsonFormat(ValueFormat):
         return each_row(column, dumps)
 
     def _show(self, column: pa.Array) -> pa.Array:
-        # A line feed in JSON is insignificant whitespace. Replacing it keeps each record on one line.
+        # A line feed in JSON is insignificant whitespace. Replacing line feeds keeps each record on one line.
         return pc.replace_substring_regex(self._parse(_text(column)), pattern=b"[\r\n]+", replacement=b" ")
 
     def _parse(self, column: pa.Array) -> pa.Array:
@@ -248,7 +255,9 @@ class JsonFormat(ValueFormat):
 
 
 def loads(text: str) -> Any:
-    """Parse JSON; `ValueError` also for NaN and infinities, and for values that are nested too deeply."""
+    """Parse JSON. Raises `ValueError` for invalid JSON, for NaN and infinities, and for values that are nested too
+    deeply.
+    """
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -260,7 +269,7 @@ def _no_constant(name: str) -> None:
 
 
 def dumps(value: Any) -> bytes:
-    """Return the JSON of an Arrow value as UTF-8; `ValueError` for NaN and infinities."""
+    """Return the JSON of an Arrow value as UTF-8. Raises `ValueError` for NaN and infinities."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -272,7 +281,7 @@ FORMATS: dict[str, Callable[[str], ValueFormat]] = {
     "float": lambda name: NumberFormat(name, pa.float32(), ">f4"),
     "double": lambda name: NumberFormat(name, pa.float64(), ">f8"),
     "json": JsonFormat,
-    # `hex` accepts a prefix of `0x`, and `base64` accepts the URL-safe alphabet.
+    # `hex` accepts the prefix `0x`, and `base64` accepts the URL-safe alphabet.
     "hex": lambda name: DigitsFormat(
         name, lambda data: data.hex().encode(), lambda text: bytes.fromhex(text.removeprefix("0x"))
     ),
@@ -282,7 +291,7 @@ NAMES_OF_ALL = (*FORMATS, "avro")
 
 
 def value_format(name: str) -> ValueFormat:
-    """Return a format that needs no schema."""
+    """Return a format that does not need a schema."""
     if name not in FORMATS:
         names = ", ".join(NAMES_OF_ALL)
         raise BadRequest(f"expected one of the formats {names}; found {name!r}{did_you_mean(str(name), NAMES_OF_ALL)}")

@@ -1,1 +1,3 @@
-"""Kernels: loops over records as plain Python that numba compiles, and the choice between both ways to run them."""
+"""Kernels: loops over records in plain Python that numba can compile, and the choice between interpreting and
+compiling.
+"""

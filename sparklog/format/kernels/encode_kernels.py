@@ -1,11 +1,12 @@
 """Kernels that encode rows of Arrow buffers as records.
 
-Rows are written directly from the Arrow buffers as records, with 61 bytes before the records of each batch for its
-header. Each row has a *lane* (its partition, or a single lane for all rows), and each lane fills its own region of the
-output. Rows of many partitions are therefore read in their order in memory, which is three times as fast as gathering
-one partition after another. Bounds: `measure` computes the maximum size of each lane, and the caller allocates it.
+Rows are written directly from the Arrow buffers as records. Before the records of each batch, 61 bytes are reserved for
+its header. Each row has a *lane* (its partition, or a single lane for all rows), and each lane fills its own region of
+the output. Therefore rows of many partitions are read in their order in memory, which is three times as fast as
+gathering the rows of one partition after another. Bounds: `measure` computes the maximum size of each lane, and the
+caller allocates the memory.
 
-A column is a row of 6 integers; the caller keeps the buffers alive:
+A column is described by a row of 6 integers. The caller keeps the buffers alive:
 
 | index | meaning                                                          |
 |------:|------------------------------------------------------------------|
@@ -47,14 +48,14 @@ KEY, VALUE, LIST, HEADER_KEY, HEADER_VALUE, STRUCT = range(6)
 """Rows of the column table."""
 MAX_RECORD = 2**31 - 1 - HEADER_BYTES
 AHEAD = 12
-"""Rows to prefetch ahead if rows have an order, because the hardware cannot predict it."""
+"""Number of rows to prefetch ahead if `order` is given, because the hardware cannot predict the order."""
 
 BATCHES, ERROR_ROW, STATE_SIZE = range(3)
 """Indices in the state array."""
 OK, NULL_HEADER, TOO_LARGE = range(3)
 """Error codes."""
 
-# Columns of the lane table: first the totals of `measure`, then the state of each lane.
+# Columns of the lane table: the totals that `measure` computes, followed by the state of each lane.
 LANE_ROWS, LANE_BYTES, LANE_NULL_KEYS, LANE_MIN_TIME, LANE_CONTENT, LANE_FREE_ROWS, LANE_FREE_CONTENT = range(7)
 LANE_AT, LANE_BATCH_START, LANE_BATCH, LANE_COUNT, LANE_BASE, LANE_MAX_TIME, LANE_FIELDS = range(7, 14)
 BATCH_LANE, BATCH_AT, BATCH_SIZE, BATCH_ROWS, BATCH_BASE_TIME, BATCH_MAX_TIME, BATCH_FIELDS = range(7)
@@ -63,7 +64,7 @@ BATCH_LANE, BATCH_AT, BATCH_SIZE, BATCH_ROWS, BATCH_BASE_TIME, BATCH_MAX_TIME, B
 
 @helper
 def cell(offsets: int, wide: int, data: int, validity: int, index: int) -> tuple[int, int]:
-    """Return the length (-1: null) and address of a cell; `index` includes the array's own offset."""
+    """Return the length (-1 for null) and the address of a cell. `index` includes the offset of the array."""
     if offsets == 0 or (validity != 0 and not (load_u8(validity + (index >> 3)) >> (index & 7)) & 1):
         return -1, 0
     if wide:
@@ -98,7 +99,7 @@ def varint_size(unsigned: int) -> int:
 
 @helper
 def write_varint(cursor: int, unsigned: int) -> int:
-    """Write a zig-zag encoded value as a varint and return the address after it."""
+    """Write a zig-zag encoded value as a varint, and return the address after it."""
     if unsigned < 0x80 and unsigned >= 0:
         store_u8(cursor, unsigned)
         return cursor + 1
@@ -129,7 +130,9 @@ def cell_size(length: int) -> int:
 
 @helper
 def headers_size(columns: Any, first: int, count: int) -> int:
-    """Return the size of `count` headers from entry `first`, without the count; -1 if a header or its key is null."""
+    """Return the size of `count` headers from entry `first` on, without the count, or -1 if a header or its key is
+    null.
+    """
     size = 0
     for entry in range(first, first + count):
         key_length, _ = header_cell(columns, HEADER_KEY, entry)
@@ -143,7 +146,7 @@ def headers_size(columns: Any, first: int, count: int) -> int:
 
 @helper
 def headers_content(columns: Any, first: int, count: int) -> int:
-    """Return the size of the keys and values of `count` headers from entry `first`."""
+    """Return the size of the keys and values of `count` headers from entry `first` on."""
     content = 0
     for entry in range(first, first + count):
         key_length, _ = header_cell(columns, HEADER_KEY, entry)
@@ -186,14 +189,17 @@ def close(lanes: Any, batches: Any, lane: int, batch: int) -> None:
 def measure(
     order: Any, lane_of: Any, explicit: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any
 ) -> int:
-    """Compute the totals of each lane: rows, maximum size, null keys, minimum time, and content size.
+    """Compute the totals of each lane: rows, maximum size, null keys, minimum time and content size.
 
-    The maximum size does not include batch headers. The content is keys, values and headers. The numbers of rows that
-    could go to any lane, because they have no key and are not placed, and their content size are counted separately.
+    The maximum size does not include batch headers. The content consists of keys, values and headers. Rows that could
+    be in any lane, because they have no key and no explicit lane, are also counted separately, with their content size.
 
-    `order`: rows to encode, empty: all; `lane_of`: lane of each encoded row, empty: lane 0 for all; `explicit`: 1 for
-    rows whose lane was given, empty: none; `extra`: maximum size of attributes, both deltas and a header count. The
-    minimum times in `lanes` must be preset; times below 0 are ignored.
+    * `order`: rows to encode, or empty for all rows
+    * `lane_of`: lane of each encoded row, or empty for a single lane 0
+    * `explicit`: 1 for rows whose lane the caller specified, or empty if there are none
+    * `extra`: maximum size of attributes, both deltas and a header count
+
+    The minimum times in `lanes` must be preset. Times below 0 are ignored.
     """
     order_at = address(order) if len(order) else 0
     lane_at = address(lane_of) if len(lane_of) else 0
@@ -242,11 +248,12 @@ def encode_records(
     order: Any, lane_of: Any, rows: int, times: Any, columns: Any, target: int, out: Any, lanes: Any, batches: Any,
     state: Any,
 ) -> int:  # fmt: skip
-    """Write rows to the regions of their lanes, as batches of at most `target` bytes; larger records have their own.
+    """Write rows to the regions of their lanes, as batches of at most `target` bytes. A larger record gets its own
+    batch.
 
-    The base time of a batch is the time of its first record; offset deltas count from 0 in each batch. `LANE_AT` of
-    each lane must be preset to the start of its region, and `LANE_BATCH` to -1. `batches` receives a row for each
-    batch, in the order in which they begin. Further calls with the same lanes, batches and state continue with the next
+    The base time of a batch is the time of its first record. Offset deltas start at 0 in each batch. `LANE_AT` of each
+    lane must be preset to the start of its region, and `LANE_BATCH` to -1. `batches` receives a row for each batch, in
+    the order in which the batches begin. Further calls with the same lanes, batches and state continue with the next
     rows.
     """
     out_at, times_at = address(out), address(times)

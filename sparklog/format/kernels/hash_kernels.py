@@ -1,17 +1,17 @@
 """Kernels for CRC-32C, murmur2 and SipHash.
 
-**CRC-32Cs** are combined, or adjusted for a change of eight bytes, without reading the data. With CRCs as polynomials
+**CRC-32Cs** are combined, or adjusted for a change of eight bytes, without reading the data. If CRCs are polynomials
 over GF(2) in reflected form, crc(A + B) = crc(A) * x^(8 len(B)) mod P, plus crc(B). This is the method of zlib's
 `crc32_combine` with the Castagnoli polynomial. For data of equal length, crc(A xor D) = crc(A) plus D * x^32 mod P,
-because initial and final inversion cancel out.
+because the initial and the final inversion cancel out.
 
 **murmur2** is Kafka's variant, for the cells of a binary column, in int64 arithmetic masked to 32 bits.
 
 **SipHash-2-4** computes 128 bits for each key. Four adjacent keys with the same number of words, which is common, are
-hashed together. Bounds: each key is checked against the data before it is read. Its last word is loaded byte by byte
-only if eight bytes would extend beyond the data.
+hashed together. Bounds: each key is compared with the bounds of the data before it is read. Its last word is read byte
+by byte only if eight bytes would extend beyond the data.
 
-**Key filters** (`sparklog.format.key_filter`) are filled from such hashes.
+**Key filters** (`sparklog.format.key_filter`) are filled from these hashes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sparklog.format.kernels.kernel_memory import (
 
 POLYNOMIAL = 0x82F63B78
 ONE = 1 << 31
-"""x^0: in reflected form, the highest bit is the lowest power."""
+"""x^0. In reflected form, the highest bit is the lowest power."""
 
 
 @helper
@@ -61,11 +61,11 @@ def multiply(a: int, b: int) -> int:
 
 @kernel(INT(INT64_IN, INT64_IN))
 def join_crcs(crcs: Any, lengths: Any) -> int:
-    """Return the CRC-32C of concatenated parts of `lengths` bytes with these CRC-32Cs."""
+    """Return the CRC-32C of concatenated parts, given the CRC-32C and the length of each part."""
     total = 0
     for part in range(len(crcs)):
         length = lengths[part]
-        power = ONE >> 8  # x^8: one byte
+        power = ONE >> 8  # x^8, for one byte
         shift = ONE
         while length:
             if length & 1:
@@ -78,9 +78,12 @@ def join_crcs(crcs: Any, lengths: Any) -> int:
 
 @kernel(INT64(INT64_IN, INT64_IN, INT64_IN))
 def change_crcs(crcs: Any, changes: Any, following: Any) -> Any:
-    """Return the CRC-32Cs of data after a big-endian int64 was xor-ed with `changes`; `following`: bytes after it."""
+    """Return the CRC-32Cs of data after a big-endian int64 in each was xor-ed with `changes`.
+
+    `following` is the number of bytes after the int64.
+    """
     powers = np.empty(64, np.int64)
-    power = ONE >> 8  # x^8: one byte
+    power = ONE >> 8  # x^8, for one byte
     for bit in range(64):
         powers[bit] = power
         power = multiply(power, power)
@@ -127,7 +130,10 @@ def murmur2_bytes(cursor: int, length: int) -> int:
 
 @kernel(VOID(INT64_IN, INT, INT32))
 def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
-    """Write for each cell its murmur2 as int32 (null: 0) if `partitions` is 0, else its partition (null: -1)."""
+    """Write the murmur2 of each cell as int32 if `partitions` is 0, and otherwise the partition of each cell.
+
+    A null cell has murmur2 0 and partition -1.
+    """
     offsets, wide, data, valid, first = column[0], column[1], column[2], column[4], column[5]
     out_at = address(out)
     for row in range(len(out)):
@@ -173,9 +179,9 @@ def have_equal_words(starts_at: int, lengths_at: int, nbytes: int) -> bool:
 
 @kernel(INT(BYTES_IN, INT64_IN, INT32_IN, INT, INT, INT64))
 def siphash_keys(data: Any, starts: Any, lengths: Any, key_low: int, key_high: int, out: Any) -> int:
-    """Write the two words of each key's hash to `out`, zeros for a negative length.
+    """Write the two words of the hash of each key to `out`, or zeros for a negative length.
 
-    Returns the index of the first key that is not within the data, -1 if all are.
+    Returns the index of the first key that is not within the data, or -1 if all keys are within the data.
     """
     data_at, starts_at, lengths_at, out_at = address(data), address(starts), address(lengths), address(out)
     data_end, count = data_at + len(data), len(starts)
@@ -217,7 +223,7 @@ SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B,
 
 @kernel(VOID(INT64_IN, INT, BYTES))
 def add_to_filter(hashes: Any, blocks: int, bits: Any) -> None:
-    """Set the bits of hashes, of two words each, in a filter of `blocks` blocks of 32 bytes."""
+    """Set the bits of hashes, which have two words each, in a filter of `blocks` blocks of 32 bytes."""
     hashes_at, bits_at = address(hashes), address(bits)
     for row in range(len(hashes) >> 1):
         word = load_i64(hashes_at + 16 * row)

@@ -1,12 +1,11 @@
-"""Choose whether kernels run interpreted or compiled.
+"""Choose whether kernels are interpreted or compiled.
 
-Both modes run the same source, so they produce the same bytes and the same errors. **Interpreted**, as plain Python, a
-kernel takes about five microseconds per record. **Compiled** (`native_kernels`), it processes about a gigabyte per
-second, but loading numba and the compiled code takes a process at least a third of a second of CPU time.
+Both modes run the same source, so they produce the same bytes and the same errors. An **interpreted** kernel is plain
+Python and takes about five microseconds per record. A **compiled** kernel (`native_kernels`) processes about a gigabyte
+per second, but loading numba and the compiled code takes at least a third of a second of CPU time per process.
 
-A process interprets kernels until the next call would bring the total to more than `LOADING_IS_WORTH` records. Then it
-loads the compiled kernels and uses only these. No process therefore spends more than about twice the time of the better
-mode.
+A process interprets kernels until the next call would exceed a total of `LOADING_IS_WORTH` records. Then it loads the
+compiled kernels, and uses only these. Therefore a process spends at most about twice the time of the better mode.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LOADING_IS_WORTH = 50_000
 class Choice:
     """The mode in which the kernels of a process run: interpreted for another `left` records, then compiled.
 
-    `loaded`: number of compiled kernels that were loaded.
+    `loaded` is the number of compiled kernels that were loaded.
     """
 
     def __init__(self, left: int = LOADING_IS_WORTH) -> None:
@@ -31,12 +30,12 @@ class Choice:
         self.loaded = 0
 
     def compiled(self, records: int) -> bool:
-        """Count a call for `records` records, and return True if it should run compiled."""
+        """Add a call that processes `records` records, and return True if the call should run compiled code."""
         self.left = self.left - records if records <= self.left else -1
         return self.left < 0
 
     def load(self) -> None:
-        """Run all kernels compiled from now on."""
+        """Run compiled code in all future calls of kernels."""
         self.left = -1
 
 
@@ -45,7 +44,7 @@ choice = Choice()
 
 
 class Kernel:
-    """A kernel. Calling it runs it compiled; `sized` chooses the mode by the number of records."""
+    """A kernel. A direct call runs compiled code. `sized` chooses the mode, given the number of records."""
 
     def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
         self.function = function

@@ -1,10 +1,10 @@
 """The primitives of kernels: the types of their parameters, and access to memory by address.
 
-A kernel is a function of integers and arrays that uses only what this module defines. Interpreted, it calls the
-functions below; compiled, it calls their counterparts in `native_kernels`. `wrap` gives Python integers the overflow of
-int64 arithmetic.
+A kernel is a function of integers and arrays that uses only the functions of this module. An interpreted kernel calls
+the functions below, and a compiled kernel calls their counterparts in `native_kernels`. `wrap` gives Python integers
+the overflow of int64 arithmetic.
 
-Addresses are not checked: every kernel compares positions with ends before it reads or writes.
+Addresses are not checked. Every kernel compares positions with bounds before it reads or writes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 F = TypeVar("F", bound=Callable[..., Any])
 
 SLACK = 64
-"""Bytes that a destination needs after its last valid byte, because `copy` may write up to 31 bytes more."""
+"""Number of bytes that a destination needs after its last valid byte, because `copy` may write up to 31 bytes more."""
 
 _INT64 = 1 << 64
 _SIGN = 1 << 63
@@ -30,7 +30,7 @@ _memory: Any = memoryview((ctypes.c_ubyte * (_SIGN - 1)).from_address(0)).cast("
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of a kernel's parameter or result: an integer, nothing, or a contiguous array of a numpy type."""
+    """The type of a kernel's parameter or result: an integer, no value, or a contiguous array of a numpy type."""
 
     dtype: str
     dimensions: int = 0
@@ -61,8 +61,8 @@ def helper(function: F) -> F:
 
 helpers: set[Callable[..., Any]] = set()
 
-# The functions below are for interpreted kernels; `native_kernels` has their counterparts with the same names. Integers
-# are little-endian; stores write the lowest bytes.
+# Interpreted kernels use the functions below. `native_kernels` has their counterparts with the same names. Integers are
+# little-endian. Store functions write the lowest bytes of a value.
 
 
 def address(array: Any) -> int:
@@ -104,7 +104,7 @@ def store_i64(pointer: int, value: int) -> None:
 
 
 def prefetch(pointer: int) -> None:
-    """Do nothing; the compiled counterpart prefetches a cache line."""
+    """Do nothing. The compiled counterpart prefetches a cache line."""
 
 
 def bit_length(value: int) -> int:
@@ -117,7 +117,7 @@ def wrap(value: int) -> int:
 
 
 def copy(to: int, source: int, count: int, source_end: int) -> None:
-    """Copy `count` bytes, and never read at or beyond `source_end`.
+    """Copy `count` bytes. Bytes at or beyond `source_end` are never read.
 
     The compiled counterpart may write up to 31 bytes more, so `to` needs `SLACK` more bytes.
     """
@@ -125,7 +125,7 @@ def copy(to: int, source: int, count: int, source_end: int) -> None:
 
 
 def crc32(cursor: int, length: int, table: int) -> int:
-    """Return the CRC-32 (as in zlib) of `length` bytes; only the compiled counterpart uses `table`."""
+    """Return the CRC-32 (as in zlib) of `length` bytes. Only the compiled counterpart uses `table`."""
     return zlib.crc32(_memory[cursor : cursor + length])
 
 
@@ -134,9 +134,10 @@ SIP_START = (0x736F6D6570736575, 0x646F72616E646F6D ^ 0xEE, 0x6C7967656E657261, 
 
 
 def siphash(cursors: Sequence[int], words: int, lasts: Sequence[int], key_low: int, key_high: int, out: int) -> None:
-    """Write the SipHash-2-4, two words each, of one key or of four keys, which compiled code hashes together.
+    """Write the SipHash-2-4, two words each, of one key or of four keys. Compiled code hashes the four keys together.
 
-    A key consists of `words` complete words from its cursor on, and a last word, which includes its length.
+    A key consists of `words` complete words, starting at its cursor, and a last word, which includes the length of the
+    key.
     """
     for lane, (cursor, last) in enumerate(zip(cursors, lasts, strict=True)):
         keys = (key_low, key_high, key_low, key_high)

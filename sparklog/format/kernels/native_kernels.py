@@ -1,11 +1,11 @@
 """Compile kernels with numba: memory access by address as machine code, and the cache of compiled kernels.
 
 Numba's arrays have costs: a check for negative indices on every access, overlap checks in slice assignments, and atomic
-reference counts wherever an array is passed on inside a branch. Kernels therefore convert their arrays to addresses
-once and work on integers. Each intrinsic below compiles to a single load or store. The intrinsics check nothing: every
-kernel compares positions with ends before it reads, so that malicious input can do no harm.
+reference counts if an array is passed to a function inside a branch. Therefore kernels convert their arrays to
+addresses once, and work on integers. Each intrinsic below compiles to a single load or store. The intrinsics do not
+check addresses. Every kernel compares positions with bounds before it reads, so that malicious input cannot cause harm.
 
-Importing this module loads numba, so only `kernel_choice` imports it, which decides when that is worthwhile.
+Importing this module loads numba, so only `kernel_choice` imports it, and decides when loading is worthwhile.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def wrap(typing_context: Any, value: Any) -> Any:
 
 @njit(nogil=True, forceinline=True)  # type: ignore[untyped-decorator]
 def copy(to: int, source: int, count: int, source_end: int) -> None:
-    """Copy `count` bytes, and never read at or beyond `source_end`.
+    """Copy `count` bytes. Bytes at or beyond `source_end` are never read.
 
     Short copies use entire vectors and may write up to 31 bytes more, so `to` needs `SLACK` more bytes.
     """
@@ -154,7 +154,7 @@ def copy(to: int, source: int, count: int, source_end: int) -> None:
 
 @njit(nogil=True, forceinline=True)  # type: ignore[untyped-decorator]
 def crc32(cursor: int, length: int, table: int) -> int:
-    """Return the CRC-32 (as in zlib) of `length` bytes; `table`: address of `legacy_kernels.CRC_TABLE`."""
+    """Return the CRC-32 (as in zlib) of `length` bytes. `table` is the address of `legacy_kernels.CRC_TABLE`."""
     crc = 0xFFFFFFFF
     while length >= 8:
         word = load_i64(cursor)
@@ -181,7 +181,7 @@ def crc32(cursor: int, length: int, table: int) -> int:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def siphash(typing_context: Any, cursors: Any, words: Any, lasts: Any, key_low: Any, key_high: Any, out: Any) -> Any:
-    """Write the SipHash-2-4 of as many keys as there are cursors; each is a lane of a vector."""
+    """Write the SipHash-2-4 of all keys at `cursors`. Each key is a lane of a vector."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, word_count, ends, low, high, to = args
@@ -250,10 +250,10 @@ def _sip_rounds(builder: Any, state: Any, count: int) -> Any:
 
 
 def _digest() -> str:
-    """Return a hash of the sources of all kernels, including those of packages above this one.
+    """Return a hash of the sources of all kernels, including the kernels of packages above this package.
 
-    Numba's cache does not detect a change of a helper in another module, so the name of the cache directory has this
-    hash.
+    Numba's cache does not detect a change of a helper in another module, so the hash is part of the name of the cache
+    directory.
     """
     state = hashlib.sha256(numba.__version__.encode())
     for path in sorted(Path(__file__).parents[2].rglob("*kernel*.py")):
@@ -262,7 +262,7 @@ def _digest() -> str:
 
 
 def _private_directory(name: str) -> Path:
-    """Create a temporary directory that no other user can write to, because cached kernels are code to run."""
+    """Create a temporary directory that no other user can write to, because the process runs the cached kernels."""
     path = Path(tempfile.gettempdir()) / f"{name}-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
@@ -272,9 +272,10 @@ def _private_directory(name: str) -> Path:
 
 
 def cache_directory(package: Path | None = None) -> str | None:
-    """Return the directory of compiled kernels: in `__pycache__` of the package, else private and temporary, else None.
+    """Return the directory of compiled kernels, or None if no directory is writable.
 
-    The cache of a read-only installation is copied to the temporary directory, so that nothing is compiled again.
+    The directory is in `__pycache__` of the package, or is a private temporary directory if the installation is
+    read-only. In this case, the cache of the installation is copied, so that no kernel is compiled again.
     """
     try:
         name = f"kernels-{_digest()}"
@@ -297,7 +298,7 @@ CACHE_DIRECTORY = cache_directory()
 
 
 def compiled(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
-    """Return a kernel compiled for this signature, from the disk cache if possible; it runs without the GIL."""
+    """Return a kernel compiled for this signature, from the disk cache if possible. The kernel runs without the GIL."""
     native_function = _native(function)
     kinds = _type(signature.result)(*map(_type, signature.parameters))
     if CACHE_DIRECTORY is not None:
@@ -305,7 +306,7 @@ def compiled(function: Callable[..., Any], signature: Signature) -> Callable[...
         numba.config.CACHE_DIR = CACHE_DIRECTORY
         try:
             return njit(kinds, cache=True, nogil=True)(native_function)  # type: ignore[no-any-return]
-        except (RuntimeError, OSError):  # numba found no directory, or the disk is full: compile without a cache
+        except (RuntimeError, OSError):  # If numba finds no directory, or the disk is full, compile without a cache.
             pass
         finally:
             numba.config.CACHE_DIR = before
@@ -325,7 +326,7 @@ _helpers: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def _native(function: Any) -> Any:
-    """Return the same function with globals in which the names of helpers refer to their compiled forms."""
+    """Return the same function with new globals, in which the names of helpers refer to their compiled forms."""
     names = {}
     for name, value in function.__globals__.items():
         plain = isinstance(value, FunctionType) and (value in helpers or value.__module__ == kernel_memory.__name__)

@@ -1,13 +1,14 @@
-"""Kernels that decode records to Arrow buffers, locate records in batches, and write some of them again.
+"""Kernels that decode records to Arrow buffers, locate records in batches, and write some of the records again.
 
 Bounds: every read is within `[start, stop)` of its batch, which the caller has checked against the buffer. Every write
-is within the memory that decode.py has reserved, or that has a row per record. A varint that extends beyond its record
-yields the position `BAD`, which fails all later checks, so one comparison per record detects it before anything is
-copied. `write_batches` does not trust its arguments: it checks sources and the space in `out` before each copy.
+is within the memory that decode.py has reserved, or within memory that has a row per record. If a varint extends beyond
+its record, its end position is `BAD`, which fails all later checks. Therefore a single comparison per record detects
+such a varint before any bytes are copied. `write_batches` does not trust its arguments: it checks sources and the space
+in `out` before each copy.
 
-Parameters per batch: `data[start : stop]` are its `count` records; `base_offset`, `base_time` and `last_delta` (last
-offset delta) are from its header. A binary column consists of three buffers as in Arrow, such as `key_offsets`, `keys`
-(the bytes) and `key_valid` (bits). The indices of `state` are defined below.
+Parameters per batch: `data[start : stop]` contains its `count` records. `base_offset`, `base_time` and `last_delta`
+(last offset delta) are from its header. A binary column consists of three buffers as in Arrow, such as `key_offsets`,
+`keys` (the bytes) and `key_valid` (bits). The indices of `state` are defined below.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ INT32_MAX = 2**31 - 1
 NO_TIME = -1
 LAST_TIME = 2**63 - 1
 
-# Indices in the int64 state array, which kernels and decode.py share. HEADER_NULLS: records without headers.
+# Indices in the int64 state array, which kernels and decode.py share. HEADER_NULLS is the number of records without
+# headers.
 ROWS, KEY_BYTES, VALUE_BYTES, KEY_NULLS, VALUE_NULLS, HEADER_ROWS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES = range(8)
 HEADER_NULLS, HEADER_VALUE_NULLS, ERROR_BATCH, ERROR_POSITION, ERROR_OFFSET, STATE_SIZE = range(8, 14)
 
@@ -50,9 +52,9 @@ OK, LENGTH, FIELDS, ORDER, REMAINING, TOO_LARGE = range(6)
 """Error codes."""
 
 KEPT_RECORDS, KEPT_BYTES, MIN_TIME, MAX_TIME, FIRST_TIME, SURVEY_FIELDS = range(6)
-"""Columns of the table that `survey` fills: totals of the kept records of each batch."""
+"""Columns of the table that `survey` fills with totals of the retained records of each batch."""
 
-# Columns of the plan, which has a row for each batch. `write_batches` sets the last two.
+# Columns of the plan, which has a row for each batch. `write_batches` sets OUT_AT and OUT_SIZE.
 ACTION, FIRST_ROW, RECORDS, BASE_TIME, FIXED, FIXED_TIME, FROM, FROM_AT, FROM_SIZE = range(9)
 BASE_DELTA, OUT_AT, OUT_SIZE, PLAN_FIELDS = range(9, 13)
 """BASE_DELTA is added to the base offset and subtracted from offset deltas."""
@@ -60,14 +62,16 @@ NOTHING, COPY, EMPTY, REBUILD = range(4)
 """Actions."""
 
 RECORD_GROWTH = 16
-"""A record grows by at most 13 bytes: 4 in its length, 9 in its timestamp delta."""
+"""A record grows by at most 13 bytes: 4 bytes in its length, and 9 bytes in its timestamp delta."""
 MISMATCH = 10
-"""Error code: the arrays do not belong together."""
+"""Error code for arrays that do not belong together."""
 
 
 @helper
 def read_varint(cursor: int, end: int) -> tuple[int, int]:
-    """Return a zig-zag int32 and the address after it, which is `BAD` if it is cut off or has a sixth byte."""
+    """Return a zig-zag int32 and the address after it. The address is `BAD` if the varint is truncated or has a sixth
+    byte.
+    """
     if cursor >= end:
         return 0, BAD
     byte = load_u8(cursor)
@@ -87,7 +91,9 @@ def read_varint(cursor: int, end: int) -> tuple[int, int]:
 
 @helper
 def read_varlong(cursor: int, end: int) -> tuple[int, int]:
-    """Return a zig-zag int64 and the address after it, which is `BAD` if it is cut off or has an eleventh byte."""
+    """Return a zig-zag int64 and the address after it. The address is `BAD` if the varint is truncated or has an
+    eleventh byte.
+    """
     if cursor >= end:
         return 0, BAD
     byte = load_u8(cursor)
@@ -112,7 +118,9 @@ def clear_bit(bitmap: int, index: int) -> None:
 
 @helper
 def skip_headers(cursor: int, end: int, count: int) -> tuple[int, int, int]:
-    """Return the address after `count` headers (`BAD` if they do not fit), and the sizes of their keys and values."""
+    """Return the address after `count` headers (`BAD` if they do not fit), and the total sizes of their keys and
+    values.
+    """
     key_bytes = value_bytes = 0
     if count < 0 or count > end - cursor:
         return BAD, 0, 0
@@ -132,7 +140,7 @@ def skip_headers(cursor: int, end: int, count: int) -> tuple[int, int, int]:
 
 @helper
 def put(source: int, length: int, source_end: int, row: int, filled: int, offsets: int, to: int, valid: int) -> int:
-    """Append a binary cell (null if `length` < 0), and return the number of bytes that are filled."""
+    """Append a binary cell, which is null if `length` is negative. Return the number of bytes that are now filled."""
     if length > 0:
         copy(to + filled, source, length, source_end)
         filled += length
@@ -146,8 +154,9 @@ def put(source: int, length: int, source_end: int, row: int, filled: int, offset
 def read_record(cursor: int, end: int) -> tuple[int, int, int, int, int, int, int, int]:
     """Return the fields of the record that ends at `end`.
 
-    They are time delta, offset delta, length and address of the key, length and address of the value, and number and
-    address of the headers. If the address of the headers is beyond `end`, the record is invalid.
+    The fields are the time delta, the offset delta, the length and address of the key, the length and address of the
+    value, and the number and address of the headers. If the address of the headers is beyond `end`, the record is
+    invalid.
     """
     time, cursor = read_varlong(cursor + 1, end)
     delta, cursor = read_varint(cursor, end)
@@ -177,9 +186,11 @@ def decode_records(
 ) -> int:  # fmt: skip
     """Append the records with `first <= offset < limit` to the columns, and return an error code or `OK`.
 
-    `columns`: bit 0 for keys, 1 for values, 2 for headers. `fixed_time`: time of all records of a batch, or -2 if base
-    time and deltas apply. `list_offsets` and `list_valid` are buffers of the header lists; `list_position` receives the
-    position of each row's headers. `emitted` receives the number of rows of each batch.
+    * `columns`: the columns to decode; bit 0 for keys, bit 1 for values, bit 2 for headers
+    * `fixed_time`: the time of all records of a batch, or -2 if base time and deltas apply
+    * `list_offsets`, `list_valid`: buffers of the header lists
+    * `list_position`: receives the position of the headers of each row
+    * `emitted`: receives the number of rows of each batch
     """
     data_at, offsets_at, times_at = address(data), address(offsets), address(times)
     data_end = data_at + len(data)
@@ -251,8 +262,9 @@ def decode_headers(
 ) -> None:  # fmt: skip
     """Append the headers of rows `[first_row, rows)`, which `decode_records` has checked, to the header columns.
 
-    `list_offsets`, `list_position`: output of `decode_records`. `key_offsets`, `keys` and `value_offsets`, `values`,
-    `value_valid`: the buffers of the two columns, of which `key_bytes` and `value_bytes` bytes are already filled.
+    `list_offsets` and `list_position` are the output of `decode_records`. `key_offsets`, `keys`, `value_offsets`,
+    `values` and `value_valid` are the buffers of the two columns. The buffers already contain `key_bytes` and
+    `value_bytes` bytes.
     """
     data_at, keys_at, values_at = address(data), address(keys), address(values)
     end = data_at + len(data)
@@ -282,8 +294,8 @@ def find_records(
 ) -> int:  # fmt: skip
     """Write the fields of all records (`sparklog.format.payloads.RecordFields`), and return an error code or `OK`.
 
-    The arguments per batch are those of `decode_records`. Per record, `batches` receives its batch, and `starts` and
-    `ends` its range in `data`.
+    The arguments per batch are those of `decode_records`. For each record, `batches` receives its batch, and `starts`
+    and `ends` receive its range in `data`.
     """
     data_at = address(data)
     batches_at, offsets_at, times_at = address(batches), address(offsets), address(times)
@@ -325,7 +337,7 @@ def find_records(
 
 @kernel(INT(BYTES_IN, INT, INT, INT64))
 def check_records(data: Any, count: int, base_time: int, totals: Any) -> int:
-    """Check the records of one batch, whose offsets count from 0, and return an error code or `OK`.
+    """Check the records of one batch, whose offsets start at 0, and return an error code or `OK`.
 
     `totals` receives the smallest and the largest non-negative time (-1 if there is none), the smallest time other than
     -1 (2^63 - 1 if there is none), and the number of records without a key.
@@ -363,12 +375,12 @@ def check_records(data: Any, count: int, base_time: int, totals: Any) -> int:
 def survey(
     keep: Any, rows: Any, times: Any, starts: Any, ends: Any, fixed: Any, fixed_time: Any, nbytes: int, totals: Any
 ) -> int:  # fmt: skip
-    """Compute totals of the kept records of each batch, and return `OK`.
+    """Compute totals of the retained records of each batch, and return `OK`.
 
-    `rows` is the number of records per batch; their sum is the length of `keep`. `totals` receives, per batch, the
-    number of kept records, their size, their smallest and largest non-negative time (-1 if there is none), and the time
-    of the first one (-1 if there is none). If `fixed`, all records of the batch have the time `fixed_time`. Returns
-    `MISMATCH` if a kept record is not within `nbytes` bytes of data.
+    `rows` is the number of records per batch. The sum of `rows` is the length of `keep`. For each batch, `totals`
+    receives the number of retained records, their size, their smallest and largest non-negative time (-1 if there is
+    none), and the time of the first retained record (-1 if there is none). If `fixed` is set, all records of the batch
+    have the time `fixed_time`. Returns `MISMATCH` if a retained record is not within `nbytes` bytes of data.
     """
     keep_at, times_at, starts_at, ends_at = address(keep), address(times), address(starts), address(ends)
     row = 0
@@ -397,10 +409,10 @@ def survey(
 
 @helper
 def rewrite_record(to: int, out_end: int, start: int, end: int, delta: int, base_delta: int, data_end: int) -> int:
-    """Write the record at `[start, end)` with a new timestamp delta, and its offset delta reduced by `base_delta`.
+    """Write the record at `[start, end)` with a new timestamp delta. Its offset delta is reduced by `base_delta`.
 
-    Returns the address after it, or `BAD` if it is not a record or does not fit before `out_end`. The attributes of a
-    record are always 0, as in Kafka.
+    Returns the address after the record, or `BAD` if the bytes are not a record or do not fit before `out_end`. The
+    attributes of a record are always 0, as in Kafka.
     """
     _, cursor = read_varint(start, end)
     _, fields_at = read_varlong(cursor + 1, end)
@@ -429,10 +441,10 @@ def rewrite_record(to: int, out_end: int, start: int, end: int, delta: int, base
 def write_batches(
     plan: Any, source: Any, packed: Any, data: Any, times: Any, starts: Any, ends: Any, keep: Any, out: Any
 ) -> int:
-    """Write the batches of a plan back to back, and return the number of bytes, or `-MISMATCH` if one does not fit.
+    """Write the batches of a plan back to back. Return the number of bytes, or `-MISMATCH` if a batch does not fit.
 
-    Batches are copied from `source` (FROM 0) or `packed` (FROM 1), empty, or rebuilt from the records in `data`. Empty
-    and rebuilt batches begin with a gap for the header. `out` needs `SLACK` bytes more than are written.
+    Batches are copied from `source` (FROM 0) or from `packed` (FROM 1), empty, or rebuilt from the records in `data`.
+    Empty and rebuilt batches begin with a gap for the header. `out` needs `SLACK` bytes more than are written.
     """
     source_at, packed_at, data_at, out_at = address(source), address(packed), address(data), address(out)
     source_bytes, packed_bytes = len(source), len(packed)

@@ -1,4 +1,4 @@
-"""Compile all kernels in advance, so that setup takes the time and not the first query."""
+"""Compile all kernels in advance, so that the compilation delays the setup and not the first query."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ KERNEL_MODULES = (
     "sparklog.format.kernels.hash_kernels",
     "sparklog.format.legacy.legacy_kernels",
 )
-"""The names of all modules with kernels, including those of packages above, which must not be imported here."""
+"""The names of all modules with kernels, including modules of higher packages, which must not be imported here."""
 
 
 def warm_up() -> str | None:
-    """Load all kernels, and compile those that are not cached; return the cache directory, None if there is none."""
+    """Load all kernels, and compile kernels that are not cached.
+
+    Return the cache directory, or None if there is none.
+    """
     from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
 
     for name in KERNEL_MODULES:

@@ -1,1 +1,1 @@
-"""Messages of formats v0 and v1."""
+"""Read messages of formats v0 and v1."""

@@ -1,8 +1,8 @@
 """Kernels that find messages of formats v0 and v1, compute their CRC-32, and convert them to records of format v2.
 
-Bounds: `find_messages` compares the size of each message with the remaining bytes before it advances, and fills at most
-the columns that `table` has. `translate` reads within `[start, stop)` of each row, which the caller has checked against
-the data, and compares the position in `out` with its end before it writes a record.
+Bounds: `find_messages` compares the size of each message with the number of remaining bytes before it advances, and
+fills at most the columns that `table` has. `translate` reads within `[start, stop)` of each row, which the caller has
+checked against the data. It compares the position in `out` with the end of `out` before it writes a record.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ OK, SHORT, FIELDS, ORDER, FORMAT, COMPRESSED, CHECKSUM, COUNT = range(8)
 LOG_OVERHEAD = 12
 V0_BYTES = 14
 V1_BYTES = 22
-"""Minimum sizes of a message, without its offset and size field."""
+"""Minimum sizes of a message, without its offset and size fields."""
 CRC_START = 16
-"""Position in an entry: the CRC-32 covers all bytes after the CRC field."""
+"""Position in an entry. The CRC-32 covers all bytes after the CRC field."""
 RECORD_GROWTH = 6
-"""A record of format v2 has at most 32 bytes besides key and value, an entry of format v0 has 26."""
+"""A record of format v2 has at most 32 bytes in addition to key and value. An entry of format v0 has 26 bytes."""
 _POLYNOMIAL = 0xEDB88320
 _NO_TIMESTAMP = -1
 
 
 def _crc_table() -> Any:
-    """Return int64[8 * 256], to compute a CRC-32 eight bytes at a time; row k is for a byte followed by k bytes."""
+    """Return int64[8 * 256], which is used to compute a CRC-32 eight bytes at a time. Row k is for a byte followed by k
+    bytes.
+    """
     state = np.arange(256, dtype=np.int64)
     for _ in range(8):
         state = np.where(state & 1, (state >> 1) ^ _POLYNOMIAL, state >> 1)
@@ -84,10 +86,10 @@ def big_i64(place: int) -> int:
 
 @kernel(INT(BYTES_IN, INT, TABLE, INT64))
 def find_messages(data: Any, start: int, table: Any, state: Any) -> int:
-    """Fill a column of `table` for each message of format v0 or v1 from `start` on, and return their number.
+    """Fill a column of `table` for each message of format v0 or v1 from `start` on. Return the number of messages.
 
-    Stops at the first message that is incomplete or has an invalid size or another format, and sets `state[END]` to
-    its position.
+    Stops at the first message that is incomplete, has an invalid size or has another format. `state[END]` receives the
+    position of this message.
     """
     origin = address(data)
     end, count = len(data), 0
@@ -113,7 +115,7 @@ def find_messages(data: Any, start: int, table: Any, state: Any) -> int:
 
 @kernel(INT64(BYTES_IN, INT64_IN, INT64_IN, INT64_IN))
 def message_crcs(data: Any, position: Any, size: Any, table: Any) -> Any:
-    """Return the CRC-32 that each message should have; `position`: where its entry begins."""
+    """Return the expected CRC-32 of each message. `position` is the position where its entry begins."""
     origin, table_at = address(data), address(table)
     out = np.empty(len(position), np.int64)
     for row in range(len(position)):
@@ -139,9 +141,9 @@ def translate(
 ) -> int:  # fmt: skip
     """Convert the messages at `[start, stop)` of each row to records of format v2, and return an error code or `OK`.
 
-    `shift` is added to the offset fields of the messages. `inner`: the messages are from compressed messages, so their
-    own CRC-32s are verified here. `out` needs `SLACK` bytes more than are written; `out_start` and `out_stop` receive
-    the range of each row's records in it. `table`: `CRC_TABLE`.
+    `shift` is added to the offset fields of the messages. If `inner` is set, the messages are from compressed messages,
+    and their CRC-32s are verified here. `out` needs `SLACK` bytes more than are written. `out_start` and `out_stop`
+    receive the range of the records of each row in `out`. `table` is `CRC_TABLE`.
     """
     origin, table_at, out_at, state_at = address(data), address(table), address(out), address(state)
     data_end, room = origin + len(data), out_at + len(out) - SLACK

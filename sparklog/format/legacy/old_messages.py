@@ -1,7 +1,7 @@
 """Find and check messages of formats v0 and v1 (magic 0 and 1), and convert them to records of format v2.
 
-These formats are only read. A log in them is a sequence of entries: an offset, a size and a message. All integers are
-big-endian.
+These formats are only read, and never written. A log in these formats is a sequence of entries. An entry consists of an
+offset, a size and a message. All integers are big-endian.
 
 | off | size | field           | in CRC | remarks                                                                 |
 |----:|-----:|-----------------|--------|-------------------------------------------------------------------------|
@@ -14,14 +14,15 @@ big-endian.
 |   … |  4+n | key             | yes    | int32 length (-1: null) and bytes                                       |
 |   … |  4+n | value           | yes    | the same                                                                |
 
-A compressed message (a wrapper) has no key, and its value is a compressed sequence of entries. In v0 the offsets of
-these entries are offsets of the log. In v1 they are relative, and the last entry has the offset of the wrapper. (In a
-wrapper at offset 0, the first entry has offset 0: old versions of librdkafka wrote these.) The timestamp type of a v1
-wrapper applies to all of its records, and with LogAppendTime its timestamp does, too. Writers of magic 0 computed the
-header checksum of LZ4 frames from the wrong bytes, so it is not verified there.
+A compressed message (a wrapper) has no key, and its value is a compressed sequence of entries. In v0, the offsets of
+these entries are offsets of the log. In v1, they are relative, and the last entry has the offset of the wrapper. In a
+wrapper at offset 0, the first entry has offset 0, because old versions of librdkafka wrote such wrappers. The timestamp
+type of a v1 wrapper applies to all of its records. With LogAppendTime, the timestamp of the wrapper also applies to all
+of its records. Writers of magic 0 computed the header checksum of LZ4 frames from the wrong bytes, so this checksum is
+not verified in magic 0.
 
-The rest of the code sees each entry as a batch, that is, a row of `BatchHeaders`. This module returns these rows to
-`batch_scan`, and the records, converted to format v2, to `payloads`.
+Other code treats each entry as a batch, which is a row of `BatchHeaders`. This module returns these rows to
+`batch_scan`, and returns the records, converted to format v2, to `payloads`.
 """
 
 from __future__ import annotations
@@ -62,17 +63,17 @@ BEFORE_KEY = (18, 26)
 """Position of the key's length field in an entry, by magic."""
 CRC_START = MAGIC_POSITION
 LONG_MESSAGE = 2048
-"""Size from which zlib's CRC-32 is faster than the kernel, which needs no call per message."""
+"""Size from which zlib's CRC-32 is faster than the kernel. The kernel does not need a call per message."""
 USUAL_MESSAGE = 100
-"""Typical size of a message in bytes, to estimate the number of messages."""
+"""Typical size of a message in bytes, which is used to estimate the number of messages."""
 _FIELDS = ((0, 8, True), (8, 12, True), (12, 16, False), (17, 18, False), (18, 26, True))
 NOTHING = -1
-"""Leader epoch and producer fields, which these formats do not have."""
+"""Value of leader epoch and producer fields, which these formats do not have."""
 _GZIP, _SNAPPY, _LZ4 = 1, 2, 3
 
 
 def find_entries(data: BytesLike, start: int) -> BatchHeaders:
-    """Return the complete entries of formats v0 and v1 from `start` up to the first one of another format."""
+    """Return the complete entries of formats v0 and v1 from `start` up to the first entry of another format."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
@@ -87,7 +88,7 @@ def find_entries(data: BytesLike, start: int) -> BatchHeaders:
 def header_at(data: bytes) -> BatchHeaders:
     """Return the header of the entry at the beginning of `data`, even if the rest of the entry is missing.
 
-    `data` needs the first 26 bytes of the entry, or the entire entry if it is smaller.
+    `data` must contain the first 26 bytes of the entry, or the entire entry if it is smaller.
     """
     magic = data[MAGIC_POSITION]
     values = (int.from_bytes(data[a:b], "big", signed=signed) for a, b, signed in _FIELDS)
@@ -98,7 +99,7 @@ def header_at(data: bytes) -> BatchHeaders:
 
 
 def _headers(columns: Iterable[Int64Array], end: int) -> BatchHeaders:
-    """Return a row per entry, as if no entry were compressed; `columns` are those of the kernel."""
+    """Return a row per entry, as if no entry were compressed. `columns` are the columns of the kernel."""
     position, size, offset, crc, attributes, timestamp, magic = columns
     n = len(position)
     none = np.full(n, NOTHING, np.int64)
@@ -112,8 +113,8 @@ def _headers(columns: Iterable[Int64Array], end: int) -> BatchHeaders:
 def merge_entries(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeaders]]) -> BatchHeaders:
     """Merge batches of format v2 and groups of entries in log order.
 
-    `groups` has, for each group, the number of batches of format v2 before it. The offsets of a wrapper begin after the
-    row before it, and its count is 1, until `resolve_wrappers` sets the actual values.
+    For each group, `groups` contains the number of batches of format v2 before the group. The offsets of a wrapper
+    begin after the row before it, and its count is 1, until `resolve_wrappers` sets the actual values.
     """
     parts: list[BatchHeaders] = []
     low = 0
@@ -134,10 +135,10 @@ def merge_entries(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeader
 
 
 def resolve_wrappers(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
-    """Return the headers with the offsets and record counts of wrappers, which requires decompressing them.
+    """Return the headers with the actual offsets and record counts of wrappers, which must be decompressed for this.
 
-    A corrupt wrapper keeps the widest possible range of offsets, so that every reader of one of these offsets reads it
-    and gets the error, which `records` raises.
+    The row of a corrupt wrapper has the widest possible range of offsets, so that every reader of any of these offsets
+    reads the wrapper, and gets the error that `records` raises.
     """
     rows = np.flatnonzero(headers.is_legacy & (headers.codec != 0))
     if not len(rows):
@@ -159,7 +160,7 @@ def resolve_wrappers(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
 
 
 def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
-    """Return the rows (int64) of entries whose CRC-32 does not match; all `headers` must be of formats v0 and v1."""
+    """Return the rows (int64) of entries whose CRC-32 does not match. All `headers` must be of formats v0 and v1."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
@@ -175,7 +176,7 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
 
 
 def message_crcs(data: BytesLike, headers: BatchHeaders, row: int) -> list[int]:
-    """Return the stored CRC-32 of each message of a row; for a wrapper, those of the messages in it."""
+    """Return the stored CRC-32 of each message of a row. For a wrapper, these are the CRC-32s of the messages in it."""
     if not headers.codec[row]:
         return [int(headers.crc[row])]
     crcs: list[int] = find_entries(_open_wrapper(as_bytes_array(data).data, headers, row).data, 0).crc.tolist()
@@ -199,7 +200,9 @@ class _Inner:
 
 
 def _open_wrapper(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
-    """Decompress a wrapper and determine its offsets. `Corrupt`, without a file and position, if it is invalid."""
+    """Decompress a wrapper, and determine its offsets. Raises `Corrupt`, without a file and position, if the wrapper is
+    invalid.
+    """
     assert headers.magic is not None
     magic, codec = int(headers.magic[row]), int(headers.codec[row])
     position = int(headers.position[row])
@@ -225,7 +228,9 @@ def _open_wrapper(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
 
 
 def _check_cut_message(rest: bytes) -> None:
-    """Raise `Corrupt` unless `rest` is an incomplete message, which Kafka ignores: old clients truncated sets."""
+    """Raise `Corrupt` unless `rest` is an incomplete message. Kafka ignores incomplete messages, because old clients
+    truncated message sets.
+    """
     size = int.from_bytes(rest[8:LOG_OVERHEAD], "big", signed=True)
     if len(rest) < LOG_OVERHEAD or (size >= MIN_LEGACY_SIZE_FIELD[0] and size > len(rest) - LOG_OVERHEAD):
         return
@@ -236,7 +241,7 @@ def _check_cut_message(rest: bytes) -> None:
 
 
 def decompress_wrapper(entry: memoryview, magic: int, codec: int) -> bytes:
-    """Return the decompressed value of a wrapper. `Corrupt` if it has no value or cannot be decompressed."""
+    """Return the decompressed value of a wrapper. Raises `Corrupt` if it has no value or cannot be decompressed."""
     if codec not in (_GZIP, _SNAPPY, _LZ4):
         raise Corrupt(f"a message of format v{magic} has codec {codec}, expected gzip, snappy or lz4 (1 to 3)")
     start, end = BEFORE_KEY[magic] + 4, entry.nbytes
@@ -267,7 +272,7 @@ def records(
 ) -> Iterator[Payloads]:
     """Yield the records of rows `[low, high)` of formats v0 and v1 in format v2, in groups of about `GROUP_BYTES`.
 
-    Deltas are relative to the row's base offset and base timestamp. Raises `Corrupt` if a message is invalid, and
+    Deltas are relative to the base offset and base timestamp of the row. Raises `Corrupt` if a message is invalid, and
     `BadRequest` if wrappers decompress to more than `CALL_LIMIT` bytes.
     """
     is_wrapper = headers.codec[low:high] != 0
@@ -315,7 +320,7 @@ def _unwrap(
 def _translate(
     group: Payloads, shift: Int64Array, headers: BatchHeaders, location: DataLocation, *, inner: bool
 ) -> Payloads:
-    """Convert the messages of a group to records of format v2; `shift` and `inner` are those of the kernel."""
+    """Convert the messages of a group to records of format v2. `shift` and `inner` are the arguments of the kernel."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     rows, n = slice(group.first, group.last), len(group)
@@ -348,4 +353,4 @@ _MESSAGES = {
     6: "the CRC-32 of a message in a compressed message does not match its bytes",
     7: "the message does not have the number of records that was found when its header was read",
 }
-"""Messages for the error codes of the kernels."""
+"""Error messages by error code of the kernels."""
