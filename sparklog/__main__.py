@@ -1,4 +1,4 @@
-"""`python -m sparklog`: the same as the `sparklog` command."""
+"""Run the `sparklog` command with `python -m sparklog`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The functions of `import sparklog` that work on whole roots and directories: maintain, copy, import, export.
+"""The functions of `import sparklog` that work on entire roots and directories: maintain, copy, import and export.
 
-Each function does the same as the command of that name. With a Spark session, Spark tasks read and write the files;
-otherwise this process does.
+Each function does the same as the command with the same name. If a Spark session is passed, Spark tasks read and write
+the files. Otherwise, this process does.
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ def compact(
     now_ms: int | None = None,
     spark: SparkSession | None = None,
 ) -> list[TopicReport]:
-    """Merge small appends, seal them into segments, and keep the latest record of each key of compacted topics.
+    """Merge small appends, seal them into segments, and retain the latest record of each key of compacted topics.
 
     Args:
         root: An open root, or its location.
-        topics: Names of topics; empty: all.
+        topics: Names of topics. Default: all topics.
         properties: A file of defaults with Kafka's names, such as `conf/sparklog.properties`.
-        seal_only: Only seal; do not merge or compact.
-        roll: Also seal active segments, whatever their age and size.
-        dry_run: Change nothing; the reports list what would be done.
-        now_ms: Current time in milliseconds since 1970; default: the store's clock.
-        spark: A Spark session that does the work; default: this process.
+        seal_only: Only seal segments. Do not merge or compact.
+        roll: Also seal active segments, regardless of their age and size.
+        dry_run: Do not change anything. The reports list what would be done.
+        now_ms: Current time in milliseconds since 1970. Default: the time of the store's clock.
+        spark: A Spark session that does the work. Default: this process does the work.
 
     Returns:
-        One report per topic, including errors: a failed topic does not stop the others.
+        One report per topic, which includes errors. A failed topic does not stop the other topics.
 
     Raises:
         NotFound: If the root does not exist.
-        BadRequest: If the properties file has an error.
+        BadRequest: If the properties file is not valid.
 
     Example:
         reports = sparklog.compact("/data/log", topics=["orders"], roll=True)
@@ -112,18 +112,18 @@ def retain(
 
     Args:
         root: An open root, or its location.
-        topics: Names of topics, which may have been deleted; empty: all.
+        topics: Names of topics, including deleted topics. Default: all topics.
         properties: A file of defaults with Kafka's names, such as `conf/sparklog.properties`.
-        dry_run: Change nothing; the reports list what would be deleted and why.
-        now_ms: Current time in milliseconds since 1970; default: the store's clock.
-        spark: A Spark session that deletes files in parallel; default: this process.
+        dry_run: Do not change anything. The reports list what would be deleted and why.
+        now_ms: Current time in milliseconds since 1970. Default: the time of the store's clock.
+        spark: A Spark session that deletes files in parallel. Default: this process deletes the files.
 
     Returns:
-        One report per topic, including errors.
+        One report per topic, which includes errors.
 
     Raises:
-        NotFound: If the root does not exist, or a topic never existed; nothing is changed then.
-        BadRequest: If the properties file has an error.
+        NotFound: If the root does not exist, or if a topic never existed. In this case, nothing is changed.
+        BadRequest: If the properties file is not valid.
 
     Example:
         reports = sparklog.retain("/data/log", dry_run=True)
@@ -146,15 +146,15 @@ def verify(
 
     Args:
         path: A root, a topic directory, a Kafka log directory, or one of its partition directories.
-        topics: Names of topics; empty: all.
+        topics: Names of topics. Default: all topics.
         quick: Only check that the files of a root exist and have the right size.
-        spark: A Spark session that reads the files of a root; default: this process.
+        spark: A Spark session that reads the files of a root. Default: this process reads the files.
 
     Returns:
-        A report; `sound` is True if nothing is corrupt. Corruption is reported, not raised.
+        A report, whose `sound` is True if no corruption was found. Corruption is reported, and does not raise an error.
 
     Raises:
-        NotFound: If there is no log at the path, or a topic does not exist.
+        NotFound: If there is no log at the path, or if a topic does not exist.
 
     Example:
         report = sparklog.verify("/data/log")
@@ -191,16 +191,18 @@ def backup(
     Args:
         root: An open root, or its location.
         to: Directory of the backup repository, which is created if it does not exist.
-        topics: Names of topics; None: all.
-        link: Create hard links instead of copies on the same disk; protects against deletion, not corruption.
-        keep: Number of latest backups to keep; older ones are deleted afterwards.
-        keep_days: Delete backups older than this afterwards. With both, a backup is kept if either option keeps it.
+        topics: Names of topics. None: all topics.
+        link: Create hard links instead of copies on the same disk. Hard links protect against deletion, but not against
+            corruption.
+        keep: Number of latest backups to keep. Older backups are deleted afterwards.
+        keep_days: Age in days after which backups are deleted afterwards. If `keep` is also given, a backup is deleted
+            only if both options allow it.
 
     Returns:
-        The manifest of the new backup: `number`, topics, groups, bytes.
+        The manifest of the new backup: `number`, topics, groups and bytes.
 
     Raises:
-        Corrupt: If a file of the root is corrupt; no backup is created then.
+        Corrupt: If a file of the root is corrupt. In this case, no backup is created.
         Conflict: If backups are being deleted at the same time.
         BadRequest: If the directory contains other files, or is inside a root.
 
@@ -240,18 +242,18 @@ def restore(
     link: bool = False,
     dry_run: bool = False,
 ) -> Restored:
-    """Create a root from a backup, or from an earlier state of a root; default: the latest state.
+    """Create a root from a backup, or from an earlier state of a root. By default, the latest state is restored.
 
     Args:
         source: Directory of the backup repository, or a root.
-        to: Location of the new root, which must be empty or not exist.
-        topics: Names of topics; None: all.
-        number: Number of a backup. Give at most one of `number`, `version` and `time_ms`.
-        version: Version of the topic, if one topic is restored.
+        to: Location of the new root, which must be empty or must not exist.
+        topics: Names of topics. None: all topics.
+        number: Number of a backup. At most one of `number`, `version` and `time_ms` can be given.
+        version: Version of the topic, if a single topic is restored.
         time_ms: Time to restore, in milliseconds since 1970.
         rename: New names of topics by old name.
         link: Create hard links instead of copies on the same disk.
-        dry_run: Change nothing; only return what would be restored.
+        dry_run: Do not change anything. Only return what would be restored.
 
     Returns:
         The restored topics, versions, files, bytes and groups.
@@ -287,22 +289,22 @@ def clone(
     time_ms: int | None = None,
     dry_run: bool = False,
 ) -> Cloned:
-    """Create a topic with the records of another topic, as of now, a version or a time. No records are copied.
+    """Create a topic with the records of another topic, as of now, or as of a version or a time. No records are copied.
 
     Args:
         root: An open root, or its location.
-        topic: Topic to clone. A deleted topic needs a version or a time.
+        topic: Topic to clone. To clone a deleted topic, a version or a time is required.
         name: Name of the new topic.
-        version: Version of the topic; default: the latest. Not with `time_ms`.
+        version: Version of the topic. Default: the latest version. It cannot be combined with `time_ms`.
         time_ms: Time to clone, in milliseconds since 1970.
-        dry_run: Change nothing; only return what the clone would contain.
+        dry_run: Do not change anything. Only return what the clone would contain.
 
     Returns:
         The version, offsets, shared files and bytes of the clone.
 
     Raises:
         NotFound: If the topic or the version does not exist.
-        Conflict: If a topic with this name exists, or the version has been vacuumed.
+        Conflict: If a topic with this name exists, or if the version has been vacuumed.
 
     Example:
         sparklog.clone("/data/log", "orders", "orders-yesterday")
@@ -336,24 +338,24 @@ def import_kafka(
     """Import topics of a Kafka log directory into a root, with the same offsets, timestamps, headers and segments.
 
     Args:
-        root: An open root, or its location, where a root is created if there is none.
-        log_dir: Log directory of a stopped broker, or a copy of one. It is not changed.
-        topics: Names of topics; None: all except Kafka's internal topics.
-        configs: Configs to set on each topic, because a log directory does not contain them.
+        root: An open root, or its location. If there is no root at the location, a root is created.
+        log_dir: Log directory of a stopped broker, or a copy of a log directory. It is not changed.
+        topics: Names of topics. None: all topics except Kafka's internal topics.
+        configs: Configs to set on each topic. They override the configs in the metadata log of a KRaft broker.
         corrupt_records: As in `open_view`.
         open_transactions: How to handle transactions that are open in Kafka: `keep` leaves them open until a later
             import contains their end, `abort` aborts them, `refuse` rejects the import.
-        link: `auto` creates hard links to closed segments on the same disk; `never` copies them.
+        link: `auto` creates hard links to closed segments on the same disk. `never` copies all segments.
         groups: Import the offsets of consumer groups from `__consumer_offsets`.
-        transactions: Import ids and decisions of open transactions from `__transaction_state`.
-        dry_run: Change nothing; only return what would be imported.
+        transactions: Import the ids and decisions of open transactions from `__transaction_state`.
+        dry_run: Do not change anything. Only return what would be imported.
 
     Returns:
         The imported records per topic and partition, and the groups. A repeated import adds only new records.
 
     Raises:
         NotFound: If the log directory or a topic does not exist.
-        Conflict: If a topic exists that was not imported from this directory, or was written to since.
+        Conflict: If an existing topic was not imported from this directory, or was written to since its import.
         Corrupt: If a file is corrupt and `corrupt_records` is `fail`.
 
     Example:
@@ -377,7 +379,10 @@ def import_kafka(
 
 
 def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run: bool, **watch: Any) -> ImportReport:
-    """Import into the root at a path, where a root is created if there is none; `watch`: see `import_log_dir`."""
+    """Import into the root at a path. If there is no root at the path, a root is created.
+
+    `watch` is passed to `import_log_dir`.
+    """
     from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 
     location = resolve(path)
@@ -395,22 +400,24 @@ _GROUPS = ValueType("a list of names or 'all'", lambda value: value == "all" or 
 
 
 class ExportKeywords(TypedDict, total=False):
-    """Options of an export: see `export_kafka`."""
+    """Options of an export (see `export_kafka`)."""
 
     # fmt: off
-    partitions: Annotated[Sequence[int] | None, option(None, "Partitions to export of each topic; None: all.", NUMBERS)]
+    partitions: Annotated[Sequence[int] | None, option(None,
+        "Partitions of each topic to export; None: all partitions.", NUMBERS)]
     start_ms: Annotated[int | None, option(None,
         "Start each partition at the first record at or after this time.", TIME)]
     end_ms: Annotated[int | None, option(None,
         "End each partition before the first record at or after this time.", TIME)]
     version: Annotated[int | None, option(None,
-        "Version of the topics; None: that of `time_ms`, or the latest.", NUMBER)]
-    time_ms: Annotated[int | None, option(None, "Export the versions at this time; not with `version`.", TIME)]
+        "Version of the topics; None: the version at `time_ms`, or the latest version.", NUMBER)]
+    time_ms: Annotated[int | None, option(None,
+        "Time of the versions to export; it cannot be combined with `version`.", TIME)]
     groups: Annotated[Sequence[str] | Literal["all"] | None, option(None,
         "Export the committed offsets of these groups as `__consumer_offsets` and as a CSV file.", _GROUPS)]
     link: Annotated[bool, option(False, "Create hard links to sealed segments instead of copies, on the same disk.")]
     keep_leader_epochs: Annotated[bool, option(False,
-        "Keep leader epochs, for the cluster that assigned them; default: set them to 0.")]
+        "Preserve leader epochs, for an export to the cluster that assigned them; default: set them to 0.")]
     # fmt: on
 
 
@@ -426,10 +433,10 @@ def export_kafka(
     Args:
         root: An open root, or its location.
         topics: Names of the topics.
-        to: Directory to create, which must be empty or not exist.
+        to: Directory to create, which must be empty or must not exist.
 
     Returns:
-        One entry per topic with its id, its configs, and the contents of each partition.
+        One entry per topic, with its id, its configs and the contents of each partition.
 
     Raises:
         NotFound: If a topic, partition, version or group does not exist.

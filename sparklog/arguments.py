@@ -1,9 +1,9 @@
-"""Argument validation of public calls: an invalid value raises `BadRequest` before the call does anything.
+"""Argument validation of public calls. An invalid value raises `BadRequest` before the call has any effect.
 
     @checked(topic=NAME, partitions=NUMBERS.or_none())
     def read(topic: str, partitions: Sequence[int] | None = None): ...
 
-Calls themselves check whether a topic exists, an offset is in range, and so on.
+The calls check further conditions, for example whether a topic exists or an offset is in range.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _is_list(value: object, accepts: Callable[[Any], bool]) -> bool:
 
 
 def _is_path(value: object) -> bool:
-    # The system calls reject NUL with a Python error.
+    # For NUL, the system calls raise a Python error.
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
     try:
         return isinstance(text, str) and text != "" and "\0" not in text and os.fsencode(text) is not None
@@ -70,22 +70,22 @@ INTEGER = ValueType("an integer", is_integer)
 NUMBER = int64(0)
 NUMBERS = ValueType("a list of numbers", lambda value: _is_list(value, is_integer))
 TIME = ValueType("a time in milliseconds", lambda value: is_integer(value) and -INT64_MAX <= index(value) <= INT64_MAX)
-SECONDS = ValueType("a number of seconds from 0", lambda value: is_real(value) and value >= 0)
+SECONDS = ValueType("a non-negative number of seconds", lambda value: is_real(value) and value >= 0)
 KEYS = ValueType(
-    "a list of bytes or texts", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    "a list of bytes or strings", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes))
 )
-KEY = ValueType("bytes or a text", lambda value: isinstance(value, bytes) or is_text(value))
+KEY = ValueType("bytes or a string", lambda value: isinstance(value, bytes) or is_text(value))
 CONFIGS = ValueType("a mapping of names to values", lambda value: _is_map(value, is_text, lambda _: True))
 OFFSETS = ValueType("a mapping of partitions to offsets", lambda value: _is_map(value, is_integer, is_integer))
 POSITIONS = ValueType(
     "a mapping of topics to mappings of partitions to offsets",
     lambda value: _is_map(value, is_text, lambda rows: isinstance(rows, Mapping)),
 )
-"""Positions are checked with their topic, so that an error can name the partition."""
+"""Positions are checked together with their topic, so that an error can report the partition."""
 LATER_POSITIONS = ValueType(
     POSITIONS.valid, lambda value: _is_map(value, is_text, lambda rows: _is_map(rows, is_integer, _is_position))
 )
-"""Positions whose topics a later call opens, which must not fail for their types."""
+"""Positions of topics that a later call opens. They are validated completely, so that the later call does not fail."""
 PARTITIONS = ValueType(
     "a mapping of topics to lists of partitions",
     lambda value: _is_map(value, is_text, lambda item: _is_list(item, is_integer)),
@@ -100,17 +100,19 @@ _BY_ANNOTATION: Mapping[str, ValueType] = {
     "IsolationLevel": one_of("read_committed", "read_uncommitted"),
     "list[SparklogError] | None": LIST.or_none(),
 }
-"""Types of arguments by annotation, as text, because modules have `from __future__ import annotations`."""
+"""Types of arguments by annotation. Annotations are strings, because modules have `from __future__ import annotations`.
+"""
 
 _PLAIN = (int, str, bytes, type(None), Mapping)
 
 
 def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that checks the arguments of a call: their names, flags, isolation levels, and `kinds`.
+    """Return a decorator that checks the arguments of a call: their names, flags, isolation levels, and the types in
+    `kinds`.
 
     Args:
-        options: the `TypedDict` of the call's `**options` (`keyword_settings`), whose keys become arguments of the
-            call, with types, defaults and descriptions in the docstring.
+        options: the `TypedDict` of the call's `**options` (`keyword_settings`). Its keys become arguments of the call,
+            and their types, defaults and descriptions are added to the docstring.
         kinds: value types of other arguments.
     """
 
@@ -159,19 +161,22 @@ def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Cal
 
 
 def _with_options(doc: str, settings: Mapping[str, Setting]) -> str:
-    """Add the options to the end of a docstring's section `Args:`."""
+    """Add the options to the end of the section `Args:` of a docstring."""
     lines = "".join(f"        {setting.name}: {setting.doc}\n" for setting in settings.values())
     return doc.replace("\n\n    Returns:\n", f"\n{lines}\n    Returns:\n", 1)
 
 
 def _hint(signature: inspect.Signature, args: tuple[object, ...], names: Mapping[str, object]) -> str:
-    """Return a hint about the correct call for arguments that do not match the signature."""
+    """Return a hint about the correct arguments if the arguments do not match the signature."""
     arguments = [item for item in signature.parameters.values() if item.name != "self"]
     unknown = next((name for name in names if name not in signature.parameters), None)
     if unknown is not None:
-        return did_you_mean(unknown, signature.parameters) or f"; it takes {', '.join(item.name for item in arguments)}"
+        return (
+            did_you_mean(unknown, signature.parameters)
+            or f"; its arguments are {', '.join(item.name for item in arguments)}"
+        )
     positional = [item for item in signature.parameters.values() if item.kind is not item.KEYWORD_ONLY]
     if len(args) > len(positional):
         named = [f"{item.name}=..." for item in arguments if item.kind is item.KEYWORD_ONLY]
-        return f"; give by name: {', '.join(named)}" if named else ""
+        return f"; pass these arguments by name: {', '.join(named)}" if named else ""
     return ""

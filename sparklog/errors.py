@@ -1,7 +1,7 @@
-"""The errors that sparklog raises, one class for each thing that the caller should do.
+"""The errors that sparklog raises. There is one class for each action that the caller should take.
 
-Each message is one line: what was expected, what was found, what to do. A class also derives from the built-in error
-that Python programs already catch in the same situation.
+Each message is one line that contains the expected value, the actual value and the action to take. A class also derives
+from the built-in error that Python programs already catch in the same situation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def one_line(text: str) -> str:
-    r"""Return a text with line breaks, other control characters and lone surrogates escaped.
+    r"""Return a string in which line breaks, other control characters and lone surrogates are escaped.
 
     Messages contain the names of writers and groups, which may contain such characters.
 
@@ -26,7 +26,7 @@ def one_line(text: str) -> str:
 
 
 def shortened(value: object, characters: int = 60) -> str:
-    """Return the `repr` of a value, or its start and an ellipsis.
+    """Return the `repr` of a value. If it is too long, return its start and an ellipsis.
 
     >>> shortened("y" * 5000, 4)
     "'yyyy…'"
@@ -40,12 +40,12 @@ def shortened(value: object, characters: int = 60) -> str:
 
 
 _in_shell = False
-"""True while a `sparklog` command runs: its user needs advice as commands, not as function calls."""
+"""True while a `sparklog` command runs. Its user needs advice in the form of commands instead of function calls."""
 
 
 @contextmanager
 def advice_for_shell() -> Iterator[None]:
-    """Make errors that are raised in this block advise commands instead of Python calls."""
+    """Make errors that are raised in this block recommend commands instead of Python calls."""
     global _in_shell
     before, _in_shell = _in_shell, True
     try:
@@ -55,12 +55,15 @@ def advice_for_shell() -> Iterator[None]:
 
 
 def advice(*, python: str, shell: str) -> str:
-    """Return the advice for a Python program or, while a command runs, for a user of the command line."""
+    """Return the advice for a Python program.
+
+    While a command runs, return the advice for a user of the command line.
+    """
     return shell if _in_shell else python
 
 
 class SparklogError(Exception):
-    """Base class of sparklog's errors; `code` is the stable name that users and scripts see."""
+    """Base class of sparklog's errors. `code` is the stable name that users and scripts see."""
 
     code = "SPARKLOG_ERROR"
 
@@ -69,7 +72,7 @@ class SparklogError(Exception):
 
 
 class BadRequest(SparklogError, ValueError):
-    """The request is wrong: fix it."""
+    """The request is not valid. Correct the request."""
 
     code = "SPARKLOG_BAD_REQUEST"
 
@@ -81,13 +84,15 @@ class NotFound(SparklogError, LookupError):
 
 
 class Conflict(SparklogError):
-    """The state on which this request was based has changed: read it again and retry."""
+    """The state that this request is based on has changed. Read the state again, and retry."""
 
     code = "SPARKLOG_CONFLICT"
 
 
 class Fenced(SparklogError):
-    """A newer instance of this writer took over, the root was replaced, or the store lost commits: stop."""
+    """A newer instance of this writer has taken over, the root was replaced, or the store lost commits. Stop the
+    writer.
+    """
 
     code = "SPARKLOG_FENCED"
 
@@ -95,7 +100,7 @@ class Fenced(SparklogError):
 class Corrupt(SparklogError):
     """Data does not match its format or checksum.
 
-    `file`, `position` (in bytes) and `offset` (in the log) locate it as far as they are known.
+    `file`, `position` (in bytes) and `offset` (in the log) specify the location of the damage, as far as it is known.
     """
 
     code = "SPARKLOG_CORRUPT"
@@ -116,10 +121,10 @@ class Corrupt(SparklogError):
 
 
 class Unavailable(SparklogError, OSError):
-    """The store failed, or the outcome of a write is unknown: retry later.
+    """The store failed, or the result of a write is unknown. Retry later.
 
-    `is_denied`: a permission is missing, so a retry would be denied, too.
-    `is_unknown`: the write may have succeeded; if False, nothing was written.
+    * `is_denied`: True if a permission is missing, so a retry would also be denied
+    * `is_unknown`: True if the write may have succeeded; False if nothing was written
     """
 
     code = "SPARKLOG_UNAVAILABLE"
@@ -131,19 +136,19 @@ class Unavailable(SparklogError, OSError):
 
 
 class Wakeup(SparklogError):
-    """Another thread called `wakeup` of a waiting consumer: leave its loop, and close it."""
+    """Another thread called `wakeup` of a waiting consumer. Leave the loop of the consumer, and close the consumer."""
 
     code = "SPARKLOG_WAKEUP"
 
 
 def nearest(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
-    """Return the candidates most similar to `word`, best first, for "did you mean"."""
+    """Return the candidates that are most similar to `word`, best first, for "did you mean"."""
     import difflib
 
     return difflib.get_close_matches(word, list(candidates), n=limit, cutoff=0.6)
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?`, or an empty text if no candidate is similar."""
+    """Return `; did you mean 'x'?`, or an empty string if no candidate is similar."""
     near = nearest(word, candidates, limit=1)
     return f"; did you mean '{near[0]}'?" if near else ""

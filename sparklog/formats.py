@@ -1,7 +1,7 @@
-"""Decode and encode keys and values that are not text: `from sparklog import formats`.
+"""Decode and encode keys and values that are not strings: `from sparklog import formats`.
 
-Records contain keys and values as bytes. These functions convert them to Arrow columns and back, with the formats of
-the command-line options `--key-format` and `--value-format`; docs/guides/values.md lists them.
+Records contain keys and values as bytes. These functions convert keys and values to Arrow columns and back, with the
+formats of the command-line options `--key-format` and `--value-format`. docs/guides/values.md lists the formats.
 """
 
 from __future__ import annotations
@@ -27,44 +27,45 @@ Schemas: TypeAlias = "Schema | Mapping[int, Schema] | None"
 def decode(
     column: pa.Array | pa.ChunkedArray, name: str, schema: Schemas = None, *, arrow_type: pa.DataType | None = None
 ) -> pa.Array | pa.ChunkedArray:
-    """Decode a column of bytes to values.
+    r"""Decode a column of bytes to values.
 
     Args:
-        column: Keys or values, as in a scan; null stays null.
-        name: One of `formats.FORMATS`; numbers are those of Kafka's serializers, big-endian.
-        schema: Schema of `avro`: a file name, JSON text, or a Python object. `{id: schema, ...}` decodes frames of a
-            schema registry (a zero byte, the id, Avro); values with an earlier schema are converted to the last one.
-        arrow_type: Type of the result; default: the type of the format, or for `json` the type that Arrow infers.
+        column: Keys or values, as in a scan. Nulls remain null.
+        name: One of `formats.FORMATS`. Numbers are big-endian, as in Kafka's serializers.
+        schema: Schema of `avro`: a file name, a JSON string, or a Python object. `{id: schema, ...}` decodes frames of
+            a schema registry (a zero byte, the id, Avro). Values with an earlier schema are converted to the last
+            schema.
+        arrow_type: Type of the result. Default: the type of the format. For `json`, the type that Arrow infers.
 
     Returns:
-        An Arrow column of the same length: int64 for `long`, a struct for a record of `avro`.
+        An Arrow column of the same length, for example int64 for `long` and a struct for a record of `avro`.
 
     Raises:
-        BadRequest: If a row does not have the format; the error reports the first one.
+        BadRequest: If a value is not valid in this format. The error reports the first such row.
 
     Example:
-        counts = pa.array([b"\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x2a"], pa.binary())
+        counts = pa.array([b"\x00\x00\x00\x00\x00\x00\x00\x2a"], pa.binary())
         assert formats.decode(counts, "long").to_pylist() == [42]
     """
     return open_format(name, schema).decode(column, kind=arrow_type)
 
 
 def encode(column: pa.Array | pa.ChunkedArray, name: str, schema: Schemas = None) -> pa.Array | pa.ChunkedArray:
-    """Encode a column of values to bytes.
+    r"""Encode a column of values to bytes.
 
     Args:
-        column: Numbers, texts or structs; null stays null, and is a tombstone as a value.
+        column: Numbers, strings or structs. Nulls remain null. A null value is a tombstone.
         name: As in `decode`.
-        schema: As in `decode`; `{id: schema, ...}` writes frames with the last schema.
+        schema: As in `decode`. `{id: schema, ...}` writes frames with the last schema.
 
     Returns:
         A column of bytes, to append as `key` or `value`.
 
     Raises:
-        BadRequest: If a row does not fit; the error reports the first one.
+        BadRequest: If a value cannot be encoded in this format. The error reports the first such row.
 
     Example:
-        assert formats.encode(pa.array([42, None]), "integer").to_pylist() == [b"\\x00\\x00\\x00\\x2a", None]
+        assert formats.encode(pa.array([42, None]), "integer").to_pylist() == [b"\x00\x00\x00\x2a", None]
     """
     return open_format(name, schema).encode(column)
 
@@ -77,12 +78,12 @@ def decode_records(
     key_schema: Schemas = None,
     value_schema: Schemas = None,
 ) -> pa.Table | pa.RecordBatch:
-    """Decode the keys and values of records. Errors name topic, partition and offset.
+    """Decode the keys and values of records. Errors report the topic, partition and offset.
 
     Args:
-        records: Result of a scan or a poll; the columns `topic`, `partition` and `offset` are used for errors.
-        key: Format of the column `key`; None leaves it unchanged.
-        value: Format of the column `value`; None leaves it unchanged.
+        records: Result of a scan or a poll. The columns `topic`, `partition` and `offset` are used in error messages.
+        key: Format of the column `key`. None leaves the column unchanged.
+        value: Format of the column `value`. None leaves the column unchanged.
         key_schema: Schema of the keys, as in `decode`.
         value_schema: Schema of the values, as in `decode`.
 
@@ -90,7 +91,7 @@ def decode_records(
         The same columns in the same order, with keys and values decoded.
 
     Raises:
-        BadRequest: If a key or a value does not have its format.
+        BadRequest: If a key or a value is not valid in its format.
 
     Example:
         clicks = root.create_topic("clicks")
@@ -115,9 +116,9 @@ def encode_records(
     """Encode the columns `key` and `value` of records, for `Topic.append`.
 
     Args:
-        records: A table or a batch with a column `value`, and `key` if it has a format.
-        key: Format of the column `key`; None leaves it unchanged.
-        value: Format of the column `value`; None leaves it unchanged.
+        records: A table or a batch with a column `value`, and with a column `key` if `key` is given.
+        key: Format of the column `key`. None leaves the column unchanged.
+        value: Format of the column `value`. None leaves the column unchanged.
         key_schema: Schema of the keys, as in `encode`.
         value_schema: Schema of the values, as in `encode`.
 
@@ -125,7 +126,7 @@ def encode_records(
         The same columns in the same order, with keys and values encoded.
 
     Raises:
-        BadRequest: If a row does not fit; the error reports its column and row number.
+        BadRequest: If a key or a value cannot be encoded. The error reports its column and row number.
 
     Example:
         rows = formats.encode_records(pa.table({"value": [{"page": "/home"}]}), value="json")
@@ -138,10 +139,10 @@ def encode_records(
 
 
 def open_format(name: str, schema: Schemas = None) -> ValueFormat:
-    """Return a format, after reading its schemas."""
+    """Return a format, and read its schemas."""
     if name != "avro":
         if schema is not None:
-            raise BadRequest(f"only the format avro has a schema: omit it with {name}")
+            raise BadRequest(f"only the format avro has a schema: omit the schema for the format {name}")
         return value_format(name)
     if schema is None:
         raise BadRequest("the format avro requires a schema, or a schema for each id")
@@ -154,7 +155,10 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
 
 
 def read_schema(schema: Any) -> Any:
-    """Return a schema as a Python object, from a file or JSON; text that starts like JSON is not a file name."""
+    """Return a schema as a Python object, from a file or from JSON.
+
+    A string that starts like JSON is not a file name.
+    """
     if not isinstance(schema, (str, PathLike)):
         return schema
     text, source = str(schema), "the schema"
@@ -163,7 +167,7 @@ def read_schema(schema: Any) -> Any:
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
+            reason = getattr(error, "strerror", None) or "the file is not UTF-8"
             raise BadRequest(f"the file {source} with an Avro schema cannot be read: {reason}") from None
     try:
         return json.loads(text)
@@ -172,7 +176,9 @@ def read_schema(schema: Any) -> Any:
 
 
 def place_in(records: pa.Table | pa.RecordBatch, name: str) -> RowName:
-    """Return a function that describes a row for errors: topic, partition and offset, if there are such columns."""
+    """Return a function that describes a row in error messages: by topic, partition and offset, if these
+    columns exist.
+    """
     columns = [column for column in ("topic", "partition", "offset") if column in records.schema.names]
 
     def place(row: int) -> str:
@@ -192,7 +198,7 @@ def _both(key: str | None, key_schema: Schemas, value: str | None, value_schema:
         if name is not None:
             opened[column] = open_format(name, schema)
         elif schema is not None:
-            raise BadRequest(f"{column}_schema needs {column}='avro'")
+            raise BadRequest(f"{column}_schema requires {column}='avro'")
     return opened
 
 

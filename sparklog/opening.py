@@ -1,12 +1,12 @@
-"""Detect if a path is a root, a topic directory, a Kafka log directory or a Kafka partition directory, and open it.
+"""Determine if a path is a root, a topic directory, a Kafka log directory or a Kafka partition directory, and open it.
 
 The rules, in order of precedence:
 
-1. A directory with `_root.json` is a root; with `_backup.json`, it is read-only.
-2. A directory below a root is a topic.
-3. A directory with 20-digit `.log` files is a Kafka partition.
-4. A directory with subdirectories `<name>-<n>` that have such files is a Kafka log directory.
-5. Anything else is not a log yet: reads reject it, and writes create a root there.
+1. A directory with `_root.json` is a root. A directory with `_backup.json` is a read-only root.
+2. A directory below a root is a topic directory.
+3. A directory with 20-digit `.log` files is a Kafka partition directory.
+4. A directory with partition directories `<name>-<n>` is a Kafka log directory.
+5. Any other path is not a log yet. Reads reject it, and writes create a root there.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ KAFKA_PARTITION = "Kafka partition"
 NOTHING = "nothing"
 
 _SEALED_DIRECTORY = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
-"""A directory of sealed segments below a topic. Its records are only read through the topic."""
+"""Name of a directory of sealed segments in a topic directory. Its records can be read only as part of the topic."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """The kind of a path. `root` is the location of its root, or the path itself; `topic` is set for a topic directory.
+    """The kind of a path.
 
-    `root_id_read` is the id of a root in a bucket and when this process read it, which saves a request soon afterwards.
+    * `root`: the location of the root that contains the path, or the path itself
+    * `topic`: the topic of a topic directory, otherwise None
+    * `root_id_read`: the id of a root in a bucket, and the time when this process read it, which saves a later request
     """
 
     kind: str
@@ -53,24 +55,24 @@ class Location:
     root_id_read: tuple[str, ClockReading] | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[type[Location], tuple[str | None, ...]]:
-        # Another process must read the id itself.
+        # The id is not pickled, because another process must read it again.
         return Location, (self.kind, self.path, self.root, self.topic)
 
     def last_read_of(self, root_id: str) -> ClockReading | None:
-        """Return when this process read that the root has this id, if that was recently."""
+        """Return the time when this process read that the root has this id, or None if it was not recent."""
         read_id, read_at = self.root_id_read or (None, None)
         return read_at if read_at and read_id == root_id and SYSTEM.now().is_soon_after(read_at) else None
 
 
 def resolve(path: str | None) -> Location:
-    """Determine what a path is. Raises BadRequest if the path is missing or a file."""
+    """Determine the kind of a path. Raises BadRequest if the path is empty or a file."""
     if not path:
-        raise BadRequest(f"No path: give the root, topic directory or Kafka log directory, found {path!r}")
+        raise BadRequest(f"Expected the path of a root, a topic directory or a Kafka log directory, found {path!r}")
     if is_url(path):
         return _resolve_url(normal_location(path))
     location = absolute(path)
     if os.path.exists(location) and not os.path.isdir(location):
-        raise BadRequest(f"The path {location} is a file: give the root, topic directory or Kafka log directory")
+        raise BadRequest(f"The path {location} is a file: use a root, a topic directory or a Kafka log directory")
     if _is_local_root(location):
         return Location(ROOT, location, location)
     parent, name = os.path.split(location)
@@ -91,7 +93,9 @@ def _is_local_root(directory: str) -> bool:
 
 
 def _resolve_url(url: str) -> Location:
-    """Determine what a URL is: with one request for a root, two for a topic, and three or more for other paths."""
+    """Determine the kind of a URL. This takes one request for a root, two for a topic, and three or more for other
+    paths.
+    """
     from sparklog.kafka.in_place.directory import bucket_layout
     from sparklog.kafka.in_place.files import file_path
 
@@ -115,16 +119,16 @@ def _resolve_url(url: str) -> Location:
 
 
 def _topic_at(name: str, is_directory: Callable[[], bool]) -> str | None:
-    """Return the topic whose directory or name is the last part of a path; None for sparklog's own directories.
+    """Return the topic whose directory or name is the last part of a path, or None for sparklog's own directories.
 
-    A topic whose directory has another name (`_schemas`) has no directory of its own name, so an existing directory of
-    that name belongs to sparklog.
+    If the directory of a topic has another name than the topic (`_schemas`), no directory has the topic's name. An
+    existing directory with that name therefore belongs to sparklog.
     """
     return folder_topic(name) or (name if is_topic_name(name) and not is_directory() else None)
 
 
 def _has_file(directory: FilePath, name: str) -> bool:
-    """Return True if a directory contains a file of this name."""
+    """Return True if a directory contains a file with this name."""
     return directory.child(name).is_file() if directory.is_local else _content(directory, name) is not None
 
 
@@ -134,7 +138,9 @@ def _has_files(directory: FilePath) -> bool:
 
 
 def _content(directory: FilePath, name: str) -> bytes | None:
-    """Return a file of a directory in a bucket, or None. Only a read reports that the bucket does not exist."""
+    """Return the contents of a file in a directory in a bucket, or None. Only a read reports a bucket that does not
+    exist.
+    """
     store, key = directory.child(name).as_object()
     try:
         return store.get(key)
@@ -143,7 +149,10 @@ def _content(directory: FilePath, name: str) -> bytes | None:
 
 
 def _id_and_time(stored: bytes, read_at: ClockReading) -> tuple[str, ClockReading] | None:
-    """Return the id in `_root.json`, and when it was read; None if it is corrupt, which is reported on opening."""
+    """Return the id in `_root.json`, and the time when it was read.
+
+    Returns None if the file is corrupt. The corruption is reported when the root is opened.
+    """
     try:
         return ROOT_JSON.decode(stored, ROOT_KEY).root_id, read_at
     except (BadRequest, Corrupt):
@@ -151,7 +160,7 @@ def _id_and_time(stored: bytes, read_at: ClockReading) -> tuple[str, ClockReadin
 
 
 def absolute(path: str) -> str:
-    """Return a URL in its normal form, or an absolute local path, because tasks may run in another directory."""
+    """Return a normalized URL, or an absolute local path, because tasks may run in another directory."""
     return normal_location(path) if is_url(path) else local_path(os.path.expanduser(path))
 
 
@@ -164,8 +173,10 @@ def open_view(
 ) -> LogView:
     """Open the log at a location to read it.
 
-    `corrupt_records` and `on_skipped` are as in `KafkaView`; None logs a warning for each skipped range. Raises
-    NotFound if there is no log, and BadRequest for the policy `truncate` on a root.
+    `corrupt_records` and `on_skipped` are arguments of `KafkaView`. If `on_skipped` is None, a warning is logged for
+    each skipped range.
+
+    Raises NotFound if there is no log, and BadRequest for the policy `truncate` on a root.
     """
     if location.kind in (ROOT, TOPIC):
         check_policy_of_root(corrupt_records, location.root)
@@ -188,14 +199,15 @@ def check_policy_of_root(corrupt_records: str, root: str) -> None:
     """Raise BadRequest for a policy that only Kafka directories support."""
     if corrupt_records not in ("fail", "skip"):
         raise BadRequest(
-            f"corruptRecords={corrupt_records} is for Kafka directories and {root} is a sparklog root: use fail or skip"
+            f"corruptRecords={corrupt_records} is only for Kafka directories, but {root} is a sparklog root: use fail"
+            " or skip"
         )
 
 
 def missing(location: Location) -> str:
     problem = "has neither a _root.json nor Kafka partition directories" if exists(location) else "does not exist"
     return (
-        f"There is no log at {location.path}: the path {problem}; give a sparklog root, a topic directory, "
+        f"There is no log at {location.path}: the path {problem}; use a sparklog root, a topic directory, "
         "a Kafka log directory or one Kafka partition directory"
     )
 
@@ -210,17 +222,17 @@ def topics_at(location: Location, topics: Sequence[str]) -> tuple[str, ...]:
     """Return the topics to read. Raises BadRequest if the location is the directory of another topic."""
     directory = location.topic if location.kind == TOPIC else None
     if directory is not None and any(name != directory for name in topics):
-        raise BadRequest(f"the location is the directory of topic {directory}: give its root to read other topics")
+        raise BadRequest(f"the location is the directory of topic {directory}: use the root to read other topics")
     return tuple(topics) if directory is None else (directory,)
 
 
 def open_log(location: Location, *, create: bool = False) -> Root:
-    """Open the root at or above a location; with `create`, create a root if there is nothing at the location."""
+    """Open the root at or above a location. If `create` is True and the location is empty, create a root."""
     from sparklog.log.topic.root import open_root
 
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         raise BadRequest(
-            f"The path {location.path} is a {location.kind}, which is read-only: give a sparklog root instead;"
+            f"The path {location.path} is a {location.kind}, which is read-only: use a sparklog root;"
             " `sparklog import` imports its topics"
         )
     if create and location.kind == NOTHING:
@@ -231,8 +243,8 @@ def open_log(location: Location, *, create: bool = False) -> Root:
 def reject_inside(path: str) -> None:
     """Raise BadRequest for a new root or backup repository inside a root, a backup repository or a Kafka directory.
 
-    Maintenance or a restore would treat its files as their own, and a broker does not start if its log directory
-    contains a directory that is not a partition.
+    Maintenance or a restore of the outer directory would treat the files of the new root as its own files. A broker
+    does not start if its log directory contains a directory that is not a partition directory.
     """
     from sparklog.kafka.in_place.directory import bucket_layout
     from sparklog.kafka.in_place.files import file_path
@@ -243,14 +255,16 @@ def reject_inside(path: str) -> None:
         directory = file_path(above)
         if _has_file(directory, ROOT_KEY):
             raise BadRequest(
-                f"The path {path} is inside the root {above}, where nothing else can be created: give the "
-                "root, one of its topic directories, or a path outside the root"
+                f"The path {path} is inside the root {above}, and roots cannot be nested: use the root, one"
+                " of its topic directories, or a path outside the root"
             )
         if _has_file(directory, REPOSITORY_KEY):
-            raise BadRequest(f"The path {path} is inside the backup repository {above}: give a path outside it")
+            raise BadRequest(
+                f"The path {path} is inside the backup repository {above}: use a path outside the repository"
+            )
         if bucket_layout(directory) is not None:
             raise BadRequest(
-                f"The path {path} is inside the Kafka directory {above}, and a broker would not start with a"
-                " root in it: give a path outside the directory"
+                f"The path {path} is inside the Kafka directory {above}, and a broker does not start if its log"
+                " directory contains a root: use a path outside the directory"
             )
         above, name = split(above)

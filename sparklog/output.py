@@ -1,4 +1,4 @@
-"""Output of commands and jobs: lines on stderr, tables, JSON documents, bytes on stdout, and files."""
+"""The output of commands and jobs: lines on stderr, tables, JSON documents, bytes on stdout, and files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ def say(line: str) -> None:
 
 
 def log(line: str, now_ms: int | None = None) -> None:
-    """Print a line of a job's log on stderr, with its time (UTC; None: now) in front."""
+    """Print a line of a job's log on stderr, prefixed with the time in UTC. If `now_ms` is None, the current time is
+    printed.
+    """
     from sparklog.log.journal.clocks import SYSTEM
 
     say(f"{iso_time(SYSTEM.wall_ms() if now_ms is None else now_ms)} {line}")
 
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
-"""Matches C0 without tab and newline, DEL, and C1 in UTF-8."""
+"""Matches C0 control characters except tab and newline, DEL, and C1 control characters in UTF-8."""
 STANDARD_OUTPUT = "-"
 
 
 def write(data: bytes) -> None:
-    """Write bytes to stdout and flush it; on a terminal, escape control characters."""
+    """Write bytes to stdout, and flush stdout. On a terminal, control characters are escaped."""
     if sys.stdout.isatty():
         data = _CONTROL.sub(lambda match: rb"\x%02x" % match[0][-1], data)
     sys.stdout.buffer.write(data)
@@ -41,10 +43,11 @@ def write(data: bytes) -> None:
 
 
 def write_output(path: str, text: str, option: str) -> None:
-    """Write a text to the file that an option gives; `-` is stdout.
+    """Write a string to the file that an option specifies. `-` means stdout.
 
-    A regular file is replaced atomically, so readers see the old text or the new, and the last of several concurrent
-    writers wins. Links are followed; devices and pipes are written to. Raises `BadRequest` if writing fails.
+    A regular file is replaced atomically, so readers see either the old or the new contents. If several processes write
+    concurrently, the last writer wins. Links are followed, and devices and pipes are written to. Raises `BadRequest` if
+    the file cannot be written.
     """
     if path == STANDARD_OUTPUT:
         write(text.encode())
@@ -58,19 +61,19 @@ def write_output(path: str, text: str, option: str) -> None:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Format a table, with the columns in `left` aligned to the left, the others to the right."""
+    """Format a table. The columns in `left` are left-aligned, and the other columns are right-aligned."""
     columns = []
     for index, texts in enumerate(zip(headings, *rows, strict=True)):
         widths = list(map(_width, texts))
         widest = max(widths)
-        # A wide character takes the width of two.
+        # A wide character takes two columns.
         lengths = [widest - width + len(text) for width, text in zip(widths, texts, strict=True)]
         columns.append(list(map(str.ljust if index in left else str.rjust, texts, lengths)))
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
 def _width(text: str) -> int:
-    """Return the width on a terminal, where East Asian wide characters take two columns."""
+    """Return the width of a string on a terminal, where East Asian wide characters take two columns."""
     if text.isascii():
         return len(text)
     return len(text) + sum(unicodedata.east_asian_width(character) in "WF" for character in text)
@@ -79,7 +82,7 @@ def _width(text: str) -> int:
 def json_value(value: object) -> Any:
     """Convert data classes and their fields to JSON values.
 
-    Names are in camel case, and `nbytes` is `bytes`. `COMPUTED` of a class lists properties to include.
+    Names are in camel case, and `nbytes` becomes `bytes`. `COMPUTED` of a class lists properties to include.
     """
     if is_dataclass(value):
         names = [*(field.name for field in fields(value)), *getattr(value, "COMPUTED", ())]
@@ -97,23 +100,24 @@ def _camel_case(name: str) -> str:
 
 
 STATUS_SECONDS = 2.0
-"""Time after which the status of a command is first shown."""
+"""Time in seconds after which the status of a command is first shown."""
 
 
 def on_terminal() -> bool:
-    """Return True if stderr is a terminal: progress is then one updated line instead of log lines."""
+    """Return True if stderr is a terminal. In this case, progress is a single updated line instead of log lines."""
     return sys.stderr.isatty()
 
 
 def interrupted(error: KeyboardInterrupt) -> str:
-    """Return `interrupted`, and the progress until then if the error has it."""
+    """Return `interrupted`, followed by the progress up to the interrupt if the error contains the progress."""
     return ": ".join(("interrupted", *map(str, error.args)))
 
 
 class StatusLine:
-    """The progress of a command: one line on a terminal, after two seconds; nothing elsewhere or if `quiet`.
+    """The progress of a command. On a terminal, it is one line, which is first shown after two seconds.
 
-    An interrupt carries the latest text to the last line that the command prints.
+    The progress is not shown if stderr is not a terminal, or if `quiet` is True. If the command is interrupted, the
+    last line that it prints contains the latest progress.
     """
 
     def __init__(self, title: str, *, quiet: bool = False) -> None:
@@ -139,12 +143,12 @@ class StatusLine:
         self.text = text
 
     def total(self, line: str) -> None:
-        """Print a summary at the end, if progress is shown."""
+        """Print a summary at the end if the progress is shown."""
         if self.is_shown:
             say(line)
 
     def files(self, files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
-        """Show `12 of 40 files, 1.2 GB of 5.1 GB`."""
+        """Show the progress as `12 of 40 files, 1.2 GB of 5.1 GB`."""
         self(f"{files:,} of {count(of_files, 'file')}, {size_text(nbytes)} of {size_text(of_nbytes)}")
 
     def _show(self) -> None:

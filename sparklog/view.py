@@ -1,4 +1,4 @@
-"""Kafka log directories to read, for users: `open_view` and the `View` that it returns."""
+"""The public functions to read Kafka log directories: `open_view` and the `View` that it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CORRUPT_RECORDS = one_of("fail", "skip", "truncate")
 
 
 class View:
-    """The topics of a Kafka log directory or of a root, to read: see `open_view`."""
+    """The topics of a Kafka log directory or of a root, for reading (see `open_view`)."""
 
     def __init__(self, location: Location, corrupt_records: CorruptRecords) -> None:
         self._open = partial(open_log_view, location, corrupt_records=corrupt_records)
@@ -32,10 +32,10 @@ class View:
         return self._log.location
 
     def topics(self) -> list[str]:
-        """List the topics.
+        """Return the topics.
 
         Returns:
-            Their names, sorted, including Kafka's internal topics.
+            The names of the topics, sorted, including Kafka's internal topics.
         """
         return self._log.topics() if self._topic is None else [self._topic]
 
@@ -47,7 +47,7 @@ class View:
             name: Name of the topic.
 
         Returns:
-            A `TopicReader`: the methods of `Topic` that read.
+            A `TopicReader`, which has the read methods of `Topic`.
 
         Raises:
             NotFound: If the topic does not exist.
@@ -58,20 +58,20 @@ class View:
 
 @checked(path=PATH, corrupt_records=CORRUPT_RECORDS)
 def open_view(path: str | os.PathLike[str], *, corrupt_records: CorruptRecords = "fail") -> View:
-    """Open a Kafka log directory to read its topics in place, even while a broker runs. Nothing is written.
+    """Open a Kafka log directory to read its topics in place, even while a broker is running. No files are written.
 
     Args:
         path: A Kafka log directory, one of its partition directories, a root, or a topic directory.
-        corrupt_records: `fail` raises `Corrupt` after the records before a corrupt batch; `skip` skips corrupt batches
-            and logs a warning for each; `truncate`, only for Kafka files, ends the partition before its first corrupt
-            batch, as Kafka's recovery does.
+        corrupt_records: `fail` raises `Corrupt` after the records before a corrupt batch. `skip` skips corrupt batches,
+            and logs a warning for each. `truncate`, which is supported only for Kafka files, ends the partition before
+            its first corrupt batch, like Kafka's recovery.
 
     Returns:
         A `View` of the topics.
 
     Raises:
         NotFound: If there is no log at the path.
-        BadRequest: If the path is a file, or the policy is `truncate` and the path is a root.
+        BadRequest: If the path is a file, or if the policy is `truncate` and the path is a root.
 
     Example:
         view = sparklog.open_view("/var/lib/kafka/data")

@@ -17,7 +17,10 @@ from sparklog.common.times import seconds_warning
 from tests.support.command_line import invoke
 
 SECONDS, MS = 1_795_449_600, 1_795_449_600_000
-IS = f": {SECONDS} is 1970-01-21T18:44:09.600Z, because times are in milliseconds; if it is in seconds, give {MS}, or "
+IS = (
+    f": {SECONDS} means 1970-01-21T18:44:09.600Z, because times are in milliseconds; if the time is in seconds, use"
+    f" {MS} or "
+)
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""Helpers that know nothing about logs: settings, numbers, units and times as text, and lazy imports."""
+"""Helpers that do not depend on logs: settings, formatting of numbers, units and times, and lazy imports."""

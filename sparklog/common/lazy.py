@@ -1,12 +1,13 @@
 """Lazy imports: the rule for imports inside functions, names that a package imports on first use, and missing packages.
 
-Imports are at the top of a module, with three exceptions, which are inside the function that needs them:
+Imports are at the top of a module, with three exceptions. In these cases, the import is inside the function that needs
+it:
 
-* Start-up time: a module that is heavy, or that imports something heavy (PySpark, numba, pyarrow.compute, store
-  clients, asyncio), in a process that may not need it. Help and shell completion of the command line, for example,
-  import neither pyarrow nor the log, so its commands import what they call.
+* Start-up time: a module that is slow to import, or that imports a slow module (PySpark, numba, pyarrow.compute, store
+  clients, asyncio), in a process that may not need it. For example, help and shell completion of the command line
+  import neither pyarrow nor the log, so each command imports the modules that it calls.
 * Planners: a Spark process that only plans a stream must not import writers, groups or kernels.
-* Optional packages, such as Avro's or a store's client, whose absence is an error only if they are used.
+* Optional packages, such as fastavro or a store's client. A missing package is an error only if it is used.
 
 Names that are needed only for type hints are imported under `TYPE_CHECKING`.
 """
@@ -24,8 +25,8 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
     The package lists the same imports under `TYPE_CHECKING`, and the names in `__all__`.
 
     Args:
-        package: its name.
-        modules: names by the module that has them, separated by spaces; `name=alias` to use another name.
+        package: the name of the package.
+        modules: for each module, the names to import, separated by spaces. `name=alias` imports a name under an alias.
     """
     pairs = [(module, name) for module, names in modules.items() for name in names.split()]
     sources = {name.rpartition("=")[2]: (module, name.partition("=")[0]) for module, name in pairs}
@@ -44,8 +45,8 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
 def install_command(extra: str, python: str = "python") -> str:
     """Return the command that installs the packages of a sparklog extra such as `avro`.
 
-    The command names these packages instead of `sparklog[avro]`, because sparklog is installed from a wheel or a
-    checkout and pip would not find it by name.
+    The command installs these packages instead of `sparklog[avro]`, because sparklog is installed from a wheel or a
+    checkout, and pip would not find it by name.
     """
     from importlib import metadata
 

@@ -3,8 +3,8 @@
     if expired:
         reached("groups: a member whose session timed out is removed")
 
-Only tests count (`count_reached`); elsewhere, a call does nothing. The names are string literals, so that a report can
-list those that no simulation ever reached: such a branch is dead or untested.
+Only tests enable the counters (`count_reached`). In other processes, a call has no effect. The names are string
+literals, so that a report can list the situations that no simulation has reached. Such a branch is dead or untested.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _counts: Counter[str] | None = None
 
 
 def reached(situation: str) -> None:
-    """Count a situation if counting is on."""
+    """Count a situation if counting is enabled."""
     if _counts is not None:
         _counts[situation] += 1
 
 
 def count_reached(counts: Counter[str] | None) -> None:
-    """Count into `counts` from now on; None turns counting off."""
+    """Count into `counts` from now on. None disables counting."""
     global _counts
     _counts = counts

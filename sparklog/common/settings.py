@@ -1,9 +1,9 @@
-"""Settings: one row for each value that a user can set, and one way to parse, check and document it.
+"""Settings: one row for each value that a user can set, and common code to parse, check and document these values.
 
 Topic configs, root defaults, client options, Spark options, store settings and maintenance properties are tables of
 `Setting`. The terms are those of Kafka's `ConfigDef`: name, type, default, valid values, documentation. A value is
-either a text (a config, a Spark option, a line of a properties file) or a Python value (a keyword argument). A
-`ValueType` handles both.
+either a string (in a config, a Spark option or a properties file) or a Python value (a keyword argument). A `ValueType`
+handles both.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class ValueType:
 
     Attributes:
         valid: a description of the valid values that can follow "must be".
-        accepts: return True for a valid Python value.
-        parse: convert a text to a value; raises ValueError if the text is not valid.
+        accepts: a function that returns True for a valid Python value.
+        parse: a function that converts a string to a value, and raises ValueError if the string is not valid.
         name: Kafka's name of the type.
         choices: all valid values, if they can be listed.
-        hints: advice for frequent mistakes, by the invalid value.
+        hints: advice for frequent mistakes, by invalid value.
     """
 
     valid: str
@@ -56,7 +56,7 @@ class ValueType:
         """Return the error for a value of the setting or argument `name`."""
         hint = ""
         if isinstance(value, (str, bytes)) and self.valid.startswith("a list"):
-            hint = f"; give [{shortened(value)}]"
+            hint = f"; use [{shortened(value)}]"
         elif isinstance(value, str):
             hint = did_you_mean(value, self.choices) if is_text(value) else "; UTF-8 cannot encode its characters"
             hint = f"; {self.hints[value]}" if value in self.hints else hint
@@ -69,12 +69,12 @@ def is_text(value: object) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Return True for an integer, including numpy's."""
+    """Return True for an integer, including numpy integers."""
     return as_integer(value) is not None
 
 
 def as_integer(value: object) -> int | None:
-    """Convert an integer, including numpy's, to an int; return None for anything else."""
+    """Convert an integer, including numpy integers, to an int. Return None for any other value."""
     try:
         return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -82,12 +82,12 @@ def as_integer(value: object) -> int | None:
 
 
 def is_real(value: object) -> bool:
-    """Return True for a real number, including numpy's."""
+    """Return True for a real number, including numpy numbers."""
     return not isinstance(value, bool) and isinstance(value, Real)
 
 
 def integer_range(low: int, high: int = INT64_MAX) -> str:
-    """Describe the integers of a range, without limits that are those of 64 bits."""
+    """Describe a range of integers. Limits that are the limits of int64 are omitted."""
     if low == high:
         return str(low)
     if low == INT64_MIN:
@@ -106,7 +106,7 @@ def int64(low: int, high: int = INT64_MAX, name: str = "long") -> ValueType:
 
 
 def or_never(kind: ValueType, low: int = -1) -> ValueType:
-    """Return the type that also accepts negative numbers from `low` on, which mean never."""
+    """Return the type that also accepts negative integers from `low` on. A negative integer means never."""
 
     def parse(text: str) -> Any:
         return parse_integer(text, low, -1) if text.startswith("-") else kind.parse(text)
@@ -120,7 +120,7 @@ def int32(low: int, high: int = INT32_MAX) -> ValueType:
 
 
 def one_of(*values: str, hints: Mapping[str, str] | None = None) -> ValueType:
-    """Return the type with these values; `hints`: advice for other values that users try."""
+    """Return the type with these values. `hints` contains advice for invalid values that users frequently try."""
 
     def parse(text: str) -> str:
         if text not in values:
@@ -141,7 +141,7 @@ def _boolean(text: str) -> bool:
 
 
 def number(valid: str, accepts: Callable[[float], bool]) -> ValueType:
-    """Return the type of numbers that `accepts` accepts."""
+    """Return the type of numbers for which `accepts` returns True."""
 
     def parse(text: str) -> float:
         if not accepts(value := parsing.number(text)):
@@ -156,7 +156,7 @@ def number(valid: str, accepts: Callable[[float], bool]) -> ValueType:
 
 BOOLEAN = ValueType("true or false", lambda value: isinstance(value, bool), _boolean, "boolean")
 TEXT = ValueType("a string", is_text)
-LIST = ValueType("any text", name="list")
+LIST = ValueType("any string", name="list")
 ANY = ValueType("any value", lambda _: True)
 SHARE = number("a number from 0 to 1", lambda value: 0.0 <= value <= 1.0)
 PROPER_FRACTION = number("a number above 0 and below 1", lambda value: 0.0 < value < 1.0)
@@ -165,18 +165,18 @@ POSITIVE = number("a number above 0", lambda value: 0.0 < value < float("inf"))
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting: a row of a table.
+    """A setting, which is a row of a table.
 
     Attributes:
-        name: its name.
+        name: the name of the setting.
         type: the type of its values and their range.
-        default: the value if it is not set, or None.
-        doc: what the setting does.
+        default: the value if the setting is not set, or None.
+        doc: a description of the setting.
         unit: the unit of its values.
-        used_by: the commands or schemes that use it; empty if it has no effect.
+        used_by: the commands or schemes that use the setting; empty if the setting has no effect.
         kafka: the difference from Kafka.
         aliases: other names of the same setting.
-        field: the field of an options class that it sets, or the topic config whose default it is.
+        field: the field of an options class that the setting sets, or the topic config whose default it is.
     """
 
     name: str
@@ -191,11 +191,13 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default as text; empty if there is no default."""
+        """The default as a string, or an empty string if there is no default."""
         return to_string(self.default)
 
     def parse(self, value: object) -> Any:
-        """Return the value of a text, or of another value's text. Raises `BadRequest` if it is not valid."""
+        """Return the value of a string, or of another value's string form. Raises `BadRequest` if the string is not
+        valid.
+        """
         text = to_string(value) if isinstance(value, bool) else str(value).strip()
         try:
             return self.type.parse(text)
@@ -204,7 +206,9 @@ class Setting:
 
 
 def to_string(value: object) -> str:
-    """Return a value as text, in the form that a topic stores: `true`, `delete,compact`, empty for None."""
+    """Return a value as a string, in the form that a topic stores: `true`, `delete,compact`, or an empty string for
+    None.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -213,7 +217,7 @@ def to_string(value: object) -> str:
 
 
 def option(default: Any, doc: str, kind: ValueType | None = None, unit: str = "") -> Setting:
-    """Return a setting without a name, for the annotation of a keyword argument: see `keyword_settings`."""
+    """Return a setting without a name, for the annotation of a keyword argument (see `keyword_settings`)."""
     return Setting("", kind or TEXT, default, doc, unit)
 
 
@@ -221,8 +225,8 @@ def option(default: Any, doc: str, kind: ValueType | None = None, unit: str = ""
 def keyword_settings(keywords: type) -> Mapping[str, Setting]:
     """Return the settings of a `TypedDict` by name.
 
-    The annotation of each key contains a setting, `Annotated[int, option(5_000, "How often.", int64(0))]`. The
-    annotations `bool` and `Literal` determine its value type.
+    The annotation of each key contains a setting: `Annotated[int, option(5_000, "How often.", int64(0))]`. The
+    annotations `bool` and `Literal` determine the value type of a setting.
     """
     settings = {}
     for name, annotation in get_type_hints(keywords, include_extras=True).items():
@@ -238,7 +242,7 @@ def keyword_settings(keywords: type) -> Mapping[str, Setting]:
 
 
 def with_defaults(keywords: type[K], values: K) -> K:
-    """Return keyword arguments, with defaults for missing ones."""
+    """Return keyword arguments. Missing arguments get their default values."""
     defaults = {name: setting.default for name, setting in keyword_settings(cast("type", keywords)).items()}
     return cast("K", defaults | cast("dict[str, Any]", values))
 
@@ -264,7 +268,7 @@ _CELLS: Mapping[str, Callable[[Setting], str]] = {
 
 
 def markdown_table(settings: Iterable[Setting], columns: Sequence[str]) -> str:
-    """Return a table of settings for the documentation, with the columns of these headings."""
+    """Return a table of settings for the documentation. The table has the columns with these headings."""
     rows = ([_CELLS[column](row) for column in columns] for row in settings)
     header = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
     return header + "".join(f"| {' | '.join(cells)} |\n" for cells in rows)

@@ -245,7 +245,9 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
         )
     if footer_length(data[-TAIL_BYTES:], file=file) != len(data):
         raise Corrupt(
-            f"expected a footer of {len(data)} bytes, but its length field differs", file=file, position=data_bytes
+            f"expected a footer of {len(data)} bytes, but its length field has another value",
+            file=file,
+            position=data_bytes,
         )
     crc, _, _ = TAIL.unpack(data[-TAIL_BYTES:])
     if crc != crc32c(data[:-TAIL_BYTES]):
@@ -254,7 +256,10 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
     if magic != MAGIC:
         raise Corrupt(f"expected the footer to begin with {MAGIC!r}, found {magic!r}", file=file, position=data_bytes)
     if version not in (FORMAT_VERSION, ABORTED_VERSION):
-        raise BadRequest(f"append file {file} has format {version}, this sparklog reads {ABORTED_VERSION}: upgrade")
+        raise BadRequest(
+            f"append file {file} has format version {version}, but the latest supported version is {ABORTED_VERSION}:"
+            " upgrade sparklog"
+        )
     head, markers = HEAD_BYTES, 0
     if version == ABORTED_VERSION:
         markers = int.from_bytes(data[head : head + ABORTED_COUNT.size], "big")
@@ -289,9 +294,11 @@ def _slices(
     if (nbytes <= 0).any() or start < 0 or (start > 0 and _BEGINS_WITH_DOCUMENT.match(file or "") is None):
         raise Corrupt(f"the footer's slices do not fill the {data_bytes} bytes before it", file=file)
     if (int(first[-1]) if len(first) else 0) != len(index_rows):
-        raise Corrupt(f"the footer has {len(index_rows)} index entries, its slices list another number", file=file)
+        raise Corrupt(f"the footer has {len(index_rows)} index entries, but its slices list another number", file=file)
     if len(aborted) and int(aborted["slice"].max()) >= len(table):
-        raise Corrupt(f"the footer has {len(table)} slices but an aborted transaction of another", file=file)
+        raise Corrupt(
+            f"the footer has {len(table)} slices, but an aborted transaction refers to another slice", file=file
+        )
     producer, first_offset, last_offset = (aborted[name].astype(np.int64) for name in ("producer", "first", "last"))
     transactions = AbortedTransactions(producer, first_offset, last_offset, np.full(len(aborted), -1, np.int64))
     slices = []
@@ -322,5 +329,5 @@ def _index(rows: npt.NDArray[np.void], nbytes: int, offsets: int, file: str | No
         and (np.diff(index.max_ts) >= 0).all()
     )
     if not is_ordered:
-        raise Corrupt("the index of a slice is not in order", file=file, position=position)
+        raise Corrupt("the index entries of a slice are not in ascending order", file=file, position=position)
     return index

@@ -56,7 +56,7 @@ class AvroFormat(ValueFormat):
         self.id, self.schema = list(self.schemas.items())[-1]
         title = self.schema.get("name", self.schema["type"]) if isinstance(self.schema, dict) else str(self.schema)
         self.bytes_name = (
-            f"Avro of schema {title}" if not self.framed else "a registry's header (0, schema id) and Avro"
+            f"Avro of schema {title}" if not self.framed else "a schema registry header (0, schema id) and Avro"
         )
         self.text_name = f"a value of schema {title}"
 
@@ -94,7 +94,7 @@ class AvroFormat(ValueFormat):
         reader = self.schema if resolve and number != self.id else None
         names = {} if resolve else {"return_record_name": True, "return_record_name_override": True}
         schema = self.schemas[number]
-        value = _call(lambda: fastavro().schemaless_reader(body, schema, reader, **names), "the bytes are cut off")
+        value = _call(lambda: fastavro().schemaless_reader(body, schema, reader, **names), "the bytes are truncated")
         if rest := len(body.read()):
             raise ValueError(f"{rest} byte{'s' if rest > 1 else ''} after the value")
         return value
@@ -102,7 +102,7 @@ class AvroFormat(ValueFormat):
     def _text(self, cell: bytes) -> bytes:
         value, line = self._read(cell, resolve=False), io.StringIO()
         schema = self.schemas[self._body(cell)[0]]
-        _call(lambda: fastavro().json_writer(line, schema, [value]), "it has no JSON form")
+        _call(lambda: fastavro().json_writer(line, schema, [value]), "the value cannot be represented in JSON")
         return line.getvalue().encode()
 
     def _value(self, text: str) -> Any:
@@ -116,7 +116,7 @@ class AvroFormat(ValueFormat):
             body.write(FRAME.pack(MAGIC, self.id))
         _call(
             lambda: fastavro().schemaless_writer(body, self.schema, value, strict_allow_default=True),
-            "it does not match the schema",
+            "the value does not match the schema",
         )
         return body.getvalue()
 
@@ -154,13 +154,13 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.Dat
     if isinstance(schema, list):
         kinds = [kind for kind in schema if kind != "null"]
         if len(kinds) > 1:
-            raise BadRequest(f"an Arrow column cannot have a union of {len(kinds)} types: give arrow_type")
+            raise BadRequest(f"an Arrow column cannot have a union of {len(kinds)} types: specify arrow_type")
         return _type(kinds[0] if kinds else "null", named, inside)
     if isinstance(schema, str):
         if schema in PLAIN_TYPES:
             return PLAIN_TYPES[schema]
         if schema in inside:
-            raise BadRequest(f"an Arrow column cannot have the recursive type {schema}: give arrow_type")
+            raise BadRequest(f"an Arrow column cannot have the recursive type {schema}: specify arrow_type")
         return _type(named[schema], named, inside)
     kind, name = schema["type"], schema.get("name", "")
     named[name] = schema

@@ -51,12 +51,14 @@ JOINED_BATCH_BYTES = 64 << 10
 """Minimum average batch size for combining CRCs. Combining takes 2 µs per batch, and hashing the bytes takes 60 µs per
 MiB.
 """
-MORE_RECORDS = "the batch has more records than offsets, as some old clients wrote it; skipping it loses its records"
+MORE_RECORDS = (
+    "the batch has more records than offsets (written by some old clients); skipping the batch loses its records"
+)
 RECORD_MESSAGES = (
     "",
-    "a record's length does not fit into its batch",
-    "a record's fields do not end where its length says",
-    "offsets within the batch do not increase, or go beyond its last offset",
+    "the length of a record exceeds its batch",
+    "the fields of a record do not match its length",
+    "offsets within the batch do not increase, or exceed its last offset",
     "the batch continues after its last record",
 )
 """Messages for the error codes of the kernels that read records."""
@@ -96,7 +98,7 @@ def scan_headers(
     while position < end:
         remaining = end - position
         if remaining < MIN_SCAN_BYTES:
-            stop, reason = "partial", f"{remaining} bytes remain, too few for a batch"
+            stop, reason = "partial", f"{remaining} bytes remain, which is too few for a batch"
             break
         length: int = unpack(view, position + 8)[0]
         if length < MIN_SIZE_FIELD:
@@ -107,7 +109,7 @@ def scan_headers(
             stop, reason = "corrupt", f"batch length {length} is less than a header of magic 2"
             break
         if length > remaining - LOG_OVERHEAD:
-            stop, reason = "partial", f"the batch has {length + LOG_OVERHEAD} bytes, but only {remaining} remain"
+            stop, reason = "partial", f"the batch has {length + LOG_OVERHEAD} bytes, but only {remaining} bytes remain"
             break
         if magic != MAGIC:
             if magic < MAGIC and length >= MIN_LEGACY_SIZE_FIELD[magic]:
@@ -123,7 +125,7 @@ def scan_headers(
     if stop in ("partial", "corrupt") and not np.any(as_bytes_array(view[position:])):
         stop, reason = "zeros", "only zeros follow"
     if whole and stop != "end":
-        raise Corrupt(f"expected whole record batches: {reason}", file=file, position=file_position + position)
+        raise Corrupt(f"expected complete record batches: {reason}", file=file, position=file_position + position)
     headers = _headers_at(as_bytes_array(view), np.array(positions, np.int64), position, stop, reason)
     if old:
         headers = old_messages.merge_entries(headers, old)
@@ -187,12 +189,12 @@ def beyond_offsets(headers: BatchHeaders, shift: int = 0) -> BoolArray:
 def header_rules(headers: BatchHeaders, shift: int = 0) -> tuple[tuple[BoolArray, str], ...]:
     """Return the rules for batch headers as pairs (batches that break the rule, message). Offsets are shifted first."""
     return (
-        (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
+        (headers.codec >= len(CODECS), "the batch has an unknown compression codec (5 to 7)"),
         (headers.count < 0, "the batch has a negative record count"),
         (headers.last_offset_delta < 0, "the batch has a negative last offset delta"),
         (headers.count > headers.last_offset_delta + 1, MORE_RECORDS),
         (headers.base_offset < 0, "the batch has a negative base offset"),
-        (beyond_offsets(headers, shift), f"the batch's offsets go beyond {MAX_OFFSET}"),
+        (beyond_offsets(headers, shift), f"the offsets of the batch exceed {MAX_OFFSET}"),
     )
 
 
@@ -222,7 +224,7 @@ def check_headers(headers: BatchHeaders, location: DataLocation, nbytes: int) ->
     """
     minimum = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     rules = (
-        (headers.position + headers.size > nbytes, "the batch lies outside the data"),
+        (headers.position + headers.size > nbytes, "the batch is outside of the data"),
         ((headers.position < 0) | (headers.size < minimum), "the batch has an impossible position or size"),
         *header_rules(headers, max(location.shift, 0)),
     )
@@ -259,5 +261,5 @@ def crc_after(data: BytesLike, headers: BatchHeaders, crc: int) -> int:
 
 def crc_message(headers: BatchHeaders, batch: int) -> str:
     if headers.magic is not None and headers.is_legacy[batch]:
-        return "the message's CRC-32 does not match its bytes"
-    return "the batch's CRC-32C does not match its bytes"
+        return "the CRC-32 of the message does not match its bytes"
+    return "the CRC-32C of the batch does not match its bytes"

@@ -479,17 +479,17 @@ def _find_invalid_batch(window: Window, file: BatchFile, expected: int, limit: i
     if row <= last and odd[row]:
         return row, next(message for broken, message in rules if broken[row])
     if row <= last and beyond[row]:
-        return row, f"expected offsets below {limit}, where the next segment begins; found {int(following[row]) - 1}"
+        return row, f"expected offsets below {limit}, where the next segment begins, found {int(following[row]) - 1}"
     second = after if row > last else Span(int(base[row]), int(following[row]))
     if row and second is not None:
         first = Span(int(base[row - 1]), int(following[row - 1]))
         third = _next_span(window, file, row)
         if first_is_wrong(int(before[row - 1]), first, second, limit if third is None else third.start):
-            expectation = f"expected a batch below offset {second.start}, where the next one begins"
-            return row - 1, f"{expectation}; found offset {first.start}"
+            expectation = f"expected a batch below offset {second.start}, where the next batch begins"
+            return row - 1, f"{expectation}, found offset {first.start}"
     if row > last:
         return None, ""
-    return row, f"expected a batch at offset {int(before[row])} or above; found offset {int(base[row])}"
+    return row, f"expected a batch at offset {int(before[row])} or above, found offset {int(base[row])}"
 
 
 def _next_span(window: Window, file: BatchFile, row: int) -> Span | None:

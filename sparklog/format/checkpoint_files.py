@@ -64,7 +64,9 @@ def parse_leader_epochs(data: bytes, *, file: str | None = None) -> list[LeaderE
     for number, fields in _lines(data, 2, file):
         epoch, start = _integers(fields, number, file)
         if entries and (epoch <= entries[-1].epoch or start < entries[-1].start_offset):
-            raise Corrupt(f"leader epochs and their offsets must increase, but not in line {number}", file=file)
+            raise Corrupt(
+                f"leader epochs and their offsets must increase, but do not increase in line {number}", file=file
+            )
         entries.append(LeaderEpoch(epoch, start))
     return entries
 
@@ -80,7 +82,7 @@ def parse_partition_metadata(data: bytes, *, file: str | None = None) -> str:
     version, topic_id = fields.get("version", ""), fields.get("topic_id", "")
     if not version.isdigit() or not topic_id:
         raise Corrupt(
-            "partition.metadata must have a version and a topic_id; restore it from another replica", file=file
+            "partition.metadata must have a version and a topic_id; restore the file from another replica", file=file
         )
     return checked_topic_id(topic_id, file=file)
 

@@ -178,7 +178,7 @@ def _gzip_decompress(data: memoryview, limit: int) -> bytes:
             raise _too_large("gzip", limit + len(part))
         parts.append(part)
         if not member.eof:
-            raise Corrupt("the gzip stream is cut off")
+            raise Corrupt("the gzip stream is truncated")
         rest = member.unused_data
         if rest[:3] != GZIP_DEFLATE or len(rest) < GZIP_MIN_BYTES:  # Java also ignores these bytes.
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -207,7 +207,7 @@ def _snappy_decompress(data: memoryview, limit: int) -> bytes:
         length = int.from_bytes(data[position : position + 4], "big", signed=True)
         position += 4
         if not 0 <= length <= end - position:
-            raise Corrupt(f"a snappy chunk has a length of {length} bytes, but only {end - position} remain")
+            raise Corrupt(f"a snappy chunk has a length of {length} bytes, but only {end - position} bytes remain")
         part = _snappy_block(data[position : position + length], limit)
         limit -= len(part)
         parts.append(part)
@@ -264,7 +264,7 @@ def _lz4_decompress(data: memoryview, limit: int) -> bytes:
     except (RuntimeError, ValueError, EOFError, MemoryError, OverflowError) as error:
         raise Corrupt(f"expected an lz4 frame: {error}") from None
     if remaining < trailer:
-        raise Corrupt("the lz4 frame is cut off")
+        raise Corrupt("the lz4 frame is truncated")
     return out  # type: ignore[no-any-return]
 
 
@@ -320,12 +320,12 @@ def _lz4_descriptor(data: memoryview) -> tuple[int, int, int]:
     if flags >> 6 != 1:
         raise Corrupt(f"the lz4 frame has version {flags >> 6}, expected 1")
     if not flags & 0x20:
-        raise Corrupt("the lz4 frame has linked blocks: Kafka reads independent blocks only")
+        raise Corrupt("the lz4 frame has linked blocks: Kafka reads only independent blocks")
     if flags & 0x03 or block & 0x8F or block >> 4 < 4:
         raise Corrupt(f"the lz4 frame has reserved bits or a dictionary (flags {flags:02x}, block {block:02x})")
     checksum = 14 if flags & LZ4_CONTENT_SIZE else 6
     if data.nbytes <= checksum:
-        raise Corrupt("the lz4 frame is cut off")
+        raise Corrupt("the lz4 frame is truncated")
     if data[checksum] != lz4_header_checksum(bytes(data[4:checksum])):
         raise Corrupt("expected an lz4 frame: the checksum of its descriptor does not match")
     return checksum + 1, flags, 1 << (2 * (block >> 4) + 8)
@@ -402,7 +402,7 @@ def _zstd_fill(data: memoryview, size: int, out: memoryview) -> int:
     except zstandard.ZstdError as error:
         raise Corrupt(f"expected a zstd frame: {error}") from None
     if filled != size:
-        raise Corrupt("the zstd frame is cut off")
+        raise Corrupt("the zstd frame is truncated")
     return filled
 
 
@@ -445,7 +445,7 @@ def _zstd_frames(data: memoryview) -> list[_ZstdFrame]:
             if _zstd_is_skippable(data, position):
                 position += 8 + int.from_bytes(data[position + 4 : position + 8], "little")
                 if position > data.nbytes:
-                    raise Corrupt("the zstd frame is cut off")
+                    raise Corrupt("the zstd frame is truncated")
             else:
                 frames.append(_zstd_frame(data, position))
                 position = frames[-1][1]
@@ -454,7 +454,7 @@ def _zstd_frames(data: memoryview) -> list[_ZstdFrame]:
                 raise
             break
     if not data.nbytes:
-        raise Corrupt("the zstd frame is cut off")
+        raise Corrupt("the zstd frame is truncated")
     return frames
 
 
@@ -485,7 +485,7 @@ def _zstd_frame(data: memoryview, start: int) -> _ZstdFrame:
             if position > end:
                 break
             return start, position, size, bound
-    raise Corrupt("the zstd frame is cut off")
+    raise Corrupt("the zstd frame is truncated")
 
 
 def _zstd_content(data: memoryview, frame: _ZstdFrame, limit: int) -> bytes:

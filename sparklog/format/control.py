@@ -189,7 +189,7 @@ def _first_record(payload: memoryview, codec: int) -> tuple[bytes | None, bytes 
 def _read_bytes(payload: memoryview, position: int) -> tuple[bytes | None, int]:
     length, position = _read_varint(payload, position)
     if length > len(payload) - position:
-        raise Corrupt("a record's fields do not end where its length says")
+        raise Corrupt("the fields of a record do not match its length")
     return (None, position) if length < 0 else (bytes(payload[position : position + length]), position + length)
 
 
@@ -199,7 +199,7 @@ def _read_varint(data: memoryview, position: int, max_bytes: int = 5) -> tuple[i
         value |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), position + shift + 1
-    raise Corrupt("a varint of a control record is cut off or too long")
+    raise Corrupt("a varint of a control record is truncated or too long")
 
 
 def end_txn_marker(

@@ -312,7 +312,7 @@ class _RowEncoder:
             if code == kernels.NULL_HEADER:
                 raise BadRequest(f"headers and their keys must not be null, found a null in row {row}")
             if code == kernels.TOO_LARGE:
-                raise BadRequest(f"the record in row {row} has more than 2 GiB, which is too large for a batch")
+                raise BadRequest(f"the record in row {row} exceeds 2 GiB, which is too large for a batch")
             before += len(part.times)
         return lanes
 
@@ -352,8 +352,8 @@ class _RowEncoder:
                 yield _FinishedBatch(parts, size, last, draft.max_time, uncovered_crc, crc), lane
             elif draft.rows == 1:
                 raise BadRequest(
-                    f"a batch with a single record has {size} bytes, max.message.bytes is "
-                    f"{options.max_message_bytes}: raise it or write smaller records"
+                    f"a batch with a single record has {size} bytes, but max.message.bytes is "
+                    f"{options.max_message_bytes}: increase max.message.bytes, or write smaller records"
                 )
             else:
                 some = self.only(lane, first, draft.rows)

@@ -98,7 +98,7 @@ def rewrite_headers(
     if not len(headers):
         return headers
     if bool(((headers.position < 0) | (headers.position + headers.size > len(source))).any()):
-        raise BadRequest(f"a batch lies outside the {len(source)} bytes of data")
+        raise BadRequest(f"a batch is outside the {len(source)} bytes of data")
     after = replace(headers, base_offset=_shifted(headers, shift))
     windows = np.lib.stride_tricks.sliding_window_view(source, HEADER_BYTES, writeable=True)
     if shift.any():
@@ -235,7 +235,7 @@ def filter_batches(
     min_size = np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     misplaced = (headers.position < 0) | (headers.size < min_size) | (headers.position > len(source) - headers.size)
     if code != kernels.OK or misplaced.any():
-        raise BadRequest("a record lies outside of the payloads, or a batch outside of the data")
+        raise BadRequest("a record is outside of the payloads, or a batch is outside of the data")
     kept = totals[:, kernels.KEPT_RECORDS]
     plan = np.zeros((len(headers), kernels.PLAN_FIELDS), np.int64)
     plan[:, kernels.ACTION] = np.select(
@@ -311,7 +311,7 @@ class _Writer:
             self.keep.view(np.uint8), out
         )  # fmt: skip
         if written < 0:
-            raise BadRequest("a record lies outside of the payloads, or a batch outside of the data")
+            raise BadRequest("a record is outside of the payloads, or a batch is outside of the data")
         if len(plan) and int(plan[:, kernels.OUT_SIZE].max()) > MAX_BATCH_BYTES:
             raise BadRequest("a batch would have 2 GiB or more, but batches must be smaller")
         return out[:written]

@@ -305,7 +305,10 @@ def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, 
     if magic != MAGIC or start + CRC.size > len(data) or CRC.unpack_from(data, start)[0] != crc32c(data[:start]):
         raise Corrupt("the header of the filter file is corrupt", file=file, position=0)
     if version not in (1, FORMAT_VERSION):
-        raise BadRequest(f"filter file {file} has format {version}, this sparklog reads {FORMAT_VERSION}: upgrade")
+        raise BadRequest(
+            f"filter file {file} has format version {version}, but the latest supported version is {FORMAT_VERSION}:"
+            " upgrade sparklog"
+        )
     table, end = np.frombuffer(data, TABLE_DTYPE, count, HEADER.size), start + CRC.size
     rows = []
     for entry in table:

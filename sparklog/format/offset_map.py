@@ -168,8 +168,8 @@ class OffsetMap:
         limit = int(slots * load_factor)
         if limit < 1:
             raise BadRequest(
-                f"log.cleaner.dedupe.buffer.size must hold at least one key, found {slots} slots of {SLOT_BYTES} bytes "
-                f"of which {load_factor:g} may be used; raise it"
+                f"log.cleaner.dedupe.buffer.size must have space for at least one key, found {slots} slots of"
+                f" {SLOT_BYTES} bytes of which {load_factor:g} may be used; increase the size"
             )
         capacity = slots if expected is None else min(slots, max(2 * expected, _MIN_SLOTS))
         self.slots = slots

@@ -189,7 +189,7 @@ def record_fields(
     if len(payloads) != len(headers):
         raise BadRequest(f"expected one payload per header, found {len(payloads)} payloads for {len(headers)} headers")
     if bool(((payloads.start < 0) | (payloads.stop > len(payloads.data))).any()):
-        raise BadRequest(f"a payload lies outside of the {len(payloads.data)} bytes of data")
+        raise BadRequest(f"a payload is outside of the {len(payloads.data)} bytes of data")
     location = DataLocation(file, file_position)
     payloads = replace(payloads, first=0, last=len(headers))
     count = check_fit(payloads, headers, location)

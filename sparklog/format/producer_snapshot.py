@@ -66,7 +66,7 @@ def parse_snapshot(data: bytes, *, file: str | None = None) -> list[ProducerEntr
     if version != VERSION:
         raise Corrupt(f"expected a producer snapshot of version {VERSION}, found {version}", file=file)
     if crc32c(data[6:]) != crc:
-        raise Corrupt("the CRC-32C of the producer snapshot does not match its bytes: restore it", file=file)
+        raise Corrupt("the CRC-32C of the producer snapshot does not match its bytes: restore the file", file=file)
     if count < 0 or len(data) != _HEAD.size + count * ENTRY.size:
         raise Corrupt(f"the producer snapshot should have {count} entries, but has {len(data)} bytes", file=file)
     return [ProducerEntry(*fields) for fields in ENTRY.iter_unpack(data[_HEAD.size :])]

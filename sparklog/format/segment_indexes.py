@@ -36,7 +36,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.record_batch import NO_TIMESTAMP, BoolArray, BytesLike, Int64Array
 
-REMEDY = "run sparklog repair on its root or directory, which rebuilds it"
+REMEDY = "run sparklog repair on the root or Kafka directory, which rebuilds the index"
 """Advice for error messages about a corrupt index file."""
 FOLLOWER_FETCH_BYTES = 1 << 20
 """Default of Kafka's `replica.fetch.max.bytes`. A follower adds at most one index entry per fetch."""

@@ -39,7 +39,7 @@ SHOWN = 40
 """Maximum number of bytes of an invalid value that an error message shows."""
 
 
-NAMES = {"string": "text in UTF-8", "hex": "hexadecimal digits, two per byte", "json": "JSON"}
+NAMES = {"string": "a string in UTF-8", "hex": "hexadecimal digits, two per byte", "json": "JSON"}
 
 
 def numbered_row(row: int) -> str:

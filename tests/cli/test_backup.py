@@ -149,7 +149,7 @@ def test_group_offsets_beyond_the_version_are_reset_to_the_end(
             1,
             "is a topic directory, expected a root: give --root {root}, and",
         ),
-        (("backup", "--to", "{root}/orders/place"), 1, "is inside the root {root}, where nothing else can be created"),
+        (("backup", "--to", "{root}/orders/place"), 1, "is inside the root {root}, and roots cannot be nested"),
         (("restore", "{root}", "--to", "{place}/new"), 1, "is inside the backup repository {place}"),
         (("topics", "create", "t", "--root", "{place}/new"), 1, "{place} is a backup repository, which is read-only"),
         (("backup", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),

@@ -34,7 +34,7 @@ def test_export_writes_a_topic_and_prints_a_table(orders: Path, sparklog: Sparkl
     assert said.lines[0] == (
         f"Topic: orders\tTopicId: {topic.log.state().topic_id}\tPartitionCount: 3\tConfigs: retention.ms=-1"
     )
-    assert said.lines[1] == "Not for a broker: segment.bytes=5000 (Kafka takes no less than 1048576)"
+    assert said.lines[1] == "Not for a broker: segment.bytes=5000 (Kafka requires at least 1048576)"
     assert said.lines[2].split() == ["PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED"]
     assert [line.split()[:4] for line in said.lines[3:]] == [
         [str(n), "0", str(end), str(end)] for n, end in enumerate(topic.log.state().log_end.tolist())
@@ -104,7 +104,7 @@ def test_export_of_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Pa
         (("orders", "--end", "a:b"), 2, "PARTITION:OFFSET"),
         (("orders", "--as-of", "yesterday"), 2, "2026-01-31T12:00:00"),
         (("orders", "other", "--start", "1"), 2, "give partitions as P:N,..."),
-        (("orders", "--groups", "nobody"), 1, "there is no group 'nobody'"),
+        (("orders", "--groups", "nobody"), 1, "group 'nobody' does not exist"),
         (("orders", "--groups", ","), 2, "expected a value, found ','"),
         (("orders", "other", "--topic-id", "x"), 2, "give TOPIC=x"),
         (("ordres",), 1, "did you mean 'orders'?"),

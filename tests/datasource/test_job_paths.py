@@ -36,24 +36,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("name", "given", "says"),
     [
         ("stream", ("--source", "gone", "--root", "new", *CHECKPOINT), "There is no log at"),
-        ("stream", ("--source", "file", "--root", "new", *CHECKPOINT), "is a file: give the root"),
+        ("stream", ("--source", "file", "--root", "new", *CHECKPOINT), "is a file: use a root"),
         (
             "stream",
             ("--source", "root", "--root", "new", *CHECKPOINT),
             "is a root with the topic t: select topics with",
         ),
-        ("stream", ("--source", "root/t", "--root", "file", *CHECKPOINT), "is a file: give the root"),
+        ("stream", ("--source", "root/t", "--root", "file", *CHECKPOINT), "is a file: use a root"),
         ("stream", ("--source", "root/t", "--root", "root/t/new", *CHECKPOINT), "is inside the root"),
         (
             "stream",
             ("--source", "root", "--subscribe-pattern", "(", "--root", "new", *CHECKPOINT),
             "regular expression",
         ),
-        ("mirror", (*MIRROR, "kafka://one:1", "--to", "file"), "is a file: give the root"),
+        ("mirror", (*MIRROR, "kafka://one:1", "--to", "file"), "is a file: use a root"),
         ("mirror", (*MIRROR, "gone", "--to", "kafka://one:1"), "expected a sparklog root at"),
         ("to_delta", ("--root", "gone", *TABLE), "There is no log at"),
         ("to_delta", ("--root", "root", *TABLE, "--starting-offsets", "erliest"), "found 'erliest'"),
-        ("from_delta", ("--root", "file", *TABLE, "--key-columns", "id"), "is a file: give the root"),
+        ("from_delta", ("--root", "file", *TABLE, "--key-columns", "id"), "is a file: use a root"),
         ("from_delta", ("--root", "new", *TABLE, "--key-columns", "id"), "there is no Delta table at table"),
     ],
 )

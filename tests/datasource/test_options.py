@@ -308,8 +308,8 @@ def test_times_are_milliseconds_or_iso(text: str, ms: int) -> None:
 def test_timestamps_in_seconds_warn(given: dict[str, str]) -> None:
     (warning,) = parse_options(given).warnings
     assert warning.endswith(
-        ": 1700000000 is 1970-01-20T16:13:20.000Z, because times are in milliseconds; if it is in seconds, give "
-        "1700000000000, or '2023-11-14T22:13:20.000Z'"
+        ": 1700000000 means 1970-01-20T16:13:20.000Z, because times are in milliseconds; if the time is in seconds,"
+        " use 1700000000000 or '2023-11-14T22:13:20.000Z'"
     )
     assert parse_options({"startingtimestamp": "1700000000000"}).warnings == ()
 

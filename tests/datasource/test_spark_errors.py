@@ -44,7 +44,7 @@ def test_options_are_checked_at_load(spark: SparkSession, root: str) -> None:
     """The first case of each kind. For the other cases, see `test_wrong_input.py`."""
     expected = "[SPARKLOG_BAD_REQUEST]: Unknown option 'startingoffset': did you mean 'startingOffsets'?"
     assert line(lambda: load(spark, root, subscribe="orders", startingOffset="earliest")).startswith(expected)
-    assert "No path: give the root" in line(lambda: load(spark, None))
+    assert "Expected the path of a root" in line(lambda: load(spark, None))
     nameless = "is a root with the topics orders, payments: select topics with"
     assert nameless in line(lambda: load(spark, root))
     assert nameless in line(lambda: spark.readStream.format("sparklog").load(root))

@@ -91,9 +91,9 @@ def test_options_are_checked_at_load(root: str, options: dict[str, str], expecte
 
 def test_paths_are_checked_at_load(root: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    assert "is a file: give the root" in line(lambda: source(str(tmp_path / "file")).schema())
+    assert "is a file: use a root" in line(lambda: source(str(tmp_path / "file")).schema())
     assert "[SPARKLOG_NOT_FOUND]: There is no log at" in line(lambda: source(str(tmp_path / "none")).schema())
-    assert "No path: give the root" in line(lambda: source(None).schema())
+    assert "Expected the path of a root" in line(lambda: source(None).schema())
 
 
 def test_missing_topic_options_are_reported_at_load(root: str) -> None:

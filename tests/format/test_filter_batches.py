@@ -425,7 +425,7 @@ def test_records_outside_the_payloads_are_refused(start: int, end: int) -> None:
     starts, ends = fields.start.copy(), fields.end.copy()
     starts[0], ends[0] = start, end
     wrong["fields"] = replace(fields, start=starts, end=ends)
-    with pytest.raises(BadRequest, match="a record lies outside of the payloads"):
+    with pytest.raises(BadRequest, match="a record is outside of the payloads"):
         filter_batches(**wrong)
 
 

@@ -317,7 +317,7 @@ def test_a_newer_version_asks_for_an_upgrade(monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patched:
         patched.setattr(key_filter, "FORMAT_VERSION", 3)
         data = encode_filters(some_filters())
-    with pytest.raises(BadRequest, match="has format 3, this sparklog reads 2: upgrade"):
+    with pytest.raises(BadRequest, match="has format version 3, but the latest supported version is 2: upgrade"):
         decode_filters(data, file="f")
 
 

@@ -43,19 +43,19 @@ TEST = Struct(
     ("fields", "message_text"),
     [
         ({"other": 1}, "Test has no field 'other'"),
-        ({"small": 128}, "field small takes a value of type int8, not 128"),
-        ({"large": "x"}, "field large takes a value of type int64, not 'x'"),
-        ({"text": None}, "field text takes a value of type string, not None"),
-        ({"text": b"x"}, "field text takes a value of type string"),
-        ({"later": None}, "field later takes a value of type string, not None"),
-        ({"text": "ü" * 16_384}, "field text takes at most 32767 bytes of text, not 32768"),
-        ({"numbers": 3}, "field numbers takes a value of type list, not 3"),
-        ({"numbers": [1, None]}, "field numbers takes a value of type int16, not None"),
-        ({"small": 1, "numbers": [1, 1 << 15]}, "field numbers takes a value of type int16, not 32768"),
-        ({"inner": {"number": 1 << 31}}, "field number takes a value of type int32, not 2147483648"),
-        ({"inner": [1]}, r"field inner takes a value of type Inner, not \[1\]"),
+        ({"small": 128}, "field small must be of type int8, found 128"),
+        ({"large": "x"}, "field large must be of type int64, found 'x'"),
+        ({"text": None}, "field text must be of type string, found None"),
+        ({"text": b"x"}, "field text must be of type string"),
+        ({"later": None}, "field later must be of type string, found None"),
+        ({"text": "ü" * 16_384}, "field text must have at most 32767 bytes of text, found 32768"),
+        ({"numbers": 3}, "field numbers must be of type list, found 3"),
+        ({"numbers": [1, None]}, "field numbers must be of type int16, found None"),
+        ({"small": 1, "numbers": [1, 1 << 15]}, "field numbers must be of type int16, found 32768"),
+        ({"inner": {"number": 1 << 31}}, "field number must be of type int32, found 2147483648"),
+        ({"inner": [1]}, r"field inner must be of type Inner, found \[1\]"),
         ({"inner": {"numbers": 1}}, "Inner has no field 'numbers'"),
-        ({"data": "x"}, "field data takes a value of type bytes, not 'x'"),
+        ({"data": "x"}, "field data must be of type bytes, found 'x'"),
         ({"id": "short"}, "expected a UUID of 22 characters"),
         ({"id": None}, "expected a UUID of 22 characters"),
     ],
@@ -101,7 +101,7 @@ def test_long_text_and_nulls_in_arrays_are_not_read() -> None:
     assert decode(texts, 0, b"\x00\x00") == {"texts": None}
     with pytest.raises(Corrupt, match="field texts must not be null"):
         decode(texts, 0, b"\x02\x00\x00")
-    with pytest.raises(Corrupt, match="field texts has 32768 bytes of text: at most 32767 are allowed"):
+    with pytest.raises(Corrupt, match="field texts has 32768 bytes of text, but the maximum is 32767"):
         decode(texts, 0, b"\x02\x81\x80\x02" + b"x" * 32_768 + b"\x00")
 
 
@@ -147,9 +147,9 @@ def test_the_length_of_an_array_is_checked_before_its_numbers() -> None:
     data = encode(numbers, 0, fields)
     assert data == bytes.fromhex("00000002 0100 00000001 ffff 00000002 ffffffffffffffff 4000000000000000")
     assert decode(numbers, 0, data) == fields
-    with pytest.raises(Corrupt, match="field ofbool announces 99 elements, 28 bytes are left"):
+    with pytest.raises(Corrupt, match="field ofbool has 99 elements, but only 28 bytes remain"):
         decode(numbers, 0, data.replace(b"\x02", b"\x63", 1))
-    with pytest.raises(Corrupt, match="bytes that end or break off"):
+    with pytest.raises(Corrupt, match="incomplete bytes"):
         decode(numbers, 0, data[:-1])
 
 
@@ -223,7 +223,7 @@ def read(data, p, errors):
     if n < 0:
         raise Corrupt(f'field names must not be null')
     if n > size - p:
-        raise Corrupt(f'field names announces {n} elements, {size - p} bytes are left')
+        raise Corrupt(f'field names has {n} elements, but only {size - p} bytes remain')
     names_1 = []
     for _ in range(n):
         [n] = unpack_h(data, p)
@@ -232,7 +232,7 @@ def read(data, p, errors):
             raise Corrupt(f'field names must not be null')
         q = p + n
         if q > size:
-            raise Corrupt(f'field names has {n} bytes, {size - p} are left')
+            raise Corrupt(f'field names has {n} bytes, but only {size - p} bytes remain')
         value = data[p:q].decode('utf-8', errors)
         p = q
         names_1.append(value)
@@ -253,16 +253,16 @@ def write(output, values):
     if isinstance(names_1, list):
         n = len(names_1)
     else:
-        raise BadRequest(f'field names takes a value of type list, not {names_1!r}')
+        raise BadRequest(f'field names must be of type list, found {names_1!r}')
     small += pack_hi(values.get('id', 0), n)
     for element1 in names_1:
         if isinstance(element1, str):
             element1 = element1.encode('utf-8', 'replace')
             n = len(element1)
             if n > 32767:
-                raise BadRequest(f'field names takes at most 32767 bytes of text, not {n}')
+                raise BadRequest(f'field names must have at most 32767 bytes of text, found {n}')
         else:
-            raise BadRequest(f'field names takes a value of type string, not {element1!r}')
+            raise BadRequest(f'field names must be of type string, found {element1!r}')
         small += pack_h(n)
         small += element1
 """

@@ -302,7 +302,7 @@ def test_payloads_belong_to_their_headers() -> None:
         record_fields(payloads(GOLDEN_BATCH, headers[:1]), headers)
     plain = payloads(GOLDEN_BATCH * 2, headers)
     for wrong in (replace(plain, data=plain.data[:-1]), replace(plain, start=plain.start - 62)):
-        with pytest.raises(BadRequest, match="lies outside of the"):
+        with pytest.raises(BadRequest, match="is outside of the"):
             record_fields(wrong, headers)
 
 

@@ -205,14 +205,14 @@ def test_avro_types_become_arrows() -> None:
 @pytest.mark.parametrize(
     ("way", "schema", "row", "says"),
     [
-        ("decode", ORDER, b"\x02", "expected Avro of schema Order, found 1 byte: 0x02 (the bytes are cut off)"),
+        ("decode", ORDER, b"\x02", "expected Avro of schema Order, found 1 byte: 0x02 (the bytes are truncated)"),
         ("decode", ORDER, b"\x02\0\0zz", "(2 bytes after the value)"),
         ("show", {8: ORDER}, b"\0\0\0\0\x07\x02", "(schema id 7 is unknown; known ids: 8)"),
         (
             "show",
             {8: ORDER},
             b"{}",
-            "expected a registry's header (0, schema id) and Avro, found 2 bytes: '{}' (no schema registry",
+            "expected a schema registry header (0, schema id) and Avro, found 2 bytes: '{}' (no schema registry",
         ),
         ("decode", {7: '"string"', 8: ORDER}, b"\0\0\0\0\x07\x02a", "expected a registry's header"),
         (
@@ -225,15 +225,15 @@ def test_avro_types_become_arrows() -> None:
             "parse",
             ORDER,
             '{"id": "x"}',
-            'expected a value of schema Order, found \'{"id": "x"}\' (it does not match the schema: an int',
+            'expected a value of schema Order, found \'{"id": "x"}\' (the value does not match the schema: an int',
         ),
         ("parse", ORDER, "nope", "found 'nope' (Expecting value"),
         ("encode", ORDER, {"idd": 1}, "record contains more fields than the schema specifies: idd)"),
         ("decode", {"type": "recrd"}, b"", "expected an Avro schema, found \"{'type': 'recrd'}\": UnknownType"),
         ("decode", "/no/such/file", b"", "file /no/such/file with an Avro schema cannot be read: No such file"),
         ("decode", "{", b"", "expected an Avro schema as JSON; the schema is invalid: Expecting"),
-        ("decode", RECURSIVE, b"\0", "an Arrow column cannot have the recursive type Node: give arrow_type"),
-        ("decode", ["int", "string"], b"\0\2", "an Arrow column cannot have a union of 2 types: give arrow_type"),
+        ("decode", RECURSIVE, b"\0", "an Arrow column cannot have the recursive type Node: specify arrow_type"),
+        ("decode", ["int", "string"], b"\0\2", "an Arrow column cannot have a union of 2 types: specify arrow_type"),
     ],
 )
 def test_bad_avro_is_one_line(way: str, schema: Any, row: Any, says: str) -> None:
@@ -262,7 +262,7 @@ def test_no_bytes_leave_another_error() -> None:
 def test_a_schema_and_its_format_belong_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, schema, says in (
         ("avro", None, "the format avro requires a schema"),
-        ("long", '"long"', "only the format avro has a schema: omit it with long"),
+        ("long", '"long"', "only the format avro has a schema: omit the schema for the format long"),
     ):
         with pytest.raises(BadRequest, match=says):
             formats.decode(pa.array([b""]), name, schema)

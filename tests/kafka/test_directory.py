@@ -67,16 +67,16 @@ def test_what_lies_beside_a_copied_partition_need_not_be_kafkas(tmp_path: Path) 
 
 
 def test_a_folder_that_is_no_kafka_directory_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"is not a Kafka directory: expected folders like orders-0"):
+    with pytest.raises(NotFound, match=r"is not a Kafka directory: expected partition directories such as orders-0"):
         KafkaView(tmp_path)
 
 
 def test_unknown_names_are_answered_with_near_ones(tmp_path: Path) -> None:
     write_partition(tmp_path, "orders-0", {0: LOG})
     view = KafkaView(tmp_path)
-    with pytest.raises(NotFound, match=r"there is no topic 'order' .*\['orders'\]"):
+    with pytest.raises(NotFound, match=r"topic 'order' does not exist .*\['orders'\]"):
         view.bounds("order")
-    with pytest.raises(NotFound, match=r"there is no partition 3 of orders .* it has \[0\]"):
+    with pytest.raises(NotFound, match=r"topic orders in .* has no partition 3; its partitions are \[0\]"):
         view.plan([OffsetRange("orders", 3, 0, 1)], READ_COMMITTED)
     with pytest.raises(BadRequest, match="unknown isolation level 'strict'"):
         view.plan([OffsetRange("orders", 0, 0, 1)], "strict")

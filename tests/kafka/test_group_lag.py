@@ -115,7 +115,7 @@ def test_where_there_are_no_groups(fixtures: Path, caplog: pytest.LogCaptureFixt
     assert not has_groups(partition)
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(BadRequest, match="is a single partition: open its log directory"),
+        pytest.raises(BadRequest, match="is a partition directory: open its log directory"),
     ):
         KafkaGroups(partition)
 

@@ -252,13 +252,24 @@ def test_another_topic_of_the_name(root: Root, tmp_path: Path) -> None:
     root.delete_topic("t")
     import_log_dir(root, tmp_path)
     metadata(tmp_path / "t-0", "AAAAAAAAAAAAAAAAAAAAAQ")
-    refused(root, tmp_path, Conflict, "imported from a topic with id DYgf.*, found one with id AAAA.*: it was created")
+    refused(
+        root,
+        tmp_path,
+        Conflict,
+        "imported from a topic with id DYgf.*, but the topic in the log directory has id AAAA.*, because it was"
+        " created",
+    )
 
 
 def test_folders_of_two_topics(root: Root, tmp_path: Path) -> None:
     for number, topic_id in enumerate(("DYgfIwO1zvCu-XXovTnyZg", "AAAAAAAAAAAAAAAAAAAAAQ")):
         metadata(write_partition(tmp_path, f"t-{number}", {0: FIRST}), topic_id)
-    refused(root, tmp_path, BadRequest, "topics with different ids, AAAA.* and DYgf.*: keep only those of one topic")
+    refused(
+        root,
+        tmp_path,
+        BadRequest,
+        "topics with different ids, AAAA.* and DYgf.*: keep only the directories of one topic",
+    )
 
 
 def test_a_topic_that_was_written_to(root: Root, tmp_path: Path) -> None:
@@ -267,7 +278,7 @@ def test_a_topic_that_was_written_to(root: Root, tmp_path: Path) -> None:
     import_log_dir(root, tmp_path)
     root.topic("u").append(pa.table({"value": [b"mine"]}))
     write_partition(tmp_path, "t-0", {3: SECOND})
-    refused(root, tmp_path, Conflict, "'u' .* written to since .*: partition 0 ends at 4, the import ended at 3")
+    refused(root, tmp_path, Conflict, "'u' .* written to since .*: partition 0 ends at 4, but the import ended at 3")
     assert root.topic("t").log.state().log_end[0] == 3
     import_log_dir(root, tmp_path, ImportOptions(topics=["t"]))
     assert root.topic("t").log.state().log_end[0] == 6
@@ -288,7 +299,7 @@ def test_a_log_that_was_cut(root: Root, tmp_path: Path, known: bool) -> None:
         metadata(folder)
     import_log_dir(root, tmp_path)
     segment(folder, 3).write_bytes(b"")
-    refused(root, tmp_path, Conflict, "t-0 ends at 3, but was imported up to 6: its log was truncated")
+    refused(root, tmp_path, Conflict, "t-0 ends at 3, but was imported up to 6: the log was truncated")
     other = batch(3, [b"d", b"e", b"F"])
     segment(folder, 3).write_bytes(other + batch(6, [b"g"]))
     refused(root, tmp_path, Conflict, "last imported batch of t-0, up to offset 5, differs from the one")
@@ -302,7 +313,7 @@ def test_a_last_batch_that_was_sent_again_to_another_leader(root: Root, tmp_path
     for at in range(0, len(again), len(again) // 3):
         again[at + 12 : at + 16] = (1).to_bytes(4, "big")
     write_partition(tmp_path, "t-0", {0: FIRST + again})
-    with pytest.raises(Conflict, match="up to offset 5, differs from the one in the log directory"):
+    with pytest.raises(Conflict, match="up to offset 5, differs from the batch in the log directory"):
         import_log_dir(root, tmp_path)
     assert [record.value for record in read_topic(root.topic("t"))[3:]] == [b"x", b"y", b"z"]
 
@@ -314,7 +325,7 @@ def test_a_cut_that_compaction_hides_shows_in_the_leader_epochs(root: Root, tmp_
     segment(folder, 3).write_bytes(batch(6, [b"g"]))
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 6}))
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 4\n")
-    refused(root, tmp_path, Conflict, "differs from the one in the log directory")
+    refused(root, tmp_path, Conflict, "differs from the batch in the log directory")
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 6\n")
     import_log_dir(root, tmp_path)
     assert [record.offset for record in read_topic(root.topic("t"))] == [0, 1, 2, 3, 4, 5, 6]
@@ -597,7 +608,7 @@ def test_after_an_unclean_election_a_link_is_corrupt_and_a_copy_whole(
     else:
         with pytest.raises(Corrupt):
             read_topic(on_disk.topic("t"))
-    with pytest.raises(Conflict, match="its log was truncated"):
+    with pytest.raises(Conflict, match="the log was truncated"):
         import_log_dir(on_disk, tmp_path / "kafka")
 
 

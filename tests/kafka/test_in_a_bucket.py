@@ -180,7 +180,7 @@ def test_files_that_are_replaced_after_the_plan_are_read_from_where_they_lie_now
     assert sum(each.num_rows for each in part.read(["offset"])) == 7
     for name in ("0", "6"):
         bucket.delete(f"kafka/t-0/{name:0>20}.log")
-    with pytest.raises(NotFound, match="folder memory:replaced/kafka/t-0 no longer exists"):
+    with pytest.raises(NotFound, match="directory memory:replaced/kafka/t-0 no longer exists"):
         list(part.read(["offset"]))
     with pytest.raises(NotFound, match="folder memory:replaced/kafka does not exist: check"):
         view.refresh(["t"])

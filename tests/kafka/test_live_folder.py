@@ -207,7 +207,7 @@ def test_a_log_cut_back_shows_and_plans_beyond_it_fail(folder: Path) -> None:
     view = KafkaView(folder.parent)
     part = plan(view, 0, 6)
     log.write_bytes(FIRST)
-    with pytest.raises(NotFound, match=r"offsets 3 to 5 of t-0 are gone: the log ends before them"):
+    with pytest.raises(NotFound, match=r"offsets 3 to 5 of t-0 no longer exist: the log now ends below these offsets"):
         offsets_of(part)
     assert end_of(view) == 3
     with pytest.raises(NotFound, match="out of range: the log has 0 to 2"):
@@ -248,7 +248,7 @@ def test_a_topic_deleted_and_created_again_is_another_one(folder: Path) -> None:
     before = view.topic_id("t")
     assert end_of(view) == 3
     folder.rename(folder.parent / ("t-0." + "0" * 32 + "-delete"))
-    with pytest.raises(NotFound, match="there is no topic 't'"):
+    with pytest.raises(NotFound, match="topic 't' does not exist"):
         view.refresh(["t"])
     write_partition(folder.parent, "t-0", {0: batch(0, [b"new"])})
     metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAg")

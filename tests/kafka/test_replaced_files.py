@@ -76,7 +76,7 @@ def test_a_folder_that_never_holds_still_is_unavailable(
         return next(looks)
 
     monkeypatch.setattr(directory, "_listing", changing)
-    with pytest.raises(Unavailable, match="keeps changing: expected two equal listings in a row"):
+    with pytest.raises(Unavailable, match="is changing continuously: expected two equal consecutive listings"):
         directory.list_segments(file_path(folder), env=busy)
 
 
@@ -86,7 +86,7 @@ def test_a_segment_that_is_listed_and_never_there_is_unavailable(folder: Path, e
     part = plan(view, 0, 6)
     segment(folder, 3).unlink()
     segment(folder, 3).symlink_to(folder / "nowhere")
-    said = rf"{segment(folder, 3)} is listed in its folder, but does not exist when it is opened: retry"
+    said = rf"{segment(folder, 3)} is listed in its directory, but does not exist when it is opened: retry"
     with pytest.raises(Unavailable, match=said):
         list(part.read(("offset",)))
     with pytest.raises(Unavailable, match=said):
@@ -170,5 +170,5 @@ def test_expired_files_are_read_until_they_are_gone(folder: Path) -> None:
     with SegmentFile(names[0].path) as file:
         assert file.read(0, 10) == FIRST[:10]
     segment(folder, 0).with_suffix(".log.deleted").unlink()
-    with pytest.raises(NotFound, match=r"offsets 0 to 5 of t-0 are gone: the log starts at 3 now"):
+    with pytest.raises(NotFound, match=r"offsets 0 to 5 of t-0 no longer exist: the log now starts at 3"):
         offsets_of(part)

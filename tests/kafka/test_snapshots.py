@@ -48,7 +48,7 @@ def test_the_log_start_may_lie_inside_a_batch(folder: Path) -> None:
     assert view.bounds("t")[0].log_start == 1
     assert offsets(read(view, "t")) == [1, 2]
     assert view.offsets_for_timestamps("t", {0: 0})[0] == (view.offsets_for_timestamps("t", {0: HOUR_MS})[0])
-    with pytest.raises(NotFound, match="out of range: the log has 1 to 2"):
+    with pytest.raises(NotFound, match="out of range: the log contains 1 to 2"):
         plan(view, 0, 2)
 
 
@@ -113,6 +113,6 @@ def test_a_folder_that_goes_away_is_not_found(folder: Path) -> None:
     shutil.rmtree(folder)
     with pytest.raises(NotFound, match="no longer exists"):
         offsets_of(part)
-    with pytest.raises(NotFound, match="no topic 't'"):
+    with pytest.raises(NotFound, match="topic 't' does not exist"):
         view.refresh(["t"])
     assert not os.path.exists(folder)

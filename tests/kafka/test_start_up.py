@@ -208,4 +208,4 @@ def test_a_damaged_log_start_checkpoint_is_reset_with_a_warning_where_damage_is_
         view.refresh(["t"])
     (said,) = [record.getMessage() for record in caplog.records]
     assert "should have 3 entries" in said
-    assert said.endswith(f"the logs of {folder} start at their first segments")
+    assert said.endswith(f"all logs in {folder} therefore start at their first segments")

@@ -145,7 +145,7 @@ def test_truncated_or_corrupt_messages_raise_one_error_type(name: str) -> None:
 
 
 def test_an_array_length_beyond_the_remaining_bytes_is_rejected() -> None:
-    with pytest.raises(Corrupt, match="announces 2147483647 elements"):
+    with pytest.raises(Corrupt, match="has 2147483647 elements"):
         read_message("MetadataRequest", 1, b"\x7f\xff\xff\xff")
 
 

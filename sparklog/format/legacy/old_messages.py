@@ -218,7 +218,7 @@ def _open_wrapper(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
     shift = 0 if magic == 0 or outer == 0 else outer - last
     if shift < 0:
         raise Corrupt(
-            f"the compressed message has offset {outer}, which is below {last}, that of the last message in it"
+            f"the compressed message has offset {outer}, which is below {last}, the offset of its last message"
         )
     is_ascending = bool((np.diff(entries.base_offset) > 0).all())
     end = last + shift if magic == 1 else outer
@@ -343,10 +343,12 @@ def _translate(
     return replace(group, data=out, start=out_start, stop=out_stop, stored=max(stored, 1))
 
 
-_DISORDERED = "the offsets of the messages in a compressed message do not increase, or exceed its own offset"
+_DISORDERED = (
+    "the offsets of the messages in a compressed message do not increase, or exceed the offset of that message"
+)
 _MESSAGES = {
-    1: "a message's size does not fit",
-    2: "a message's key or value does not fit into it",
+    1: "the size of a message exceeds the remaining bytes",
+    2: "the key or value of a message exceeds the message",
     3: _DISORDERED,
     4: "a compressed message contains a message of another format",
     5: "a compressed message contains another compressed message",

@@ -472,7 +472,7 @@ def test_requests_that_cannot_be(
 def test_above_the_last_stable_offset_is_named(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1)
     prepared(place, topic, some_rows(10, 1), "tx", 1)
-    with pytest.raises(NotFound, match="because an open transaction holds back the log end 10"):
+    with pytest.raises(NotFound, match=r"\(the log end is 10, but a transaction is open\)"):
         export(topic, tmp_path / "out", ends={0: 10})
     (part,) = export(topic, tmp_path / "out").partitions
     assert (part.log_start, part.log_end, part.segments) == (0, 0, 1)
@@ -625,7 +625,7 @@ def test_the_properties_file_says_what_brokers_refuse() -> None:
         " --config cleanup.policy=compact --config retention.ms=-1\n"
         "# kafka-configs.sh --alter --entity-type topics --entity-name orders --add-config-file orders.properties\n"
         "# message.format.version=2.8  (removed in Kafka 4.0)\n"
-        "# segment.bytes=2000  (Kafka takes no less than 1048576)\n"
+        "# segment.bytes=2000  (Kafka requires at least 1048576)\n"
         "cleanup.policy=compact\n"
         "retention.ms=-1\n"
     )

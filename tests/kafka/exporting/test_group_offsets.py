@@ -234,9 +234,13 @@ def test_offsets_of_a_topic_of_before_stay_behind(root: Root, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "kind", "says"),
     [
-        ({"groups": ["biling"]}, NotFound, "there is no group 'biling' in .*did you mean 'billing'"),
-        ({"groups": "nobody"}, NotFound, "there is no group 'nobody'"),
-        ({"groups": ["billing", "elsewhere"]}, NotFound, "group 'elsewhere' has no offsets for a, b: omit it"),
+        ({"groups": ["biling"]}, NotFound, "group 'biling' does not exist in .*did you mean 'billing'"),
+        ({"groups": "nobody"}, NotFound, "group 'nobody' does not exist"),
+        (
+            {"groups": ["billing", "elsewhere"]},
+            NotFound,
+            "group 'elsewhere' has no committed offsets for a, b: omit the group",
+        ),
         ({"groups": "all", "offsets_partitions": 0}, BadRequest, "1 to .* partitions, found 0"),
         ({"groups": "all", "topic_id": "kphX_vFrTMuzYXwDXyxQYA"}, BadRequest, "pass ids by topic"),
         (

@@ -127,7 +127,7 @@ def test_a_tail_with_keys_returns_only_their_records() -> None:
         assert tail.at_end()
 
 
-@pytest.mark.parametrize(("keys", "shown"), [("anna", "found 'anna'; give ['anna']"), (b"a", "found b'a'"), ([1], "1")])
+@pytest.mark.parametrize(("keys", "shown"), [("anna", "found 'anna'; use ['anna']"), (b"a", "found b'a'"), ([1], "1")])
 def test_keys_must_be_a_list(keys: object, shown: str) -> None:
     topic = World().root().create_topic("t")
     with pytest.raises(BadRequest, match=r"(keys must be a list of|a key must be) bytes or") as error:

@@ -68,10 +68,10 @@ def test_batch_larger_than_a_window_is_read_entirely(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("position", "byte", "message"),
     [
-        (61, 0x7E, "a record's length does not fit into its batch"),
+        (61, 0x7E, "the length of a record exceeds its batch"),
         (60, 9, "the batch has more records than offsets"),
         (60, 1, "the batch continues after its last record"),
-        (65, 0x7F, "a record's fields do not end where its length says"),
+        (65, 0x7F, "the fields of a record do not match its length"),
         (57, 0xFF, "the batch has a negative record count"),
     ],
 )

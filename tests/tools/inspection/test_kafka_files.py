@@ -246,7 +246,7 @@ def test_invalid_locations_are_rejected(fixtures: Path, tmp_path: Path) -> None:
     view = KafkaView(fixtures / "codecs" / "data")
     with pytest.raises(NotFound, match=r"topic codec-none in .* has no partition 9"):
         inspect_topic(view, "codec-none", [9])
-    with pytest.raises(NotFound, match="no topic 'codec-nine'"):
+    with pytest.raises(NotFound, match="topic 'codec-nine' does not exist"):
         inspect_topic(view, "codec-nine")
     with pytest.raises(NotFound, match=r"none\.log does not exist"):
         inspect_file(tmp_path / "none.log")
