@@ -23,14 +23,14 @@ def values(scan: sparklog.Scan) -> list[bytes]:
     return [value.as_py() for value in scan.to_table()["value"]]
 
 
-def test_every_name_is_there_and_no_other() -> None:
+def test_public_names_are_complete() -> None:
     assert [name for name in sparklog.__all__ if getattr(sparklog, name) is None] == []
     assert dir(sparklog) == sorted(sparklog.__all__)
     with pytest.raises(AttributeError, match="module 'sparklog' has no attribute 'opne'"):
         sparklog.opne  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_views_of_a_root_a_topic_and_kafka(root: sparklog.Root) -> None:
+def test_view_of_a_root_a_topic_and_a_kafka_directory(root: sparklog.Root) -> None:
     for path in (root.location, f"{root.location}/t"):
         view = sparklog.open_view(path)
         assert view.topics() == ["t"]
@@ -49,7 +49,7 @@ def test_views_of_a_root_a_topic_and_kafka(root: sparklog.Root) -> None:
         sparklog.open_view(root.location, corrupt_records="hide")  # type: ignore[arg-type]
 
 
-def test_without_columns_rows_are_counted(root: sparklog.Root) -> None:
+def test_scan_without_columns_counts_rows(root: sparklog.Root) -> None:
     topic = root.topic("t")
     for read in (topic.scan(columns=[]), topic.scan(columns=[], threads=2), topic.table(columns=[])):
         table = read.to_table()
@@ -65,7 +65,7 @@ def test_without_columns_rows_are_counted(root: sparklog.Root) -> None:
         assert view.topic(name).scan(columns=[]).to_table().num_rows == view.topic(name).scan().to_table().num_rows
 
 
-def test_verify_takes_roots_topics_and_kafka(root: sparklog.Root) -> None:
+def test_verify_accepts_roots_topics_and_kafka_directories(root: sparklog.Root) -> None:
     for place in (root, root.store, root.location, f"{root.location}/t", KAFKA):
         assert sparklog.verify(place).sound
     with pytest.raises(sparklog.BadRequest, match="omit quick"):
@@ -83,7 +83,7 @@ def test_dry_runs_change_nothing(root: sparklog.Root, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
 
 
-def test_wrong_input_makes_no_root_and_no_backup(root: sparklog.Root, tmp_path: Path) -> None:
+def test_invalid_input_creates_no_root_and_no_backup(root: sparklog.Root, tmp_path: Path) -> None:
     with pytest.raises(sparklog.NotFound):
         sparklog.import_kafka(tmp_path / "new", KAFKA, topics=["no-such-topic"])
     with pytest.raises(sparklog.BadRequest, match="is inside the root"):

@@ -166,7 +166,7 @@ def violations(module: str, source: str) -> list[str]:
     return found
 
 
-def test_imports_go_downwards_only() -> None:
+def test_modules_import_only_lower_layers() -> None:
     found = []
     for package in ("sparklog", "pyspark_sparklog", "jobs"):
         for module, file in modules(package):
@@ -195,7 +195,7 @@ def circle(sources: Mapping[str, str], *, types: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("types", [False, True])
-def test_no_modules_import_one_another_in_a_circle(types: bool) -> None:
+def test_modules_have_no_import_cycles(types: bool) -> None:
     sources = {module: text(file) for module, file in modules("sparklog")}
     found = circle(sources, types=types)
     assert not found, " imports ".join(found)
@@ -211,7 +211,7 @@ def test_no_modules_import_one_another_in_a_circle(types: bool) -> None:
         ("from sparklog import d", [], []),
     ],
 )
-def test_circles_are_found(back: str, running: list[str], with_types: list[str]) -> None:
+def test_import_cycles_are_detected(back: str, running: list[str], with_types: list[str]) -> None:
     own = {"a": "from sparklog.b import f", "b": "from sparklog import c", "c": back, "d": ""}
     sources = {"sparklog": "", **{f"sparklog.{name}": source for name, source in own.items()}}
     for types, expected in ((False, running), (True, with_types)):
@@ -225,7 +225,7 @@ def folder_of(module: str) -> str:
     return module.partition("sparklog.")[2].partition(".")[0]
 
 
-def test_no_folders_import_one_another_in_a_circle() -> None:
+def test_packages_have_no_import_cycles() -> None:
     """Judged by whole folders, as who opens the repository sees them: `log`, `kafka` and `tools` are one each."""
     graph: dict[str, set[str]] = {}
     for module, file in modules("sparklog"):
@@ -262,11 +262,11 @@ def test_every_package_has_a_layer() -> None:
         ("sparklog.datasource.data_source", "import pyspark", 0),
     ],
 )
-def test_the_check_finds_what_it_is_for(module: str, source: str, complaints: int) -> None:
+def test_layer_check_detects_violations(module: str, source: str, complaints: int) -> None:
     assert len(violations(module, source)) == complaints
 
 
-def test_every_module_imports() -> None:
+def test_every_module_can_be_imported() -> None:
     names = [module.name for module in pkgutil.walk_packages(sparklog.__path__, "sparklog.")]
     for name in names:
         if not name.endswith("__main__"):
@@ -289,7 +289,7 @@ def loaded_by(*names: str) -> dict[str, set[str]]:
     return {module: set(loaded) for module, loaded in map(json.loads, answer.stdout.splitlines())}
 
 
-def test_what_planners_import_is_light() -> None:
+def test_planners_do_not_import_heavy_modules() -> None:
     """And only the adapter imports Spark: it comes last."""
     names = sorted(set(LIGHT), key=lambda module: "datasource" in module or "pyspark" in module)
     imported = loaded_by(*names)
@@ -315,7 +315,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 
 @pytest.mark.parametrize("place", ["root", "kafka"])
-def test_planning_is_light_too(tmp_path: Path, place: str) -> None:
+def test_planning_does_not_import_heavy_modules(tmp_path: Path, place: str) -> None:
     """pyarrow itself imports pandas when it is handed a list, so what runs counts as well as what is imported."""
     path = tmp_path if place == "root" else REPOSITORY / "examples" / "data" / "kafka-log-dir"
     if place == "root":

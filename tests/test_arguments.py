@@ -204,7 +204,7 @@ def outcome(call: Callable[..., object], given: Mapping[str, Any]) -> Exception 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_wrong_types_are_refused_in_words(place: Place, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_types_are_rejected_with_a_message(place: Place, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place.folder)  # a text is a right path
     of, right = CALLS[name]
     parameters = [
@@ -338,7 +338,7 @@ def answer(call: Callable[..., object], given: dict[str, Any], parameter: inspec
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_argument_is_refused_by_name_and_nothing_is_written(
+def test_invalid_argument_is_rejected_by_name_and_nothing_is_written(
     place: Place, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place.folder)
@@ -360,7 +360,7 @@ def test_a_wrong_argument_is_refused_by_name_and_nothing_is_written(
     assert contents(place.folder) == before
 
 
-def test_misspelled_arguments_are_answered_with_the_right_one(place: Place) -> None:
+def test_misspelled_argument_suggests_the_right_one(place: Place) -> None:
     for name, (of, right) in CALLS.items():
         call = of(place)
         for parameter in inspect.signature(call).parameters:
@@ -372,7 +372,7 @@ def test_misspelled_arguments_are_answered_with_the_right_one(place: Place) -> N
     place.close()
 
 
-def test_numbers_of_numpy_are_taken_where_numbers_are(place: Place) -> None:
+def test_numpy_numbers_are_accepted(place: Place) -> None:
     """Alike to numbers of Python, whether they are right or out of range: they are not refused for their type."""
     for name, (of, right) in CALLS.items():
         for parameter in inspect.signature(of(place)).parameters.values():
@@ -391,7 +391,7 @@ def test_numbers_of_numpy_are_taken_where_numbers_are(place: Place) -> None:
     place.close()
 
 
-def test_what_is_closed_refuses_calls(place: Place) -> None:
+def test_closed_objects_reject_calls(place: Place) -> None:
     producer, consumer = place.producer(), place.consumer("poll")
     transaction = place.transaction()
     producer.close()
@@ -413,7 +413,7 @@ def test_what_is_closed_refuses_calls(place: Place) -> None:
     consumer.close()
 
 
-def test_right_ones_are_taken(place: Place) -> None:
+def test_valid_arguments_are_accepted(place: Place) -> None:
     fine = (type(None), NotFound, sparklog.Conflict)
     assert [name for name, (of, right) in CALLS.items() if not isinstance(outcome(of(place), right(place)), fine)] == []
 
@@ -445,13 +445,13 @@ def test_right_ones_are_taken(place: Place) -> None:
          "batch_bytes must be an integer of at least 1, found '5'"),
     ],
 )  # fmt: skip
-def test_the_words(place: Place, call: Callable[[Place], object], says: str) -> None:
+def test_error_messages(place: Place, call: Callable[[Place], object], says: str) -> None:
     with pytest.raises(BadRequest) as refused:
         call(place)
     assert str(refused.value).endswith(says)
 
 
-def test_a_topic_that_was_not_opened(place: Place) -> None:
+def test_topic_that_was_not_opened_is_rejected(place: Place) -> None:
     for opened in (sparklog.datasets(place.root), sparklog.polars(place.root)):
         assert "tt" not in opened
         with pytest.raises(NotFound, match="topic 'tt' was not opened; did you mean 't'"):
@@ -460,7 +460,7 @@ def test_a_topic_that_was_not_opened(place: Place) -> None:
             opened["orders"]
 
 
-def test_methods_of_a_transaction_are_not_those_of_its_producer(place: Place) -> None:
+def test_missing_method_of_a_producer_is_explained(place: Place) -> None:
     producer = sparklog.transactional(place.root, "job")
     with pytest.raises(AttributeError, match=r"append is a method of a transaction: call begin\(\).append"):
         producer.append  # type: ignore[attr-defined]  # noqa: B018
@@ -468,14 +468,14 @@ def test_methods_of_a_transaction_are_not_those_of_its_producer(place: Place) ->
         producer.sned  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_ensure_topic_says_that_it_adds_no_partitions(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_ensure_topic_ignores_another_partition_count_with_a_warning(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     assert len(place.root.ensure_topic("t").bounds()) == len(place.root.ensure_topic("t", partitions=9).bounds())
     assert [record.getMessage() for record in caplog.records if record.name == "sparklog.log.topic.root"] == [
         f"partitions=9 is ignored: topic 't' exists and has {units.count(len(place.topic.bounds()), 'partition')}"
     ]
 
 
-def test_numbers_of_numpy_are_numbers(place: Place) -> None:
+def test_numpy_numbers_are_converted(place: Place) -> None:
     one = np.int64(0)
     assert place.topic.scan(partitions=np.array([0]), start=one, keys=iter(["a"])).to_table().num_rows > 0  # type: ignore[arg-type]
     assert place.topic.record_at(np.int32(0), one)["key"][0].as_py() == b"a"  # type: ignore[arg-type]

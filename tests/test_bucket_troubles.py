@@ -77,7 +77,7 @@ def assert_hidden(*texts: object) -> None:
         ("HEAD", "produce", r"access is denied \(403\); this requires s3:GetObject"),
     ],
 )
-def test_a_denied_verb_is_one_line_and_others_work(
+def test_denied_permission_is_one_line_and_other_calls_work(
     stub: StubBucket, root: str, verbs: str, entry_point: str, words: str | None
 ) -> None:
     for verb in verbs.split():
@@ -110,7 +110,7 @@ SAMPLE = ("open_view", "verify", "load", "load a stream", "topics list --root @"
     ],
     ids=["wrong key", "wrong secret", "no bucket", "denied", "away"],
 )
-def test_trouble_is_one_line_at_every_entry_point_and_shows_no_key(
+def test_store_errors_are_one_line_and_do_not_show_secrets(
     stub: StubBucket,
     root: str,
     caplog: pytest.LogCaptureFixture,
@@ -164,7 +164,7 @@ def everything_in(store: Store) -> Iterator[tuple[str, bytes]]:
         yield info.key, store.get(info.key)
 
 
-def test_nothing_shows_a_key(
+def test_secrets_are_never_shown(
     bucket: str, root: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Objects, pickles, texts of objects, output and log lines of a day's work; `DEBUG` of all libraries as well."""

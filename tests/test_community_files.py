@@ -53,7 +53,7 @@ def test_spark_versions_are_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize("workflow", sorted(path.name for path in WORKFLOWS.iterdir()))
-def test_workflows_run_what_is_there(workflow: str) -> None:
+def test_workflows_run_existing_targets(workflow: str) -> None:
     makefile = (REPOSITORY / "Makefile").read_text()
     commands = [step["run"] for job in jobs(workflow).values() for step in job["steps"] if "run" in step]
     assert commands
@@ -69,7 +69,7 @@ def test_workflows_run_what_is_there(workflow: str) -> None:
             assert module.with_suffix(".py").exists() or (module / "__main__.py").exists(), command
 
 
-def test_hooks_are_the_linters_of_make() -> None:
+def test_hooks_match_the_linters_of_make() -> None:
     makefile = (REPOSITORY / "Makefile").read_text()
     linters = re.findall(r"^\t\$\(PY\) (-m (?:ruff|mypy).*?)(?: \.)?$", makefile, re.MULTILINE)
     [hooks] = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"]

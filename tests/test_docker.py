@@ -66,20 +66,20 @@ def is_ignored(path: str) -> bool:
     return ignored
 
 
-def test_every_instruction_is_one_of_dockers() -> None:
+def test_dockerfile_instructions_are_valid() -> None:
     names = {name for stage in stages() for name, _ in stage.steps}
     assert names <= {"RUN", "COPY", "ENV", "WORKDIR", "USER", "CMD"}
     assert [stage.name for stage in stages()] == ["build", ""]
 
 
-def test_the_base_is_pinned_to_a_python_that_is_supported() -> None:
+def test_base_image_is_pinned_to_a_supported_python() -> None:
     (base,) = {stage.base for stage in stages()}
     tag = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-(bookworm|trixie)", base)
     assert tag is not None, "name a release, to its last number, and Debian's name"
     assert f"Programming Language :: Python :: {tag[1]}" in project()["project"]["classifiers"]
 
 
-def test_java_is_new_enough_and_what_apt_leaves_is_removed() -> None:
+def test_java_is_supported_and_apt_lists_are_removed() -> None:
     (install,) = [run for run in stages()[-1].all("RUN") if "apt-get" in run]
     java = re.search(r"openjdk-(\d+)-jre-headless", install)
     assert java is not None
@@ -88,7 +88,7 @@ def test_java_is_new_enough_and_what_apt_leaves_is_removed() -> None:
     assert install.endswith("rm -rf /var/lib/apt/lists/*"), "else it stays in the layer"
 
 
-def test_what_is_copied_is_there_and_not_left_out() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     for stage in stages():
         for path in copied(stage):
             assert (REPOSITORY / path).exists(), path
@@ -98,14 +98,14 @@ def test_what_is_copied_is_there_and_not_left_out() -> None:
     assert is_ignored("sparklog/format/__pycache__/x.pyc")
 
 
-def test_the_wheel_is_built_of_all_that_it_is_made_of() -> None:
+def test_image_builds_the_wheel_from_all_sources() -> None:
     build, declared = stages()[0], project()
     sdist = declared["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
     named = ["pyproject.toml", declared["project"]["readme"], *declared["project"]["license-files"]]
     assert sorted(copied(build)) == sorted({*sdist, *named})
 
 
-def test_it_runs_as_nobody_in_particular_and_shows_the_demo() -> None:
+def test_image_runs_as_another_user_and_shows_the_demo() -> None:
     last = stages()[-1]
     (user,) = last.all("USER")
     assert any(run.startswith("useradd") and run.endswith(user) for run in last.all("RUN"))
@@ -117,7 +117,7 @@ def test_it_runs_as_nobody_in_particular_and_shows_the_demo() -> None:
     assert any(script.startswith(path) and (REPOSITORY / script).is_file() for path in copied(last))
 
 
-def test_modules_that_it_runs_exist() -> None:
+def test_modules_that_the_image_runs_exist() -> None:
     runs = [run for stage in stages() for run in stage.all("RUN")]
     modules = [module for run in runs for module in re.findall(r"python -m ([\w.]+)", run)]
     assert modules

@@ -237,7 +237,7 @@ def test_copies_between_a_disk_and_a_bucket(bucket: str, root: str, tmp_path: Pa
         assert sparklog.verify(place).sound
 
 
-def test_a_topics_folder_in_a_bucket(bucket: str) -> None:
+def test_topic_directory_in_a_bucket(bucket: str) -> None:
     opened = sparklog.open(join(bucket, "log"), create=True)
     opened.create_topic("t").append(RECORDS)
     view = sparklog.open_view(join(bucket, "log/t"))
@@ -258,26 +258,26 @@ def test_a_missing_topic_is_reported_with_the_url_of_its_root(bucket: str) -> No
         opened.topic("no")
 
 
-def test_doctor_asks_nothing_of_disks_about_a_bucket(bucket: str) -> None:
+def test_doctor_does_not_check_disks_for_a_bucket(bucket: str) -> None:
     found = {each.check: each for each in examine_root(join(bucket, "log"))}
     assert {name: each.status for name, each in found.items()} == {"store": "ok", "clock": "ok", "root": "warn"}
     assert f"--root '{join(bucket, 'log')}'" in (found["root"].fix or "")
 
 
-def test_a_bucket_by_the_environment(bucket: str) -> None:
+def test_bucket_configured_by_the_environment(bucket: str) -> None:
     environment = {"SPARKLOG_ROOT": join(bucket, "log")}
     assert invoke(["topics", "create", "t"], environment).exit_code == 0
     assert invoke(["topics", "list"], environment).stdout == "t\n"
 
 
-def test_a_checkpoint_in_a_bucket_keeps_no_root_away(bucket: str) -> None:
+def test_checkpoint_in_a_bucket_does_not_prevent_a_root(bucket: str) -> None:
     store = sparklog.storage.open_store(bucket)
     for key in ("orders-query/metadata", "orders-query/offsets/0", "_checkpoint/x"):
         store.create(key, b"x")
     assert sparklog.open(bucket, create=True).topics() == []
 
 
-def test_settings_are_options_of_spark(bucket: str) -> None:
+def test_store_settings_can_be_spark_options(bucket: str) -> None:
     url, _, endpoint = join(bucket, "log").partition("?endpoint=")
     sparklog.open(f"{url}?endpoint={endpoint}", create=True).create_topic("t")
     for name in ("endpoint", "Endpoint", "fs.s3a.endpoint"):
@@ -295,7 +295,7 @@ def test_settings_are_options_of_spark(bucket: str) -> None:
     assert "region are settings of object stores" in answer(source("schema", region="x"), "/data/log", "")
 
 
-def test_a_mount_of_a_bucket_is_named_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_mount_is_rejected_and_no_files_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_link(*paths: str) -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -33,14 +33,14 @@ NAMES = ["_groups", "_root", "_schemas", "_"]
         ("._x", "._x"),
     ],
 )
-def test_a_topic_has_one_folder_and_a_folder_one_topic(topic: str, folder: str) -> None:
+def test_topic_names_and_directory_names_are_one_to_one(topic: str, folder: str) -> None:
     assert topic_folder(check_topic_name(topic)) == folder
     assert topic_folder(folder) == folder
     assert folder_topic(folder) == key_topic(f"{folder}/_log/x") == topic
 
 
 @pytest.mark.parametrize("folder", ["_groups", "_x", "%5F_x", "%5f", "%5Fa%", "%5Fa b", "%", "", "a/b", "_root.json"])
-def test_other_folders_are_of_no_topic(folder: str) -> None:
+def test_other_directories_are_not_topics(folder: str) -> None:
     assert folder_topic(folder) is None
     assert key_topic(f"{folder.partition('/')[0]}") is None, "a file at the top is of no topic"
 
@@ -79,7 +79,7 @@ def check(root: Any, names: list[str] = NAMES) -> None:
     assert not report.foreign
 
 
-def test_a_new_process_finds_them_beside_sparklogs_own_folders(root: Any) -> None:
+def test_new_process_finds_escaped_topics(root: Any) -> None:
     assert root.topics() == sorted([*NAMES, "plain"])
     folders = {path.name for path in Path(root.location).iterdir() if path.is_dir()}
     assert {topic_folder(name) for name in NAMES} | {"_groups", "_transactions"} <= folders
@@ -89,7 +89,7 @@ def test_a_new_process_finds_them_beside_sparklogs_own_folders(root: Any) -> Non
         assert (location.kind, location.topic) == (TOPIC, "_schemas")
 
 
-def test_releases_that_do_not_know_escaped_topics_refuse_a_transactional_id_that_wrote_to_one(root: Any) -> None:
+def test_older_releases_reject_transactional_ids_of_escaped_topics(root: Any) -> None:
     transaction = sparklog.transactional(root, "other").begin()
     transaction.append("plain", {"value": ["a"]})
     transaction.commit()
@@ -97,7 +97,7 @@ def test_releases_that_do_not_know_escaped_topics_refuse_a_transactional_id_that
     assert features == {"t": ("escapedTopics",), "other": ()}
 
 
-def test_maintenance_works_on_them(root: Any) -> None:
+def test_maintenance_of_escaped_topics(root: Any) -> None:
     assert {report.topic for report in sparklog.compact(root, roll=True)} >= set(NAMES)
     check(sparklog.open(root.location))
     assert {report.topic for report in sparklog.retain(root)} >= set(NAMES)
@@ -108,7 +108,7 @@ def test_maintenance_works_on_them(root: Any) -> None:
     check(sparklog.open(root.location), [name for name in NAMES if name != "_groups"])
 
 
-def test_they_are_backed_up_restored_cloned_and_repartitioned(root: Any, tmp_path: Path) -> None:
+def test_escaped_topics_are_backed_up_restored_cloned_and_repartitioned(root: Any, tmp_path: Path) -> None:
     sparklog.backup(root, tmp_path / "backup")
     assert sparklog.open(tmp_path / "backup").topics() == root.topics()
     sparklog.restore(tmp_path / "backup", tmp_path / "restored", rename={"plain": "_plain"})
@@ -131,7 +131,7 @@ def test_they_are_backed_up_restored_cloned_and_repartitioned(root: Any, tmp_pat
     assert sparklog.verify(root.location).sound
 
 
-def test_they_are_exported_and_imported(root: Any, tmp_path: Path) -> None:
+def test_escaped_topics_are_exported_and_imported(root: Any, tmp_path: Path) -> None:
     sparklog.export_kafka(root, ["_schemas", "_groups"], tmp_path / "kafka")
     assert (tmp_path / "kafka" / "_schemas-0").is_dir()
     imported = sparklog.open(tmp_path / "imported", create=True)
@@ -139,7 +139,7 @@ def test_they_are_exported_and_imported(root: Any, tmp_path: Path) -> None:
     check(imported, ["_schemas", "_groups"])
 
 
-def test_they_are_verified_and_repaired(root: Any) -> None:
+def test_escaped_topics_are_verified_and_repaired(root: Any) -> None:
     sparklog.compact(root, roll=True)
     folder = Path(root.location) / "%5Fschemas"
     index = next(folder.rglob("*.index"), None) or next(folder.rglob("*.timeindex"))
@@ -150,7 +150,7 @@ def test_they_are_verified_and_repaired(root: Any) -> None:
     check(sparklog.open(root.location))
 
 
-def test_the_command_line_takes_them(root: Any) -> None:
+def test_command_line_accepts_escaped_topics(root: Any) -> None:
     def run(*arguments: str) -> str:
         result = invoke(arguments)
         assert result.exit_code == 0, result.output
@@ -162,7 +162,7 @@ def test_the_command_line_takes_them(root: Any) -> None:
     assert "_schemas 1" in run("consume", "_schemas", "--root", root.location, "--from-beginning")
 
 
-def test_kafkas_clients_create_write_and_list_them(root: Any) -> None:
+def test_kafka_clients_create_write_and_list_escaped_topics(root: Any) -> None:
     names = ["_confluent-metrics", "_transactions", "_x"]
     with serving(root.location, ServeOptions(Address("127.0.0.1", 0), writable=True)) as address:
         wire = Wire(address)
@@ -177,7 +177,7 @@ def test_kafkas_clients_create_write_and_list_them(root: Any) -> None:
     assert sparklog.verify(root.location).sound
 
 
-def test_a_consumer_subscribes_to_them_by_pattern(root: Any) -> None:
+def test_consumer_subscribes_to_escaped_topics_by_pattern(root: Any) -> None:
     with sparklog.consumer(root, pattern="_(groups|schemas)", group="p", auto_offset_reset="earliest") as consumer:
         seen: list[bytes] = []
         while len(seen) < 7:

@@ -111,7 +111,7 @@ def needed(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_page_installs_what_its_program_needs(name: str) -> None:
+def test_example_page_installs_the_required_packages(name: str) -> None:
     install = install_of(name)
     if "[pipelines]" in install:
         pytest.importorskip("pyspark", "4.1")  # older ones have no such extra
@@ -124,20 +124,20 @@ def test_a_page_installs_what_its_program_needs(name: str) -> None:
     ), "a program says in its first lines what its page says"
 
 
-def test_what_the_examples_share_needs_no_more_than_their_page_says() -> None:
+def test_shared_example_code_needs_only_the_documented_packages() -> None:
     assert installs(STREAMS / "README.md")[0] == SPARK
     assert needed((STREAMS / "running.py").read_text()) - brought(shlex.split(SPARK)) == set()
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_a_guide_installs_what_its_snippets_need(page: Path) -> None:
+def test_guide_installs_the_packages_of_its_snippets(page: Path) -> None:
     told = brought(word for text in (SPARK, *installs(page)) for word in shlex.split(text))
     named = {re.split(r"[<>=]", each)[0] for each in told}
     for source in FENCED.findall(page.read_text()):
         assert needed(source) - named == set(), source
 
 
-def test_the_guide_to_plots_installs_what_the_notebook_needs() -> None:
+def test_plot_guide_installs_the_packages_of_the_notebook() -> None:
     cells = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
     modules = [file.read_text() for file in sorted(NOTEBOOK.parent.glob("*.py"))]
     told = brought(word for text in installs(PLOTS) for word in shlex.split(text))
@@ -166,7 +166,7 @@ def run(programs: Path, *arguments: str | Path, where: Path = REPOSITORY) -> sub
 @pytest.mark.timeout(3000)
 @pytest.mark.skipif(not has_java(), reason="needs Java")
 @pytest.mark.parametrize("install", sorted({install_of(name) for name in PROGRAMS}))
-def test_programs_run_where_no_more_is_installed(install: str, tmp_path: Path) -> None:
+def test_example_programs_run_with_only_the_documented_packages(install: str, tmp_path: Path) -> None:
     programs = environment(tmp_path / "env", install)
     for name in PROGRAMS:
         program = f"examples/streams/{name}.py"
@@ -181,7 +181,7 @@ def test_programs_run_where_no_more_is_installed(install: str, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_notebook_runs_where_no_more_is_installed(tmp_path: Path) -> None:
+def test_notebook_runs_with_only_the_documented_packages(tmp_path: Path) -> None:
     (install,) = (words for words in re.findall(r'or, from a clone: (".*?")', PLOTS.read_text()))
     programs = environment(tmp_path / "env", install)
     (tmp_path / "log.ipynb").write_text(run(programs, "sparklog", "conf", "dump_segment.ipynb").stdout)
@@ -202,7 +202,7 @@ for name in sys.argv[1:]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_guide_of_engines_runs_where_no_more_is_installed(tmp_path: Path) -> None:
+def test_engine_guide_runs_with_only_the_documented_packages(tmp_path: Path) -> None:
     programs = environment(tmp_path / "env", " ".join((".", *installs(ENGINES))))
     sources = [text for text in FENCED.findall(ENGINES.read_text()) if "/data/log" in text]
     for number, source in enumerate(sources):

@@ -26,7 +26,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a.tar.xz"
 
 
-def test_bytes_and_times_come_back(archive: Path) -> None:
+def test_archive_preserves_bytes_and_times(archive: Path) -> None:
     tree = unpacked(archive)
     log = tree / "one/data/t-0/00000000000000000000.log"
     assert log.read_bytes() == b""
@@ -35,35 +35,35 @@ def test_bytes_and_times_come_back(archive: Path) -> None:
     assert (tree / "one/fixture.json").stat().st_mtime_ns == OTHER_MTIME_MS * 1_000_000
 
 
-def test_the_same_tree_gives_the_same_archive(archive: Path, tmp_path: Path) -> None:
+def test_archive_is_deterministic(archive: Path, tmp_path: Path) -> None:
     pack(tmp_path / "tree", tmp_path / "b.tar.xz")
     assert (tmp_path / "b.tar.xz").read_bytes() == archive.read_bytes()
     pack(unpacked(archive) / "one", tmp_path / "c.tar.xz")
     assert unpacked(tmp_path / "c.tar.xz") != unpacked(archive)
 
 
-def test_runs_that_begin_at_once_share_one_whole_tree(archive: Path, tmp_path: Path) -> None:
+def test_concurrent_runs_share_one_complete_tree(archive: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         trees = set(pool.map(lambda _: unpacked(archive), range(16)))
     assert len(trees) == 1
     assert [path for path in tmp_path.iterdir() if path.name.startswith("sparklog-fixtures-")] == list(trees)
 
 
-def test_a_swept_tree_is_unpacked_anew(archive: Path) -> None:
+def test_deleted_tree_is_unpacked_again(archive: Path) -> None:
     tree = unpacked(archive)
     (tree / "one/fixture.json").unlink()
     assert unpacked(archive) == tree
     assert (tree / "one/fixture.json").exists()
 
 
-def test_the_environment_names_another_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_selects_another_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fixture_tree.cache_clear()
     monkeypatch.setenv("SPARKLOG_FIXTURES", str(tmp_path))
     assert fixture_tree() == tmp_path
     fixture_tree.cache_clear()
 
 
-def test_the_repositorys_archive_is_whole(fixtures: Path) -> None:
+def test_archive_of_the_repository_is_complete(fixtures: Path) -> None:
     assert sum(1 for path in fixtures.rglob("*") if path.is_file() and path.name != ".complete") == 8511
     log = fixtures / "retention/ms/before/expiring-0/00000000000000000000.log"
     assert log.stat().st_mtime_ns == 1704157200764 * 1_000_000

@@ -18,11 +18,11 @@ REQUESTS = {name: int(number) for name, number in re.findall(r"`([A-Z]\w+)` \((\
 """Requests on the page, and their numbers."""
 
 
-def test_every_request_is_there_once() -> None:
+def test_every_request_is_listed_once() -> None:
     assert sorted(REQUESTS.values()) == [*range(4), *range(8, 93)]
 
 
-def test_requests_have_the_numbers_of_the_protocol() -> None:
+def test_request_numbers_match_the_protocol() -> None:
     kafka = pytest.importorskip("kafka", reason="its schemas are those of Kafka")
     for file in Path(kafka.__file__).parent.rglob("schemas/resources/*Request.json"):
         schema = json.loads(re.sub(r"^\s*//.*$", "", file.read_text(), flags=re.MULTILINE))
@@ -30,7 +30,7 @@ def test_requests_have_the_numbers_of_the_protocol() -> None:
             assert REQUESTS[schema["name"].removesuffix("Request")] == schema["apiKey"]
 
 
-def test_each_row_has_one_of_four_answers() -> None:
+def test_each_row_has_one_of_four_values() -> None:
     tables = PAGE.partition("\n## ")[2]
     rows = [line.split(" | ") for line in tables.split("\n") if line.startswith("| ") and " | sparklog | " not in line]
     assert {row[1] for row in rows} == {"yes", "other", "no", "none needed"}

@@ -41,7 +41,7 @@ for name, call in {
 """
 
 
-def test_everything_public_can_be_imported_and_documented_without_spark() -> None:
+def test_public_names_can_be_imported_without_spark() -> None:
     program = [sys.executable, "-c", WITHOUT_SPARK]
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
@@ -51,14 +51,14 @@ def test_everything_public_can_be_imported_and_documented_without_spark() -> Non
     assert all("python -m pip install " in line and '"pyspark' in line for line in lines)
 
 
-def test_the_advice_names_packages_that_an_index_has() -> None:
+def test_install_advice_lists_packages() -> None:
     assert install_command("avro").startswith('python -m pip install "fastavro')
     assert install_command("cloud", "/opt/python").startswith('/opt/python -m pip install "obstore')
     for extra in ("spark", "hdfs", "delta"):
         assert "sparklog" not in install_command(extra)
 
 
-def test_without_metadata_the_advice_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_advice_without_metadata_lists_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)
 
@@ -66,7 +66,7 @@ def test_without_metadata_the_advice_names_the_extra(monkeypatch: pytest.MonkeyP
     assert install_command("avro") == "install the packages of the extra 'avro' in sparklog's pyproject.toml"
 
 
-def test_no_message_advises_to_install_sparklog_by_name() -> None:
+def test_no_message_recommends_installing_sparklog_by_name() -> None:
     package = Path(sparklog.__file__).parent
     advice = [path for path in package.rglob("*.py") if "pip install 'sparklog" in path.read_text()]
     assert advice == []

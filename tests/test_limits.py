@@ -22,11 +22,11 @@ from tests.log.topics import append
 SMALL = Limits(checkpoint_commits=3)
 
 
-def test_a_store_has_the_usual_limits(tmp_path: Path) -> None:
+def test_store_has_default_limits(tmp_path: Path) -> None:
     assert LocalStore(tmp_path).limits == MemoryStore(lambda: 0).limits == DEFAULTS == Limits()
 
 
-def test_a_root_is_opened_with_limits(tmp_path: Path) -> None:
+def test_root_can_be_opened_with_limits(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True, limits=SMALL)
     topic = root.create_topic("t")
     for _ in range(4):
@@ -61,7 +61,7 @@ def store_of(kind: str, folder: Path) -> Store:
 
 
 @pytest.mark.parametrize("kind", ["disk", "bucket", "hdfs"])
-def test_a_task_has_the_limits_of_its_driver(kind: str, tmp_path: Path) -> None:
+def test_task_has_the_limits_of_its_driver(kind: str, tmp_path: Path) -> None:
     store = store_of(kind, tmp_path)
     usual = len(pickle.dumps(store))
     store.limits = SMALL
@@ -73,14 +73,14 @@ def test_a_task_has_the_limits_of_its_driver(kind: str, tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(store)).limits == DEFAULTS
 
 
-def test_wrappers_have_the_limits_of_what_they_wrap() -> None:
+def test_store_wrappers_have_the_limits_of_the_inner_store() -> None:
     inner = MemoryStore(lambda: 0)
     outer = CountingStore(FaultyStore(inner, lambda call: None))
     outer.limits = SMALL
     assert inner.limits == SMALL == outer.limits
 
 
-def test_limits_are_positive_and_have_a_word_each() -> None:
+def test_limits_are_positive_and_documented() -> None:
     source = Path(sparklog.__file__).with_name("limits.py").read_text()
     for limit in fields(Limits):
         assert getattr(DEFAULTS, limit.name) > 0

@@ -10,7 +10,7 @@ def test_each_module_has_tests() -> None:
     assert not without, f"no test is named for these or imports them: add tests, or name those in INDIRECT: {without}"
 
 
-def test_each_test_of_the_map_exists_and_is_needed() -> None:
+def test_each_test_of_the_map_exists_and_is_required() -> None:
     """`INDIRECT` names modules that exist, and only those that no test imports."""
     named = [test for tests in INDIRECT.values() for test in tests]
     assert [test for test in named if not (REPOSITORY / test).exists()] == []
@@ -19,10 +19,10 @@ def test_each_test_of_the_map_exists_and_is_needed() -> None:
     assert not direct, f"tests import these by themselves, leave them out of INDIRECT: {direct}"
 
 
-def test_the_page_is_the_map() -> None:
+def test_map_page_is_up_to_date() -> None:
     assert MAP.read_text() == map_text(), "run `python -m tests.module_map`"
 
 
-def test_a_module_is_held_by_the_test_that_is_named_for_it() -> None:
+def test_module_is_covered_by_the_test_with_its_name() -> None:
     assert find_tests("sparklog/log/read/time_lookup.py")[0] == "tests/log/read/test_time_lookup.py"
     assert find_tests("sparklog/storage/no_such_module.py") == []

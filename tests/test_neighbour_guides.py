@@ -27,7 +27,7 @@ def documents(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_says_what_was_not_tested(name: str) -> None:
+def test_page_lists_untested_parts(name: str) -> None:
     text = (GUIDES / f"{name}.md").read_text()
     assert name in ("duckdb", "pytest") or "\n**Not tested**" in text
 

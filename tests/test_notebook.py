@@ -55,7 +55,7 @@ def shown(cell: nbformat.NotebookNode) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_it_runs_and_shows_what_it_is_stored_with() -> None:
+def test_notebook_output_is_reproducible() -> None:
     stored = code_cells(nbformat.read(NOTEBOOK, as_version=4))
     found = code_cells(executed(NOTEBOOK))
     for number, (before, after) in enumerate(zip(stored, found, strict=True)):
@@ -71,7 +71,7 @@ def test_it_runs_and_shows_what_it_is_stored_with() -> None:
     assert len(pictures) == 22
 
 
-def test_what_is_stored_is_whole_and_knows_no_machine() -> None:
+def test_stored_notebook_is_complete_and_has_no_local_paths() -> None:
     text = NOTEBOOK.read_text()
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
@@ -111,7 +111,7 @@ def drawn(found: Inspected) -> dict[str, Figure | str]:
         3,
     ),
 )
-def test_plots_of_whatever_kafka_wrote(fixtures: Path, place: str, topic: str | None) -> None:
+def test_plots_of_kafka_fixtures(fixtures: Path, place: str, topic: str | None) -> None:
     if not (fixtures / place).is_dir():
         place = str(next((fixtures / place).parent.glob("*/*-0")).parent.relative_to(fixtures))
     view = KafkaView(fixtures / place)
@@ -124,7 +124,7 @@ def test_plots_of_whatever_kafka_wrote(fixtures: Path, place: str, topic: str | 
         assert isinstance(figures["transactions"], Figure) == place.startswith("transactions")
 
 
-def test_plots_of_nothing_are_sentences(tmp_path: Path) -> None:
+def test_plots_without_data_show_a_sentence(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
     root.create_topic("empty", partitions=2)
     figures = drawn(inspect_topic(RootView(root), "empty"))
@@ -151,7 +151,7 @@ def test_plots_of_a_root_and_of_damage(fixtures: Path, tmp_path: Path) -> None:
     assert ">1<" in parts.summary(found)._repr_html_()
 
 
-def test_tables_escape_what_logs_hold_and_say_how_much_is_left() -> None:
+def test_tables_escape_values_and_show_the_number_of_remaining_rows() -> None:
     table = pa.table({"a_b": ["<b>&</b>"] * 12, "n": [1234567, None] * 6})
     text = parts.show(table, most=10)._repr_html_()
     assert text.count("<tr>") == 11
@@ -166,7 +166,7 @@ def colours(ax: Axes) -> set[str]:
     return {to_hex(patch.get_facecolor()).upper() for patch in ax.patches}
 
 
-def test_a_codec_has_the_same_colour_everywhere_and_nothing_else_has_it(fixtures: Path, tmp_path: Path) -> None:
+def test_each_codec_has_a_unique_color(fixtures: Path, tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
     topic = root.create_topic("orders", partitions=2)
     for codec in ("gzip", "zstd"):
@@ -188,7 +188,7 @@ def test_a_codec_has_the_same_colour_everywhere_and_nothing_else_has_it(fixtures
     assert not set.union(*map(colours, others)) & set(parts.CODEC_COLOURS.values())
 
 
-def test_titles_say_what_to_see() -> None:
+def test_plot_titles_state_the_result() -> None:
     inspected = inspect_topic(KafkaView(EXAMPLE), "txn-b")
     titles = [
         ax.get_title(loc="left").replace("\n", " ")

@@ -15,7 +15,7 @@ from sparklog.errors import BadRequest
 from sparklog.output import write_output
 
 
-def test_of_writers_at_once_one_counts_and_nobody_sees_less(tmp_path: Path) -> None:
+def test_concurrent_writers_replace_the_file_atomically(tmp_path: Path) -> None:
     path = tmp_path / "m.prom"
     texts = ["a" * 200_000, "b" * 300_000]
     write_output(str(path), texts[0], "--output")
@@ -33,7 +33,7 @@ def test_of_writers_at_once_one_counts_and_nobody_sees_less(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["m.prom"]
 
 
-def test_no_name_that_can_be_guessed_is_written_to(tmp_path: Path) -> None:
+def test_temporary_file_name_is_unpredictable(tmp_path: Path) -> None:
     victim, path = tmp_path / "victim", tmp_path / "m.prom"
     victim.write_text("mine")
     (tmp_path / "m.prom.unfinished").symlink_to(victim)
@@ -82,7 +82,7 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     assert stat.S_ISCHR(null.stat().st_mode)
 
 
-def test_a_file_that_is_standard_output_is_written_on(tmp_path: Path) -> None:
+def test_standard_output_file_is_appended_to(tmp_path: Path) -> None:
     file, link = tmp_path / "log", tmp_path / "link"
     file.write_text("before\n")
     # As /dev/stdout, which is not put at risk here.
@@ -93,7 +93,7 @@ def test_a_file_that_is_standard_output_is_written_on(tmp_path: Path) -> None:
     assert file.read_text() == "before\nit\n"
 
 
-def test_others_may_read_it_as_any_other_file(tmp_path: Path) -> None:
+def test_output_file_has_default_permissions(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:
         write_output(str(tmp_path / "m.prom"), "text", "--output")
@@ -102,7 +102,7 @@ def test_others_may_read_it_as_any_other_file(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "m.prom").stat().st_mode) == 0o644
 
 
-def test_where_nothing_can_be_written_it_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_write_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "folder" / "file").mkdir(parents=True)
     with pytest.raises(BadRequest, match="cannot be written: Is a directory; choose another --html"):
         write_output(str(tmp_path / "folder"), "text", "--html")

@@ -39,7 +39,7 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[<>=!~\[ ]", name)[0]).lower()
 
 
-def test_dependencies_are_those_that_are_imported() -> None:
+def test_dependencies_match_the_imports() -> None:
     declared = {plain(text) for text in project()["project"]["dependencies"]}
     homes = packages_distributions()
     found: set[str] = set()
@@ -52,7 +52,7 @@ def test_dependencies_are_those_that_are_imported() -> None:
     assert used == declared
 
 
-def test_the_wheel_has_every_file() -> None:
+def test_wheel_contains_every_file() -> None:
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel == {
         "packages": ["sparklog", "pyspark_sparklog"],
@@ -94,7 +94,7 @@ def requirements(texts: list[str]) -> dict[str, frozenset[str]]:
     return {plain(text): frozenset(re.findall(r"[<>=!~]=?[\w.]+", text)) for text in texts}
 
 
-def test_the_conda_recipe_is_that_of_the_project() -> None:
+def test_conda_recipe_matches_the_project() -> None:
     recipe, declared = conda_recipe(), project()
     described, built = declared["project"], declared["build-system"]["requires"]
     python = ["python" + described["requires-python"]]
@@ -125,7 +125,7 @@ def test_only_the_module_has_the_version() -> None:
     assert str(conda_recipe()["package"]["version"]) == __version__
 
 
-def test_the_recipes_own_tests_pass(tmp_path: Path) -> None:
+def test_tests_of_the_conda_recipe_pass(tmp_path: Path) -> None:
     wanted = conda_recipe()["test"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     code = "import " + ", ".join(wanted["imports"])
@@ -166,7 +166,7 @@ def installed_sizes(name: str, sizes: dict[str, float] | None = None) -> dict[st
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="sizes of other wheels")
-def test_an_install_weighs_no_more_than_it_must() -> None:
+def test_installation_size_is_limited() -> None:
     """What it brings besides Spark. A dependency more, or one that has grown, is to be a decision."""
     sizes = installed_sizes("sparklog")
     too_large = {name: size for name, size in sizes.items() if size > MOST_MEGABYTES.get(name, OTHERS_MEGABYTES)}
@@ -194,7 +194,7 @@ for name in names:
 """
 
 
-def test_all_but_the_adapter_imports_without_any_extra() -> None:
+def test_modules_can_be_imported_without_extras() -> None:
     with_spark = {"datasource", "jobs"}
     names = [name for name, _ in modules("sparklog") if layer(name) in PACKAGES - with_spark]
     hidden = ["pyspark", "py4j", "pandas", "matplotlib", "nbformat", "nbclient", "prometheus_client", "kafka", "xxhash"]

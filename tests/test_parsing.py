@@ -10,7 +10,7 @@ from sparklog.common.parsing import INT64_MAX, INT64_MIN, is_digits, parse_integ
 
 
 @pytest.mark.parametrize("text", ["", " 1", "1_000", "1.0", "٣", "--1", "+-1", "1" * 20, "9223372036854775808", "1\n"])
-def test_only_ascii_digits_with_one_sign_are_a_whole_number(text: str) -> None:
+def test_integer_consists_of_ascii_digits_with_one_sign(text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         parse_integer(text)
 

@@ -31,14 +31,14 @@ def work(**variants: dict[str, Any]) -> dict[str, Any]:
     return {"name": "append", "about": "rows into files", "records": 10, "variants": rounds}
 
 
-def test_the_page_and_its_plots_are_those_of_the_results() -> None:
+def test_page_and_plots_match_the_results() -> None:
     page, results = peers_page(), json.loads((REPOSITORY / "benchmarks" / "peers.json").read_text())
     assert (REPOSITORY / "docs/design/peers.md").read_text() == page.page(results)
     for entry in results["works"]:
         assert (REPOSITORY / "docs/images" / page.plot_name(entry)).read_text() == page.plot(entry)
 
 
-def test_only_peers_that_are_ahead_are_listed() -> None:
+def test_only_faster_peers_are_listed() -> None:
     page = peers_page()
     ours = {"wall": [2.0, 2.0, 9.0], "bytes": 1_000_000}
     lost = page.losses(

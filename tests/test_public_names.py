@@ -63,7 +63,7 @@ def opened() -> Iterator[object]:
         yield from (sender, sender.send("t", "1"))
 
 
-def test_public_names_are_those_that_are_meant(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_public_names_match_the_list(tmp_path_factory: pytest.TempPathFactory) -> None:
     place = tmp_path_factory.mktemp("root") / "log"
     sparklog.open(place, create=True).create_topic("t")
     view = sparklog.open_view(place)

@@ -42,7 +42,7 @@ def groups(page: str) -> dict[str, list[str]]:
     return {part.partition("\n")[0]: NAME.findall(part) for part in parts}
 
 
-def test_every_public_name_is_on_a_page() -> None:
+def test_every_public_name_is_documented() -> None:
     names = [name for page in PAGES for listed in groups(page).values() for name in listed]
     values = {f"formats.{name}" for name in formats.__all__} - {"formats.FORMATS"}
     doubles = set(groups("python-testing.md")["Testing"])
@@ -52,18 +52,18 @@ def test_every_public_name_is_on_a_page() -> None:
     assert [name for name in names if not inspect.getdoc(attrgetter(name)(sparklog))] == []
 
 
-def test_the_page_of_errors_has_their_codes() -> None:
+def test_error_page_lists_the_error_codes() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|$", (REFERENCE / "python-maintenance.md").read_text(), re.MULTILINE)
     assert rows == [(name, getattr(sparklog, name).code) for name in groups("python-maintenance.md")["Errors"]]
 
 
-def test_tables_of_settings_are_those_of_the_code() -> None:
+def test_settings_tables_match_the_code() -> None:
     for page, text in settings_tables.pages():
         assert page.read_text() == text, f"{page}: python -m scripts.settings_tables"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_docstrings_say_all(name: str) -> None:
+def test_docstrings_document_all_parameters(name: str) -> None:
     function = attrgetter(name)(sparklog)
     parts = sections(function)
     signature = inspect.signature(function)

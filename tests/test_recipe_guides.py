@@ -32,7 +32,7 @@ def run(name: str, root: Path) -> dict[str, Any]:
     return names
 
 
-def test_the_endpoint_takes_each_request_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_endpoint_processes_each_request_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = run("idempotent-endpoint", tmp_path)
     assert "payments-endpoint" in capsys.readouterr().out
     other = names["newer"].pay("5f0c", {"customer": "anna", "amount": 21})
@@ -44,7 +44,7 @@ def test_the_endpoint_takes_each_request_once(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
-def test_an_outage_at_any_step_of_the_endpoint_pays_once(tmp_path: Path, kind: FaultKind) -> None:
+def test_outage_at_any_step_processes_the_request_once(tmp_path: Path, kind: FaultKind) -> None:
     first = blocks("idempotent-endpoint", "python")[0].replace("/data/log", str(tmp_path))
     names: dict[str, Any] = {}
     exec(compile(first, "idempotent-endpoint.md", "exec"), names)
@@ -117,7 +117,7 @@ def done(words: list[str]) -> str:
     return str(result.output)
 
 
-def test_a_second_site_begins_from_a_backup(tmp_path: Path) -> None:
+def test_second_site_starts_from_a_backup(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "data" / "log", create=True)
     root.ensure_topic("orders").append(pa.table({"value": ["lamp", "desk"]}))
     with sparklog.consumer(root, "billing", topics="orders", auto_offset_reset="earliest") as consumer:
@@ -146,7 +146,7 @@ def test_a_second_site_begins_from_a_backup(tmp_path: Path) -> None:
     assert "orders/_log/" in result.stderr
 
 
-def test_streams_between_sites_are_taken(tmp_path: Path) -> None:
+def test_documented_streams_between_sites_are_valid_commands(tmp_path: Path) -> None:
     stream = pytest.importorskip("sparklog.jobs.stream", reason="needs pyspark")
     first, second = (words[1:] for words in commands(tmp_path) if words[0] == "stream")
     assert stream.arguments(first).subscribe == "orders,payments"

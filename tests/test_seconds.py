@@ -57,7 +57,9 @@ CALLS: dict[str, Callable[[sparklog.Root, Any, Path], object]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_warn_and_go_on(root: sparklog.Root, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+def test_calls_warn_and_continue(
+    root: sparklog.Root, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     warnings = []
     for time in (MS, SECONDS):
         try:
@@ -85,7 +87,7 @@ def test_calls_warn_and_go_on(root: sparklog.Root, tmp_path: Path, caplog: pytes
         "export t --to {to} --to-timestamp {time}",
     ],
 )
-def test_options_warn_once_and_go_on(root: sparklog.Root, tmp_path: Path, line: str) -> None:
+def test_options_warn_once_and_continue(root: sparklog.Root, tmp_path: Path, line: str) -> None:
     root.create_topic("u")
     for time, count in ((MS, 0), (SECONDS, 1)):
         result = invoke(shlex.split(line.format(time=time, to=tmp_path / str(time))), {"SPARKLOG_ROOT": root.location})
@@ -93,7 +95,7 @@ def test_options_warn_once_and_go_on(root: sparklog.Root, tmp_path: Path, line: 
         assert (IS in result.stderr) == (count == 1)
 
 
-def test_what_retention_deletes_of_1970_can_be_brought_back(
+def test_records_of_1970_deleted_by_retention_can_be_restored(
     root: sparklog.Root, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = root.create_topic("old", configs={"retention.ms": 1000})
@@ -115,11 +117,11 @@ def test_what_retention_deletes_of_1970_can_be_brought_back(
     assert [text for text in caplog.messages if "because times are in milliseconds" in text] == []
 
 
-def test_times_of_the_broker_are_no_seconds(root: sparklog.Root, caplog: pytest.LogCaptureFixture) -> None:
+def test_broker_times_do_not_warn(root: sparklog.Root, caplog: pytest.LogCaptureFixture) -> None:
     root.create_topic("l", configs={"message.timestamp.type": "LogAppendTime"}).append(rows(SECONDS))
     assert caplog.messages == []
 
 
-def test_seconds_of_this_time_are_no_milliseconds_of_any_likely_one() -> None:
+def test_range_of_seconds_does_not_overlap_likely_milliseconds() -> None:
     assert [seconds_warning("x", time) is None for time in (0, 978_307_199, 10**10, MS)] == [True] * 4
     assert [seconds_warning("x", time) is None for time in (978_307_200, 10**10 - 1)] == [False] * 2

@@ -65,14 +65,14 @@ def test_java_is_found_where_spark_finds_it(tmp_path: Path, says: str, problem: 
         assert done.stderr.count("\n") == (1 if problem else 0)
 
 
-def test_missing_java_is_one_clear_line(tmp_path: Path) -> None:
+def test_missing_java_is_reported_in_one_line(tmp_path: Path) -> None:
     done = check(JAVA_HOME="", PATH=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.startswith("Spark requires Java 17 or newer, but java was not found; install Java")
     assert done.stderr.count("\n") == 1
 
 
-def test_an_old_python_is_one_clear_line(tmp_path: Path) -> None:
+def test_old_python_is_reported_in_one_line(tmp_path: Path) -> None:
     patched = CHECK.read_text().replace("MIN_PYTHON = (3, 10)", "MIN_PYTHON = (9, 0)")
     old = tmp_path / "check_machine.py"
     old.write_text(patched)
@@ -82,7 +82,7 @@ def test_an_old_python_is_one_clear_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_set_up_passes_over_interpreters_that_will_not_do(tmp_path: Path) -> None:
+def test_set_up_skips_unsuitable_interpreters(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     script(programs, "python3", 'echo "sparklog requires Python 3.10 or newer, found 3.8.1" >&2; exit 1')
     script(programs, "python3.11", f'exec "{sys.executable}" "$@"')
@@ -94,7 +94,7 @@ def test_set_up_passes_over_interpreters_that_will_not_do(tmp_path: Path) -> Non
     assert not (tmp_path / "venv").exists()
 
 
-def test_no_python_at_all_is_one_clear_line(tmp_path: Path) -> None:
+def test_missing_python_is_reported_in_one_line(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     done = set_up(tmp_path, programs)
@@ -139,7 +139,7 @@ def spark_version(folder: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize(("release", "wanted"), [("4.1", "4.1.*"), ("4.0.2", "4.0.2")])
-def test_a_release_of_spark_gets_an_environment_once(tmp_path: Path, release: str, wanted: str) -> None:
+def test_environment_of_a_spark_release_is_created_once(tmp_path: Path, release: str, wanted: str) -> None:
     site = f"import site; site.addsitedir('{tmp_path}/base')"
     tests = f"with python, {site}: -m pytest -m spark and not slow tests"
     # pip must not see the PySpark of the environment below.
@@ -148,13 +148,13 @@ def test_a_release_of_spark_gets_an_environment_once(tmp_path: Path, release: st
     assert (tmp_path / f".venv-spark-{release}" / ".installed").exists()
 
 
-def test_a_release_of_spark_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_unknown_spark_release_is_reported_in_one_line(tmp_path: Path) -> None:
     done = spark_version(tmp_path, "four")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "expected a Spark release such as 4.1, found 'four'; example: make test-spark SPARK=4.1\n"
 
 
-def test_set_up_takes_the_newest_of_everything(tmp_path: Path) -> None:
+def test_set_up_installs_the_latest_versions(tmp_path: Path) -> None:
     """At first PySpark's wheel is made beside all else, without compression; later one call brings all up to date."""
     python = script(
         tmp_path,
@@ -191,7 +191,7 @@ def oldest_versions(folder: Path, *arguments: str) -> list[str]:
     ).stdout.splitlines()
 
 
-def test_the_lowest_versions_get_an_environment_until_their_ranges_change(tmp_path: Path) -> None:
+def test_environment_of_minimum_versions_is_reused_until_ranges_change(tmp_path: Path) -> None:
     ranges, stamp = tmp_path / "pyproject.toml", tmp_path / ".venv-oldest" / ".installed"
     ranges.touch()
     installs, shows = "installs with numpy==1 numpy==1 ", "numpy 1.0"
@@ -201,7 +201,7 @@ def test_the_lowest_versions_get_an_environment_until_their_ranges_change(tmp_pa
     assert oldest_versions(tmp_path)[:2] == [installs, shows]
 
 
-def test_the_lowest_versions_are_those_of_the_ranges() -> None:
+def test_minimum_versions_match_the_ranges() -> None:
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads(dependency_versions.PYPROJECT.read_text())
     groups = [project["build-system"]["requires"], project["project"]["dependencies"]]
@@ -214,7 +214,7 @@ def test_the_lowest_versions_are_those_of_the_ranges() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_make_has_the_targets_it_names(target: str) -> None:
+def test_make_targets_exist(target: str) -> None:
     done = subprocess.run(["make", "-n", target], capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -245,7 +245,7 @@ wait("packages installed: 2")
 """
 
 
-def test_an_installation_shows_where_a_silent_pip_is(
+def test_installation_shows_the_progress_of_pip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site, seen = tmp_path / "site", tmp_path / "seen"
@@ -269,7 +269,7 @@ def test_an_installation_shows_where_a_silent_pip_is(
     assert shown == ["Collecting numpy<3 (from sparklog)", "packages installed: 1", "packages installed: 2"]
 
 
-def test_an_installation_shows_downloads_and_all_of_a_pip_that_fails(
+def test_installation_shows_downloads_and_the_output_of_a_failed_pip(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     downloads = "  Downloading numpy-2.0-cp311.whl (18.3 MB)\n  Downloading six.whl (11 kB)\n"

@@ -23,7 +23,7 @@ from sparklog.common.settings import (
 from sparklog.errors import BadRequest
 
 
-def test_a_range_names_its_end_unless_it_is_that_of_64_bits() -> None:
+def test_range_omits_64_bit_limits() -> None:
     assert integer_range(INT64_MIN) == "an integer"
     assert integer_range(INT64_MIN, 9) == "an integer of at most 9"
     assert integer_range(0) == "an integer of at least 0"
@@ -44,7 +44,7 @@ def test_a_range_names_its_end_unless_it_is_that_of_64_bits() -> None:
         (POSITIVE, {"0.5": 0.5}, ["0", "inf", "nan"]),
     ],
 )
-def test_types_read_texts_and_values(kind: ValueType, values: dict[str, object], wrong: list[str]) -> None:
+def test_types_accept_strings_and_values(kind: ValueType, values: dict[str, object], wrong: list[str]) -> None:
     for text, value in values.items():
         assert kind.parse(text) == value
         if value != -1 and value != -9:
@@ -57,7 +57,7 @@ def test_types_read_texts_and_values(kind: ValueType, values: dict[str, object],
     assert not kind.accepts(None)
 
 
-def test_an_error_has_the_name_the_valid_values_the_value_and_the_nearest_choice() -> None:
+def test_error_reports_name_valid_values_value_and_nearest_choice() -> None:
     row = Setting("color", one_of("red", "green"), "red", "Its color.", aliases=("colour",))
     with pytest.raises(BadRequest, match=r"^color must be red or green, found 'gren'; did you mean 'green'\?$"):
         row.parse(" gren ")
@@ -68,5 +68,5 @@ def test_an_error_has_the_name_the_valid_values_the_value_and_the_nearest_choice
     )
 
 
-def test_texts_of_values_are_those_that_a_topic_stores() -> None:
+def test_to_string_returns_the_stored_form() -> None:
     assert [to_string(value) for value in (True, 7, ("a", "b"), None, 0.5)] == ["true", "7", "a,b", "", "0.5"]

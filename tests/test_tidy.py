@@ -186,18 +186,18 @@ def complaints(paths: list[Path], rule: Callable[[str], list[str]]) -> str:
     return "\n".join(f"{path.relative_to(REPOSITORY)}: {complaint}" for path in paths for complaint in rule(text(path)))
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     paths = [path for path in python_files() if path.name != "__init__.py" or path.stat().st_size]
     assert not complaints(paths, missing_docstring)
 
 
-def test_modules_and_functions_fit_a_reader() -> None:
+def test_modules_and_functions_are_not_too_long() -> None:
     tests = set(files("tests", suffixes={".py"}))
     assert not complaints([path for path in python_files() if path not in tests], too_long)
     assert not complaints(sorted(tests), lambda source: too_long(source, TEST_MODULE_LINES))
 
 
-def test_functions_take_ten_values_at_most() -> None:
+def test_functions_have_at_most_ten_parameters() -> None:
     paths = files("sparklog", "pyspark_sparklog", "jobs", suffixes={".py"})
     sources = {path.relative_to(REPOSITORY).as_posix(): text(path) for path in paths}
     found = [f"{path}: {line}" for path, source in sources.items() for line in too_many_parameters(source, path)]
@@ -210,16 +210,16 @@ def test_a_public_class_name_is_defined_once() -> None:
     assert not repeated, "\n".join(repeated)
 
 
-def test_nothing_is_left_unfinished() -> None:
+def test_no_unfinished_markers() -> None:
     paths = [path for path in files(suffixes=TEXT_SUFFIXES, names=TEXT_NAMES) if path != Path(__file__)]
     assert not complaints(paths, banned_words)
 
 
-def test_nothing_knows_this_machine() -> None:
+def test_no_machine_paths() -> None:
     assert not complaints(list(files(suffixes=TEXT_SUFFIXES, names=TEXT_NAMES)), machine_paths)
 
 
-def test_lines_end_where_they_end() -> None:
+def test_lines_have_no_trailing_whitespace() -> None:
     assert not complaints(list(files(suffixes=TEXT_SUFFIXES, names=TEXT_NAMES)), ragged_lines)
 
 
@@ -227,7 +227,7 @@ def test_every_test_asserts() -> None:
     assert not complaints(list(files("tests", suffixes={".py"})), assertion_free)
 
 
-def test_clocks_chance_and_files_have_homes() -> None:
+def test_clocks_random_numbers_and_files_are_used_only_in_listed_modules() -> None:
     paths = list(files("sparklog", "pyspark_sparklog", suffixes={".py"}))
     found = [
         f"{path.relative_to(REPOSITORY)}: {complaint}"
@@ -270,6 +270,6 @@ def test_clocks_chance_and_files_have_homes() -> None:
         (lambda source: stray_effects(source, "sparklog/format/encode.py"), "open('x')\n", "topic.open('x')\n"),
     ],
 )
-def test_each_rule_finds_what_it_is_for(rule: Callable[[str], list[str]], bad: str, good: str) -> None:
+def test_each_rule_detects_violations(rule: Callable[[str], list[str]], bad: str, good: str) -> None:
     assert rule(bad)
     assert not rule(good)

@@ -96,14 +96,14 @@ def run(
     )
 
 
-def test_the_wheel_is_what_runs(installed: Path, tmp_path: Path) -> None:
+def test_tests_run_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     assert os.access(installed / "sparklog-python", os.X_OK)
     code = "import sparklog, pyspark_sparklog; print(sparklog.__file__)"
     place = run(installed, tmp_path, "python", "-c", code).stdout.strip()
     assert Path(place).is_relative_to(installed.parent)
 
 
-def test_the_sources_have_every_module_and_no_test(unpacked: Path) -> None:
+def test_source_distribution_contains_modules_but_no_tests(unpacked: Path) -> None:
     for package in ("sparklog", "pyspark_sparklog"):
         for _, file in modules(package):
             assert (unpacked / file.relative_to(REPOSITORY)).read_bytes() == file.read_bytes()
@@ -111,7 +111,7 @@ def test_the_sources_have_every_module_and_no_test(unpacked: Path) -> None:
     assert not list(unpacked.rglob("__pycache__"))
 
 
-def test_the_four_calls(installed: Path, tmp_path: Path) -> None:
+def test_basic_calls(installed: Path, tmp_path: Path) -> None:
     """Create a root, append, scan, and the command: what a first user does."""
     code = (
         "import pyarrow as pa, sparklog\n"
@@ -130,7 +130,7 @@ def test_the_four_calls(installed: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.skipif(not has_java(), reason="needs Java")
-def test_the_demo_as_the_image_runs_it(installed: Path, tmp_path: Path) -> None:
+def test_demo_of_the_image(installed: Path, tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
     environ = {"PYSPARK_PYTHON": str(installed / "sparklog-python"), "PYSPARK_DRIVER_PYTHON": str(installed / "python")}
     done = run(installed, tmp_path, "python", "examples/demo.py", **environ)
@@ -153,7 +153,7 @@ def test_prices_of_buckets(installed: Path, tmp_path: Path) -> None:
     assert "S3 Express One Zone" in done.stdout, done.stderr
 
 
-def test_files_to_run_jobs_by(installed: Path, tmp_path: Path) -> None:
+def test_job_files(installed: Path, tmp_path: Path) -> None:
     files = {path.name: path for path in (*(REPOSITORY / "conf").iterdir(), NOTEBOOK)}
     names = sorted([*files, "sparklog.1"])
     assert run(installed, tmp_path, "sparklog", "conf").stdout.split() == names
@@ -167,7 +167,7 @@ def test_files_to_run_jobs_by(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_away_from_the_checkout(installed: Path, tmp_path: Path) -> None:
+def test_notebook_runs_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
     root.create_topic("orders").append(pa.table({"key": [b"anna"] * 3, "value": [b"x"] * 3}))
     (tmp_path / "log.ipynb").write_text(run(installed, tmp_path, "sparklog", "conf", "dump_segment.ipynb").stdout)

@@ -55,7 +55,7 @@ def index_of(entries: int) -> SliceIndex:
     return SliceIndex(steps * 300_000, steps * 10, np.where(steps == 0, -1, 1_000 + steps))
 
 
-def test_a_footer_comes_back_as_it_went_in() -> None:
+def test_footer_round_trip() -> None:
     data = footer_of((0, 100, None), (7, 2 << 20, index_of(5)), (0, 61, None), (2**31 - 1, 3 << 20, index_of(1)))
     footer = decode_footer(data, file_size=100 + (5 << 20) + 61 + len(data))
     assert [s.partition for s in footer.slices] == [0, 7, 0, 2**31 - 1]
@@ -75,7 +75,7 @@ def test_a_footer_comes_back_as_it_went_in() -> None:
     assert footer_length(data[-TAIL_BYTES:]) == len(data)
 
 
-def test_the_index_has_the_first_batch_and_one_per_interval() -> None:
+def test_index_contains_first_batch_and_one_per_interval() -> None:
     position = int64s(0, 40, 100, 130, 260, 270, 1000)
     index = build_index(
         position, np.arange(7, dtype=np.int64) * 3, int64s(5, 9, 1, 2, 3, 12, 4), 1100, interval=100, min_bytes=50
@@ -86,7 +86,7 @@ def test_the_index_has_the_first_batch_and_one_per_interval() -> None:
     assert index.max_ts.tolist() == [-1, 9, 9, 12]
 
 
-def test_a_small_slice_has_no_index() -> None:
+def test_small_slice_has_no_index() -> None:
     args = (int64s(0, 500_000), int64s(0, 1), int64s(1, 2))
     assert build_index(*args, append_file.INDEX_MIN_BYTES) is None
     assert build_index(*args, append_file.INDEX_MIN_BYTES + 1) is not None
@@ -98,7 +98,9 @@ def test_a_small_slice_has_no_index() -> None:
     interval=st.integers(1, 200),
 )
 @settings(max_examples=150, deadline=None)
-def test_seeks_find_the_right_window(sizes: list[int], stamps: st.DataObject, interval: int) -> None:
+def test_index_lookup_returns_the_last_entry_before_the_target(
+    sizes: list[int], stamps: st.DataObject, interval: int
+) -> None:
     times = np.asarray(stamps.draw(st.lists(st.integers(0, 30), min_size=len(sizes), max_size=len(sizes))), np.int64)
     position = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
     offset = np.arange(len(sizes), dtype=np.int64) * 2
@@ -117,7 +119,7 @@ def test_seeks_find_the_right_window(sizes: list[int], stamps: st.DataObject, in
             assert batch_of_entry[entry] <= found[0] < following
 
 
-def test_every_flipped_byte_of_a_footer_is_found() -> None:
+def test_flipped_byte_in_footer_is_detected() -> None:
     data = footer_of((3, 2 << 20, index_of(3)), (4, 10, None))
     size = (2 << 20) + 10 + len(data)
     for i in range(len(data)):
@@ -139,7 +141,7 @@ def resealed(data: bytes) -> bytes:
     ("field", "value"),
     [("nbytes", -1), ("nbytes", 2**62), ("entries", 0), ("entries", 2), ("entries", 2**32 - 1)],
 )
-def test_contradictions_under_a_right_checksum_are_refused(field: str, value: int) -> None:
+def test_contradictory_footer_with_valid_checksum_is_rejected(field: str, value: int) -> None:
     data = bytearray(footer_of((3, 2 << 20, index_of(3)), (4, 10, None)))
     table = np.frombuffer(data, append_file.SLICE_DTYPE, 2, append_file.HEAD_BYTES)
     table[field][0] = value
@@ -148,7 +150,7 @@ def test_contradictions_under_a_right_checksum_are_refused(field: str, value: in
 
 
 @pytest.mark.parametrize(("field", "value"), [("position", 2 << 20), ("offset", 20), ("max_ts", 2**40), ("offset", -1)])
-def test_an_index_out_of_order_is_refused(field: str, value: int) -> None:
+def test_unordered_index_is_rejected(field: str, value: int) -> None:
     data = bytearray(footer_of((3, 2 << 20, index_of(3))))
     rows = np.frombuffer(data, append_file.INDEX_DTYPE, 3, append_file.HEAD_BYTES + SLICE_BYTES)
     rows[field][1 if value > 0 else 0] = value
@@ -156,13 +158,13 @@ def test_an_index_out_of_order_is_refused(field: str, value: int) -> None:
         decode_footer(resealed(bytes(data)), file_size=(2 << 20) + len(data))
 
 
-def test_hostile_counts_are_refused_before_anything_is_allocated() -> None:
+def test_excessive_counts_are_rejected_before_allocation() -> None:
     body = HEAD.pack(append_file.MAGIC, 1, 2**32 - 1, 2**32 - 1)
     with pytest.raises(Corrupt, match="do not fill"):
         decode_footer(resealed(body + bytes(TAIL_BYTES)), file_size=1 << 30)
 
 
-def test_a_newer_format_asks_for_an_upgrade() -> None:
+def test_newer_format_version_is_rejected() -> None:
     data = bytearray(footer_of((0, 10, None)))
     data[4:8] = (3).to_bytes(4, "big")
     with pytest.raises(BadRequest, match="format 3"):
@@ -171,7 +173,7 @@ def test_a_newer_format_asks_for_an_upgrade() -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 1000))
 @settings(max_examples=100, deadline=None)
-def test_any_bytes_are_a_footer_or_an_error(data: bytes, size: int) -> None:
+def test_arbitrary_bytes_decode_or_raise_corrupt(data: bytes, size: int) -> None:
     outcome: object
     try:
         outcome = decode_footer(data, file_size=size, file="f")
@@ -180,7 +182,7 @@ def test_any_bytes_are_a_footer_or_an_error(data: bytes, size: int) -> None:
     assert isinstance(outcome, Footer | Corrupt | BadRequest)
 
 
-def test_an_empty_file_has_an_empty_footer() -> None:
+def test_empty_file_has_empty_footer() -> None:
     data = footer_of()
     assert decode_footer(data, file_size=len(data)).slices == ()
 
@@ -201,7 +203,7 @@ def with_aborted() -> tuple[bytes, int]:
     return encode_footer(slices), sum(each.nbytes for each in slices)
 
 
-def test_aborted_transactions_come_back_with_their_slices() -> None:
+def test_aborted_transactions_round_trip_with_their_slices() -> None:
     data, nbytes = with_aborted()
     footer = decode_footer(data, file_size=nbytes + len(data))
     assert [
@@ -221,14 +223,14 @@ def test_aborted_transactions_come_back_with_their_slices() -> None:
     assert index.position.tolist() == [0, 300_000, 600_000]
 
 
-def test_a_footer_without_any_is_as_it_always_was() -> None:
+def test_footer_without_aborted_transactions_has_version_1() -> None:
     plain = footer_of((0, 10, None), (1, 20, None))
     assert plain[:8] == append_file.MAGIC + (1).to_bytes(4, "big")
     assert with_aborted()[0][:8] == append_file.MAGIC + (2).to_bytes(4, "big")
     assert all(len(each.aborted) == 0 for each in decode_footer(plain, file_size=30 + len(plain)).slices)
 
 
-def test_damage_among_aborted_transactions_is_found() -> None:
+def test_damaged_aborted_transactions_are_detected() -> None:
     data, nbytes = with_aborted()
     size = nbytes + len(data)
     for i in range(len(data)):

@@ -27,19 +27,19 @@ def described(dtype: np.dtype) -> list[list[str]]:
     return [[str(at), np.dtype(kind).newbyteorder("=").name, name] for name, (kind, at, *_) in fields.items()]
 
 
-def test_the_slice_table_is_as_described() -> None:
+def test_slice_table_matches_documentation() -> None:
     assert [row[:3] for row in rows("A row of the slice table:")] == described(append_file.SLICE_DTYPE)
 
 
-def test_the_index_entry_is_as_described() -> None:
+def test_index_entry_matches_documentation() -> None:
     assert [row[:3] for row in rows("An index entry:")] == described(append_file.INDEX_DTYPE)
 
 
-def test_the_aborted_transaction_is_as_described() -> None:
+def test_aborted_transaction_matches_documentation() -> None:
     assert [row[:3] for row in rows("An aborted transaction")] == described(append_file.ABORTED_DTYPE)
 
 
-def test_parts_sizes_and_magic_are_as_described() -> None:
+def test_parts_sizes_and_magic_match_documentation() -> None:
     sizes = {name: size for name, size, _ in rows("## Footer")}
     assert sizes == {
         "header": str(append_file.HEAD_BYTES),
@@ -57,7 +57,7 @@ def test_parts_sizes_and_magic_are_as_described() -> None:
     assert {int(bit) for bit in re.findall(r"\d+", flags)} == {int(flag) for flag in SliceFlag if flag}
 
 
-def test_all_integers_are_big_endian() -> None:
+def test_integers_are_big_endian() -> None:
     for dtype in (append_file.SLICE_DTYPE, append_file.INDEX_DTYPE, append_file.ABORTED_DTYPE):
         fields = dtype.fields
         assert fields is not None

@@ -10,13 +10,13 @@ from sparklog.errors import Corrupt
 from sparklog.format import checkpoint_files as files
 
 
-def test_leader_epochs_vector_both_ways() -> None:
+def test_leader_epochs_round_trip() -> None:
     epochs = [files.LeaderEpoch(0, 0), files.LeaderEpoch(4, 1)]
     assert files.parse_leader_epochs(b"0\n2\n0 0\n4 1\n") == epochs
     assert files.leader_epochs_to_bytes(epochs) == b"0\n2\n0 0\n4 1\n"
 
 
-def test_offsets_both_ways() -> None:
+def test_offsets_round_trip() -> None:
     offsets = {("a.b-c", 0): 12, ("a.b-c", 10): 2**62}
     data = files.offsets_to_bytes(offsets)
     assert data == f"0\n2\na.b-c 0 12\na.b-c 10 {2**62}\n".encode()
@@ -25,7 +25,7 @@ def test_offsets_both_ways() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"0\n", b"0", b"0\n0\n"])
-def test_no_entries(data: bytes) -> None:
+def test_files_without_entries(data: bytes) -> None:
     assert files.parse_offsets(data) == {}
     assert files.parse_leader_epochs(data) == []
 
@@ -47,12 +47,12 @@ def test_malformed_offsets_are_corrupt(data: bytes, message: str) -> None:
         files.parse_offsets(data, file="f")
 
 
-def test_leader_epochs_that_fall_are_corrupt() -> None:
+def test_decreasing_leader_epochs_are_corrupt() -> None:
     with pytest.raises(Corrupt, match="line 4"):
         files.parse_leader_epochs(b"0\n2\n4 0\n3 1\n")
 
 
-def test_partition_metadata_both_ways(fixtures: Path) -> None:
+def test_partition_metadata_round_trip(fixtures: Path) -> None:
     data = (fixtures / "segments/data/seg-one-0/partition.metadata").read_bytes()
     topic_id = files.parse_partition_metadata(data)
     assert len(topic_id) == 22
@@ -70,12 +70,12 @@ def test_partition_metadata_both_ways(fixtures: Path) -> None:
         b"version: 0\ntopic_id: " + b"A" * 22,
     ],
 )
-def test_wrong_partition_metadata_is_corrupt(data: bytes) -> None:
+def test_invalid_partition_metadata_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         files.parse_partition_metadata(data)
 
 
-def test_every_checkpoint_of_the_fixtures_comes_back(fixtures: Path) -> None:
+def test_fixture_checkpoints_round_trip(fixtures: Path) -> None:
     epochs = offsets = 0
     for file in fixtures.glob("*/data/*-offset-checkpoint"):
         found = files.parse_offsets(file.read_bytes(), file=str(file))

@@ -68,7 +68,7 @@ def test_unknown_codecs() -> None:
         decompress("brotli", b"x")
 
 
-def test_lz4_is_written_as_kafka_reads_it() -> None:
+def test_written_lz4_frame_has_kafka_header() -> None:
     for data in INPUTS.values():
         frame = compress("lz4", data)
         assert frame[:7] == bytes.fromhex("04224d18604082")
@@ -79,7 +79,7 @@ def test_lz4_is_written_as_kafka_reads_it() -> None:
         assert (position + 4, blocks) == (len(frame), -(-len(data) // 65536))
 
 
-def test_snappy_is_written_in_blocks_of_32_kib() -> None:
+def test_snappy_is_written_in_32_kib_blocks() -> None:
     stream = compress("snappy", INPUTS["mixed"])
     assert stream[:16] == bytes.fromhex("82534e41505059000000000100000001")
     position, sizes = 16, []
@@ -125,12 +125,12 @@ def in_place(codec: str, stream: bytes) -> bytes:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", INPUTS)
-def test_decompressed_in_place_as_alone(codec: str, name: str) -> None:
+def test_open_stream_and_decompress_return_the_same_bytes(codec: str, name: str) -> None:
     assert in_place(codec, compress(codec, INPUTS[name])) == INPUTS[name]
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_damage_is_corrupt_in_place(codec: str) -> None:
+def test_open_stream_raises_corrupt_for_damage(codec: str) -> None:
     good = compress(codec, INPUTS["mixed"][:100_000])
     for length in (*range(40), *range(40, len(good), 997), len(good) - 1):
         with pytest.raises(Corrupt):
@@ -146,14 +146,14 @@ def test_damage_is_corrupt_in_place(codec: str) -> None:
     assert refused > 0
 
 
-def test_lz4_block_of_more_than_64_kib_is_corrupt_in_place() -> None:
+def test_oversized_lz4_block_is_corrupt() -> None:
     block = lz4.block.compress(bytes(65537), store_size=False)
     frame = LZ4_WRITTEN + len(block).to_bytes(4, "little") + block + bytes(4)
     with pytest.raises(Corrupt):
         in_place("lz4", frame)
 
 
-def test_lz4_frames_that_kafka_refuses() -> None:
+def test_lz4_frames_that_kafka_rejects() -> None:
     with pytest.raises(Corrupt, match="linked blocks"):
         decompress("lz4", lz4.frame.compress(NOISE, block_linked=True))
     good = bytearray(compress("lz4", b"x" * 100))
@@ -182,7 +182,7 @@ def test_zstd_frames_of_other_clients(size: bool, checksum: bool) -> None:
         assert decompress("zstd", stream.compress(data) + stream.flush()) == data
 
 
-def test_gzip_members_and_what_follows() -> None:
+def test_gzip_members_and_trailing_bytes() -> None:
     two = gzip.compress(b"one ") + gzip.compress(b"two")
     # Java ignores trailing bytes that cannot be another member.
     for rest in (b"", b"junk", bytes(40), b"\x1f\x8b", b"\x1f\x8b" + b"\x07" * 40, gzip.compress(b"three")[:9]):
@@ -233,7 +233,7 @@ def test_zstd_payload_is_a_sequence_of_frames(name: str) -> None:
     assert decompress("zstd", payload, limit=len(content)) == content
 
 
-def test_zstd_frames_that_are_refused() -> None:
+def test_invalid_zstd_frames_are_rejected() -> None:
     checked = zstandard.ZstdCompressor(write_checksum=True).compress(b"one ")
     wrong = checked[:-1] + bytes((checked[-1] ^ 0xFF,))
     for payload in (b"", skippable(b"hello")[:-2], skippable(b"")[:6], wrong + ONE, ONE + wrong, b"junk" + ONE):
@@ -243,7 +243,7 @@ def test_zstd_frames_that_are_refused() -> None:
             in_place("zstd", payload)
 
 
-def test_zstd_sizes_are_summed_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_sizes_are_checked_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = zstandard.ZstdCompressor().compress(bytes(1 << 20))
     monkeypatch.setattr(compression, "_zstd_content", lambda *_: pytest.fail("a frame was decompressed"))
     for read in (decompress, in_place):
@@ -281,7 +281,7 @@ LZ4_PAYLOADS = {
 
 
 @pytest.mark.parametrize("name", LZ4_PAYLOADS)
-def test_lz4_is_read_as_kafka_reads_it(name: str) -> None:
+def test_lz4_reader_matches_kafka(name: str) -> None:
     """Kafka ignores content sizes, content checksums, and bytes after the frame."""
     assert decompress("lz4", LZ4_PAYLOADS[name]) == b"one "
     assert decompress("lz4", LZ4_PAYLOADS[name], limit=100) == b"one "
@@ -333,7 +333,7 @@ def test_gzip_with_and_without_isal(writer: str, reader: str, monkeypatch: pytes
             decompress("gzip", damaged)
 
 
-def test_levels_of_gzip_that_are_asked_for_are_zlibs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_gzip_levels_use_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
     isal = pytest.importorskip("isal.isal_zlib", reason="isal is not installed: pip install 'sparklog[gzip]'")
     monkeypatch.setattr(compression, "_isal", lambda: isal)
     quick = compress("gzip", INPUTS["text"])
@@ -346,7 +346,7 @@ def test_levels_of_gzip_that_are_asked_for_are_zlibs(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", ["text", "noise", "one byte"])
-def test_every_cut_is_corrupt(codec: str, name: str) -> None:
+def test_truncated_stream_is_corrupt(codec: str, name: str) -> None:
     whole = compress(codec, INPUTS[name][:70_000])
     for cut in {0, 1, 3, 7, 15, len(whole) // 2, len(whole) - 5, len(whole) - 1}:
         if codec == "snappy" and (cut in (0, 16) or cut - 16 in range(4)):
@@ -382,7 +382,7 @@ def test_limits(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_exactly_the_limit_is_fine(codec: str) -> None:
+def test_stream_of_exactly_the_limit_is_decompressed(codec: str) -> None:
     for data in (bytes(100_000), NOISE):
         stream = compress(codec, data)
         assert decompress(codec, stream, limit=len(data)) == data
@@ -390,7 +390,7 @@ def test_exactly_the_limit_is_fine(codec: str) -> None:
             decompress(codec, stream, limit=len(data) - 1)
 
 
-def test_sizes_that_streams_claim_are_not_believed() -> None:
+def test_stated_sizes_are_not_trusted() -> None:
     claims = {
         "snappy": b"\xff\xff\xff\xff\x0f" + b"\x00" * 20,
         "zstd": bytes.fromhex("28b52ffd e0") + struct.pack("<Q", 2**40) + b"\x01\x00\x00",
@@ -401,7 +401,7 @@ def test_sizes_that_streams_claim_are_not_believed() -> None:
     assert zlib.crc32(b"") == 0
 
 
-def test_the_limit_grows_with_the_input() -> None:
+def test_limit_grows_with_input_size() -> None:
     assert decompressed_limit(0) == 64 << 20
     assert decompressed_limit(1000) == (64 << 20) + 256_000
     assert decompressed_limit(10**9) == 256 << 20

@@ -58,13 +58,13 @@ def test_types_of_batches() -> None:
     assert crc_failures(data, headers).tolist() == []
 
 
-def test_a_compressed_control_batch_is_read_too() -> None:
+def test_compressed_control_batch_is_decoded() -> None:
     payload = compress("zstd", marker(commit=True)[61:])
     data = replace(MARKER_HEADER, attributes=0x34).pack(payload)
     assert control_types(data, scan_headers(data)).tolist() == [COMMIT]
 
 
-def test_markers_of_every_shape_in_one_scan() -> None:
+def test_scan_with_markers_of_all_forms() -> None:
     record = COMMIT_MARKER[61:]
 
     def shaped(start: str) -> bytes:
@@ -115,7 +115,7 @@ def test_invalid_values(value: str | None) -> None:
 @pytest.mark.parametrize(
     "payload", ["", "20", "2000", "20000000ffffffffff", "20000000080000", "1000000004ff", "20" + "80" * 12]
 )
-def test_damaged_control_batches_name_their_place(payload: str) -> None:
+def test_damaged_control_batch_reports_its_position(payload: str) -> None:
     data = GOLDEN_BATCH + MARKER_HEADER.pack(bytes.fromhex(payload))
     with pytest.raises(Corrupt) as raised:
         control_types(data, scan_headers(data), file="x.log", file_position=10)

@@ -190,7 +190,7 @@ HOSTILE = """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to limit memory")
-def test_hostile_sizes_cost_no_memory() -> None:
+def test_excessive_sizes_do_not_allocate_memory() -> None:
     """Counts and lengths of 2^31 - 1 and streams of 1 GiB of zeros, in a process limited to 700 MiB more."""
     program = textwrap.dedent(HOSTILE).replace("ROOM", str(700 << 20))
     repository = Path(__file__).parents[2]
@@ -200,7 +200,7 @@ def test_hostile_sizes_cost_no_memory() -> None:
     assert done.stdout.count("corrupt") == 10
 
 
-def test_a_bomb_among_good_batches_names_its_place() -> None:
+def test_decompression_bomb_reports_its_position() -> None:
     from tests.format.test_compression import bomb
 
     good = encode_sample(50, "zstd").data
@@ -248,7 +248,7 @@ GUARDED = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
 @pytest.mark.parametrize("left", [-1, 1 << 60], ids=["compiled", "interpreted"])
-def test_kernels_read_nothing_behind_their_input(left: int) -> None:
+def test_kernels_do_not_read_beyond_their_input(left: int) -> None:
     """The input ends where readable memory ends: reading one more byte would crash the process."""
     chosen = f"from sparklog.format.kernels.kernel_choice import choice\nchoice.left = {left}\n"
     assert outcome(chosen + textwrap.dedent(GUARDED)) == (0, "survived\n")

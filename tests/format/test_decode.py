@@ -76,7 +76,7 @@ def test_varlong_vectors(value: int, text: str) -> None:
     assert varint(value) == data
 
 
-def test_varints_may_be_overlong_but_not_too_long() -> None:
+def test_overlong_varints_are_accepted_up_to_the_limit() -> None:
     assert read(read_varint, bytes.fromhex("8280808000")) == (1, 5)
     assert read(read_varint, bytes.fromhex("828080808000"))[1] == -1
     assert read(read_varlong, bytes.fromhex("82808080808080808000")) == (1, 10)
@@ -147,7 +147,7 @@ def test_delete_horizon_batches_decode_to_the_original_times() -> None:
     assert columns.value.to_pylist() == [None]
 
 
-def test_empty_batches_are_not_looked_into() -> None:
+def test_empty_batches_are_not_decompressed() -> None:
     empty = replace(GOLDEN_HEADER, count=0, base_timestamp=-1).pack()
     junk = replace(GOLDEN_HEADER, count=0, attributes=4).pack(b"this is no zstd frame")
     columns = decode_all(empty + GOLDEN_BATCH + junk)
@@ -181,7 +181,7 @@ def test_selected_batches_and_indices_into_all_headers() -> None:
 
 
 @pytest.mark.parametrize("columns", [(), ("key",), ("value",), ("headers",), ("offset", "timestampType"), ALL])
-def test_only_the_columns_asked_for(columns: tuple[str, ...]) -> None:
+def test_only_requested_columns_are_decoded(columns: tuple[str, ...]) -> None:
     data = encode_sample(300, "lz4", batch_bytes=4096).data
     whole = decode_all(data)
     part = decode(data, scan_headers(data), columns=columns)
@@ -191,7 +191,7 @@ def test_only_the_columns_asked_for(columns: tuple[str, ...]) -> None:
         assert found == getattr(whole, name) if name in columns else found is None
 
 
-def test_unknown_columns_are_refused() -> None:
+def test_unknown_columns_are_rejected() -> None:
     with pytest.raises(BadRequest, match="topic"):
         decode(GOLDEN_BATCH, scan_headers(GOLDEN_BATCH), columns=("topic",))
 
@@ -274,7 +274,7 @@ def test_invalid_headers_are_corrupt(fields: dict[str, int]) -> None:
         decode_all(data)
 
 
-def test_wrong_crc_is_corrupt_unless_told() -> None:
+def test_wrong_crc_is_corrupt_unless_checks_are_disabled() -> None:
     damaged = bytearray(GOLDEN_BATCH * 2)
     damaged[-3] ^= 1
     with pytest.raises(Corrupt, match="CRC-32C") as raised:
@@ -283,7 +283,7 @@ def test_wrong_crc_is_corrupt_unless_told() -> None:
     assert len(decode_all(bytes(damaged), check_crc=False)) == 6
 
 
-def test_more_than_one_call_can_return_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_bytes_for_one_call_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_sample(900, "lz4", batch_bytes=4096).data
     monkeypatch.setattr("sparklog.format.payloads.CALL_LIMIT", 10_000)
     with pytest.raises(BadRequest, match="fewer batches"):
@@ -304,7 +304,7 @@ def test_one_batch_of_100_000_tiny_records() -> None:
     assert BatchHeader(0, 0, 0, 0, 0).size == 61
 
 
-def test_headers_of_other_data_are_refused() -> None:
+def test_headers_of_other_data_are_rejected() -> None:
     data = encode_sample(300, batch_bytes=4096).data
     headers = scan_headers(data)
     for check_crc in (True, False):

@@ -35,7 +35,7 @@ PLAIN = EncodeOptions("none")
 
 
 @pytest.mark.parametrize(("value", "text"), VARLONGS)
-def test_varints_are_written_as_kafka_does(value: int, text: str) -> None:
+def test_written_varints_match_kafka(value: int, text: str) -> None:
     out = np.zeros(16, np.uint8)
     end = write_varint(out.ctypes.data, zigzag(value))
     assert out[: end - out.ctypes.data].tobytes() == bytes.fromhex(text)
@@ -46,7 +46,7 @@ def test_golden_bytes() -> None:
     assert encode_batch(golden_columns(), GOLDEN_HEADER) == GOLDEN_BATCH
 
 
-def test_batches_are_those_of_the_plain_encoder() -> None:
+def test_batches_match_reference_encoder() -> None:
     data = encode_sample(2000, "none").data
     headers = scan_headers(data)
     assert len(headers) > 5
@@ -86,7 +86,7 @@ def test_slice_facts(codec: str) -> None:
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 61, 62, 200, 1000, 10_000_000])
-def test_batches_keep_to_their_size(batch_bytes: int) -> None:
+def test_batches_do_not_exceed_their_target_size(batch_bytes: int) -> None:
     encoded = encode(*sample(500), options=EncodeOptions("none", batch_bytes=batch_bytes))
     headers = scan_headers(encoded.data)
     assert (headers.size[headers.count > 1] <= batch_bytes).all()
@@ -95,7 +95,7 @@ def test_batches_keep_to_their_size(batch_bytes: int) -> None:
     assert len(decode_all(encoded.data)) == 500
 
 
-def test_an_exact_fit_stays_one_batch() -> None:
+def test_records_of_exactly_the_target_size_form_one_batch() -> None:
     two = encode(None, pa.array([b"x" * 50, b"y" * 50]), None, np.array([5, 5]), options=PLAIN)
     for size, batches in ((two.nbytes, 1), (two.nbytes - 1, 2)):
         options = EncodeOptions("none", batch_bytes=size)
@@ -103,7 +103,7 @@ def test_an_exact_fit_stays_one_batch() -> None:
         assert len(again.sizes) == batches
 
 
-def test_nothing_gives_an_empty_slice() -> None:
+def test_no_rows_encode_to_an_empty_slice() -> None:
     nothing = pa.array([], pa.binary())
     encoded = encode(nothing, nothing, pa.array([], HEADERS_TYPE), np.empty(0, np.int64), options=PLAIN)
     assert (encoded.data, encoded.records, encoded.min_ts, encoded.max_ts) == (b"", 0, -1, -1)
@@ -123,7 +123,7 @@ def test_order_gathers_rows(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_partitions_at_once_are_as_one_by_one(codec: str) -> None:
+def test_partitions_encode_together_as_separately(codec: str) -> None:
     columns = sample(3000)
     partition = (np.arange(3000) * 7919 % 11).astype(np.int32)
     partition[partition == 4] = 9
@@ -139,7 +139,7 @@ def test_partitions_at_once_are_as_one_by_one(codec: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{}, {"max_message_bytes": 300}])
-def test_rows_in_several_runs_are_as_in_one(sizes: dict[str, int]) -> None:
+def test_several_groups_of_rows_encode_like_one(sizes: dict[str, int]) -> None:
     columns = sample(3000)
     partition = (np.arange(3000) * 7919 % 11).astype(np.int32)
     options = EncodeOptions("lz4", batch_bytes=4096, **sizes)
@@ -154,7 +154,7 @@ def test_rows_in_several_runs_are_as_in_one(sizes: dict[str, int]) -> None:
     }
 
 
-def test_content_is_counted() -> None:
+def test_content_bytes_are_counted() -> None:
     key = pa.array([b"k" * 3, None, None, b""])
     value = pa.array([b"v" * 10, b"v" * 200, None, b"v"])
     headers = pa.array([[("name", b"12345"), ("n", None)], None, [("a", b"")], []], HEADERS_TYPE)
@@ -253,7 +253,7 @@ def test_wrong_options(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_one_record_too_large_names_its_size(codec: str) -> None:
+def test_oversized_record_reports_its_size(codec: str) -> None:
     noise = np.random.default_rng(1).bytes(5000)
     options = EncodeOptions(codec, max_message_bytes=4000)
     with pytest.raises(BadRequest, match=r"a batch with a single record has \d+ bytes, max.message.bytes is 4000"):
@@ -288,7 +288,7 @@ def test_log_append_time_bit_and_missing_times() -> None:
 
 
 @pytest.mark.parametrize("times", [[-1], [-5], [7, -1], [-5, -1, 9, 8], [-7_240_509_273_709_551_616, 2**62]])
-def test_times_below_0_are_kept_and_mean_none(times: list[int]) -> None:
+def test_negative_timestamps_are_preserved_and_ignored(times: list[int]) -> None:
     encoded = encode(None, pa.array([b"v"] * len(times)), None, np.array(times), options=PLAIN)
     assert decode_all(encoded.data).timestamp.tolist() == times
     known = [time for time in times if time >= 0]
@@ -296,7 +296,7 @@ def test_times_below_0_are_kept_and_mean_none(times: list[int]) -> None:
     assert scan_headers(encoded.data).max_timestamp.tolist() == [max(known, default=-1)]
 
 
-def test_times_far_apart() -> None:
+def test_timestamps_with_large_differences() -> None:
     times = np.array([2**62, -1, 0, 2**63 - 1, 5])
     columns = decode_all(encode(None, pa.array([b"v"] * 5), None, times, options=PLAIN).data)
     assert columns.timestamp.tolist() == times.tolist()

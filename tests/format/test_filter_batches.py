@@ -156,7 +156,7 @@ def all_rows(data: bytes) -> list[tuple[Any, ...]]:
 GOLDEN_PRODUCER = replace(GOLDEN_HEADER, leader_epoch=4, producer_id=1000, producer_epoch=5, base_sequence=7)
 
 
-def test_kafkas_bytes_of_a_rebuilt_batch() -> None:
+def test_rebuilt_batch_equals_kafkas_bytes() -> None:
     """Record 100 is dropped at 1800000000000 with a delete.retention.ms of one day, as written by Kafka's cleaner."""
     fate = Fate(frozenset({1, 2}), horizon=1_800_000_000_000 + 86_400_000)
     found = filtered(GOLDEN_PRODUCER.pack(GOLDEN_RECORDS), [fate])
@@ -168,7 +168,7 @@ def test_kafkas_bytes_of_a_rebuilt_batch() -> None:
     assert found.source.tolist() == [0]
 
 
-def test_kafkas_bytes_of_an_emptied_batch() -> None:
+def test_emptied_batch_equals_kafkas_bytes() -> None:
     expected = bytes.fromhex(
         "0000000000000064000000310000000002f294ddc1001000000003ffffffffffffffff0000018bcfe5680500000000000003e8"
         "00050000000700000000"
@@ -179,13 +179,13 @@ def test_kafkas_bytes_of_an_emptied_batch() -> None:
     assert not len(filtered(expected, [Fate(frozenset())]).data)
 
 
-def test_an_emptied_batch_keeps_its_kind() -> None:
+def test_emptied_batch_retains_its_attributes() -> None:
     header = replace(GOLDEN_HEADER, attributes=0x78, base_sequence=3)
     found = filtered(header.pack(GOLDEN_RECORDS), [Fate(frozenset(), empty=True)]).headers.row(0)
     assert found == replace(header, attributes=0x38, base_timestamp=-1, count=0, size=61, crc=found.crc)
 
 
-def test_an_untouched_batch_is_the_same_bytes_whatever_they_are() -> None:
+def test_unchanged_batch_is_copied_byte_for_byte() -> None:
     """A batch that is kept is not normalized (overlong lengths, unused bits); a rebuilt batch has Kafka's bytes."""
     odd = replace(GOLDEN_HEADER, attributes=0x300, count=2, last_offset_delta=1)
     data = odd.pack(bytes.fromhex("8c808000 070000010100  0c 000202010100"))
@@ -195,7 +195,7 @@ def test_an_untouched_batch_is_the_same_bytes_whatever_they_are() -> None:
     assert one.headers.row(0).attributes == 0
 
 
-def test_a_control_batch_gets_its_horizon() -> None:
+def test_control_batch_gets_delete_horizon() -> None:
     marker = end_txn_marker(
         commit=True, offset=9, timestamp=START_MS, producer_id=7, producer_epoch=1, coordinator_epoch=3
     )
@@ -208,7 +208,7 @@ def test_a_control_batch_gets_its_horizon() -> None:
     assert (emptied.headers.row(0).attributes, emptied.headers.row(0).count) == (0x30, 0)
 
 
-def test_an_old_horizon_stays_when_records_go() -> None:
+def test_existing_delete_horizon_is_retained() -> None:
     stamped = filtered(GOLDEN_BATCH, [Fate(frozenset({0, 1, 2}), horizon=START_MS + 77)]).data.tobytes()
     found = assert_as_modelled(stamped, [Fate(frozenset({1}))])
     assert found.headers.base_timestamp.tolist() == [START_MS + 77]
@@ -216,12 +216,12 @@ def test_an_old_horizon_stays_when_records_go() -> None:
     assert found.headers.max_timestamp.tolist() == [START_MS + 5]
 
 
-def test_a_horizon_of_zero_is_one() -> None:
+def test_delete_horizon_of_zero_is_set() -> None:
     found = assert_as_modelled(GOLDEN_BATCH, [Fate(frozenset({0, 1, 2}), horizon=0)])
     assert (found.headers.base_timestamp.tolist(), found.headers.has_delete_horizon.tolist()) == ([0], [True])
 
 
-def test_log_append_time_is_every_records_time() -> None:
+def test_log_append_time_applies_to_all_records() -> None:
     header = replace(GOLDEN_HEADER, attributes=8, max_timestamp=START_MS + 9999)
     found = assert_as_modelled(header.pack(GOLDEN_RECORDS), [Fate(frozenset({1, 2}))])
     after = found.headers.row(0)
@@ -230,7 +230,7 @@ def test_log_append_time_is_every_records_time() -> None:
     assert decode(found.data, with_create_time(found.headers)).timestamp.tolist() == [START_MS + 9999] * 2
 
 
-def test_what_is_dropped_is_dropped_whatever_is_kept() -> None:
+def test_dropped_batch_is_removed_with_retained_records() -> None:
     data = GOLDEN_BATCH * 4
     every = frozenset({0, 1, 2})
     found = assert_as_modelled(
@@ -241,7 +241,7 @@ def test_what_is_dropped_is_dropped_whatever_is_kept() -> None:
     assert not len(filtered(b"", []).headers)
 
 
-def test_the_result_is_a_copy() -> None:
+def test_result_is_a_copy() -> None:
     data = np.frombuffer(GOLDEN_BATCH * 2, np.uint8)
     found = filtered(data.tobytes(), [Fate(frozenset({0, 1, 2}))] * 2)
     assert found.data.tobytes() == data.tobytes()
@@ -294,7 +294,7 @@ def logs(draw: st.DrawFn) -> tuple[bytes, list[Fate]]:
 @pytest.mark.sweep
 @examples(60, 300)
 @given(logs())
-def test_any_batches_as_the_rules_say(log: tuple[bytes, list[Fate]]) -> None:
+def test_random_batches_match_the_rules(log: tuple[bytes, list[Fate]]) -> None:
     found = assert_as_modelled(*log)
     same = [Fate(frozenset(range(count)), empty=True) for count in found.headers.count.tolist()]
     assert filtered(found.data.tobytes(), same).data.tobytes() == found.data.tobytes()
@@ -352,7 +352,7 @@ def cleanings(fixtures: Path) -> list[tuple[str, bytes, bytes]]:
     return found
 
 
-def test_every_pass_of_kafkas_cleaner(fixtures: Path) -> None:
+def test_output_matches_kafkas_cleaner(fixtures: Path) -> None:
     """Filtering the batches of a stage like Kafka did results in the bytes of the next stage."""
     kinds = {"copied": 0, "rebuilt": 0, "emptied": 0, "stamped": 0, "dropped": 0, "compressed": 0}
     for name, data, left in cleanings(fixtures):
@@ -409,7 +409,7 @@ def arguments() -> dict[str, Any]:
         ("payloads", payloads(GOLDEN_BATCH, scan_headers(GOLDEN_BATCH))),
     ],
 )
-def test_arrays_that_do_not_belong_together_are_refused(name: str, value: Any) -> None:
+def test_mismatched_arrays_are_rejected(name: str, value: Any) -> None:
     given_arrays = arguments()
     assert len(filter_batches(**given_arrays).headers) == 2
     with pytest.raises(BadRequest, match="do not belong together"):
@@ -419,7 +419,7 @@ def test_arrays_that_do_not_belong_together_are_refused(name: str, value: Any) -
 @pytest.mark.parametrize(
     ("start", "end"), [(-1, 79), (61, 10**9), (79, 61), (2**62, 2**62 + 5), (79, 79), (-(2**63), 2**63 - 1)]
 )
-def test_records_outside_the_payloads_are_refused(start: int, end: int) -> None:
+def test_records_outside_of_payloads_are_rejected(start: int, end: int) -> None:
     wrong = arguments()
     fields = wrong["fields"]
     starts, ends = fields.start.copy(), fields.end.copy()
@@ -429,7 +429,7 @@ def test_records_outside_the_payloads_are_refused(start: int, end: int) -> None:
         filter_batches(**wrong)
 
 
-def test_no_batch_is_larger_than_its_size_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_of_2_gib_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     fates = [Fate(frozenset({0, 1, 2}), horizon=5)]
     size = int(filtered(GOLDEN_BATCH, fates).headers.size[0])
     monkeypatch.setattr(filter_module, "MAX_BATCH_BYTES", size)
@@ -439,7 +439,7 @@ def test_no_batch_is_larger_than_its_size_can_say(monkeypatch: pytest.MonkeyPatc
         filtered(GOLDEN_BATCH, fates)
 
 
-def test_batches_outside_the_data_are_refused() -> None:
+def test_batches_outside_of_data_are_rejected() -> None:
     for cut in (GOLDEN_BATCH, GOLDEN_BATCH * 2, b""):
         wrong = {**arguments(), "data": cut[:-1]}
         with pytest.raises(BadRequest, match="a batch outside of the data"):

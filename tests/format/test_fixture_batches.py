@@ -33,7 +33,7 @@ def valid_batches(folder: Path) -> Iterator[tuple[Path, bytes, BatchHeaders]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_records_are_those_of_kafkas_consumer(fixtures: Path, name: str) -> None:
+def test_records_match_kafkas_consumer(fixtures: Path, name: str) -> None:
     compared = 0
     for folder in sorted({path.parent for path in logs(fixtures / name / "data")}):
         if folder.name.startswith("__"):  # the expected records of Kafka's internal topics have another form
@@ -57,7 +57,7 @@ def test_records_are_those_of_kafkas_consumer(fixtures: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("step", thinned(4))
-def test_plain_batches_are_encoded_to_the_same_bytes(fixtures: Path, step: int) -> None:
+def test_uncompressed_batches_encode_to_the_same_bytes(fixtures: Path, step: int) -> None:
     batches = records = 0
     for path, data, headers in valid_batches(fixtures):
         if not len(headers):
@@ -76,7 +76,7 @@ def test_plain_batches_are_encoded_to_the_same_bytes(fixtures: Path, step: int) 
     assert records > batches
 
 
-def test_compressed_batches_keep_their_records_when_encoded_again(fixtures: Path) -> None:
+def test_recompressed_batches_have_the_same_records(fixtures: Path) -> None:
     batches = 0
     for _, data, headers in valid_batches(fixtures / "codecs"):
         for index in np.flatnonzero(headers.codec != 0).tolist():
@@ -89,7 +89,7 @@ def test_compressed_batches_keep_their_records_when_encoded_again(fixtures: Path
     assert batches > 50
 
 
-def test_whole_files_and_single_batches_decode_alike(fixtures: Path) -> None:
+def test_file_and_single_batches_decode_to_the_same_records(fixtures: Path) -> None:
     files = 0
     for _, data, headers in valid_batches(fixtures / "codecs"):
         together = rows(decode(data, headers, columns=ALL))

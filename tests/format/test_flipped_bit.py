@@ -9,7 +9,7 @@ from crc32c import crc32c
 from sparklog.format.checksums import flipped_bit
 
 
-def test_any_single_bit_is_found() -> None:
+def test_single_flipped_bit_is_found() -> None:
     rng = random.Random(5)
     for nbytes in (1, 2, 5, 40, 300, 5000):
         data = rng.randbytes(nbytes)
@@ -21,7 +21,7 @@ def test_any_single_bit_is_found() -> None:
             assert flipped_bit(nbytes, crc32c(wrong), right) == (at, bit)
 
 
-def test_other_damage_is_no_single_bit() -> None:
+def test_other_damage_is_not_reported_as_flipped_bit() -> None:
     data = bytes(range(200))
     right = crc32c(data)
     for wrong in (data[:50] + b"\x00" * 40 + data[90:], data[:100] + bytes((data[100] ^ 3,)) + data[101:]):

@@ -29,13 +29,13 @@ def test_warm_up_compiles_every_kernel_module() -> None:
     assert sources == set(KERNEL_MODULES)
 
 
-def test_the_package_is_the_first_choice(tmp_path: Path) -> None:
+def test_cache_directory_is_in_the_package(tmp_path: Path) -> None:
     place = native_kernels.cache_directory(tmp_path)
     assert place is not None
     assert Path(place).parent == tmp_path / "__pycache__"
 
 
-def test_a_read_only_package_falls_back_to_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_package_uses_private_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     blocked = tmp_path / "package"
@@ -47,7 +47,7 @@ def test_a_read_only_package_falls_back_to_a_private_folder(tmp_path: Path, monk
     assert folder.stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_writable_by_others_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     open_folder = tmp_path / f"sparklog-kernels-{os.getuid()}"
     open_folder.mkdir()
@@ -59,7 +59,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypat
     assert not place.startswith(str(open_folder) + "/")
 
 
-def test_importing_the_format_loads_nothing_heavy() -> None:
+def test_importing_format_does_not_load_numba() -> None:
     program = (
         "import sys; import sparklog.format.record_batch; light = set(sys.modules);"
         "import sparklog.format.decode, sparklog.format.encode, sparklog.format.control, sparklog.format.key_hash;"
@@ -70,7 +70,7 @@ def test_importing_the_format_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[] []", done.stderr
 
 
-def test_set_up_can_warm_from_the_command_line() -> None:
+def test_kernels_can_be_compiled_from_the_command_line() -> None:
     command = [sys.executable, "-m", "sparklog.format.kernels.warm"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("kernels are cached in "), done.stderr

@@ -71,7 +71,7 @@ def plain_words(keys: list[bytes], blocks: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_filter_is_as_the_document_has_it(codec: str) -> None:
+def test_filter_matches_documentation(codec: str) -> None:
     keys = [b"key-%d" % i for i in range(200)] + [b"", b"\xff" * 300]
     made, same = both_ways(lambda: filter_of([*keys, None], codec))
     assert made is not None
@@ -88,7 +88,7 @@ def test_a_filter_is_as_the_document_has_it(codec: str) -> None:
     assert made.may_contain(hashes_of([*absent[:3], keys[0]]))
 
 
-def test_repeated_keys_make_a_small_filter() -> None:
+def test_repeated_keys_reduce_filter_size() -> None:
     keys: list[bytes | None] = [b"key-%d" % (i % 50) for i in range(5000)]
     made = filter_of(keys)
     assert made is not None
@@ -97,7 +97,7 @@ def test_repeated_keys_make_a_small_filter() -> None:
     assert (made.words == plain_words([b"key-%d" % i for i in range(50)], len(made.words))).all()
 
 
-def test_there_is_no_filter_without_keys_or_for_records_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_filter_without_keys_or_with_unreadable_records(monkeypatch: pytest.MonkeyPatch) -> None:
     assert filter_of([None] * 5) is None
     monkeypatch.setattr(key_filter, "SAMPLED_RECORDS", 100)
     for count in (99, 100, 150):
@@ -114,7 +114,7 @@ def test_there_is_no_filter_without_keys_or_for_records_that_cannot_be_read(monk
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 100])
-def test_about_so_many_records_are_opened_at_once(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
+def test_records_are_read_in_bounded_steps(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
     """Batches go on being added while the records before them are fewer than the next multiple of the bound."""
     monkeypatch.setattr(key_filter, "RECORDS_PER_STEP", bound)
     sizes = (3, 1, 2, 4, 1, 1, 6, 1)
@@ -137,7 +137,7 @@ def test_about_so_many_records_are_opened_at_once(monkeypatch: pytest.MonkeyPatc
     assert all(piece.may_contain(hashes_of([b"%d-%d" % (at, i)])) for at, size in enumerate(sizes) for i in range(size))
 
 
-def test_keys_of_later_batches_and_of_every_codec_are_in_a_filter() -> None:
+def test_filter_contains_keys_of_all_batches_and_codecs() -> None:
     """Neighbouring batches of one kind are opened at once: these are three times two, with other keys in each."""
     codecs = ("none", "none", "zstd", "gzip", "none", "none")
     parts = [[b"%s-%d-%d" % (codec.encode(), part, i) for i in range(5)] for part, codec in enumerate(codecs)]
@@ -152,7 +152,7 @@ def test_keys_of_later_batches_and_of_every_codec_are_in_a_filter() -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_pieces_are_whole_batches(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_consist_of_complete_batches(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `PIECE_BYTES` at most, unless one batch has more; however the batches come, and if their keys come along."""
     keys: list[bytes | None] = [b"key-%d" % i if i % 7 else None for i in range(1200)]
     data = slice_of(keys, codec)
@@ -190,7 +190,7 @@ def test_pieces_are_whole_batches(codec: str, monkeypatch: pytest.MonkeyPatch) -
             assert (piece.words == plain_words([key for key in within if key], len(piece.words))).all()
 
 
-def test_a_piece_without_keys_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piece_without_keys_contains_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_filter, "PIECE_BYTES", 1)
     parts = [slice_of([None] * 3), slice_of([b"a"]), slice_of([None])]
     builder = FilterBuilder()
@@ -203,7 +203,7 @@ def test_a_piece_without_keys_holds_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert read.may_contain(hashes_of([b"b", b"a"])).tolist() == [False, True, False]
 
 
-def test_filters_are_within_others_if_these_have_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_contained_in_requires_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_filter, "PIECE_BYTES", 2500)
     keys: list[bytes | None] = [b"%d" % i for i in range(500)]
     other, data = filters_of(keys), slice_of(keys)
@@ -236,7 +236,7 @@ def test_filters_are_within_others_if_these_have_all_keys(monkeypatch: pytest.Mo
     assert within(data[:61] + bytes([data[61] ^ 0xFF]) + data[62:], other)
 
 
-def test_a_filter_grows_by_whole_blocks() -> None:
+def test_filter_size_is_a_multiple_of_blocks() -> None:
     """At least sixteen bits to a key; a multiple of a power of two that is at most an eighth larger."""
     for records in (1, 16, 17, 32, 33, 204, 205, 230, 231, 1000, 5000):
         wanted = -(-records * 16 // 256)
@@ -255,7 +255,7 @@ def some_filters() -> list[KeyFilter]:
     return [made, KeyFilter(200, 300, 5, (FilterPiece(4, 100, 6, blocks[:0]), FilterPiece(9, 200, 7, blocks)))]
 
 
-def test_the_bytes_of_a_file() -> None:
+def test_bytes_of_filter_file() -> None:
     made, other = some_filters()
     data = encode_filters([made, other])
     assert data[:12] == b"SLBF" + bytes([0, 0, 0, 2, 0, 0, 0, 2])
@@ -283,7 +283,7 @@ def version_1(slices: list[tuple[int, int, int, np.ndarray]]) -> bytes:
     return b"".join((head, struct.pack(">I", crc32c(head)), *blocks))
 
 
-def test_a_file_of_version_1_has_slices_of_one_piece() -> None:
+def test_version_1_file_has_one_piece_per_slice() -> None:
     keys = [b"key-%d" % i for i in range(50)]
     words = plain_words(keys, 3)
     data = version_1([(7, 900, 5, words), (1000, 1 << 21, 6, words[:1])])
@@ -298,7 +298,7 @@ def test_a_file_of_version_1_has_slices_of_one_piece() -> None:
         decode_filters(data[:-1] + b"x")
 
 
-def test_any_damage_is_named() -> None:
+def test_damage_is_detected_and_located() -> None:
     data = encode_filters(some_filters())
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -313,7 +313,7 @@ def test_any_damage_is_named() -> None:
             decode_filters(wrong)
 
 
-def test_a_newer_version_asks_for_an_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_version_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(key_filter, "FORMAT_VERSION", 3)
         data = encode_filters(some_filters())
@@ -321,7 +321,7 @@ def test_a_newer_version_asks_for_an_upgrade(monkeypatch: pytest.MonkeyPatch) ->
         decode_filters(data, file="f")
 
 
-def test_the_document_has_the_tables_and_the_limits() -> None:
+def test_documentation_contains_tables_and_limits() -> None:
     for kind in (key_filter.TABLE_DTYPE, key_filter.PIECE_DTYPE):
         assert kind.fields is not None
         for name, (field, at, *_) in kind.fields.items():

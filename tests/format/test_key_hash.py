@@ -72,7 +72,7 @@ def hashes(data: bytes, runs: list[tuple[int, int]], secret: bytes = SECRET) -> 
         (63, "5150d1772f50834a503e069a973fbd7c"),
     ],
 )
-def test_vectors_of_the_reference_implementation(length: int, expected: str) -> None:
+def test_reference_vectors(length: int, expected: str) -> None:
     data = bytes(range(64))
     assert hashes(data, [(0, length)]) == [bytes.fromhex(expected)]
     assert plain_siphash(SECRET, data[:length]).hex() == expected
@@ -81,7 +81,7 @@ def test_vectors_of_the_reference_implementation(length: int, expected: str) -> 
 @pytest.mark.parametrize(
     "lengths", [[5] * 9, [16] * 8, [8, 9, 15, 12, 8, 16, 8, 8, 8, 8], [24, -1, 24, 24, 24, 24, 25]]
 )
-def test_neighbours_that_are_hashed_at_once_have_their_own_hashes(lengths: list[int]) -> None:
+def test_keys_hashed_together_have_separate_hashes(lengths: list[int]) -> None:
     data = bytes(number * 37 % 251 for number in range(400))
     runs = [(13 * place, length) for place, length in enumerate(lengths)]
     expected = [bytes(16) if n < 0 else plain_siphash(SECRET, data[start : start + n]) for start, n in runs]
@@ -97,7 +97,7 @@ def test_neighbours_that_are_hashed_at_once_have_their_own_hashes(lengths: list[
                 hashes(data, wrong)
 
 
-def test_every_length_up_to_the_end_of_the_data() -> None:
+def test_keys_of_every_length_at_the_end_of_data() -> None:
     data = bytes((7 * index + 200) & 0xFF for index in range(300))
     runs = [(300 - length, length) for length in range(301)]
     assert hashes(data, runs) == [plain_siphash(SECRET, data[start:]) for start, _ in runs]
@@ -105,24 +105,24 @@ def test_every_length_up_to_the_end_of_the_data() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=80), st.binary(min_size=16, max_size=16), st.data())
-def test_any_runs_of_any_data(data: bytes, secret: bytes, draw: st.DataObject) -> None:
+def test_random_keys_match_the_reference(data: bytes, secret: bytes, draw: st.DataObject) -> None:
     starts = draw.draw(st.lists(st.integers(0, len(data)), max_size=5))
     runs = [(start, draw.draw(st.integers(0, len(data) - start))) for start in starts]
     expected = [plain_siphash(secret, data[start : start + length]) for start, length in runs]
     assert hashes(data, runs, secret) == expected
 
 
-def test_no_key_is_all_zeros_and_is_not_looked_up() -> None:
+def test_null_key_has_zero_hash() -> None:
     assert hashes(b"abc", [(10**9, -1), (0, 3)]) == [bytes(16), plain_siphash(SECRET, b"abc")]
 
 
 @pytest.mark.parametrize("run", [(-1, 1), (0, 4), (3, 1), (4, 0), (2**62, 5), (0, 2**31 - 1)])
-def test_a_key_outside_the_data_is_refused(run: tuple[int, int]) -> None:
+def test_key_outside_of_data_is_rejected(run: tuple[int, int]) -> None:
     with pytest.raises(BadRequest, match=r"key 1 is not within the 3 bytes"):
         hashes(b"abc", [(0, 3), run])
 
 
-def test_a_hash_key_has_16_bytes_travels_and_is_not_shown() -> None:
+def test_hash_key_is_picklable_and_has_no_repr() -> None:
     for length in (0, 15, 17):
         with pytest.raises(BadRequest, match=f"16 bytes, found {length}"):
             HashKey.of(bytes(length))
@@ -132,6 +132,6 @@ def test_a_hash_key_has_16_bytes_travels_and_is_not_shown() -> None:
     assert hashes(b"abc", [(0, 3)], b"\xff" * 16) != hashes(b"abc", [(0, 3)])
 
 
-def test_positions_and_lengths_come_in_pairs() -> None:
+def test_positions_and_lengths_must_have_equal_length() -> None:
     with pytest.raises(BadRequest, match="found 1 and 2"):
         key_hashes(np.zeros(9, np.uint8), np.zeros(2, np.int64), np.zeros(1, np.int32), HashKey.of(SECRET))

@@ -54,7 +54,7 @@ def timeless(sample: list[Row]) -> list[Row]:
         ("0000000000000066 00000010 b643ca6a 00 00 00000002 6b33 ffffffff", (102, -1, b"k3", None), -1),
     ],
 )
-def test_kafkas_own_bytes(text: str, expected: Row, kind: int) -> None:
+def test_messages_written_by_kafka(text: str, expected: Row, kind: int) -> None:
     data = bytes.fromhex(text)
     headers = scan_headers(data)
     assert (headers.size.tolist(), headers.end) == ([len(data)], len(data))
@@ -84,7 +84,7 @@ def test_messages_and_wrappers(codec: str, magic: int) -> None:
     assert (headers.leader_epoch == -1).all()
 
 
-def test_formats_mix_in_one_log() -> None:
+def test_log_with_several_formats() -> None:
     parts = [
         message(10, b"a", b"b", magic=0),
         wrapper(12, "gzip", messages([(11, -1, b"c", b"d"), (12, -1, b"e", None)], magic=0), magic=0),
@@ -113,7 +113,7 @@ def test_formats_mix_in_one_log() -> None:
     assert len(scan_headers(data[:-1], whole=False)) == 5
 
 
-def test_append_time_of_a_wrapper_is_that_of_its_records() -> None:
+def test_wrapper_append_time_applies_to_its_records() -> None:
     inner = messages([(0, 5, b"a", b"b"), (1, 6, None, b"c")])
     data = wrapper(8, "gzip", inner, timestamp=99, attributes=LOG_APPEND_TIME)
     data += message(9, None, b"d", timestamp=77, attributes=LOG_APPEND_TIME)
@@ -123,7 +123,7 @@ def test_append_time_of_a_wrapper_is_that_of_its_records() -> None:
     assert raw.timestamp.tolist() == [5, 6, 77]
 
 
-def test_a_wrapper_at_offset_0_begins_at_0() -> None:
+def test_wrapper_at_offset_0_starts_at_0() -> None:
     data = wrapper(0, "snappy", messages([(0, 1, b"a", b"b"), (1, 2, b"c", b"d"), (2, 3, b"e", b"f")]), timestamp=3)
     assert [row[0] for row in found(data)] == [0, 1, 2]
 
@@ -144,7 +144,7 @@ def test_messages_of_v0_in_a_wrapper_of_v1() -> None:
     ],
 )
 @pytest.mark.parametrize("magic", [0, 1])
-def test_header_checksums_of_lz4_frames_matter_in_v1_alone(options: dict[str, Any], magic: int) -> None:
+def test_lz4_header_checksum_is_verified_only_in_v1(options: dict[str, Any], magic: int) -> None:
     inner = messages(SAMPLE, magic=magic, first=100 if magic else None)
     frame = bytearray(lz4.frame.compress(inner, **options))
     place = 14 if options.get("store_size") else 6
@@ -169,7 +169,7 @@ def test_snappy_without_the_stream_header() -> None:
     assert found(data) == SAMPLE
 
 
-def test_more_messages_than_one_kernel_call_takes() -> None:
+def test_more_messages_than_one_kernel_call_finds() -> None:
     many: list[Row] = [(i * 2, START_MS + i % 100, b"%d" % i, b"x" * (i % 200)) for i in range(30_000)]
     assert len(messages(many)) > 3 << 20
     assert found(messages(many)) == many
@@ -178,7 +178,7 @@ def test_more_messages_than_one_kernel_call_takes() -> None:
     assert found(packed) == many
 
 
-def test_what_looks_into_records_without_decoding_them_sees_the_same() -> None:
+def test_record_fields_match_decoded_records() -> None:
     data = messages(SAMPLE) + wrapper(110, "snappy", messages(SAMPLE, first=100), timestamp=START_MS + 5)
     data += BatchHeader(120, 0, 0, -1, 7).pack() + message(130, b"z", b"y", magic=0)
     headers = scan_headers(data)
@@ -201,7 +201,7 @@ def test_what_looks_into_records_without_decoding_them_sees_the_same() -> None:
 # ---------------------------------------------------------------- kept as format v2
 
 
-def test_what_is_kept_becomes_format_v2() -> None:
+def test_retained_messages_become_format_v2() -> None:
     data = messages(SAMPLE[:3]) + wrapper(114, "gzip", messages(SAMPLE, first=100), timestamp=START_MS + 5)
     data += wrapper(124, "snappy", messages(SAMPLE, first=100), timestamp=99, attributes=LOG_APPEND_TIME)
     data += message(130, b"k", b"v", magic=0) + message(131, b"k", b"v", magic=0) + GOLDEN_BATCH.replace(
@@ -233,7 +233,7 @@ def test_what_is_kept_becomes_format_v2() -> None:
         assert getattr(filtered.headers, name).tolist() == getattr(after, name).tolist()
 
 
-def test_an_old_message_that_must_stay_for_its_offsets_becomes_an_empty_batch() -> None:
+def test_message_retained_for_its_offsets_becomes_empty_batch() -> None:
     data = wrapper(104, "gzip", messages(SAMPLE, first=100), timestamp=START_MS)
     headers = scan_headers(data)
     body = payloads(data, headers)
@@ -281,7 +281,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_message_that_is_cut_off_within_a_wrapper_is_dropped(magic: int) -> None:
+def test_truncated_message_in_wrapper_is_ignored(magic: int) -> None:
     """Old clients cut sets anywhere: Kafka reads the whole messages in front of the cut."""
     inner, last = messages([(0, 1, b"a", b"b"), (1, 2, b"c", b"d")], magic=magic), message(2, b"e", b"f", magic=magic)
     whole = found(wrapper(1, "gzip", inner, magic=magic))
@@ -303,7 +303,7 @@ BROKEN["value too long"] = (with_length(BROKEN["value too long"][0], 31, 10), "d
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_damage_is_corrupt_and_says_where(name: str) -> None:
+def test_damage_is_corrupt_with_its_position(name: str) -> None:
     broken, text = BROKEN[name]
     before, after = message(2, b"k", b"v"), message(9, b"k", b"v")
     data = before + broken + after
@@ -326,13 +326,13 @@ def test_damage_is_corrupt_and_says_where(name: str) -> None:
         decode(data, headers, start_offset=7, end_offset=8)
 
 
-def test_an_unknown_codec() -> None:
+def test_unknown_codec_is_corrupt() -> None:
     data = message(7, None, b"x", attributes=6)
     with pytest.raises(Corrupt, match=r"unknown compression codec \(5 to 7\)"):
         found(data)
 
 
-def test_sizes_that_no_message_has() -> None:
+def test_impossible_message_sizes_are_corrupt() -> None:
     whole = message(3, b"k", b"v")
     for data, stop in (
         (at(whole, 8, struct.pack(">i", 13)), "corrupt"),
@@ -360,7 +360,7 @@ def test_single_headers() -> None:
 
 
 @pytest.mark.parametrize("step", thinned(3))
-def test_random_damage_never_gives_wrong_records(fixtures: Path, step: int) -> None:
+def test_random_damage_never_returns_wrong_records(fixtures: Path, step: int) -> None:
     logs = sorted(fixtures.glob("legacy/*/data/*/*.log"))
     chance = random.Random(3)
     wrong = right = 0
@@ -418,7 +418,7 @@ PEER_KINDS = [(codec, magic) for codec in ("none", *OLD_CODECS) for magic in (0,
 
 
 @pytest.mark.parametrize(("codec", "magic"), PEER_KINDS)
-def test_we_read_what_kafka_python_writes(codec: str, magic: int) -> None:
+def test_messages_of_kafka_python_are_decoded(codec: str, magic: int) -> None:
     builder = LegacyRecordBatchBuilder(magic=magic, compression_type=CODECS.index(codec), batch_size=10_000_000)
     for offset, time, key, value in sample(300):
         builder.append(offset, timestamp=time, key=key, value=value)
@@ -430,7 +430,7 @@ def test_we_read_what_kafka_python_writes(codec: str, magic: int) -> None:
 
 
 @pytest.mark.parametrize(("codec", "magic"), PEER_KINDS)
-def test_kafka_python_reads_the_messages_of_these_tests(codec: str, magic: int) -> None:
+def test_kafka_python_decodes_test_messages(codec: str, magic: int) -> None:
     base = sample(300)
     inner = messages(base, magic=magic)
     data = inner if codec == "none" else wrapper(299, codec, inner, magic=magic, timestamp=START_MS + 499)
@@ -438,7 +438,7 @@ def test_kafka_python_reads_the_messages_of_these_tests(codec: str, magic: int) 
     assert peer_rows(data) == expected
 
 
-def test_fixtures_read_as_kafka_python_reads_them(fixtures: Path) -> None:
+def test_fixtures_match_kafka_python(fixtures: Path) -> None:
     compared = 0
     for log in sorted(fixtures.glob("legacy/builder-v*/data/*/*.log")):
         data = log.read_bytes()

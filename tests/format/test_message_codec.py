@@ -60,12 +60,12 @@ TEST = Struct(
         ({"id": None}, "expected a UUID of 22 characters"),
     ],
 )
-def test_values_that_do_not_fit_are_refused_with_the_field(fields: dict[str, Any], message_text: str) -> None:
+def test_invalid_value_is_rejected_with_its_field(fields: dict[str, Any], message_text: str) -> None:
     with pytest.raises(BadRequest, match=message_text):
         encode(TEST, 0, {"later": "", **fields})
 
 
-def test_bytes_of_each_type() -> None:
+def test_encoded_bytes_of_each_type() -> None:
     values = {"small": -1, "large": 2, "text": "ü", "later": None, "numbers": [3], "inner": {"number": 4}, "data": b"d"}
     id_ = "AAECAwQFBgcICQoLDA0ODw"
     fields = {**values, "id": id_, "tagged": None}
@@ -82,21 +82,21 @@ def test_bytes_of_each_type() -> None:
     assert decode(TEST, 1, encode(TEST, 1, present)) == present
 
 
-def test_a_later_version_is_read_as_the_highest_and_one_below_zero_refused() -> None:
+def test_later_version_is_decoded_as_the_highest_known_version() -> None:
     data = encode(TEST, 1, {"text": "t"})
     assert decode_prefix(TEST, 9, data + b"more") == (decode(TEST, 1, data), len(data))
     with pytest.raises(Corrupt, match="expected a Test of version 0 or more, found -1"):
         decode(TEST, -1, data)
 
 
-def test_text_that_is_not_utf_8_is_an_error_of_a_client_and_read_as_java_does_in_a_record() -> None:
+def test_invalid_utf8_is_rejected_in_requests_and_replaced_in_records() -> None:
     data = encode(TEST, 0, {"text": "t", "later": ""}).replace(b"\x00\x01t", b"\x00\x01\xff")
     assert decode(TEST, 0, data)["text"] == "\ufffd"
     with pytest.raises(Corrupt, match="can't decode byte 0xff"):
         read_message(TEST, 0, data)
 
 
-def test_long_text_and_nulls_in_arrays_are_not_read() -> None:
+def test_long_strings_and_null_elements_are_rejected() -> None:
     texts = Struct("Texts", (Field("texts", "string", array=True, nullable=True),), flexible=0)
     assert decode(texts, 0, b"\x00\x00") == {"texts": None}
     with pytest.raises(Corrupt, match="field texts must not be null"):
@@ -105,7 +105,7 @@ def test_long_text_and_nulls_in_arrays_are_not_read() -> None:
         decode(texts, 0, b"\x02\x81\x80\x02" + b"x" * 32_768 + b"\x00")
 
 
-def test_the_id_of_a_client_has_a_length_of_two_bytes_in_every_version() -> None:
+def test_client_id_has_int16_length_in_every_version() -> None:
     header = message("protocol", "RequestHeader")
     fields = {"requestApiKey": 3, "requestApiVersion": 9, "correlationId": 7, "clientId": "me"}
     output = MessageBytes()
@@ -115,7 +115,7 @@ def test_the_id_of_a_client_has_a_length_of_two_bytes_in_every_version() -> None
     assert read_message(header, 2, data) == (fields, len(data))
 
 
-def test_records_are_neither_copied_when_they_are_read_nor_when_they_are_written() -> None:
+def test_records_are_not_copied() -> None:
     records = Struct("Records", (Field("records", "records", nullable=True), Field("after", "int8")))
     parts, output = [b"first", memoryview(b"second")], MessageBytes()
     write_message(records, 0, {"records": parts, "after": 1}, output)
@@ -127,7 +127,7 @@ def test_records_are_neither_copied_when_they_are_read_nor_when_they_are_written
     assert bytes(fields["records"]) == b"firstsecond"
 
 
-def test_tags_that_are_unknown_are_skipped_and_of_one_that_is_there_twice_the_last_counts() -> None:
+def test_unknown_tags_are_skipped_and_the_last_duplicate_wins() -> None:
     data = encode(TEST, 1, {"text": "t"})
     assert data[-1] == 0
     known, unknown = "00 06 01 00000007 00", "8101 03 ffffff"
@@ -141,7 +141,7 @@ def test_tags_that_are_unknown_are_skipped_and_of_one_that_is_there_twice_the_la
         decode(TEST, 1, data[:-1] + b"\xff" * 6)
 
 
-def test_the_length_of_an_array_is_checked_before_its_numbers() -> None:
+def test_array_length_is_checked_before_its_elements() -> None:
     numbers = Struct("Numbers", tuple(Field(f"of{kind}", kind, array=True) for kind in ("bool", "uint16", "int64")))
     fields = {"ofbool": [True, False], "ofuint16": [65_535], "ofint64": [-1, 1 << 62]}
     data = encode(numbers, 0, fields)
@@ -154,7 +154,7 @@ def test_the_length_of_an_array_is_checked_before_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_fields_may_have_the_names_that_the_functions_use(version: int) -> None:
+def test_field_names_may_equal_local_variable_names(version: int) -> None:
     names = (
         "data",
         "p",
@@ -195,7 +195,7 @@ def calls(function: Callable[[], object]) -> list[str]:
     return called[1:]
 
 
-def test_a_message_is_read_and_written_by_one_function() -> None:
+def test_message_has_one_reader_and_one_writer() -> None:
     request, partition = message("protocol", "ProduceRequest"), {"index": 3, "records": [b"x" * 200]}
     values = {"acks": -1, "topicData": [{"name": "t", "partitionData": [partition, partition]}] * 3}
     output = MessageBytes()
@@ -207,7 +207,7 @@ def test_a_message_is_read_and_written_by_one_function() -> None:
     assert calls(lambda: write_message(request, 9, values, output)) == ["write_message", "write", *["uvarint"] * 6]
 
 
-def test_the_text_of_what_reads_and_writes_a_message() -> None:
+def test_generated_source() -> None:
     small = Struct(
         "Small", (Field("id", "int16"), Field("names", "string", array=True), Field("later", "bool", since=2))
     )

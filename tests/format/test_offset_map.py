@@ -22,7 +22,7 @@ def hashes_of(keys: list[int], crowded: bool = False) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("crowded", [False, True])
-def test_it_is_a_dictionary_of_offsets(seed: int, crowded: bool) -> None:
+def test_map_behaves_like_a_dict(seed: int, crowded: bool) -> None:
     rng = random.Random(seed)
     slots, load_factor = rng.randrange(8, 400), rng.choice([0.5, 0.9, 1.0])
     found, model = OffsetMap(slots, load_factor), dict[int, int]()
@@ -46,7 +46,7 @@ def test_it_is_a_dictionary_of_offsets(seed: int, crowded: bool) -> None:
     assert found.utilization == len(model) / slots
 
 
-def test_a_full_map_takes_not_even_a_key_that_it_knows() -> None:
+def test_full_map_rejects_even_known_keys() -> None:
     full = OffsetMap(10, 0.2)
     assert full.put(hashes_of([1, 2, 1]), np.array([5, 6, 7])) == 2
     assert full.put(hashes_of([1]), np.array([7])) == 0
@@ -54,14 +54,14 @@ def test_a_full_map_takes_not_even_a_key_that_it_knows() -> None:
     assert full.get(hashes_of([1, 2, 3])).tolist() == [5, 6, -1]
 
 
-def test_both_halves_of_a_hash_count() -> None:
+def test_both_hash_words_are_compared() -> None:
     same_first = np.array([[7, 1], [7, 2], [8, 1]], np.uint64)
     found = OffsetMap(100)
     found.put(same_first, np.array([10, 20, 30]))
     assert found.get(same_first).tolist() == [10, 20, 30]
 
 
-def test_offset_zero_and_hash_zero_are_keys_like_any_other() -> None:
+def test_offset_zero_and_hash_zero_are_valid() -> None:
     found = OffsetMap(100)
     zero = np.zeros((1, 2), np.uint64)
     assert found.get(zero).tolist() == [-1]
@@ -70,7 +70,7 @@ def test_offset_zero_and_hash_zero_are_keys_like_any_other() -> None:
     assert found.latest_offset == 0
 
 
-def test_the_probe_goes_on_at_the_beginning() -> None:
+def test_probe_wraps_around() -> None:
     last = np.full((5, 2), 2**64 - 1, np.uint64)
     last[:, 1] = np.arange(5)
     found = OffsetMap(6, 1.0)
@@ -78,7 +78,7 @@ def test_the_probe_goes_on_at_the_beginning() -> None:
     assert found.get(last).tolist() == list(range(5))
 
 
-def test_offsets_go_on_where_there_are_no_keys() -> None:
+def test_advance_without_keys() -> None:
     found = OffsetMap(100)
     assert found.latest_offset == -1
     found.advance(41)
@@ -88,14 +88,14 @@ def test_offsets_go_on_where_there_are_no_keys() -> None:
     assert found.latest_offset == 41
 
 
-def test_the_offsets_of_all_keys_ascend() -> None:
+def test_offsets_are_ascending() -> None:
     found = OffsetMap(100)
     assert found.offsets().tolist() == []
     found.put(hashes_of([3, 1, 2, 1]), np.array([0, 5, 6, 9]))
     assert found.offsets().tolist() == [0, 6, 9]
 
 
-def test_a_small_log_takes_a_small_map() -> None:
+def test_small_log_allocates_small_table() -> None:
     small = OffsetMap(slot_count(128 << 20), expected=10_000)
     assert small.nbytes <= 20_000 * SLOT_BYTES
     keys = hashes_of(list(range(10_000)))
@@ -103,7 +103,7 @@ def test_a_small_log_takes_a_small_map() -> None:
     assert small.utilization == 10_000 / slot_count(128 << 20)
 
 
-def test_more_keys_than_expected_only_fill_it_earlier() -> None:
+def test_more_keys_than_expected_fill_the_map() -> None:
     small = OffsetMap(1 << 20, expected=0)
     keys = hashes_of(list(range(5000)))
     taken = small.put(keys, np.arange(5000))
@@ -113,7 +113,7 @@ def test_more_keys_than_expected_only_fill_it_earlier() -> None:
 
 @pytest.mark.parametrize("slots", [1 << 17, (1 << 16) + 13])
 @pytest.mark.parametrize("load_factor", [0.02, 0.9])
-def test_a_map_grows_to_what_was_expected_and_keeps_its_keys(load_factor: float, slots: int) -> None:
+def test_growing_map_retains_its_keys(load_factor: float, slots: int) -> None:
     whole, growing = OffsetMap(slots, load_factor), OffsetMap(slots, load_factor, expected=60_000)
     words = np.random.default_rng(3).integers(0, 2**64, (60_000, 2), dtype=np.uint64)
     sizes = set()
@@ -130,7 +130,7 @@ def test_a_map_grows_to_what_was_expected_and_keeps_its_keys(load_factor: float,
     assert growing.latest_offset == whole.latest_offset
 
 
-def test_slots_are_those_of_kafka() -> None:
+def test_slot_count_matches_kafka() -> None:
     assert slot_count(128 << 20) == 5_592_405
     assert OffsetMap(slot_count(128 << 20)).limit == 5_033_164
     assert OffsetMap(50).limit == 45
@@ -138,12 +138,12 @@ def test_slots_are_those_of_kafka() -> None:
 
 
 @pytest.mark.parametrize(("slots", "load_factor"), [(0, 0.9), (1, 0.9), (10, 0.0), (10, 1.1), (10, -1.0)])
-def test_a_map_without_room_is_refused(slots: int, load_factor: float) -> None:
+def test_map_without_space_is_rejected(slots: int, load_factor: float) -> None:
     with pytest.raises(BadRequest, match=r"log\.cleaner\."):
         OffsetMap(slots, load_factor)
 
 
-def test_a_hash_for_each_offset() -> None:
+def test_hashes_and_offsets_must_have_equal_length() -> None:
     with pytest.raises(BadRequest, match="two words for each of 3 offsets, found 4"):
         OffsetMap(100).put(hashes_of([1, 2]), np.arange(3))
 
@@ -167,7 +167,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 @pytest.mark.slow
-def test_fifty_million_keys_fit_into_one_and_a_half_gigabytes() -> None:
+def test_fifty_million_keys_need_less_than_1_5_gb() -> None:
     answer = subprocess.run([sys.executable, "-c", FIFTY_MILLION], capture_output=True, text=True, check=True)
     unit = 1 if sys.platform == "darwin" else 1024
     assert int(answer.stdout) * unit < 1.5e9

@@ -36,7 +36,7 @@ def records_of(peer: Any, data: bytes) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 @pytest.mark.parametrize("peer", READERS)
-def test_peers_read_what_we_write(peer: str, codec: str) -> None:
+def test_other_clients_decode_our_batches(peer: str, codec: str) -> None:
     data = encode_sample(600, codec, batch_bytes=150_000, value_bytes=500).data
     expected = rows(decode_all(data))
     assert len(expected) == 600
@@ -58,7 +58,7 @@ def messages() -> list[tuple[int, bytes | None, bytes | None, list[tuple[str, by
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 @pytest.mark.parametrize("peer", BUILDERS)
-def test_we_read_what_peers_write(peer: str, codec: str) -> None:
+def test_batches_of_other_clients_are_decoded(peer: str, codec: str) -> None:
     builder = BUILDERS[peer](
         magic=2,
         compression_type=CODECS.index(codec),
@@ -81,7 +81,7 @@ def test_we_read_what_peers_write(peer: str, codec: str) -> None:
     assert rows(decode_all(data)) == expected
 
 
-def test_peers_read_our_markers() -> None:
+def test_other_clients_decode_our_markers() -> None:
     data = end_txn_marker(
         commit=True, offset=5, timestamp=START_MS, producer_id=1, producer_epoch=2, coordinator_epoch=3
     )

@@ -23,12 +23,12 @@ ENTRIES = [
 ]
 
 
-def test_kafkas_bytes_both_ways() -> None:
+def test_snapshot_written_by_kafka_round_trips() -> None:
     assert parse_snapshot(KAFKAS) == ENTRIES
     assert snapshot_to_bytes(reversed(ENTRIES)) == KAFKAS
 
 
-def test_a_snapshot_without_producers() -> None:
+def test_snapshot_without_producers() -> None:
     assert snapshot_to_bytes([]) == struct.pack(">hIi", 1, crc32c(bytes(4)), 0)
     assert parse_snapshot(snapshot_to_bytes([])) == []
 
@@ -38,7 +38,7 @@ def snapshots() -> list[Path]:
     return sorted(path for path in found if "snapshots-damaged" not in path.parts)
 
 
-def test_all_of_kafkas_snapshots_are_read_and_written_again() -> None:
+def test_fixture_snapshots_round_trip() -> None:
     found = snapshots()
     assert len(found) > 50
     for path in found:
@@ -59,7 +59,7 @@ def test_all_of_kafkas_snapshots_are_read_and_written_again() -> None:
         (b"\x00\x01" + struct.pack(">I", crc32c(b"\x00\x00\x00\x09")) + b"\x00\x00\x00\x09", "should have 9 entries"),
     ],
 )
-def test_what_is_no_snapshot(data: bytes, complaint: str) -> None:
+def test_invalid_snapshot_is_corrupt(data: bytes, complaint: str) -> None:
     with pytest.raises(Corrupt, match=complaint) as raised:
         parse_snapshot(data, file="1.snapshot")
     assert raised.value.file == "1.snapshot"

@@ -41,14 +41,14 @@ def test_golden_checksums(changes: dict[str, int], crc: int) -> None:
 
 @pytest.mark.parametrize("size", [100, JOINED_BATCH_BYTES - 61, JOINED_BATCH_BYTES])
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_checksum_of_many_batches_joins_from_theirs(size: int, count: int) -> None:
+def test_checksum_is_combined_from_batch_checksums(size: int, count: int) -> None:
     batches = [BatchHeader(base, 0, 1, base, base).pack(bytes([base]) * (size + base)) for base in range(count)]
     data = b"".join(batches)
     assert crc_after(data, scan_headers(data), crc32c(b"before")) == crc32c(b"before" + data)
     assert crc_after(data, scan_headers(data), 0) == crc32c(data)
 
 
-def test_a_damaged_position_shows_in_a_joined_checksum() -> None:
+def test_combined_checksum_detects_wrong_position() -> None:
     """A batch's own checksum does not cover its offset."""
     data = bytearray(BatchHeader(7, 0, 1, 0, 0).pack(bytes(JOINED_BATCH_BYTES)))
     whole = crc32c(data)
@@ -107,7 +107,7 @@ def test_scan_from_a_start_and_of_views() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 17, 18, 60, 61, 96])
-def test_partial_tail_stops_silently_or_is_corrupt(cut: int) -> None:
+def test_incomplete_tail_ends_the_scan_or_is_corrupt(cut: int) -> None:
     data = GOLDEN_BATCH + GOLDEN_BATCH[:cut]
     headers = scan_headers(data, whole=False)
     assert (len(headers), headers.end, headers.stop) == (1, 97, "zeros" if cut in (1, 5) else "partial")
@@ -133,7 +133,7 @@ def test_impossible_lengths(length: int) -> None:
         scan_headers(bad)
 
 
-def test_enormous_length_is_a_partial_batch() -> None:
+def test_excessive_length_is_an_incomplete_batch() -> None:
     bad = GOLDEN_BATCH[:8] + (2**31 - 1).to_bytes(4, "big") + GOLDEN_BATCH[12:]
     headers = scan_headers(bad, whole=False)
     assert (len(headers), headers.stop) == (0, "partial")
@@ -149,14 +149,14 @@ def test_other_magic(magic: int, text: str) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_batch_that_calls_itself_an_old_message_fails_its_checksum(magic: int) -> None:
+def test_batch_with_old_magic_fails_its_checksum(magic: int) -> None:
     data = GOLDEN_BATCH + GOLDEN_BATCH[:16] + bytes([magic]) + GOLDEN_BATCH[17:] + GOLDEN_BATCH
     headers = scan_headers(data)
     assert headers.is_legacy.tolist() == [False, True, False]
     assert crc_failures(data, headers).tolist() == [1]
 
 
-def test_crc_covers_what_follows_it() -> None:
+def test_crc_covers_all_following_bytes() -> None:
     data = GOLDEN_BATCH * 3
     headers = scan_headers(data)
     for position in range(97):

@@ -93,7 +93,7 @@ def test_golden_records() -> None:
     assert len(fields) == 3
 
 
-def test_plain_batches_are_not_copied() -> None:
+def test_uncompressed_batches_are_not_copied() -> None:
     data = np.frombuffer(GOLDEN_BATCH * 3, np.uint8)
     plain = payloads(data, scan_headers(data))
     assert np.shares_memory(plain.data, data)
@@ -110,7 +110,7 @@ def test_mixed_codecs_in_any_order() -> None:
         assert assert_like_decode(data, scan_headers(data)) == 5 * 21
 
 
-def test_rows_of_a_scan_also_out_of_order() -> None:
+def test_rows_in_any_order() -> None:
     data = b"".join(encode_sample(30, codec, batch_bytes=600).data for codec in ("none", "lz4", "none", "none"))
     headers = scan_headers(data)
     for rows in (slice(1, None, 2), slice(None, None, -1), np.arange(len(headers)) % 3 != 1, slice(0, 0)):
@@ -119,7 +119,7 @@ def test_rows_of_a_scan_also_out_of_order() -> None:
 
 
 @pytest.mark.parametrize("attributes", [0, 3])
-def test_emptied_batches_have_no_records_and_are_not_looked_at(attributes: int) -> None:
+def test_emptied_batches_are_not_decompressed(attributes: int) -> None:
     empty = replace(GOLDEN_HEADER, count=0, attributes=attributes)
     data = GOLDEN_BATCH + empty.pack() + encode_sample(2, "zstd").data + empty.pack(b"junk") + GOLDEN_BATCH
     headers = scan_headers(data)
@@ -161,7 +161,7 @@ def refusal(work: object, data: bytes, headers: BatchHeaders) -> tuple[object, .
     return None
 
 
-def test_what_the_decoder_refuses_is_refused_in_the_same_words() -> None:
+def test_errors_match_those_of_decode() -> None:
     place = {"file": "x.log", "file_position": 1000}
     chance = random.Random(3)
     batches = samples()
@@ -208,12 +208,12 @@ def times_of(times: Int64Array) -> list[int]:
 
 
 @pytest.mark.parametrize("times", [[-1], [-5], [-1, 7], [7, -1, 9], [-5, -1], [-(2**62), 3, -1], [0, -1], [-1, -1]])
-def test_a_check_of_a_batch_takes_times_below_0_for_none(times: list[int]) -> None:
+def test_check_batch_ignores_negative_timestamps(times: list[int]) -> None:
     data = odd_batch(times)
     assert checked(data, scan_headers(data)) == [*times_of(np.array(times, np.int64)), 0]
 
 
-def test_a_check_of_a_batch_agrees_with_the_fields_of_its_records() -> None:
+def test_check_batch_agrees_with_record_fields() -> None:
     chance, kinds = random.Random(8), Counter[str]()
     batches = [encode_sample(count, codec, value_bytes=40).data for codec in CODEC_NAMES for count in (1, 9)]
     for number in range(500):
@@ -271,7 +271,7 @@ def test_hostile_records(record: str, words: str) -> None:
         checked(header.pack(bytes.fromhex(record)), scan_headers(data)[1:])
 
 
-def test_wrong_crcs_count_unless_they_are_not_checked() -> None:
+def test_wrong_crc_is_corrupt_if_checked() -> None:
     data = bytearray(GOLDEN_BATCH * 2)
     data[97 + 20] ^= 1
     headers = scan_headers(data)
@@ -281,7 +281,7 @@ def test_wrong_crcs_count_unless_they_are_not_checked() -> None:
     assert len(record_fields(payloads(data, headers, check_crc=False), headers)) == 6
 
 
-def test_a_bomb_is_refused_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bomb_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.format.test_compression import bomb
 
     good = encode_sample(50, "zstd").data
@@ -296,7 +296,7 @@ def test_a_bomb_is_refused_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None
         payloads(good, scan_headers(good))
 
 
-def test_payloads_belong_to_their_headers() -> None:
+def test_payloads_of_other_headers_are_rejected() -> None:
     headers = scan_headers(GOLDEN_BATCH * 2)
     with pytest.raises(BadRequest, match="found 1 payloads for 2 headers"):
         record_fields(payloads(GOLDEN_BATCH, headers[:1]), headers)
@@ -361,7 +361,7 @@ GUARDED = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
 @pytest.mark.parametrize("left", [-1, 1 << 60], ids=["compiled", "interpreted"])
-def test_kernels_read_nothing_behind_their_input(left: int) -> None:
+def test_kernels_do_not_read_beyond_their_input(left: int) -> None:
     """The input ends where readable memory ends: one byte too far would end the process."""
     chosen = f"from sparklog.format.kernels.kernel_choice import choice\nchoice.left = {left}\n"
     assert outcome(chosen + textwrap.dedent(GUARDED)) == (0, "survived True\n")

@@ -42,7 +42,7 @@ def rewritten(data: bytes, **changes: Any) -> bytes:
     return bytes(found)
 
 
-def test_kafkas_bytes_for_log_append_time() -> None:
+def test_log_append_time_equals_kafkas_bytes() -> None:
     """Kafka stamps 1700000009999 into the golden batch: CRC 66227081, records as the producer wrote them."""
     batch = rewritten(LOG_APPEND_TIME, append_time=1700000009999)
     assert batch[17:21].hex() == "66227081"
@@ -52,7 +52,7 @@ def test_kafkas_bytes_for_log_append_time() -> None:
     )
 
 
-def test_offsets_and_epochs_leave_all_that_the_crc_covers() -> None:
+def test_offsets_and_epochs_do_not_change_the_crc() -> None:
     data = encode_sample(300).data + GOLDEN_BATCH
     found = rewritten(data, offset_shift=5_000_000_000, leader_epoch=7)
     before, after = scan_headers(data), scan_headers(found)
@@ -65,25 +65,25 @@ def test_offsets_and_epochs_leave_all_that_the_crc_covers() -> None:
             assert found[position + low : position + high] == data[position + low : position + high]
 
 
-def test_nothing_asked_for_is_nothing_done() -> None:
+def test_no_changes_leave_the_data_unchanged() -> None:
     data = encode_sample(100).data + LOG_APPEND_TIME
     assert rewritten(data) == data
     assert rewritten(data, offset_shift=0, append_time=START_MS + 5) == data
     assert rewritten(b"", offset_shift=9, leader_epoch=1, append_time=5) == b""
 
 
-def test_offsets_can_be_moved_back() -> None:
+def test_offsets_can_be_shifted_back() -> None:
     assert rewritten(rewritten(GOLDEN_BATCH, offset_shift=77), offset_shift=-77) == GOLDEN_BATCH
     assert rewritten(GOLDEN_BATCH, leader_epoch=-1)[12:16] == b"\xff" * 4
 
 
-def test_append_time_goes_into_log_append_time_batches_only() -> None:
+def test_append_time_changes_only_log_append_time_batches() -> None:
     data = GOLDEN_BATCH + LOG_APPEND_TIME + GOLDEN_BATCH
     headers = scan_headers(rewritten(data, append_time=5))
     assert headers.max_timestamp.tolist() == [START_MS + 5, 5, START_MS + 5]
 
 
-def test_each_batch_gets_its_own_values() -> None:
+def test_arrays_set_a_value_per_batch() -> None:
     """Arrays do what one call for each batch does; -1 leaves an epoch and a time, and 0 is no exception."""
     batches = [LOG_APPEND_TIME, GOLDEN_BATCH, LOG_APPEND_TIME, LOG_APPEND_TIME, LOG_APPEND_TIME]
     shifts, epochs, times = [0, 900, -100, 2**40, 1], [5, -1, 0, -1, 2**31 - 1], [7, 8, -1, 0, 1700000009999]
@@ -110,7 +110,7 @@ def test_each_batch_gets_its_own_values() -> None:
     assert found[-len(LOG_APPEND_TIME) :][17:21].hex() == "66227081"
 
 
-def test_arrays_go_with_the_rows_given() -> None:
+def test_arrays_match_the_selected_rows() -> None:
     data = bytearray(LOG_APPEND_TIME * 4)
     rows = [3, 1]
     given = {"offset_shift": [10, 20], "leader_epoch": [4, -1], "append_time": [-1, 9]}
@@ -120,7 +120,7 @@ def test_arrays_go_with_the_rows_given() -> None:
     assert scan_headers(data).max_timestamp.tolist() == [START_MS + 5, 9, START_MS + 5, START_MS + 5]
 
 
-def test_the_headers_given_stay_as_they_are() -> None:
+def test_argument_headers_are_not_changed() -> None:
     data = bytearray(LOG_APPEND_TIME * 2)
     headers = scan_headers(data)
     before = header_rows(headers)
@@ -130,7 +130,7 @@ def test_the_headers_given_stay_as_they_are() -> None:
     assert ones.tolist() == [1, 1]
 
 
-def test_only_the_rows_given_are_changed() -> None:
+def test_only_selected_rows_are_changed() -> None:
     data = bytearray(GOLDEN_BATCH * 3)
     headers = scan_headers(data)
     after = rewrite_headers(data, headers[1:2], offset_shift=10, leader_epoch=3)
@@ -139,7 +139,7 @@ def test_only_the_rows_given_are_changed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytearray", "memoryview", "array"])
-def test_any_writable_memory(kind: str) -> None:
+def test_any_writable_buffer_is_accepted(kind: str) -> None:
     memory = bytearray(GOLDEN_BATCH)
     data: Any = {"bytearray": memory, "memoryview": memoryview(memory), "array": np.frombuffer(memory, np.uint8)}[kind]
     rewrite_headers(data, scan_headers(data), offset_shift=1)
@@ -151,7 +151,7 @@ def test_any_writable_memory(kind: str) -> None:
     st.lists(st.tuples(st.integers(0, 300), st.integers(-1, 2**63 - 1), st.booleans()), min_size=1, max_size=8),
     st.integers(-1, 2**63 - 1),
 )
-def test_the_crc_follows_any_change_at_any_size(batches: list[tuple[int, int, bool]], append_time: int) -> None:
+def test_crc_is_corrected_for_batches_of_any_size(batches: list[tuple[int, int, bool]], append_time: int) -> None:
     data = b"".join(
         replace(GOLDEN_HEADER, count=0, max_timestamp=time, attributes=8 if lasting else 0).pack(bytes(size))
         for size, time, lasting in batches
@@ -160,13 +160,13 @@ def test_the_crc_follows_any_change_at_any_size(batches: list[tuple[int, int, bo
     assert not len(crc_failures(found, scan_headers(found)))
 
 
-def test_large_batches_too() -> None:
+def test_crc_is_corrected_for_large_batches() -> None:
     batch = replace(GOLDEN_HEADER, count=0, attributes=8).pack(b"x" * 3_000_000)
     found = rewritten(batch, append_time=1)
     assert not len(crc_failures(found, scan_headers(found)))
 
 
-def test_damage_does_not_become_valid() -> None:
+def test_damaged_batch_remains_invalid() -> None:
     damaged = bytearray(LOG_APPEND_TIME)
     damaged[80] ^= 4
     found = rewritten(bytes(damaged), offset_shift=1, leader_epoch=1, append_time=12345)
@@ -174,7 +174,7 @@ def test_damage_does_not_become_valid() -> None:
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_records_are_read_with_their_final_offsets_and_time(codec: str) -> None:
+def test_records_have_final_offsets_and_timestamps(codec: str) -> None:
     data = encode_sample(50, codec).data
     stamped = bytearray()
     for header in header_rows(headers := scan_headers(data)):
@@ -186,7 +186,7 @@ def test_records_are_read_with_their_final_offsets_and_time(codec: str) -> None:
     assert rows(decode(found, scan_headers(found), columns=ALL)) == expected
 
 
-def test_fixture_segments_keep_sound_batches(fixtures: Path) -> None:
+def test_fixture_segments_remain_valid(fixtures: Path) -> None:
     changed = 0
     for path in sorted((fixtures / "timestamps").rglob("*.log")):
         data = path.read_bytes()
@@ -230,14 +230,14 @@ def test_values_out_of_range_change_nothing(changes: dict[str, Any], words: str)
     assert data == GOLDEN_BATCH
 
 
-def test_a_base_offset_that_is_none_is_not_moved() -> None:
+def test_negative_base_offset_is_not_shifted() -> None:
     data = bytearray(replace(GOLDEN_HEADER, base_offset=-(2**63)).pack(GOLDEN_RECORDS))
     for shift in (-1, 0, 5, np.array([-1]), np.array([-(2**63) + 1])):
         with pytest.raises(BadRequest, match="offsets must be 0 to"):
             rewrite_headers(data, scan_headers(data), offset_shift=shift)
 
 
-def test_data_must_be_writable_and_hold_the_batches() -> None:
+def test_data_must_be_writable_and_contain_the_batches() -> None:
     with pytest.raises(BadRequest, match="read-only"):
         rewrite_headers(GOLDEN_BATCH, scan_headers(GOLDEN_BATCH), offset_shift=1)
     with pytest.raises(BadRequest, match="outside the 96 bytes"):

@@ -46,14 +46,14 @@ LAST_OFFSETS = ints(1001, 1003, 1005, 1007, 1009, 1011)
 MAX_TIMESTAMPS = ints(5001, 6001, 4001, 7001, 7001, 6501)
 
 
-def test_building_gives_the_bytes_of_kafkas_example() -> None:
+def test_built_index_equals_kafkas_bytes() -> None:
     offsets = OffsetIndex.build(1000, POSITIONS, LAST_OFFSETS, 200)
     times = TimeIndex.build(1000, POSITIONS, LAST_OFFSETS, MAX_TIMESTAMPS, 200)
     assert offsets.to_bytes().hex() == "000000050000010e000000090000021c"
     assert times.to_bytes().hex() == "000000000000177100000003" + "0000000000001b5900000007"
 
 
-def test_bytes_come_back_as_entries() -> None:
+def test_entries_round_trip() -> None:
     offsets = OffsetIndex.parse(bytes.fromhex("000000050000010e000000090000021c"), 1000)
     times = TimeIndex.parse(bytes.fromhex("0000000000001771000000030000000000001b5900000007"), 1000)
     assert list(zip(offsets.offsets, offsets.positions, strict=True)) == [(1005, 270), (1009, 540)]
@@ -64,18 +64,18 @@ def test_bytes_come_back_as_entries() -> None:
     ("target", "entry"),
     [(999, (1000, 0)), (1004, (1000, 0)), (1005, (1005, 270)), (1008, (1005, 270)), (5000, (1009, 540))],
 )
-def test_offset_lookup_takes_the_greatest_entry_not_above(target: int, entry: tuple[int, int]) -> None:
+def test_offset_lookup_returns_greatest_entry_not_above(target: int, entry: tuple[int, int]) -> None:
     assert OffsetIndex.build(1000, POSITIONS, LAST_OFFSETS, 200).lookup(target) == entry
 
 
 @pytest.mark.parametrize(
     ("target", "entry"), [(6000, (-1, 1000)), (6001, (6001, 1003)), (7000, (6001, 1003)), (9999, (7001, 1007))]
 )
-def test_time_lookup_takes_the_greatest_entry_not_above(target: int, entry: tuple[int, int]) -> None:
+def test_time_lookup_returns_greatest_entry_not_above(target: int, entry: tuple[int, int]) -> None:
     assert TimeIndex.build(1000, POSITIONS, LAST_OFFSETS, MAX_TIMESTAMPS, 200).lookup(target) == entry
 
 
-def test_an_active_segment_has_no_closing_time_entry() -> None:
+def test_active_segment_has_no_closing_time_entry() -> None:
     times = TimeIndex.build(1000, POSITIONS[:5], LAST_OFFSETS[:5], ints(1, 2, 3, 4, 9), 400, closed=False)
     assert list(zip(times.timestamps, times.offsets, strict=True)) == [(4, 1007)]
     closed = TimeIndex.build(1000, POSITIONS[:5], LAST_OFFSETS[:5], ints(1, 2, 3, 4, 9), 400)
@@ -105,7 +105,7 @@ def test_preallocated_files_end_at_their_zeros() -> None:
         pytest.param(struct.pack(">ii", 5, -100), id="negative position"),
     ],
 )
-def test_a_wrong_offset_index_is_corrupt(data: bytes) -> None:
+def test_invalid_offset_index_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt, match=r"run sparklog repair.*file a.index"):
         OffsetIndex.parse(data, 0, file="a.index")
 
@@ -119,12 +119,12 @@ def test_a_wrong_offset_index_is_corrupt(data: bytes) -> None:
         pytest.param(struct.pack(">qi", -5, 3), id="negative timestamp"),
     ],
 )
-def test_a_wrong_time_index_is_corrupt(data: bytes) -> None:
+def test_invalid_time_index_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt, match=r"run sparklog repair.*file a.timeindex"):
         TimeIndex.parse(data, 0, file="a.timeindex")
 
 
-def test_offsets_beyond_31_bits_are_refused() -> None:
+def test_offsets_beyond_31_bits_are_rejected() -> None:
     edge = OffsetIndex(10, ints(10 + 2**31 - 1), ints(100))
     assert OffsetIndex.parse(edge.to_bytes(), 10).offsets.tolist() == [10 + 2**31 - 1]
     with pytest.raises(BadRequest, match="roll the segment earlier"):
@@ -141,7 +141,7 @@ def test_capacity_follows_segment_index_bytes() -> None:
 ABORTED = "0000" + "000000000000004d" + "00000000000003e8" + "00000000000003f2" + "00000000000003ed"
 
 
-def test_transaction_index_vector_both_ways() -> None:
+def test_transaction_index_round_trip() -> None:
     found = transaction_index.parse(bytes.fromhex(ABORTED), 1000)
     entry = (found.producer_ids[0], found.first_offsets[0], found.last_offsets[0], found.last_stable_offsets[0])
     assert entry == (77, 1000, 1010, 1005)
@@ -157,12 +157,12 @@ def test_transaction_index_vector_both_ways() -> None:
         (bytes.fromhex(ABORTED * 2), 0),
     ],
 )
-def test_a_wrong_transaction_index_is_corrupt(data: bytes, base: int) -> None:
+def test_invalid_transaction_index_is_corrupt(data: bytes, base: int) -> None:
     with pytest.raises(Corrupt, match="run sparklog repair"):
         transaction_index.parse(data, base)
 
 
-def test_which_batches_are_aborted() -> None:
+def test_covers_returns_aborted_batches() -> None:
     aborted = transaction_index.AbortedTransactions(ints(1, 2, 1), ints(0, 1, 10), ints(2, 4, 12), ints(1, 3, 13))
     producers, offsets = ints(1, 2, 1, 2, 1, 1, 3), ints(0, 1, 3, 3, 9, 10, 11)
     assert aborted.covers(producers, offsets).tolist() == [True, True, False, True, False, True, False]
@@ -188,7 +188,7 @@ BUILT_BY_RULE = [
 
 
 @pytest.mark.parametrize(("fixture", "partition", "interval"), BUILT_BY_RULE)
-def test_indexes_built_from_kafkas_log_are_kafkas(fixtures: Path, fixture: str, partition: str, interval: int) -> None:
+def test_indexes_built_from_kafkas_log_match_kafka(fixtures: Path, fixture: str, partition: str, interval: int) -> None:
     logs = sorted((fixtures / fixture / "data" / partition).glob("*.log"))
     assert logs
     for log in logs:
@@ -201,7 +201,7 @@ def test_indexes_built_from_kafkas_log_are_kafkas(fixtures: Path, fixture: str, 
         assert times.to_bytes() == log.with_suffix(".timeindex").read_bytes(), log.name
 
 
-def test_every_index_of_the_sound_fixtures_comes_back_byte_for_byte(fixtures: Path) -> None:
+def test_indexes_of_intact_fixtures_round_trip(fixtures: Path) -> None:
     checked = 0
     for fixture in ("codecs", "timestamps", "segments", "transactions", "transactions-tv0", "retention/ms"):
         for file in (fixtures / fixture).glob("*/*/*index"):
@@ -223,7 +223,7 @@ def dumped(text: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("fixture", "partition", "interval"), BUILT_BY_RULE)
-def test_entries_are_those_that_kafkas_dump_shows(fixtures: Path, fixture: str, partition: str, interval: int) -> None:
+def test_entries_match_kafkas_dump(fixtures: Path, fixture: str, partition: str, interval: int) -> None:
     folder = fixtures / fixture / "data" / partition
     bases = [int(log.stem) for log in folder.glob("*.log")]
     assert bases
@@ -237,7 +237,7 @@ def test_entries_are_those_that_kafkas_dump_shows(fixtures: Path, fixture: str, 
         assert found == dumped(expected_dump(fixtures / fixture, partition, f"{name}.timeindex"))
 
 
-def test_aborted_transactions_are_those_that_kafkas_dump_shows(fixtures: Path) -> None:
+def test_aborted_transactions_match_kafkas_dump(fixtures: Path) -> None:
     files = sorted(fixtures.glob("transactions*/data/txn-*/*.txnindex"))
     assert len(files) > 10
     for file in files:
@@ -249,7 +249,7 @@ def test_aborted_transactions_are_those_that_kafkas_dump_shows(fixtures: Path) -
 
 @given(st.data())
 @examples(50, 150)
-def test_covers_is_what_each_entry_says(data: st.DataObject) -> None:
+def test_covers_matches_each_entry(data: st.DataObject) -> None:
     """Producers' transactions do not overlap; batches come in any order, as of many slices at once."""
     rows: list[tuple[int, int, int]] = []
     for producer in range(4):
@@ -282,13 +282,11 @@ def entries_of(*rows: Entry) -> AbortedTransactions:
         ([(1, 10, 20, 21), (1, 19, 30, 31)], False),
     ],
 )
-def test_an_index_is_believed_where_each_entry_has_its_marker(
-    rows: list[tuple[int, int, int, int]], right: bool
-) -> None:
+def test_index_is_used_if_each_entry_has_a_marker(rows: list[tuple[int, int, int, int]], right: bool) -> None:
     assert agrees(entries_of(*rows), MARKERS) == right
 
 
-def test_index_and_markers_are_united_by_marker() -> None:
+def test_index_and_markers_are_merged_by_marker() -> None:
     found = unite([entries_of((1, 5, 20, 7), (2, 16, 22, 8))], MARKERS)
     assert found.first_offsets.tolist() == [5, 16, 25]
     assert found.last_offsets.tolist() == [20, 22, 30]

@@ -15,7 +15,7 @@ def names(kind: type) -> set[str]:
     return {each.name for each in fields(kind)}
 
 
-def test_data_classes_hold_the_columns() -> None:
+def test_data_classes_contain_the_columns() -> None:
     assert names(WrittenSlice) == {*WRITTEN, "index", "aborted", "position"}
     lists = {each.attribute for each in COMMIT_LISTS}
     assert names(FileSlices) == {"path", "size", "footer_length", "counts", "data", *lists}
@@ -25,7 +25,7 @@ def test_data_classes_hold_the_columns() -> None:
     assert names(SliceClaim) - {"partition"} < {*PLANNED}
 
 
-def test_a_writer_sets_just_the_columns_of_the_footer() -> None:
+def test_writer_sets_exactly_the_footer_columns() -> None:
     assert {each.name for each in SLICE_COLUMNS if each.footer} == set(WRITTEN.values())
     assert SLICE_BYTES == 56
     assert SLICE_DTYPE.names == (

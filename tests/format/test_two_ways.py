@@ -83,7 +83,7 @@ def read_all(data: bytes, headers: BatchHeaders) -> list[object]:
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [4, 1 << 40])
-def test_the_fixtures_are_read_and_written_alike(fixtures: Path, most: int) -> None:
+def test_modes_read_and_write_fixtures_identically(fixtures: Path, most: int) -> None:
     """Of each file, so many batches are written again; normally, of files up to 64 KiB, each size is taken once."""
     batches = records = 0
     files = {path.stat().st_size if most < 100 else path: path for path in sorted(fixtures.rglob("*.log"))}
@@ -117,7 +117,7 @@ def written_again(data: bytes, header: BatchHeaders) -> list[object]:
 
 @examples(40, 120)
 @given(data=st.data(), records=RECORDS, options=OPTIONS, partitions=st.integers(1, 5))
-def test_random_records_are_written_and_read_alike(
+def test_modes_write_and_read_random_records_identically(
     data: Any, records: list[Any], options: EncodeOptions, partitions: int
 ) -> None:
     key, value, headers, times = columns_of(records)
@@ -135,7 +135,7 @@ def test_random_records_are_written_and_read_alike(
 
 @examples(66, 200)
 @given(value=INT64, tail=st.binary(max_size=12))
-def test_varints_are_alike_over_all_of_int64(value: int, tail: bytes) -> None:
+def test_modes_encode_int64_varints_identically(value: int, tail: bytes) -> None:
     bits = zigzag(value)
     assert bits == native(zigzag)(value)
     assert varint_size(bits) == native(varint_size)(bits)
@@ -153,7 +153,7 @@ def test_varints_are_alike_over_all_of_int64(value: int, tail: bytes) -> None:
                 assert read == tuple(native(function)(begin + start, begin + stop))
 
 
-def test_damage_is_detected_alike() -> None:
+def test_modes_detect_damage_identically() -> None:
     chance, failed = random.Random(28), 0
     batches = samples()
     for _ in range(600):
@@ -164,7 +164,7 @@ def test_damage_is_detected_alike() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_damage_of_old_messages_is_detected_alike(magic: int) -> None:
+def test_modes_detect_damage_of_old_messages_identically(magic: int) -> None:
     chance, failed = random.Random(magic), 0
     for _ in range(400):
         rows = [(i, 1_000 + i, b"k%d" % i, chance.choice([None, b"v" * i])) for i in range(chance.randrange(1, 9))]
@@ -187,7 +187,7 @@ def test_damage_of_old_messages_is_detected_alike(magic: int) -> None:
     assert 40 < failed < 400
 
 
-def test_bad_rows_are_refused_alike() -> None:
+def test_modes_reject_invalid_rows_identically() -> None:
     none = pa.array(
         [[("h", b"v")], [(None, b"v")]], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     )
@@ -202,7 +202,7 @@ def test_bad_rows_are_refused_alike() -> None:
     assert "a batch with a single record has 5" in str(check(lambda: encode(None, large, None, times, options=options)))
 
 
-def test_arrays_that_a_kernel_does_not_take_are_refused_by_both() -> None:
+def test_modes_reject_unsupported_arrays() -> None:
     from sparklog.format.kernels.hash_kernels import murmur2_cells
 
     table = np.zeros(6, np.int64)
@@ -213,7 +213,7 @@ def test_arrays_that_a_kernel_does_not_take_are_refused_by_both() -> None:
             murmur2_cells.interpreted(table, 1, wrong)
 
 
-def test_little_is_interpreted_until_it_was_much() -> None:
+def test_few_records_are_interpreted() -> None:
     choice = Choice(100)
     assert [choice.compiled(40), choice.compiled(40), choice.compiled(40), choice.compiled(1)] == [
         False,
@@ -239,12 +239,12 @@ print(write(10), write(1000), write(LOADING_IS_WORTH), write(10))
 """
 
 
-def test_a_process_loads_numba_for_much_alone() -> None:
+def test_numba_is_loaded_only_for_many_records() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["False", "False", "True", "True"], done.stderr
 
 
-def test_interpreted_kernels_are_what_the_tests_compare() -> None:
+def test_kernels_are_interpreted_in_these_tests() -> None:
     def work() -> bool:
         choice = kernel_choice.choice
         encode(None, pa.array([b"v"]), None, np.zeros(1, np.int64), options=EncodeOptions(CODEC_NAMES[0]))

@@ -58,7 +58,7 @@ def avro() -> None:
         ("string", "é", "c3a9"),
     ],
 )
-def test_layouts_are_those_of_kafkas_serializers(name: str, value: object, written: str) -> None:
+def test_layouts_match_kafkas_serializers(name: str, value: object, written: str) -> None:
     assert formats.encode(pa.array([value]), name).to_pylist() == [bytes.fromhex(written)]
     assert formats.decode(pa.array([bytes.fromhex(written)]), name).to_pylist() == [value]
 
@@ -77,7 +77,7 @@ def test_layouts_are_those_of_kafkas_serializers(name: str, value: object, writt
         ("json", [{"a": 1}, None, {"a": 2}], [b'{"a": 1}', None, b'{"a": 2}']),
     ],
 )
-def test_columns_go_both_ways(name: str, values: list[Any], text: list[bytes | None]) -> None:
+def test_columns_round_trip(name: str, values: list[Any], text: list[bytes | None]) -> None:
     """As values and as text, also where the column is part of another or has chunks."""
     one, column = open_format(name), pa.array(values)
     written = formats.encode(column, name)
@@ -93,7 +93,7 @@ def test_columns_go_both_ways(name: str, values: list[Any], text: list[bytes | N
     assert formats.encode(pa.chunked_array([], column.type), name).to_pylist() == []
 
 
-def test_null_rows_may_hold_bytes() -> None:
+def test_null_rows_may_have_bytes() -> None:
     bits, offsets = pa.py_buffer(bytes([0b101])), pa.py_buffer(np.array([0, 2, 5, 7], np.int32))
     column = pa.Array.from_buffers(pa.binary(), 3, [bits, offsets, pa.py_buffer(b"\0\1xyz\0\2")])
     assert formats.decode(column, "short").to_pylist() == [1, None, 2]
@@ -104,7 +104,7 @@ def test_null_rows_may_hold_bytes() -> None:
         assert len(formats.encode(pa.array([], pa.int64()), name)) == len(formats.decode(pa.nulls(0), name)) == 0
 
 
-def test_other_spellings_are_read() -> None:
+def test_alternative_spellings_are_parsed() -> None:
     for name, text, written in (
         ("hex", "0xFF", b"\xff"),
         ("base64", "_-8=", b"\xff\xef"),
@@ -140,14 +140,14 @@ def test_other_spellings_are_read() -> None:
         ("parse", "double", [b"\xff"], "row 0: expected text in UTF-8, found 1 byte: 0xff"),
     ],
 )
-def test_a_bad_row_is_one_line(way: str, name: str, rows: list[Any], says: str) -> None:
+def test_error_of_invalid_row_is_one_line(way: str, name: str, rows: list[Any], says: str) -> None:
     with pytest.raises(BadRequest) as error:
         getattr(open_format(name), way)(pa.array(rows))
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_records_are_named_by_topic_partition_and_offset() -> None:
+def test_error_reports_topic_partition_and_offset() -> None:
     values = pa.chunked_array([[b"12345678"], [None, b"xxx"]])
     columns = {"topic": ["t"] * 3, "partition": [1] * 3, "offset": [5, 6, 7], "key": [b"k"] * 3, "value": values}
     table = pa.table(columns)
@@ -167,7 +167,7 @@ def test_records_are_named_by_topic_partition_and_offset() -> None:
 
 @pytest.mark.usefixtures("avro")
 @pytest.mark.parametrize(("schema", "frame"), [(ORDER, b""), ({7: OLD_ORDER, 8: ORDER}, b"\0\0\0\0\x08")])
-def test_avro_bare_and_in_a_frame(schema: Any, frame: bytes) -> None:
+def test_avro_plain_and_framed(schema: Any, frame: bytes) -> None:
     kind = pa.struct([("id", pa.int64()), ("item", pa.string()), ("marks", pa.map_(pa.string(), pa.int32()))])
     written = formats.encode(pa.array(ORDERS, kind), "avro", schema)
     assert written.to_pylist() == [frame + b"\x02\x02\x08book\x02\x02a\x02\x00", None, frame + b"\x04\x00\x00"]
@@ -180,7 +180,7 @@ def test_avro_bare_and_in_a_frame(schema: Any, frame: bytes) -> None:
 
 
 @pytest.mark.usefixtures("avro")
-def test_values_of_an_older_schema_have_the_shape_of_the_last(tmp_path: Path) -> None:
+def test_values_of_older_schema_are_converted_to_the_last(tmp_path: Path) -> None:
     old = formats.encode(pa.array([{"id": 5}]), "avro", {7: OLD_ORDER})
     assert formats.decode(old, "avro", {7: OLD_ORDER, 8: ORDER}).to_pylist() == [{"id": 5, "item": None, "marks": []}]
     assert open_format("avro", {7: OLD_ORDER, 8: ORDER}).show(old).to_pylist() == [b'{"id": 5}']
@@ -191,7 +191,7 @@ def test_values_of_an_older_schema_have_the_shape_of_the_last(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("avro")
-def test_avro_types_become_arrows() -> None:
+def test_arrow_types_of_avro_schemas() -> None:
     text = '{"day": 1, "at": 1700000000123, "price": "}", "kind": "B", "hash": "ab", "list": [1.5], "again": "cd"}'
     one = open_format("avro", LOGICAL)
     read = one.decode(one.parse(pa.array([text])))
@@ -236,7 +236,7 @@ def test_avro_types_become_arrows() -> None:
         ("decode", ["int", "string"], b"\0\2", "an Arrow column cannot have a union of 2 types: specify arrow_type"),
     ],
 )
-def test_bad_avro_is_one_line(way: str, schema: Any, row: Any, says: str) -> None:
+def test_error_of_invalid_avro_is_one_line(way: str, schema: Any, row: Any, says: str) -> None:
     with pytest.raises(BadRequest) as error:
         getattr(open_format("avro", schema), way)(pa.array([row]))
     assert says in str(error.value)
@@ -244,7 +244,7 @@ def test_bad_avro_is_one_line(way: str, schema: Any, row: Any, says: str) -> Non
 
 
 @pytest.mark.usefixtures("avro")
-def test_no_bytes_leave_another_error() -> None:
+def test_arbitrary_bytes_raise_only_bad_request() -> None:
     """Random bytes, and good ones with a byte changed, are read or refused."""
     chance = np.random.default_rng(7)
     good = b"\x02\x02\x08book\x02\x02a\x02\x00"
@@ -259,7 +259,7 @@ def test_no_bytes_leave_another_error() -> None:
     assert 100 < refused < 300
 
 
-def test_a_schema_and_its_format_belong_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schema_requires_the_format_avro(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, schema, says in (
         ("avro", None, "the format avro requires a schema"),
         ("long", '"long"', "only the format avro has a schema: omit the schema for the format long"),

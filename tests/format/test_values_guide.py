@@ -18,7 +18,7 @@ def snippets(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_the_python_snippets_run_in_order(tmp_path: Path) -> None:
+def test_python_snippets_run_in_order(tmp_path: Path) -> None:
     plain, avro = snippets("python")
     names: dict[str, object] = {}
     exec(compile(plain.replace("/data/log", str(tmp_path)), str(GUIDE), "exec"), names)
@@ -28,7 +28,7 @@ def test_the_python_snippets_run_in_order(tmp_path: Path) -> None:
     assert names["first"]
 
 
-def test_the_commands_print_what_they_are_said_to(tmp_path: Path) -> None:
+def test_commands_print_the_documented_output(tmp_path: Path) -> None:
     (session,) = snippets("console")
     sparklog.open(tmp_path / "log", create=True).create_topic("visits")
     outputs: list[str] = []

@@ -92,7 +92,7 @@ def expected(start: int, end: int, isolation: str) -> list[int]:
     return [offset for offset in range(start, end) if offset % 10 not in hidden]
 
 
-def test_a_tail_sees_every_record_once_whatever_the_broker_does_meanwhile(tmp_path: Path) -> None:
+def test_tailing_reader_sees_every_record_once(tmp_path: Path) -> None:
     broker = Broker(write_partition(tmp_path, "t-0", {0: b""}), seed=5)
     view = KafkaView(tmp_path, tailing=True)
     tailed: list[ExpectedRecord] = []

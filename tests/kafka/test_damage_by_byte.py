@@ -96,7 +96,7 @@ def truth(kind: str) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize(("name", "place", "bit"), TRIED)
-def test_a_flipped_bit_is_corrupt_or_ends_the_log(tmp_path: Path, name: str, place: int, bit: int, kind: str) -> None:
+def test_flipped_bit_is_corrupt_or_ends_the_log(tmp_path: Path, name: str, place: int, bit: int, kind: str) -> None:
     """By default. Nothing protects the leader epoch, which no reader is given."""
     file = layout(tmp_path, kind, flipped(place, bit))
     found = outcome(tmp_path)
@@ -110,7 +110,7 @@ def test_a_flipped_bit_is_corrupt_or_ends_the_log(tmp_path: Path, name: str, pla
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize(("name", "place", "bit"), TRIED)
-def test_skipping_loses_the_damaged_batch_alone_and_says_so(
+def test_skip_loses_and_reports_only_the_damaged_batch(
     tmp_path: Path, name: str, place: int, bit: int, kind: str
 ) -> None:
     file = layout(tmp_path, kind, flipped(place, bit))
@@ -123,9 +123,7 @@ def test_skipping_loses_the_damaged_batch_alone_and_says_so(
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize(("name", "place", "bit"), FLIPS[::3])
-def test_truncating_ends_the_log_in_front_of_the_damage(
-    tmp_path: Path, name: str, place: int, bit: int, kind: str
-) -> None:
+def test_truncate_ends_the_log_before_the_damage(tmp_path: Path, name: str, place: int, bit: int, kind: str) -> None:
     file = layout(tmp_path, kind, flipped(place, bit))
     said: list[Skipped] = []
     found = outcome(tmp_path, TRUNCATE, said.append)
@@ -143,7 +141,7 @@ def test_any_start_and_end_around_skipped_damage(tmp_path: Path) -> None:
             assert offsets(read(view, "t", start=start, end=end)) == [o for o in every if start <= o < end]
 
 
-def test_a_part_that_ends_in_damage_says_only_what_is_its_own(tmp_path: Path) -> None:
+def test_part_that_ends_in_damage_reports_only_its_own_range(tmp_path: Path) -> None:
     layout(tmp_path, "last", flipped(70, 1))
     said: list[Skipped] = []
     view = KafkaView(tmp_path, corrupt_records=SKIP, on_skipped=said.append)
@@ -181,7 +179,7 @@ def test_holes_of_all_kinds_in_a_closed_segment(tmp_path: Path, hole: bytes, los
     assert found == {offset: value for offset, value in truth("closed").items() if offset not in lost}
 
 
-def test_batches_inside_a_damaged_batch_are_not_taken_for_the_log_s(tmp_path: Path) -> None:
+def test_batches_inside_a_damaged_batch_are_not_returned(tmp_path: Path) -> None:
     """A record whose value is itself a batch, as in a backup of a log."""
     inner = batch(10, [b"not mine"])
     outer = bytearray(batch(8, [b"x" * 10, inner, b"y", b"z"]))
@@ -191,7 +189,7 @@ def test_batches_inside_a_damaged_batch_are_not_taken_for_the_log_s(tmp_path: Pa
     assert values(view) == {offset: value for offset, value in truth("closed").items() if not 8 <= offset < 12}
 
 
-def test_damage_longer_than_a_search_window_is_passed(tmp_path: Path) -> None:
+def test_damage_longer_than_a_search_window_is_skipped(tmp_path: Path) -> None:
     garbage = random.Random(9).randbytes((1 << 20) + 12345)
     file = layout(tmp_path, "closed", [*BATCHES[:2], garbage, *BATCHES[3:]])
     with SegmentFile(file_path(file)) as opened:
@@ -223,7 +221,7 @@ def transactional(place: int | None, bit: int = 0, *, victim: int = 1) -> bytes:
 @pytest.mark.parametrize("victim", [1, 3])
 @pytest.mark.parametrize("place", [22, 43, 46, 50, 57, 65])
 @pytest.mark.parametrize("bit", [0, 4, 5])
-def test_a_damaged_producer_neither_blocks_readers_nor_shows_what_was_aborted(
+def test_damaged_producer_id_does_not_block_readers_or_expose_aborted_records(
     tmp_path: Path, victim: int, place: int, bit: int
 ) -> None:
     write_partition(tmp_path, "t-0", {0: transactional(place, bit, victim=victim), 7: batch(7, [b"7"])})
@@ -234,7 +232,7 @@ def test_a_damaged_producer_neither_blocks_readers_nor_shows_what_was_aborted(
 
 @pytest.mark.parametrize("place", [22, 43, 50, 70, 77])
 @pytest.mark.parametrize("bit", [0, 4, 5])
-def test_a_damaged_marker_leaves_out_its_transaction(tmp_path: Path, place: int, bit: int) -> None:
+def test_skip_hides_the_transaction_of_a_damaged_marker(tmp_path: Path, place: int, bit: int) -> None:
     write_partition(tmp_path, "t-0", {0: transactional(place, bit, victim=4), 7: batch(7, [b"7"])})
     said: list[Skipped] = []
     view = KafkaView(tmp_path, corrupt_records=SKIP, on_skipped=said.append)

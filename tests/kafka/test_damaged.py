@@ -25,7 +25,7 @@ CUT = ("last-batch-cut", "length-field-huge", "empty-segment-last")
 
 @pytest.mark.parametrize("isolation", ISOLATION)
 @pytest.mark.parametrize("name", HARMLESS)
-def test_damage_beside_the_records_changes_nothing(fixtures: Path, name: str, isolation: str) -> None:
+def test_damaged_index_files_do_not_affect_reads(fixtures: Path, name: str, isolation: str) -> None:
     good = fixtures / "damaged/good"
     expected = without_epochs(expected_records(good, "damaged-0", isolation))
     assert expected
@@ -34,7 +34,7 @@ def test_damage_beside_the_records_changes_nothing(fixtures: Path, name: str, is
 
 @pytest.mark.parametrize("isolation", ISOLATION)
 @pytest.mark.parametrize("name", HARMLESS)
-def test_any_start_finds_its_record_whatever_the_indexes_say(fixtures: Path, name: str, isolation: str) -> None:
+def test_reads_find_records_despite_wrong_indexes(fixtures: Path, name: str, isolation: str) -> None:
     expected = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0", isolation))
     view = KafkaView(fixtures / "damaged" / name / "data")
     for start in range(0, view.bounds("damaged")[0].end(isolation), 23):
@@ -45,7 +45,7 @@ def test_any_start_finds_its_record_whatever_the_indexes_say(fixtures: Path, nam
 
 @pytest.mark.parametrize("isolation", ISOLATION)
 @pytest.mark.parametrize("name", CUT)
-def test_an_unclean_tail_ends_where_kafkas_recovery_cuts_it(fixtures: Path, name: str, isolation: str) -> None:
+def test_unclean_tail_ends_where_kafkas_recovery_truncates(fixtures: Path, name: str, isolation: str) -> None:
     fixture = fixtures / "damaged" / name
     view = KafkaView(fixture / "data")
     expected = without_epochs(expected_records(fixture, "damaged-0", isolation, "recovered"))
@@ -56,14 +56,14 @@ def test_an_unclean_tail_ends_where_kafkas_recovery_cuts_it(fixtures: Path, name
 
 
 @pytest.mark.parametrize("isolation", ISOLATION)
-def test_a_killed_brokers_folder_reads_as_after_its_recovery(fixtures: Path, isolation: str) -> None:
+def test_directory_of_killed_broker_reads_as_after_recovery(fixtures: Path, isolation: str) -> None:
     fixture = fixtures / "damaged/killed-broker"
     expected = without_epochs(expected_records(fixture, "prealloc-0", isolation, "recovered"))
     assert expected
     assert read(KafkaView(fixture / "data"), "prealloc", isolation=isolation) == expected
 
 
-def test_a_flipped_bit_is_corrupt_and_what_is_before_and_after_it_can_be_read(fixtures: Path) -> None:
+def test_flipped_bit_is_corrupt_and_other_batches_are_readable(fixtures: Path) -> None:
     view = KafkaView(fixtures / "damaged/bit-flipped/data")
     good = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0"))
     with pytest.raises(Corrupt) as caught:
@@ -77,7 +77,7 @@ def test_a_flipped_bit_is_corrupt_and_what_is_before_and_after_it_can_be_read(fi
     assert read(view, "damaged", start=256) == [record for record in good if record.offset >= 256]
 
 
-def test_segments_that_are_gone_are_a_gap(fixtures: Path) -> None:
+def test_missing_segments_are_a_gap(fixtures: Path) -> None:
     good = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0"))
     for name in ("segment-missing", "empty-segment-middle"):
         found = read(KafkaView(fixtures / "damaged" / name / "data"), "damaged")
@@ -87,7 +87,7 @@ def test_segments_that_are_gone_are_a_gap(fixtures: Path) -> None:
         assert max(missing) - min(missing) < 80, name
 
 
-def test_random_damage_ends_in_records_or_in_corrupt(fixtures: Path, tmp_path: Path) -> None:
+def test_random_damage_returns_records_or_raises_corrupt(fixtures: Path, tmp_path: Path) -> None:
     source = copied(fixtures / "damaged/good/data", tmp_path / "data") / "damaged-0"
     view_path = source.parent
     expected = {
@@ -144,7 +144,7 @@ def test_committed_records_do_not_depend_on_transaction_indexes(fixtures: Path, 
             assert read(KafkaView(folder), topic, int(number), READ_COMMITTED) == expected
 
 
-def test_a_damaged_marker_leaves_its_transaction_unknown(tmp_path: Path) -> None:
+def test_damaged_marker_makes_its_transaction_unknown(tmp_path: Path) -> None:
     def log(markers: bytes) -> bytes:
         return batch(0, [b"a"]) + batch(1, [b"b"], producer=7) + markers + batch(3, [b"d"]) + batch(4, [b"e"])
 
@@ -163,7 +163,7 @@ def test_a_damaged_marker_leaves_its_transaction_unknown(tmp_path: Path) -> None
     assert offsets(read(indexed, "t", isolation=READ_COMMITTED, end=2)) == [0]
 
 
-def test_an_unreadable_stretch_leaves_open_transactions_unknown(tmp_path: Path) -> None:
+def test_unreadable_bytes_make_open_transactions_unknown(tmp_path: Path) -> None:
     whole = batch(0, [b"a"], producer=7) + marker(1, 7, commit=True)
     write_partition(tmp_path, "t-0", {0: whole[:-5], 2: batch(2, [b"c"])})
     view = KafkaView(tmp_path)
@@ -177,7 +177,7 @@ def test_an_unreadable_stretch_leaves_open_transactions_unknown(tmp_path: Path) 
 # ---------------------------------------------------------------- indexes
 
 
-def test_a_sound_index_is_used_and_a_wrong_one_is_not(fixtures: Path, tmp_path: Path) -> None:
+def test_only_a_valid_index_is_used(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "segments/data/seg-small-0", tmp_path / "seg-small-0")
     log, index = segment(folder, 0), segment(folder, 0).with_suffix(".index")
     entries = list(struct.iter_unpack(">ii", index.read_bytes()))
@@ -201,7 +201,7 @@ def test_a_sound_index_is_used_and_a_wrong_one_is_not(fixtures: Path, tmp_path: 
         assert seek(file, 0, last + 1) == 0
 
 
-def test_an_index_that_names_a_damaged_batch_is_not_used(fixtures: Path, tmp_path: Path) -> None:
+def test_index_entry_of_damaged_batch_is_not_used(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "segments/data/seg-small-0", tmp_path / "seg-small-0")
     log = segment(folder, 0)
     last, position = list(struct.iter_unpack(">ii", log.with_suffix(".index").read_bytes()))[-1]
@@ -212,7 +212,7 @@ def test_an_index_that_names_a_damaged_batch_is_not_used(fixtures: Path, tmp_pat
         assert seek(file, 0, last + 1) == 0
 
 
-def test_zeros_in_the_middle_of_a_log_are_corrupt_and_not_a_gap(tmp_path: Path) -> None:
+def test_zeros_inside_a_log_are_corrupt(tmp_path: Path) -> None:
     """A preallocated file is cut to its size before the next segment begins, so these zeros took records with them."""
     whole = batch(0, [b"a"]) + batch(1, [b"b"])
     zeroed = whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2)
@@ -223,7 +223,7 @@ def test_zeros_in_the_middle_of_a_log_are_corrupt_and_not_a_gap(tmp_path: Path) 
     assert raised.value.offset == 1
 
 
-def test_an_unknown_magic_in_the_middle_is_corrupt(tmp_path: Path) -> None:
+def test_unknown_magic_inside_a_log_is_corrupt(tmp_path: Path) -> None:
     wrong = bytearray(batch(1, [b"b"]))
     wrong[16] = 5
     folder = write_partition(tmp_path, "t-0", {0: batch(0, [b"a"]) + bytes(wrong), 2: batch(2, [b"c"])})

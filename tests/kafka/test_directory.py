@@ -18,7 +18,7 @@ from tests.kafka.logs import batch, write_partition
 LOG = batch(0, [b"a"])
 
 
-def test_a_folder_is_told_by_what_it_holds(tmp_path: Path) -> None:
+def test_layout_depends_on_the_files_in_the_directory(tmp_path: Path) -> None:
     write_partition(tmp_path / "logs", "orders-0", {0: LOG})
     write_partition(tmp_path, "sealed-run", {})
     (tmp_path / "file").write_bytes(b"")
@@ -30,7 +30,7 @@ def test_a_folder_is_told_by_what_it_holds(tmp_path: Path) -> None:
     assert kafka_layout(tmp_path / "missing") is None
 
 
-def test_only_partition_dirs_count(tmp_path: Path) -> None:
+def test_only_partition_dirs_are_listed(tmp_path: Path) -> None:
     for name in ("a.b-c_d-12", "t-0", "t--1", "x" * 249 + "-0"):
         write_partition(tmp_path, name, {0: LOG})
     for name in (
@@ -54,24 +54,24 @@ def test_names_are_split_at_the_last_dash() -> None:
     assert parse_topic_partition(file_path("/data/kafka/copy")) == ("copy", 0)
 
 
-def test_a_partition_folder_of_another_name_is_partition_0(tmp_path: Path) -> None:
+def test_partition_dir_with_another_name_is_partition_0(tmp_path: Path) -> None:
     view = KafkaView(write_partition(tmp_path, "copy of orders", {0: LOG}))
     assert view.topics() == ["copy of orders"]
     assert view.bounds("copy of orders")[0].log_end == 1
 
 
-def test_what_lies_beside_a_copied_partition_need_not_be_kafkas(tmp_path: Path) -> None:
+def test_files_next_to_a_copied_partition_are_ignored_if_invalid(tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "orders-0", {0: LOG})
     (tmp_path / "log-start-offset-checkpoint").write_text("mine")
     assert KafkaView(folder).bounds("orders")[0].log_end == 1
 
 
-def test_a_folder_that_is_no_kafka_directory_is_not_found(tmp_path: Path) -> None:
+def test_directory_that_is_not_a_kafka_directory_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"is not a Kafka directory: expected partition directories such as orders-0"):
         KafkaView(tmp_path)
 
 
-def test_unknown_names_are_answered_with_near_ones(tmp_path: Path) -> None:
+def test_unknown_name_suggests_similar_names(tmp_path: Path) -> None:
     write_partition(tmp_path, "orders-0", {0: LOG})
     view = KafkaView(tmp_path)
     with pytest.raises(NotFound, match=r"topic 'order' does not exist .*\['orders'\]"):
@@ -85,7 +85,7 @@ def test_unknown_names_are_answered_with_near_ones(tmp_path: Path) -> None:
         next(part.read(["keys"]))
 
 
-def test_a_topic_without_metadata_has_an_id_that_stays(tmp_path: Path) -> None:
+def test_topic_without_metadata_has_a_stable_id(tmp_path: Path) -> None:
     write_partition(tmp_path, "orders-0", {0: LOG})
     write_partition(tmp_path, "other-0", {0: LOG})
     first = KafkaView(tmp_path).topic_id("orders")
@@ -100,7 +100,7 @@ def test_a_topic_without_metadata_has_an_id_that_stays(tmp_path: Path) -> None:
 SHARED_ID = "AAECAwQFBgcICQoLDA0ODw"
 
 
-def test_topics_with_one_id_get_ids_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_with_the_same_id_get_unique_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, topic_id in (("orders", SHARED_ID), ("copy", SHARED_ID), ("other", "AAAAAAAAAAAAAAAAAAAAAQ")):
         (write_partition(tmp_path, f"{name}-0", {0: LOG}) / "partition.metadata").write_text(
             f"version: 0\ntopic_id: {topic_id}"
@@ -121,7 +121,7 @@ def test_topics_with_one_id_get_ids_of_their_own(tmp_path: Path, monkeypatch: py
     assert len(reads) == 4 + 1, "a topic has come"
 
 
-def test_planning_needs_no_kernels(fixtures: Path) -> None:
+def test_planning_does_not_load_kernels(fixtures: Path) -> None:
     program = (
         "import sys; from sparklog.kafka.in_place import KafkaView; from sparklog.log.state.view import OffsetRange;"
         f"view = KafkaView({str(fixtures / 'transactions/data')!r}); bounds = view.bounds('txn-b')[0];"

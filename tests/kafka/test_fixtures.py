@@ -66,7 +66,7 @@ KAFKA_HAS_NONE_AT_ALL = {
 
 
 @pytest.mark.parametrize(("fixture", "stage"), STAGES + CLEANED)
-def test_records_are_those_of_kafkas_consumer(fixtures: Path, fixture: str, stage: str) -> None:
+def test_records_match_kafkas_consumer(fixtures: Path, fixture: str, stage: str) -> None:
     view = KafkaView(fixtures / fixture / stage)
     assert view.topics() == sorted({split_partition(name)[0] for name in partitions(fixtures / fixture / stage)})
     names = expected_offsets(fixtures / fixture, stage)
@@ -79,7 +79,7 @@ def test_records_are_those_of_kafkas_consumer(fixtures: Path, fixture: str, stag
 
 
 @pytest.mark.parametrize(("fixture", "stage"), STAGES + CLEANED)
-def test_bounds_are_kafkas(fixtures: Path, fixture: str, stage: str) -> None:
+def test_bounds_match_kafka(fixtures: Path, fixture: str, stage: str) -> None:
     view = KafkaView(fixtures / fixture / stage)
     expected = expected_offsets(fixtures / fixture, stage)
     assert expected
@@ -93,7 +93,7 @@ def test_bounds_are_kafkas(fixtures: Path, fixture: str, stage: str) -> None:
 
 
 @pytest.mark.parametrize(("fixture", "stage"), STAGES + CLEANED)
-def test_offsets_for_times_are_kafkas(fixtures: Path, fixture: str, stage: str) -> None:
+def test_offsets_for_timestamps_match_kafka(fixtures: Path, fixture: str, stage: str) -> None:
     view = KafkaView(fixtures / fixture / stage)
     asked = 0
     for name, offsets in expected_offsets(fixtures / fixture, stage).items():
@@ -144,7 +144,7 @@ def test_any_range_of_offsets_reads_the_same_records(fixtures: Path, fixture: st
         assert found == [record for record in everything if start <= record.offset < end], (start, end)
 
 
-def test_a_partition_folder_is_a_topic_of_one_partition(fixtures: Path) -> None:
+def test_partition_dir_is_a_topic_with_one_partition(fixtures: Path) -> None:
     view = KafkaView(fixtures / "transactions/data/txn-b-1")
     assert view.topics() == ["txn-b"]
     assert list(view.bounds("txn-b")) == [1]
@@ -152,14 +152,14 @@ def test_a_partition_folder_is_a_topic_of_one_partition(fixtures: Path) -> None:
     assert read(view, "txn-b", 1, READ_COMMITTED) == expected
 
 
-def test_a_partition_folder_knows_its_log_start_from_the_folder_above(fixtures: Path) -> None:
+def test_partition_dir_uses_log_start_of_parent_directory(fixtures: Path) -> None:
     folder = fixtures / "retention/delete-records/start-moved"
     whole, single = KafkaView(folder), KafkaView(folder / "expiring-0")
     assert whole.bounds("expiring") == single.bounds("expiring")
     assert whole.bounds("expiring")[0].log_start == 132
 
 
-def test_kafkas_own_topics_are_listed_and_told_apart(fixtures: Path) -> None:
+def test_internal_topics_are_listed_and_recognized(fixtures: Path) -> None:
     names = KafkaView(fixtures / "transactions/data").topics()
     assert [name for name in names if not is_internal(name)] == ["txn-a", "txn-b"]
     assert [name for name in names if is_internal(name)] == ["__consumer_offsets", "__transaction_state"]
@@ -177,7 +177,7 @@ def test_each_column_alone_has_its_exact_type(fixtures: Path, column: str) -> No
     assert everything.schema == RECORD_SCHEMA
 
 
-def test_columns_come_in_the_order_asked_for(fixtures: Path) -> None:
+def test_columns_are_returned_in_requested_order(fixtures: Path) -> None:
     view = KafkaView(fixtures / "segments/data")
     (part,) = view.plan([OffsetRange("seg-one", 0, 0, 9)], READ_COMMITTED)
     (batch,) = part.read(["offset", "topic", "key"])
@@ -185,7 +185,7 @@ def test_columns_come_in_the_order_asked_for(fixtures: Path) -> None:
     assert batch.column("offset").to_pylist() == list(range(9))
 
 
-def test_batches_have_about_the_size_asked_for(fixtures: Path) -> None:
+def test_batches_have_about_the_requested_size(fixtures: Path) -> None:
     view = KafkaView(fixtures / "codecs/data")
     end = view.bounds("codec-none")[0].log_end
     (part,) = view.plan([OffsetRange("codec-none", 0, 0, end)], READ_COMMITTED)
@@ -207,7 +207,7 @@ def test_estimated_bytes_add_up(fixtures: Path) -> None:
     assert 0.3 * whole < first < 0.7 * whole
 
 
-def test_topic_ids_are_those_of_partition_metadata(fixtures: Path) -> None:
+def test_topic_ids_come_from_partition_metadata(fixtures: Path) -> None:
     view = KafkaView(fixtures / "segments/data")
     text = (fixtures / "segments/data/seg-small-1/partition.metadata").read_text()
     assert text.endswith(f"topic_id: {view.topic_id('seg-small')}")

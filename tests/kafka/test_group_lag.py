@@ -27,7 +27,7 @@ NOW_MS = 1_900_000_000_000
 
 
 @pytest.mark.parametrize("fixture", ["transactions", "transactions-tv0"])
-def test_rows_are_what_kafka_said(fixtures: Path, fixture: str) -> None:
+def test_lag_matches_kafka(fixtures: Path, fixture: str) -> None:
     expected = json.loads((fixtures / fixture / "expected/consumer-group-offsets.json").read_text())
     groups = KafkaGroups(KafkaView(str(fixtures / fixture / "data")), NOW_MS)
     found: dict[str, dict[str, int]] = {}
@@ -41,7 +41,7 @@ def test_rows_are_what_kafka_said(fixtures: Path, fixture: str) -> None:
     assert groups.names() == sorted(found)
 
 
-def test_an_import_shows_the_same_lag(fixtures: Path, tmp_path: Path) -> None:
+def test_imported_groups_have_the_same_lag(fixtures: Path, tmp_path: Path) -> None:
     data = fixtures / "transactions" / "data"
     root = open_root(str(tmp_path / "root"), create=True)
     import_log_dir(root, str(data))
@@ -58,7 +58,7 @@ def _place(row: Lag) -> tuple[str, str, int]:
     return row.group, row.topic, row.partition
 
 
-def test_what_is_asked_for(fixtures: Path) -> None:
+def test_lag_of_selected_groups_and_topics(fixtures: Path) -> None:
     view = KafkaView(str(fixtures / "transactions" / "data"))
     groups = KafkaGroups(view, NOW_MS)
     assert {row.group for row in groups.lag(["g-tx", "nobody"], seconds=False)} == {"g-tx"}
@@ -71,7 +71,7 @@ def test_what_is_asked_for(fixtures: Path) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_damaged_record_hides_no_group(tmp_path: Path) -> None:
+def test_damaged_record_does_not_hide_groups(tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: batch(0, [b"fine"])})
     damaged = bytearray(batch(0, [b"damaged"]))
     damaged[-3] ^= 1
@@ -98,7 +98,7 @@ def test_a_damaged_record_hides_no_group(tmp_path: Path) -> None:
     assert [each.text.count("CRC-32C") for each in report.notes if "lag of some groups is unknown" in each.text] == [1]
 
 
-def test_partitions_of_other_brokers_are_left_out(fixtures: Path, tmp_path: Path) -> None:
+def test_partitions_of_other_brokers_are_skipped(fixtures: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(fixtures / "transactions" / "data", data, copy_function=shutil.copy)
     shutil.rmtree(data / "txn-a-1")
@@ -108,7 +108,7 @@ def test_partitions_of_other_brokers_are_left_out(fixtures: Path, tmp_path: Path
     assert [(row.topic, row.partition) for row in rows] == [("txn-a", 0)]
 
 
-def test_where_there_are_no_groups(fixtures: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_directory_without_groups(fixtures: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(NotFound, match="has no partition of __consumer_offsets, where Kafka stores consumer groups"):
         KafkaGroups(KafkaView(str(fixtures / "codecs" / "data")))
     partition = KafkaView(str(fixtures / "transactions" / "data" / "txn-a-0"))
@@ -120,7 +120,7 @@ def test_where_there_are_no_groups(fixtures: Path, caplog: pytest.LogCaptureFixt
         KafkaGroups(partition)
 
 
-def test_a_record_of_the_oldest_format_has_no_time_since_which_it_waits(fixtures: Path, tmp_path: Path) -> None:
+def test_record_without_timestamp_has_no_waiting_time(fixtures: Path, tmp_path: Path) -> None:
     shutil.copytree(fixtures / "legacy/builder-v0/data", tmp_path / "data")
     write_groups(tmp_path / "data", messages(0, {key("built"): value(1)}))
     (row,) = KafkaGroups(KafkaView(str(tmp_path / "data")), HOUR_MS).lag()

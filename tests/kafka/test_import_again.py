@@ -102,7 +102,7 @@ def write_log(place: Path, count: int, per_segment: int) -> None:
 
 
 @pytest.mark.parametrize("per_segment", [1, 3, 100])
-def test_a_log_that_has_grown_is_as_if_imported_at_once(tmp_path: Path, per_segment: int) -> None:
+def test_incremental_import_equals_a_single_import(tmp_path: Path, per_segment: int) -> None:
     whole = {}
     for count in range(1, len(BATCHES) + 1):
         write_log(tmp_path, count, per_segment)
@@ -142,9 +142,7 @@ FIXTURES = [
 
 
 @pytest.mark.parametrize(("fixture", "stages"), FIXTURES)
-def test_what_kafka_does_to_a_log_between_two_imports(
-    fixtures: Path, root: Root, fixture: str, stages: Sequence[str]
-) -> None:
+def test_log_changes_between_two_imports(fixtures: Path, root: Root, fixture: str, stages: Sequence[str]) -> None:
     """Appended to, compacted, expired, cut at its start: offsets are what counts."""
     ends: dict[tuple[str, int], int] = {}
     for stage in stages:
@@ -170,7 +168,7 @@ def test_what_kafka_does_to_a_log_between_two_imports(
             check_state(snapshot.state, snapshot.slices)
 
 
-def test_the_log_start_moves_with_kafkas(root: Root, tmp_path: Path) -> None:
+def test_log_start_follows_kafkas(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     metadata(tmp_path / "t-0")
     import_log_dir(root, tmp_path)
@@ -188,7 +186,7 @@ def test_the_log_start_moves_with_kafkas(root: Root, tmp_path: Path) -> None:
     assert [record.value for record in read_topic(topic)] == [b"x"]
 
 
-def test_an_open_transaction_that_expired_unseen_is_forgotten(root: Root, tmp_path: Path) -> None:
+def test_open_transaction_deleted_by_retention_is_dropped(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: batch(0, [b"a"], producer=7)})
     metadata(tmp_path / "t-0")
     import_log_dir(root, tmp_path)
@@ -200,7 +198,7 @@ def test_an_open_transaction_that_expired_unseen_is_forgotten(root: Root, tmp_pa
     assert [record.value for record in read_topic(root.topic("t"), isolation=READ_COMMITTED)] == [b"x"]
 
 
-def test_new_partitions_come_along_and_configs_are_set(root: Root, tmp_path: Path) -> None:
+def test_new_partitions_and_configs_are_imported(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST})
     import_log_dir(root, tmp_path, ImportOptions(configs={"retention.ms": -1}))
     write_partition(tmp_path, "t-1", {0: FIRST})
@@ -212,7 +210,7 @@ def test_new_partitions_come_along_and_configs_are_set(root: Root, tmp_path: Pat
     assert topic.log.state().configs.retention_ms == 5
 
 
-def test_a_tail_that_was_not_whole_comes_later(root: Root, tmp_path: Path) -> None:
+def test_incomplete_tail_is_imported_later(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND[:-5]})
     assert import_log_dir(root, tmp_path, on_skipped=lambda _: None).topics[0].partitions[0].skipped == 1
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
@@ -221,7 +219,7 @@ def test_a_tail_that_was_not_whole_comes_later(root: Root, tmp_path: Path) -> No
     assert [record.offset for record in read_topic(root.topic("t"))] == list(range(6))
 
 
-def test_what_is_new_counts_as_dirty(root: Root, tmp_path: Path) -> None:
+def test_new_records_are_dirty(root: Root, tmp_path: Path) -> None:
     """What was compacted in Kafka since is not compacted here: a clean mark would leave old values for good."""
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 3}))
@@ -244,7 +242,7 @@ def refused(root: Root, place: Path, error: type[SparklogError], words: str, **o
     assert sorted((info.key, info.size) for info in root.store.list("")) == before
 
 
-def test_another_topic_of_the_name(root: Root, tmp_path: Path) -> None:
+def test_recreated_topic_is_rejected(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     metadata(tmp_path / "t-0")
     root.create_topic("t")
@@ -261,7 +259,7 @@ def test_another_topic_of_the_name(root: Root, tmp_path: Path) -> None:
     )
 
 
-def test_folders_of_two_topics(root: Root, tmp_path: Path) -> None:
+def test_directories_of_two_topics_are_rejected(root: Root, tmp_path: Path) -> None:
     for number, topic_id in enumerate(("DYgfIwO1zvCu-XXovTnyZg", "AAAAAAAAAAAAAAAAAAAAAQ")):
         metadata(write_partition(tmp_path, f"t-{number}", {0: FIRST}), topic_id)
     refused(
@@ -272,7 +270,7 @@ def test_folders_of_two_topics(root: Root, tmp_path: Path) -> None:
     )
 
 
-def test_a_topic_that_was_written_to(root: Root, tmp_path: Path) -> None:
+def test_topic_that_was_written_to_is_rejected(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST})
     write_partition(tmp_path, "u-0", {0: FIRST})
     import_log_dir(root, tmp_path)
@@ -284,7 +282,7 @@ def test_a_topic_that_was_written_to(root: Root, tmp_path: Path) -> None:
     assert root.topic("t").log.state().log_end[0] == 6
 
 
-def test_a_topic_with_more_partitions(root: Root, tmp_path: Path) -> None:
+def test_topic_with_fewer_partitions_in_kafka_is_rejected(root: Root, tmp_path: Path) -> None:
     for number in range(2):
         write_partition(tmp_path, f"t-{number}", {0: FIRST})
     import_log_dir(root, tmp_path)
@@ -293,7 +291,7 @@ def test_a_topic_with_more_partitions(root: Root, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_log_that_was_cut(root: Root, tmp_path: Path, known: bool) -> None:
+def test_truncated_log_is_rejected(root: Root, tmp_path: Path, known: bool) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     if known:
         metadata(folder)
@@ -305,7 +303,7 @@ def test_a_log_that_was_cut(root: Root, tmp_path: Path, known: bool) -> None:
     refused(root, tmp_path, Conflict, "last imported batch of t-0, up to offset 5, differs from the one")
 
 
-def test_a_last_batch_that_was_sent_again_to_another_leader(root: Root, tmp_path: Path) -> None:
+def test_last_batch_rewritten_by_another_leader_is_rejected(root: Root, tmp_path: Path) -> None:
     """Its checksum is the same, what lies before it came in another order."""
     write_partition(tmp_path, "t-0", {0: FIRST + batch(3, [b"x"]) + batch(4, [b"y"]) + batch(5, [b"z"])})
     import_log_dir(root, tmp_path)
@@ -318,7 +316,7 @@ def test_a_last_batch_that_was_sent_again_to_another_leader(root: Root, tmp_path
     assert [record.value for record in read_topic(root.topic("t"))[3:]] == [b"x", b"y", b"z"]
 
 
-def test_a_cut_that_compaction_hides_shows_in_the_leader_epochs(root: Root, tmp_path: Path) -> None:
+def test_truncation_hidden_by_compaction_is_detected_by_leader_epochs(root: Root, tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     metadata(folder)
     import_log_dir(root, tmp_path)
@@ -331,7 +329,7 @@ def test_a_cut_that_compaction_hides_shows_in_the_leader_epochs(root: Root, tmp_
     assert [record.offset for record in read_topic(root.topic("t"))] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_choices_that_are_none(root: Root, tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST})
     refused(root, tmp_path, BadRequest, "expected link to be one of auto, never, found .soft.", link="soft")
     refused(root, tmp_path, BadRequest, "open transactions to be one of keep, abort, refuse", open_transactions="?")
@@ -389,9 +387,7 @@ def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER)),
     ],
 )
-def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(
-    tmp_path: Path, kind: FaultKind, step: int
-) -> None:
+def test_next_import_completes_an_import_killed_at_any_request(tmp_path: Path, kind: FaultKind, step: int) -> None:
     three_topics(tmp_path)
     whole = fresh()
     import_log_dir(whole, tmp_path)
@@ -429,7 +425,7 @@ def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("at", range(6, 60, 6))
-def test_what_a_killed_import_leaves_goes_with_the_vacuum(tmp_path: Path, at: int) -> None:
+def test_vacuum_deletes_files_of_a_killed_import(tmp_path: Path, at: int) -> None:
     three_topics(tmp_path)
     world = World()
     store = world.store
@@ -450,7 +446,7 @@ def test_what_a_killed_import_leaves_goes_with_the_vacuum(tmp_path: Path, at: in
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_pieces_are_committed_as_they_are_copied(root: Root, tmp_path: Path) -> None:
+def test_chunks_are_committed_as_they_are_copied(root: Root, tmp_path: Path) -> None:
     three_topics(tmp_path)
     said: list[tuple[str, int, int, int]] = []
     report = import_log_dir(root, tmp_path, on_progress=lambda *done: said.append(done))
@@ -466,7 +462,7 @@ def test_pieces_are_committed_as_they_are_copied(root: Root, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_damage_behind_what_was_committed_keeps_that(root: Root, tmp_path: Path) -> None:
+def test_damage_does_not_undo_earlier_commits(root: Root, tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND + b"\0" * 30, 6: batch(6, [b"g"])})
     with pytest.raises(Corrupt):
         import_log_dir(root, tmp_path)
@@ -477,7 +473,7 @@ def test_damage_behind_what_was_committed_keeps_that(root: Root, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_who_refuses_open_transactions_has_all_or_nothing(root: Root, tmp_path: Path) -> None:
+def test_refuse_imports_all_or_nothing(root: Root, tmp_path: Path) -> None:
     three_topics(tmp_path)
     with pytest.raises(Conflict, match=r"topic t has 1 open transaction \(first: .* from offset 6\)"):
         import_log_dir(root, tmp_path, ImportOptions(topics=["t"], open_transactions="refuse"))
@@ -487,7 +483,7 @@ def test_who_refuses_open_transactions_has_all_or_nothing(root: Root, tmp_path: 
     assert len(read_topic(root.topic("t"))) == 8
 
 
-def test_two_imports_at_once_copy_for_one(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_imports_copy_records_once(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST})
     import_log_dir(root, tmp_path)
     write_partition(tmp_path, "t-0", {3: SECOND})
@@ -504,7 +500,7 @@ def test_two_imports_at_once_copy_for_one(root: Root, tmp_path: Path, monkeypatc
     assert [record.offset for record in read_topic(root.topic("t"))] == list(range(6))
 
 
-def test_an_import_that_fails_leaves_what_another_one_has_imported_meanwhile(
+def test_failed_import_preserves_commits_of_a_concurrent_import(
     root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had created the topic, and had nothing in it yet."""
@@ -526,7 +522,7 @@ def test_an_import_that_fails_leaves_what_another_one_has_imported_meanwhile(
     }
 
 
-def test_a_dry_run_says_what_would_be_taken(root: Root, tmp_path: Path) -> None:
+def test_dry_run_reports_the_import(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     found = import_log_dir(None, tmp_path, dry_run=True).topics[0]
     assert (found.created, found.partitions[0].log_end) == (True, 6)
@@ -544,7 +540,7 @@ def test_a_dry_run_says_what_would_be_taken(root: Root, tmp_path: Path) -> None:
         import_log_dir(None, tmp_path)
 
 
-def test_the_commit_names_kafkas_topic(root: Root, fixtures: Path) -> None:
+def test_commit_contains_kafkas_topic_id(root: Root, fixtures: Path) -> None:
     import_log_dir(root, fixtures / "compaction/incremental/before")
     source = root.topic("compacted").log.state().kafka_source
     assert source is not None
@@ -588,7 +584,7 @@ def test_closed_segments_below_the_high_watermark_are_linked(on_disk: Root, tmp_
 
 @pytest.mark.parametrize("written", [0, 1, 2])
 @pytest.mark.parametrize("copied", [False, True])
-def test_after_an_unclean_election_a_link_is_corrupt_and_a_copy_whole(
+def test_unclean_election_corrupts_links_but_not_copies(
     on_disk: Root, tmp_path: Path, written: int, copied: bool
 ) -> None:
     """The broker cuts the log below its high watermark, where segments are linked, and writes what the leader has."""
@@ -612,7 +608,7 @@ def test_after_an_unclean_election_a_link_is_corrupt_and_a_copy_whole(
         import_log_dir(on_disk, tmp_path / "kafka")
 
 
-def test_damaged_segments_are_no_links(on_disk: Root, tmp_path: Path) -> None:
+def test_damaged_segments_are_not_linked(on_disk: Root, tmp_path: Path) -> None:
     place = tmp_path / "kafka"
     folder = write_partition(place, "t-0", {0: FIRST + b"\0" * 30, 3: SECOND, 6: b""})
     with pytest.raises(Corrupt):
@@ -625,7 +621,9 @@ def test_damaged_segments_are_no_links(on_disk: Root, tmp_path: Path) -> None:
         on_disk.delete_topic("t")
 
 
-def test_what_cannot_be_linked_is_copied(on_disk: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_that_cannot_be_linked_are_copied(
+    on_disk: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "kafka"
     folder = write_partition(place, "t-0", {0: FIRST, 3: SECOND})
     other = tmp_path / "other"

@@ -53,7 +53,7 @@ def committed(root: Root, group: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("fixture", TRANSACTIONS)
-def test_groups_are_as_kafka_consumer_groups_showed_them(fixtures: Path, root: Root, fixture: str) -> None:
+def test_groups_match_kafka_consumer_groups(fixtures: Path, root: Root, fixture: str) -> None:
     report = import_log_dir(root, fixtures / fixture / "data")
     expected = json.loads((fixtures / fixture / "expected/consumer-group-offsets.json").read_text())
     groups = Groups(root)
@@ -72,7 +72,7 @@ def _told(offset: CommittedOffset) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("fixture", TRANSACTIONS)
-def test_open_transactions_are_as_kafka_transactions_showed_them(fixtures: Path, root: Root, fixture: str) -> None:
+def test_open_transactions_match_kafka_transactions(fixtures: Path, root: Root, fixture: str) -> None:
     import_log_dir(root, fixtures / fixture / "data")
     told = json.loads((fixtures / fixture / "expected/transactions.json").read_text())["transactions"]
     ongoing = {each["producerId"]: each for each in told if each["state"] == "Ongoing"}
@@ -89,7 +89,7 @@ def test_open_transactions_are_as_kafka_transactions_showed_them(fixtures: Path,
     assert set(one["partitions"]) >= set(found)
 
 
-def test_only_offsets_in_topics_that_were_chosen(fixtures: Path, root: Root) -> None:
+def test_only_offsets_of_selected_topics_are_imported(fixtures: Path, root: Root) -> None:
     report = import_log_dir(root, fixtures / "transactions/data", ImportOptions(topics=["txn-b"]))
     assert [each.group for each in report.groups] == ["g-classic", "g-consumer"]
     assert committed(root, "g-classic") == {"txn-b-0": 32, "txn-b-1": 19}
@@ -100,7 +100,7 @@ def test_only_offsets_in_topics_that_were_chosen(fixtures: Path, root: Root) -> 
     assert Groups(root).group("g-classic").log.refresh().number == version
 
 
-def test_nothing_comes_along_that_is_not_wanted(fixtures: Path, root: Root) -> None:
+def test_groups_and_transactions_are_imported_only_if_requested(fixtures: Path, root: Root) -> None:
     report = import_log_dir(root, fixtures / "transactions/data", ImportOptions(groups=False, transactions=False))
     assert (report.groups, Groups(root).names()) == ((), [])
     assert {each.transactional_id for each in root.topic("txn-a").log.state().kafka_open} == {None}
@@ -141,7 +141,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_newest_counts_and_tombstones_delete(root: Root, place: Path) -> None:
+def test_latest_record_wins_and_tombstone_deletes(root: Root, place: Path) -> None:
     write_groups(
         place,
         messages(0, [(key(), value(1)), (key("u"), value(1)), (key(), value(2)), (key(group="h"), value(3))]),
@@ -160,7 +160,7 @@ def test_the_newest_counts_and_tombstones_delete(root: Root, place: Path) -> Non
     assert Groups(root).group("g").description().generation == 7
 
 
-def test_offsets_of_transactions_count_from_their_commit(root: Root, place: Path) -> None:
+def test_transactional_offsets_apply_at_commit(root: Root, place: Path) -> None:
     """Behind a transaction that is open the log goes on, for who commits without one."""
     write_groups(
         place,
@@ -179,14 +179,14 @@ def test_offsets_of_transactions_count_from_their_commit(root: Root, place: Path
     assert committed(root, "h") == {"t-0": 3}
 
 
-def test_offsets_that_have_expired_are_left_out(root: Root, place: Path) -> None:
+def test_expired_offsets_are_skipped(root: Root, place: Path) -> None:
     now = root.env.wall_ms()
     write_groups(place, messages(0, {key(): value(1, expires_ms=now), key("u"): value(1, expires_ms=now + 10**9)}))
     import_log_dir(root, place)
     assert committed(root, "g") == {"u-0": 1}
 
 
-def test_newer_offsets_come_with_the_next_import(root: Root, place: Path) -> None:
+def test_next_import_adds_newer_offsets(root: Root, place: Path) -> None:
     write_groups(place, messages(0, {key(): value(1, 1000), key("u"): value(1, 1000)}))
     import_log_dir(root, place)
     Groups(root).group("g").alter({"u": {0: 3}})
@@ -195,7 +195,7 @@ def test_newer_offsets_come_with_the_next_import(root: Root, place: Path) -> Non
     assert committed(root, "g") == {"t-0": 2, "u-0": 3}
 
 
-def test_a_group_with_members_here_is_left_alone(root: Root, place: Path) -> None:
+def test_group_with_members_is_not_changed(root: Root, place: Path) -> None:
     write_groups(place, messages(0, {key(): value(1)}))
     import_log_dir(root, place)
     member = Groups(root).group("g").join("worker")
@@ -211,7 +211,7 @@ def test_a_group_with_members_here_is_left_alone(root: Root, place: Path) -> Non
     assert committed(root, "g") == {"t-0": 3}
 
 
-def test_a_record_that_nobody_can_read(root: Root, place: Path) -> None:
+def test_undecodable_record(root: Root, place: Path) -> None:
     write_groups(place, messages(0, {key(): value(1), b"\0\1\0\xffgarbage": b"x", key("u"): b"\0\x63"}))
     with pytest.raises(Corrupt, match=r"record at offset 1 of __consumer_offsets-0: .* without groups"):
         import_log_dir(root, place)
@@ -222,7 +222,7 @@ def test_a_record_that_nobody_can_read(root: Root, place: Path) -> None:
     assert committed(root, "g") == {"t-0": 1}
 
 
-def test_a_damaged_log_of_groups(root: Root, place: Path) -> None:
+def test_damaged_group_log(root: Root, place: Path) -> None:
     good, bad = messages(0, {key(): value(1)}), bytearray(messages(1, {key(): value(2)}))
     bad[-1] ^= 1
     write_groups(place, good, bytes(bad), messages(2, {key("u"): value(3)}))
@@ -282,7 +282,7 @@ def decided(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_decided_is_known_and_kept(root: Root, decided: Path) -> None:
+def test_decision_is_imported_and_preserved(root: Root, decided: Path) -> None:
     import_log_dir(root, decided)
     found = root.topic("t").log.state().kafka_open
     assert [(each.transactional_id, each.decided, each.start_ms, each.timeout_ms) for each in found] == [
@@ -302,9 +302,7 @@ def test_what_was_decided_is_known_and_kept(root: Root, decided: Path) -> None:
     assert read(root, "t") == [b"a", b"c"]
 
 
-def test_what_is_decided_while_logs_are_copied_does_not_count(
-    root: Root, decided: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decision_made_during_the_copy_is_ignored(root: Root, decided: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker goes on: what it decided before is not of the transaction that the copy shows open."""
     whole = importing.copy_partition
 
@@ -323,7 +321,7 @@ def test_what_is_decided_while_logs_are_copied_does_not_count(
 
 
 @pytest.mark.parametrize("way", ["append", "abort", "by hand"])
-def test_what_was_decided_ends_so_whoever_ends_it(
+def test_decided_transaction_ends_as_decided(
     root: Root, decided: Path, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     import_log_dir(root, decided, ImportOptions(open_transactions="abort" if way == "abort" else "keep"))
@@ -344,7 +342,7 @@ def test_what_was_decided_ends_so_whoever_ends_it(
 
 
 @pytest.mark.parametrize("step", thinned(4))
-def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decided: Path, step: int) -> None:
+def test_interrupted_import_that_ends_transactions_is_completed(root: Root, decided: Path, step: int) -> None:
     """Killed at any request: a topic whose transactions it had ended is not in its way."""
     write_partition(decided, "v-0", {0: batch(0, [b"x"], producer=9)})
     write_groups(decided, messages(0, {key(): value(1)}))
@@ -374,7 +372,7 @@ def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decid
     assert 50 < at < 1000 - step
 
 
-def test_what_another_transaction_of_the_id_decided_does_not_count(root: Root, tmp_path: Path) -> None:
+def test_decision_of_another_transaction_is_ignored(root: Root, tmp_path: Path) -> None:
     """Partition t-0 is none of the transaction that is being committed: what is open there is of another one."""
     write_partition(tmp_path, "t-0", {0: batch(0, [b"a"], producer=7)})
     write_transactions(tmp_path, ("x", transaction(7, Status.PREPARE_COMMIT, ("u", 0))))

@@ -47,7 +47,7 @@ def imported(path: object, policy: str) -> tuple[ImportReport, dict[str, bytes],
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_an_import_makes_the_root_that_one_from_a_disk_makes(fixtures: Path, tmp_path: Path, name: str) -> None:
+def test_import_from_bucket_equals_import_from_disk(fixtures: Path, tmp_path: Path, name: str) -> None:
     for policy in TAKEN[name] or (FAIL,):
         bucket = Bucket("import")
         path = upload(fixtures / name, bucket)
@@ -55,7 +55,7 @@ def test_an_import_makes_the_root_that_one_from_a_disk_makes(fixtures: Path, tmp
         assert imported(path, policy) == imported(fixtures / name, policy)
 
 
-def test_an_import_goes_on_where_a_grown_copy_goes_on(tmp_path: Path) -> None:
+def test_import_continues_if_the_copy_has_grown(tmp_path: Path) -> None:
     bucket, root = Bucket("again"), World().root()
     path = upload(write_partition(tmp_path, "t-0", {0: FIRST}).parent, bucket)
     import_log_dir(root, path)
@@ -90,7 +90,7 @@ def reported(report: Report, place: object) -> Report:
     "name",
     ["transactions/data", "compaction/old-formats/before", "damaged/bit-flipped/data", "damaged/indexes-wrong/data"],
 )
-def test_verify_finds_what_it_finds_on_a_disk(fixtures: Path, tmp_path: Path, name: str) -> None:
+def test_verify_reports_the_same_findings_as_on_a_disk(fixtures: Path, tmp_path: Path, name: str) -> None:
     folder = copied(fixtures / name, tmp_path / "data")
     (folder / "notes").write_text("not Kafka's")
     (next(folder.glob("*-0")) / "00000000000000000000.log.deleted").write_text("left")
@@ -101,7 +101,7 @@ def test_verify_finds_what_it_finds_on_a_disk(fixtures: Path, tmp_path: Path, na
     assert len(here.orphans) == 1
 
 
-def test_groups_and_batches_are_those_on_a_disk(fixtures: Path) -> None:
+def test_groups_and_batches_match_those_on_a_disk(fixtures: Path) -> None:
     folder = fixtures / "transactions/data"
     path = upload(folder, Bucket("looks"))
     here, there = (KafkaGroups(KafkaView(place), NOW_MS) for place in (path, folder))
@@ -112,7 +112,7 @@ def test_groups_and_batches_are_those_on_a_disk(fixtures: Path) -> None:
     assert (mine.batches, mine.files, mine.gaps) == (others.batches, others.files, others.gaps)
 
 
-def test_an_export_goes_from_a_bucket_to_a_disk_only(fixtures: Path, tmp_path: Path) -> None:
+def test_export_requires_a_disk(fixtures: Path, tmp_path: Path) -> None:
     root = World().root()
     import_log_dir(root, upload(fixtures / "transactions/data", Bucket("source")))
     (exported, *_) = export_topics(

@@ -68,7 +68,7 @@ def compare(broker: Broker, root: Root) -> None:
     assert {partition: each.offset for (_, partition), each in own.items()} == expected_offsets
 
 
-def test_a_broker_at_work(tmp_path: Path) -> None:
+def test_import_while_a_broker_is_running(tmp_path: Path) -> None:
     try:
         broker = Broker(tmp_path / "broker")
     except Missing as missing:

@@ -69,7 +69,7 @@ def imported(folder: Path, policy: str, said: list[Skipped]) -> Root:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_an_import_leaves_out_what_reading_in_place_leaves_out(tmp_path: Path, name: str) -> None:
+def test_import_skips_the_same_records_as_reads_in_place(tmp_path: Path, name: str) -> None:
     write_partition(tmp_path, "t-0", LOGS[name])
     passed: list[Skipped] = []
     view = KafkaView(tmp_path, corrupt_records=SKIP, on_skipped=passed.append)
@@ -90,7 +90,7 @@ def test_an_import_leaves_out_what_reading_in_place_leaves_out(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("policy", [FAIL, TRUNCATE])
-def test_the_other_policies_refuse_it_as_reading_does(tmp_path: Path, policy: str) -> None:
+def test_other_policies_reject_undecodable_batches(tmp_path: Path, policy: str) -> None:
     """Kafka's recovery goes by checksums: it does not cut a log there."""
     write_partition(tmp_path, "t-0", LOGS["in the middle"])
     view = KafkaView(tmp_path, corrupt_records=policy, on_skipped=print)
@@ -102,7 +102,7 @@ def test_the_other_policies_refuse_it_as_reading_does(tmp_path: Path, policy: st
     assert (refused.value.position, refused.value.offset) == (in_place.value.position, in_place.value.offset)
 
 
-def test_a_sound_log_is_the_same_under_every_policy(tmp_path: Path) -> None:
+def test_intact_log_is_the_same_with_every_policy(tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: SOUND + batch(2, [b"c"]), 3: batch(3, [b"d"])})
     found = []
     for policy in (FAIL, SKIP, TRUNCATE):

@@ -108,7 +108,7 @@ def nothing_left(root: Root) -> bool:
     return not data and not root.topics()
 
 
-def test_all_fixtures_are_tried() -> None:
+def test_all_fixtures_are_imported() -> None:
     assert len(STAGES) > 100
     assert {name.partition("/")[0] for name, _ in STAGES} >= {
         "codecs",
@@ -120,7 +120,7 @@ def test_all_fixtures_are_tried() -> None:
 
 
 @pytest.mark.parametrize(("fixture", "stage"), TRIED)
-def test_a_log_dir_reads_as_kafkas_consumer_reads_it(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
+def test_imported_records_match_kafkas_consumer(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
     folder = fixtures / fixture / stage
     names = [name for name in partitions(folder) if not is_internal(split_partition(name)[0])]
     assert import_log_dir(root, folder).names == sorted({split_partition(name)[0] for name in names})
@@ -143,7 +143,7 @@ def test_a_log_dir_reads_as_kafkas_consumer_reads_it(fixtures: Path, root: Root,
 
 
 @pytest.mark.parametrize(("fixture", "stage"), TRIED)
-def test_segments_stay_what_they_are(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
+def test_segments_are_imported_unchanged(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
     folder = fixtures / fixture / stage
     import_log_dir(root, folder)
     for name in partitions(folder):
@@ -193,9 +193,7 @@ def optional_bytes(file: Path) -> bytes | None:
 @pytest.mark.parametrize(
     ("fixture", "stage"), [each for each in TRIED if each.values[0].startswith(("compaction/", "ret"))]
 )
-def test_segments_have_the_times_by_which_kafka_expires_them(
-    fixtures: Path, root: Root, fixture: str, stage: str
-) -> None:
+def test_segments_have_kafkas_expiry_times(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
     (name,) = import_log_dir(root, fixtures / fixture / stage).names
     slices = root.topic(name).log.snapshot().slices.select(0)
     facts = stage_facts(fixtures / fixture, stage)
@@ -222,7 +220,7 @@ def test_segments_have_the_times_by_which_kafka_expires_them(
         ("compaction/old-formats", "before"),
     ],
 )
-def test_lookups_by_time_are_those_in_place(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
+def test_lookups_by_timestamp_match_reads_in_place(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
     view = KafkaView(fixtures / fixture / stage)
     import_log_dir(root, fixtures / fixture / stage)
     asked = 0
@@ -247,9 +245,7 @@ def imported_damaged(root: Root, fixtures: Path, name: str, folder: Path | None 
 
 
 @pytest.mark.parametrize("name", ["indexes-missing", "indexes-wrong"])
-def test_indexes_that_are_missing_or_wrong_are_built_as_kafka_built_them(
-    fixtures: Path, root: Root, tmp_path: Path, name: str
-) -> None:
+def test_missing_or_wrong_indexes_are_rebuilt_like_kafka(fixtures: Path, root: Root, tmp_path: Path, name: str) -> None:
     folder = copied(fixtures / "damaged" / name / "data", tmp_path / "data")
     for index in folder.glob("*/*.index"):
         if not index.stat().st_size:
@@ -268,7 +264,7 @@ def test_indexes_that_are_missing_or_wrong_are_built_as_kafka_built_them(
     assert found == expected
 
 
-def test_an_index_of_another_segment_is_not_taken(fixtures: Path, root: Root, tmp_path: Path) -> None:
+def test_index_of_another_segment_is_not_copied(fixtures: Path, root: Root, tmp_path: Path) -> None:
     good = fixtures / "segments/data/seg-small-0"
     folder = copied(good, tmp_path / "seg-small-0")
     first, second = sorted(folder.glob("*.log"))[:2]
@@ -280,7 +276,7 @@ def test_an_index_of_another_segment_is_not_taken(fixtures: Path, root: Root, tm
         assert found[first.stem + suffix] == good.joinpath(first.stem + suffix).read_bytes()
 
 
-def test_unused_slots_of_an_index_are_left_out(fixtures: Path, root: Root, tmp_path: Path) -> None:
+def test_unused_index_entries_are_not_copied(fixtures: Path, root: Root, tmp_path: Path) -> None:
     folder = copied(fixtures / "segments/data/seg-small-0", tmp_path / "seg-small-0")
     first = sorted(folder.glob("*.log"))[0]
     kept = {}
@@ -292,7 +288,7 @@ def test_unused_slots_of_an_index_are_left_out(fixtures: Path, root: Root, tmp_p
     assert {suffix: found[first.stem + suffix] for suffix in kept} == kept
 
 
-def test_a_time_index_that_ends_early_is_built_anew(fixtures: Path, root: Root, tmp_path: Path) -> None:
+def test_incomplete_time_index_is_rebuilt(fixtures: Path, root: Root, tmp_path: Path) -> None:
     """Kafka opens a segment whose time index is missing with an empty one and goes by the file's time."""
     good = fixtures / "segments/data/seg-small-0"
     folder = copied(good, tmp_path / "seg-small-0")
@@ -305,7 +301,7 @@ def test_a_time_index_that_ends_early_is_built_anew(fixtures: Path, root: Root, 
 
 
 @pytest.mark.parametrize("data", [b"", bytes(80)])
-def test_an_index_that_leaves_out_its_segment_is_built_anew(root: Root, tmp_path: Path, data: bytes) -> None:
+def test_index_that_does_not_cover_its_segment_is_rebuilt(root: Root, tmp_path: Path, data: bytes) -> None:
     """Kafka's check of indexes lets an empty one pass, and reads the segment from its start."""
     batches = [batch(n, [b"v" * 9000]) for n in range(300)]
     folder = write_partition(tmp_path, "t-0", {0: b"".join(batches), 300: batch(300, [b"v"])})
@@ -318,7 +314,7 @@ def test_an_index_that_leaves_out_its_segment_is_built_anew(root: Root, tmp_path
 
 
 @pytest.mark.parametrize("name", DAMAGED_TAILS)
-def test_a_tail_that_is_no_batch_is_left_out(fixtures: Path, root: Root, name: str) -> None:
+def test_tail_that_is_not_a_batch_is_skipped(fixtures: Path, root: Root, name: str) -> None:
     imported_damaged(root, fixtures, name)
     fixture = fixtures / "damaged" / name
     expected = without_epochs(expected_records(fixture, "damaged-0", READ_UNCOMMITTED, "recovered"))
@@ -327,7 +323,7 @@ def test_a_tail_that_is_no_batch_is_left_out(fixtures: Path, root: Root, name: s
     assert topic.log.state().log_end[0] == expected_offsets(fixture, "recovered")["damaged-0"]["logEndOffset"]
 
 
-def test_a_killed_brokers_log_is_what_it_is_after_recovery(fixtures: Path, root: Root) -> None:
+def test_log_of_killed_broker_is_imported_as_after_recovery(fixtures: Path, root: Root) -> None:
     fixture = fixtures / "damaged/killed-broker"
     import_log_dir(root, fixture / "data")
     expected = without_epochs(expected_records(fixture, "prealloc-0", READ_UNCOMMITTED, "recovered"))
@@ -335,7 +331,7 @@ def test_a_killed_brokers_log_is_what_it_is_after_recovery(fixtures: Path, root:
     assert expected
 
 
-def test_a_last_batch_with_a_wrong_checksum_is_not_written_yet(root: Root, tmp_path: Path) -> None:
+def test_last_batch_with_wrong_checksum_is_not_imported(root: Root, tmp_path: Path) -> None:
     torn = bytearray(batch(6, [b"g", b"h"]))
     torn[-1] ^= 1
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND + bytes(torn)})
@@ -345,7 +341,7 @@ def test_a_last_batch_with_a_wrong_checksum_is_not_written_yet(root: Root, tmp_p
     assert topic.log.state().log_end[0] == 6
 
 
-def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: Path) -> None:
+def test_log_ends_at_its_empty_active_segment(root: Root, tmp_path: Path) -> None:
     """The cleaner has removed the last records and emptied a segment in the middle."""
     write_partition(tmp_path, "t-0", {0: FIRST, 3: b"", 10: b""})
     write_partition(tmp_path, "t-1", {0: b"", 7: b""})
@@ -363,7 +359,7 @@ def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: 
     assert [record.offset for number in range(3) for record in read_topic(topic, number)] == [0, 1, 2, 10, 7, 0]
 
 
-def test_a_log_start_beyond_the_files_leaves_an_empty_log_there(root: Root, tmp_path: Path) -> None:
+def test_log_start_beyond_the_files_leaves_an_empty_log(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     (tmp_path / STARTS).write_bytes(offsets_to_bytes({("t", 0): 50}))
     import_log_dir(root, tmp_path)
@@ -372,7 +368,7 @@ def test_a_log_start_beyond_the_files_leaves_an_empty_log_there(root: Root, tmp_
     assert [info.key for info in root.store.list("t/") if "/_log/" not in info.key] == []
 
 
-def test_a_log_start_within_a_segment_keeps_what_is_above(root: Root, tmp_path: Path) -> None:
+def test_log_start_inside_a_segment_is_preserved(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND, 9: batch(9, [b"x"])})
     for start, bases, values in (
         (2, [0, 3, 9], b"cdefx"),
@@ -389,7 +385,7 @@ def test_a_log_start_within_a_segment_keeps_what_is_above(root: Root, tmp_path: 
         topic.delete()
 
 
-def test_what_is_appended_later_has_the_next_leader_epoch(fixtures: Path, root: Root, tmp_path: Path) -> None:
+def test_later_appends_have_the_next_leader_epoch(fixtures: Path, root: Root, tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n4 3\n")
     import_log_dir(root, tmp_path)
@@ -404,7 +400,7 @@ def test_what_is_appended_later_has_the_next_leader_epoch(fixtures: Path, root: 
 # ---------------------------------------------------------------- what slices say
 
 
-def test_slices_say_what_their_batches_hold(root: Root, tmp_path: Path) -> None:
+def test_slices_describe_their_batches(root: Root, tmp_path: Path) -> None:
     stamped = BatchHeader(12, 0, 1, HOUR_MS, HOUR_MS + 5, LOG_APPEND_TIME_BIT, leader_epoch=0).pack(
         b"\x0e\0\0\0\2k\1\0"
     )
@@ -436,7 +432,7 @@ def test_slices_say_what_their_batches_hold(root: Root, tmp_path: Path) -> None:
     assert [record.offset for record in read_topic(root.topic("t"))] == [0, 1, 12, 13, 14]
 
 
-def test_a_large_active_segment_is_entered_by_its_footer(
+def test_large_active_segment_is_read_with_its_footer_index(
     root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, each = 5_000_000_000, 40
@@ -464,7 +460,7 @@ def test_a_large_active_segment_is_entered_by_its_footer(
 # ---------------------------------------------------------------- choosing, and wrong input
 
 
-def test_topics_are_chosen_by_name(fixtures: Path, root: Root) -> None:
+def test_topics_are_selected_by_name(fixtures: Path, root: Root) -> None:
     folder = fixtures / "segments/data"
     assert import_log_dir(root, folder, ImportOptions(topics=["seg-one", "seg-empty"])).names == [
         "seg-empty",
@@ -479,14 +475,14 @@ def test_topics_are_chosen_by_name(fixtures: Path, root: Root) -> None:
     assert root.topic("__consumer_offsets").log.state().partitions == 2
 
 
-def test_internal_topics_alone_are_not_all_topics(root: Root, tmp_path: Path) -> None:
+def test_internal_topics_must_be_named(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "__consumer_offsets-0", {0: FIRST})
     with pytest.raises(NotFound, match=r"only internal Kafka topics: specify topics to import from __consumer_offsets"):
         import_log_dir(root, tmp_path)
     assert nothing_left(root)
 
 
-def test_configs_are_those_given(fixtures: Path, root: Root) -> None:
+def test_configs_are_set(fixtures: Path, root: Root) -> None:
     configs: Mapping[str, object] = {"internal.segment.bytes": "4096", "cleanup.policy": "compact"}
     import_log_dir(root, fixtures / "compaction/keyless-then-compacted/before", ImportOptions(configs=configs))
     state = root.topic("compacted").log.state()
@@ -505,7 +501,7 @@ def test_many_partitions_become_several_commits(fixtures: Path, root: Root) -> N
         )
 
 
-def test_what_is_no_log_dir_is_refused(fixtures: Path, root: Root, tmp_path: Path) -> None:
+def test_path_that_is_not_a_log_dir_is_rejected(fixtures: Path, root: Root, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"not a Kafka log directory: expected partition directories such as orders-0"):
         import_log_dir(root, tmp_path)
     with pytest.raises(NotFound, match=r"nowhere does not exist: expected a directory of a broker's log.dirs"):
@@ -518,7 +514,7 @@ def test_what_is_no_log_dir_is_refused(fixtures: Path, root: Root, tmp_path: Pat
     assert nothing_left(root)
 
 
-def test_missing_partitions_are_named(root: Root, tmp_path: Path) -> None:
+def test_missing_partitions_are_reported(root: Root, tmp_path: Path) -> None:
     for name in ("t-0", "t-3", "t-4000000000"):
         write_partition(tmp_path, name, {0: FIRST})
     with pytest.raises(BadRequest, match=r"expected partitions 0 to 4000000000 of t .* found no t-1: "):
@@ -526,7 +522,7 @@ def test_missing_partitions_are_named(root: Root, tmp_path: Path) -> None:
     assert nothing_left(root)
 
 
-def test_a_topic_that_exists_is_left_alone(fixtures: Path, root: Root) -> None:
+def test_existing_topic_is_not_changed(fixtures: Path, root: Root) -> None:
     root.create_topic("seg-one").append(pa.table({"value": [b"mine"]}))
     with pytest.raises(Conflict, match="topic 'seg-one' exists"):
         import_log_dir(root, fixtures / "segments/data")
@@ -534,7 +530,7 @@ def test_a_topic_that_exists_is_left_alone(fixtures: Path, root: Root) -> None:
     assert root.topics() == ["seg-one"]
 
 
-def test_a_deleted_topic_may_be_imported_again(fixtures: Path, root: Root) -> None:
+def test_deleted_topic_can_be_imported_again(fixtures: Path, root: Root) -> None:
     for _ in range(2):
         import_log_dir(root, fixtures / "segments/data", ImportOptions(topics=["seg-one"]))
         topic = root.topic("seg-one")
@@ -543,7 +539,7 @@ def test_a_deleted_topic_may_be_imported_again(fixtures: Path, root: Root) -> No
     assert topic.log.refresh().topic_state.version == 5
 
 
-def test_configs_that_are_not_valid_are_refused_first(fixtures: Path, root: Root) -> None:
+def test_invalid_configs_are_rejected_first(fixtures: Path, root: Root) -> None:
     for configs, message in (
         ({"retention.mss": 1}, "unknown topic config 'retention.mss'"),
         ({"internal.segment.bytes": "few"}, "segment.bytes must be an integer"),
@@ -554,7 +550,7 @@ def test_configs_that_are_not_valid_are_refused_first(fixtures: Path, root: Root
     assert nothing_left(root)
 
 
-def test_damage_in_the_middle_names_its_place_and_imports_nothing(fixtures: Path, root: Root) -> None:
+def test_damage_is_reported_and_nothing_is_imported(fixtures: Path, root: Root) -> None:
     folder = fixtures / "damaged/bit-flipped/data"
     with pytest.raises(Corrupt, match="CRC-32C does not match") as caught:
         import_log_dir(root, folder)
@@ -579,7 +575,7 @@ def test_damage_in_the_middle_names_its_place_and_imports_nothing(fixtures: Path
         ({0: FIRST, 2: SECOND}, 0, 77, 2, "expected offsets below 2, where the next segment begins; found 2"),
     ],
 )
-def test_a_log_that_contradicts_itself_is_corrupt(
+def test_contradictory_log_is_corrupt(
     root: Root,
     tmp_path: Path,
     segments: dict[int, bytes],
@@ -596,7 +592,7 @@ def test_a_log_that_contradicts_itself_is_corrupt(
     assert nothing_left(root)
 
 
-def test_a_topic_that_fails_is_not_there_and_others_stay(root: Root, tmp_path: Path) -> None:
+def test_failed_topic_is_not_created_and_others_remain(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "a-0", {0: FIRST})
     write_partition(tmp_path, "b-0", {0: FIRST, 3: SECOND})
     write_partition(tmp_path, "b-1", {0: FIRST + b"\0" * 30, 3: SECOND})
@@ -606,7 +602,7 @@ def test_a_topic_that_fails_is_not_there_and_others_stay(root: Root, tmp_path: P
     assert [info.key for info in root.store.list("b/") if "/_log/" not in info.key] == []
 
 
-def test_a_segment_that_goes_while_it_is_imported_is_said(
+def test_segment_deleted_during_the_import_is_reported(
     root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST})
@@ -623,7 +619,7 @@ def test_a_segment_that_goes_while_it_is_imported_is_said(
 @pytest.mark.sweep
 @pytest.mark.parametrize("step", thinned(3))
 @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.CRASH_AFTER])
-def test_an_import_that_dies_at_any_step_names_nothing_by_halves(
+def test_import_killed_at_any_step_commits_nothing_partially(
     root: Root, tmp_path: Path, kind: FaultKind, step: int
 ) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
@@ -657,7 +653,7 @@ def test_an_import_that_dies_at_any_step_names_nothing_by_halves(
 
 
 @pytest.mark.parametrize("kind", [FaultKind.TWICE, FaultKind.FALSE_EXISTS])
-def test_indexes_lie_beside_segments_whatever_the_first_answers_are(kind: FaultKind, tmp_path: Path) -> None:
+def test_indexes_are_written_despite_lost_responses(kind: FaultKind, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 9: b""})
     world = World()
     seen: set[str] = set()
@@ -676,7 +672,7 @@ def test_indexes_lie_beside_segments_whatever_the_first_answers_are(kind: FaultK
 # ---------------------------------------------------------------- the commit
 
 
-def test_an_import_is_one_commit_that_says_where_the_log_ends(root: Root, tmp_path: Path) -> None:
+def test_import_is_one_commit_with_the_log_end(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 9: b""})
     import_log_dir(root, tmp_path)
     state = root.topic("t").log.state()
@@ -690,7 +686,7 @@ def test_an_import_is_one_commit_that_says_where_the_log_ends(root: Root, tmp_pa
     assert (state.version, state.log_end[0]) == (1, 9)
 
 
-def test_numbers_that_nothing_protects_do_not_stop_an_import(root: Root, tmp_path: Path) -> None:
+def test_corrupt_unprotected_fields_do_not_stop_the_import(root: Root, tmp_path: Path) -> None:
     """A leader epoch lies outside the batch's checksum, a cleaner checkpoint has none."""
     damaged = bytearray(FIRST)
     damaged[12:16] = b"\x7f\xff\xff\xff"
@@ -703,7 +699,7 @@ def test_numbers_that_nothing_protects_do_not_stop_an_import(root: Root, tmp_pat
         root.topic("t").delete()
 
 
-def test_partitions_that_were_written_meanwhile_are_not_imported_into(root: Root) -> None:
+def test_partitions_written_during_the_import_are_rejected(root: Root) -> None:
     topic = root.create_topic("t", partitions=2)
     before = topic.log.state()
     topic.append(pa.table({"value": [b"x"], "partition": pa.array([1], pa.int32())}))
@@ -715,7 +711,7 @@ def test_partitions_that_were_written_meanwhile_are_not_imported_into(root: Root
     assert topic.log.state().log_end.tolist() == [0, 1]
 
 
-def test_a_damaged_transaction_index_never_shows_aborted_records(fixtures: Path) -> None:
+def test_damaged_transaction_index_never_exposes_aborted_records(fixtures: Path) -> None:
     """It has no checksum of its own: with another producer id in an entry, records of that transaction showed."""
     world = World()
     made, store = world.root(), world.store

@@ -71,7 +71,7 @@ STAGES = [pytest.param(name, marks=[] if name in USUAL else pytest.mark.slow) fo
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_fixture_is_read_as_on_a_disk(fixtures: Path, name: str) -> None:
+def test_fixtures_in_a_bucket_match_those_on_a_disk(fixtures: Path, name: str) -> None:
     folder = fixtures / name
     path = upload(folder, Bucket("fixtures"))
     assert bucket_layout(path) == kafka_layout(path) == kafka_layout(folder) == "log-dir"
@@ -80,7 +80,7 @@ def test_every_fixture_is_read_as_on_a_disk(fixtures: Path, name: str) -> None:
             assert here == in_place
 
 
-def test_a_partition_knows_its_log_start_from_the_folder_above(fixtures: Path) -> None:
+def test_partition_uses_log_start_of_parent_directory(fixtures: Path) -> None:
     path = upload(fixtures / "retention/delete-records/start-moved", Bucket("one"))
     single = KafkaView(path.child("expiring-0"))
     assert single.topics() == ["expiring"]
@@ -88,7 +88,7 @@ def test_a_partition_knows_its_log_start_from_the_folder_above(fixtures: Path) -
     assert single.bounds("expiring")[0].log_start == 132
 
 
-def test_parts_are_read_in_another_process(fixtures: Path) -> None:
+def test_parts_can_be_read_in_another_process(fixtures: Path) -> None:
     path = upload(fixtures / "segments/data", Bucket("pickled"))
     view = KafkaView(path)
     end = view.bounds("seg-small")[0].log_end
@@ -128,9 +128,7 @@ def test_opening_and_reading_take_few_requests(fixtures: Path) -> None:
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
-def test_a_long_file_is_read_in_ranges_each_of_which_is_asked_for_once(
-    monkeypatch: pytest.MonkeyPatch, parallel: int
-) -> None:
+def test_each_range_of_a_long_file_is_requested_once(monkeypatch: pytest.MonkeyPatch, parallel: int) -> None:
     bucket = Bucket("long")
     bucket.limits = Limits(range_bytes=1000)
     monkeypatch.setattr(bucket, "parallel_reads", parallel, raising=False)
@@ -152,7 +150,7 @@ def test_a_long_file_is_read_in_ranges_each_of_which_is_asked_for_once(
 # ---------------------------------------------------------------- a copy that changes
 
 
-def test_a_tail_follows_a_copy_that_grows(tmp_path: Path) -> None:
+def test_tailing_reader_follows_a_growing_copy(tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST})
     bucket = Bucket("grows")
     path = upload(tmp_path, bucket)
@@ -169,7 +167,7 @@ def test_a_tail_follows_a_copy_that_grows(tmp_path: Path) -> None:
     assert offsets(read(view, "t")) == list(range(7))
 
 
-def test_files_that_are_replaced_after_the_plan_are_read_from_where_they_lie_now(tmp_path: Path) -> None:
+def test_files_replaced_after_the_plan_are_found_again(tmp_path: Path) -> None:
     bucket = Bucket("replaced")
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND, 6: batch(6, [b"g"])})
     view = KafkaView(upload(tmp_path, bucket))
@@ -186,7 +184,7 @@ def test_files_that_are_replaced_after_the_plan_are_read_from_where_they_lie_now
         view.refresh(["t"])
 
 
-def test_a_file_that_became_shorter_is_read_from_where_its_offsets_lie_now(tmp_path: Path) -> None:
+def test_offsets_of_a_shorter_file_are_found_again(tmp_path: Path) -> None:
     bucket = Bucket("shorter")
     write_partition(tmp_path, "t-0", {0: FIRST + SECOND, 6: batch(6, [b"g"])})
     view = KafkaView(upload(tmp_path, bucket))
@@ -199,9 +197,7 @@ def test_a_file_that_became_shorter_is_read_from_where_its_offsets_lie_now(tmp_p
     assert offsets(read(view, "t")) == [3, 4, 5, 6]
 
 
-def test_a_file_that_another_replaces_while_it_is_read_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_replaced_during_a_read_is_not_reported_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket("within")
     bucket.limits = Limits(range_bytes=len(FIRST))
     write_partition(tmp_path, "t-0", {0: FIRST + SECOND})
@@ -220,7 +216,7 @@ def test_a_file_that_another_replaces_while_it_is_read_is_no_damage(
     assert rows == [3, 4, 5]
 
 
-def test_a_swap_that_was_copied_is_not_waited_for(tmp_path: Path, env: Env, waits: list[float]) -> None:
+def test_copied_swap_is_not_awaited(tmp_path: Path, env: Env, waits: list[float]) -> None:
     """The copy of a directory whose broker was at work reads as Kafka's next start-up would leave it."""
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND, 6: batch(6, [b"g"])})
     segment(folder, 0).with_suffix(".log.swap").write_bytes(FIRST + SECOND)
@@ -248,7 +244,7 @@ def test_a_swap_that_was_copied_is_not_waited_for(tmp_path: Path, env: Env, wait
         ([f"2026-01-{number}/x" for number in range(1500)], None, 11),
     ],
 )
-def test_layouts_are_told_with_few_requests(keys: list[str], layout: str | None, lists: int) -> None:
+def test_layout_takes_few_requests(keys: list[str], layout: str | None, lists: int) -> None:
     bucket = Bucket("layouts")
     for key in keys:
         put(bucket, f"some/where/{key}", b"")

@@ -20,7 +20,7 @@ FIXTURES = ("transactions", "transactions-tv0")
 
 
 @pytest.mark.parametrize("fixture", FIXTURES)
-def test_ids_are_those_that_kafka_lists_and_describes(fixtures: Path, fixture: str) -> None:
+def test_transactional_ids_match_kafka_transactions(fixtures: Path, fixture: str) -> None:
     expected = json.loads((fixtures / fixture / "expected/transactions.json").read_text())["transactions"]
     assert expected
     assert [
@@ -37,7 +37,7 @@ def test_ids_are_those_that_kafka_lists_and_describes(fixtures: Path, fixture: s
 
 
 @pytest.mark.parametrize("fixture", FIXTURES)
-def test_producers_are_those_that_kafka_describes(fixtures: Path, fixture: str) -> None:
+def test_producers_match_describe_producers(fixtures: Path, fixture: str) -> None:
     expected = json.loads((fixtures / fixture / "expected/transactions.json").read_text())["activeProducers"]
     failures: list[SparklogError] = []
     producers: dict[str, list[dict[str, object]]] = {name: [] for name in expected}
@@ -57,7 +57,7 @@ def test_producers_are_those_that_kafka_describes(fixtures: Path, fixture: str) 
     assert producers == expected
 
 
-def test_a_damaged_snapshot_is_a_failure_and_the_others_are_read(fixtures: Path, tmp_path: Path) -> None:
+def test_damaged_snapshot_is_reported_and_others_are_read(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "transactions/data", tmp_path / "log")
     newest = max((folder / "txn-a-0").glob("*.snapshot"))
     newest.write_bytes(newest.read_bytes()[:-1])
@@ -69,7 +69,7 @@ def test_a_damaged_snapshot_is_a_failure_and_the_others_are_read(fixtures: Path,
     assert newest.name in str(failure)
 
 
-def test_where_there_are_none(fixtures: Path) -> None:
+def test_directory_without_transactions(fixtures: Path) -> None:
     data = fixtures / "transactions/data"
     assert find_transactional_id(KafkaView(data), "tx-open").is_open
     with pytest.raises(NotFound, match="did you mean 'tx-open'"):

@@ -80,7 +80,7 @@ def imported(folder: Path, segments: dict[int, bytes], **configs: str) -> Root:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_a_log_near_the_end_of_all_offsets_is_read_in_place(name: str, tmp_path: Path) -> None:
+def test_log_near_the_maximum_offset_is_read_in_place(name: str, tmp_path: Path) -> None:
     segments, end = LOGS[name]
     write_partition(tmp_path, "t-0", segments)
     for policy in ("fail", "skip", "truncate"):
@@ -93,7 +93,7 @@ def test_a_log_near_the_end_of_all_offsets_is_read_in_place(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_it_is_imported_sealed_compacted_and_verified(name: str, tmp_path: Path) -> None:
+def test_log_near_the_maximum_offset_is_imported_and_maintained(name: str, tmp_path: Path) -> None:
     segments, end = LOGS[name]
     root = imported(tmp_path, segments, **{"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
     view = RootView(root)
@@ -114,7 +114,7 @@ def test_gaps_of_several_partitions_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_a_batch_that_would_leave_its_log_without_an_end_is_damage(name: str, tmp_path: Path) -> None:
+def test_batch_beyond_the_maximum_offset_is_corrupt(name: str, tmp_path: Path) -> None:
     write_partition(tmp_path / "kafka", "t-0", BEYOND[name])
     with pytest.raises(Corrupt, match="the offsets of the batch exceed 9223372036854775806"):
         offsets(KafkaView(tmp_path / "kafka"))
@@ -125,7 +125,7 @@ def test_a_batch_that_would_leave_its_log_without_an_end_is_damage(name: str, tm
         assert offsets(KafkaView(tmp_path / "kafka", corrupt_records=policy, on_skipped=lambda skipped: None)) == whole
 
 
-def test_a_partition_without_offsets_left_takes_no_records(tmp_path: Path) -> None:
+def test_partition_without_free_offsets_rejects_records(tmp_path: Path) -> None:
     topic = imported(tmp_path, {END - 5: keyed_batch(END - 5, ITEMS)}).topic("t")
     with pytest.raises(
         BadRequest, match=f"partition 0 of topic 't' ends at offset {END - 2}; 3 more offsets would exceed"

@@ -74,7 +74,7 @@ def test_any_range_of_offsets(fixtures: Path, root: Root, fixture: str, name: st
 
 
 @pytest.mark.parametrize("column", ["offset", "timestampType", "timestamp", "key"])
-def test_a_column_read_alone_is_the_same_as_among_all(fixtures: Path, root: Root, column: str) -> None:
+def test_single_column_equals_column_of_full_read(fixtures: Path, root: Root, column: str) -> None:
     import_log_dir(root, fixtures / "legacy/builder-mixed/data")
     topic = root.topic("built")
     whole = topic.scan(columns=COLUMNS).to_table()
@@ -82,7 +82,7 @@ def test_a_column_read_alone_is_the_same_as_among_all(fixtures: Path, root: Root
     assert set(whole["timestampType"].to_pylist()) == {-1, 0, 1}
 
 
-def test_an_index_leads_into_a_segment_of_old_messages(fixtures: Path) -> None:
+def test_index_is_used_for_old_messages(fixtures: Path) -> None:
     folder = fixtures / "legacy/builder-v1/data/built-0"
     used = 0
     for log in sorted(folder.glob("*.log")):
@@ -91,7 +91,7 @@ def test_an_index_leads_into_a_segment_of_old_messages(fixtures: Path) -> None:
     assert used
 
 
-def test_lookups_by_time_are_kafkas_after_the_import(fixtures: Path, root: Root) -> None:
+def test_lookups_by_timestamp_match_kafka_after_import(fixtures: Path, root: Root) -> None:
     fixture = fixtures / "legacy/builder-v1-append-time"
     import_log_dir(root, fixture / "data")
     asked = 0
@@ -107,7 +107,7 @@ def test_lookups_by_time_are_kafkas_after_the_import(fixtures: Path, root: Root)
 
 
 @pytest.mark.parametrize("fixture", sorted({fixture for fixture, _ in PARTITIONS}))
-def test_largest_times_are_kafkas(fixtures: Path, fixture: str) -> None:
+def test_maximum_timestamps_match_kafka(fixtures: Path, fixture: str) -> None:
     view = KafkaView(fixtures / fixture / "data")
     facts = expected_offsets(fixtures / fixture)
     assert facts
@@ -154,7 +154,7 @@ OLD = message(0, b"a", b"1", timestamp=HOUR_MS) + wrapper(
     ],
     ids=["checksum", "wrapper's checksum", "cut off", "zeros", "a few bytes"],
 )
-def test_a_tail_that_is_not_written_yet_does_not_count(root: Root, tmp_path: Path, tail: bytes) -> None:
+def test_incomplete_tail_is_ignored(root: Root, tmp_path: Path, tail: bytes) -> None:
     write_partition(tmp_path, "t-0", {0: OLD + tail})
     view = KafkaView(tmp_path)
     assert view.bounds("t")[0].log_end == 3
@@ -168,7 +168,7 @@ def test_a_tail_that_is_not_written_yet_does_not_count(root: Root, tmp_path: Pat
     assert topic.log.snapshot().slices.all().sealed().tolist() == [True, False]
 
 
-def test_what_is_appended_to_old_messages_is_seen(tmp_path: Path) -> None:
+def test_batches_appended_to_old_messages_are_read(tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "t-0", {0: OLD})
     view = KafkaView(tmp_path)
     assert view.bounds("t")[0].log_end == 3
@@ -196,7 +196,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_names_its_place(root: Root, tmp_path: Path, name: str) -> None:
+def test_damage_reports_its_position(root: Root, tmp_path: Path, name: str) -> None:
     broken, text = DAMAGE[name]
     folder = write_partition(tmp_path, "t-0", {0: OLD + broken + message(4, b"d", b"5"), 5: batch(5, [b"6"])})
     view = KafkaView(tmp_path)
@@ -211,7 +211,7 @@ def test_damage_names_its_place(root: Root, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_costs_its_message_alone_where_it_is_skipped(root: Root, tmp_path: Path, name: str) -> None:
+def test_skip_loses_only_the_damaged_message(root: Root, tmp_path: Path, name: str) -> None:
     broken, text = DAMAGE[name]
     write_partition(tmp_path, "t-0", {0: OLD + broken + message(4, b"d", b"5"), 5: batch(5, [b"6"])})
     said: list[Skipped] = []
@@ -226,7 +226,7 @@ def test_damage_costs_its_message_alone_where_it_is_skipped(root: Root, tmp_path
         assert offsets(scanned(root.topic("t"))) == [0, 1, 2, 4, 5]
 
 
-def test_old_messages_cut_off_in_a_closed_segment(root: Root, tmp_path: Path) -> None:
+def test_truncated_old_messages_in_a_closed_segment(root: Root, tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "t-0", {0: OLD + message(3, b"c", b"4")[:-1], 5: batch(5, [b"6"])})
     for attempt in (lambda: read(KafkaView(tmp_path), "t"), lambda: import_log_dir(root, tmp_path)):
         with pytest.raises(Corrupt) as caught:
@@ -253,7 +253,7 @@ def test_flipped_bits_after_the_import(fixtures: Path, root: Root) -> None:
     assert {(record.offset, record.key, record.value) for record in scanned(topic)} == whole
 
 
-def test_random_damage_in_place_is_corrupt_or_right(fixtures: Path, tmp_path: Path) -> None:
+def test_random_damage_in_place_is_corrupt_or_harmless(fixtures: Path, tmp_path: Path) -> None:
     source = copied(fixtures / "legacy/builder-mixed/data", tmp_path / "data") / "built-0"
     right = {(record.key, record.value) for record in expected(fixtures, "legacy/builder-mixed", "built-0")}
     logs = sorted(source.glob("*.log"))
@@ -278,7 +278,7 @@ def test_random_damage_in_place_is_corrupt_or_right(fixtures: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("fixture", "name"), PARTITIONS)
-def test_merging_and_sealing_leave_every_record_as_it_is(fixtures: Path, root: Root, fixture: str, name: str) -> None:
+def test_merging_and_sealing_preserve_every_record(fixtures: Path, root: Root, fixture: str, name: str) -> None:
     topic_name, number = split_partition(name)
     import_log_dir(root, fixtures / fixture / "data", ImportOptions(topics=[topic_name]))
     topic = root.topic(topic_name)
@@ -314,7 +314,7 @@ def test_compaction_keeps_the_latest_old_message_of_each_key(root: Root, tmp_pat
 
 
 @pytest.mark.parametrize("older_ms", [0, 999, 1000])
-def test_old_tombstones_go_by_the_age_of_their_file(tmp_path: Path, older_ms: int) -> None:
+def test_old_tombstones_expire_by_file_time(tmp_path: Path, older_ms: int) -> None:
     """Kafka's rule for formats without delete horizons: against the last clean segment's file."""
     world = World()
     root = world.root()

@@ -34,7 +34,7 @@ from tests.kafka.logs import (
 # ---------------------------------------------------------------- the tail
 
 
-def test_zeros_end_a_preallocated_file(fixtures: Path) -> None:
+def test_preallocated_file_ends_at_its_zeros(fixtures: Path) -> None:
     fixture = fixtures / "preallocated-running"
     view = KafkaView(fixture / "data")
     log = segment(fixture / "data/prealloc-0", 65)
@@ -43,7 +43,7 @@ def test_zeros_end_a_preallocated_file(fixtures: Path) -> None:
     assert read(view, "prealloc") == without_epochs(expected_records(fixture, "prealloc-0"))
 
 
-def test_what_is_written_over_the_zeros_is_found(folder: Path) -> None:
+def test_batches_written_over_zeros_are_read(folder: Path) -> None:
     log = segment(folder, 0)
     log.write_bytes(FIRST + bytes(1_000_000))
     view = KafkaView(folder.parent)
@@ -55,7 +55,7 @@ def test_what_is_written_over_the_zeros_is_found(folder: Path) -> None:
     assert offsets(read(view, "t")) == list(range(6))
 
 
-def test_a_last_batch_written_in_part_does_not_count_until_it_is_whole(folder: Path) -> None:
+def test_incomplete_last_batch_is_ignored_until_it_is_complete(folder: Path) -> None:
     view = KafkaView(folder.parent)
     log = segment(folder, 0)
     for length in range(0, len(SECOND), 7):
@@ -66,7 +66,7 @@ def test_a_last_batch_written_in_part_does_not_count_until_it_is_whole(folder: P
     assert end_of(view) == 6
 
 
-def test_a_last_batch_of_the_right_length_with_holes_is_not_written_yet(folder: Path) -> None:
+def test_last_batch_with_wrong_checksum_is_not_written_yet(folder: Path) -> None:
     view = KafkaView(folder.parent)
     log = segment(folder, 0)
     for written in (9, 30, 61, len(SECOND) - 2):
@@ -77,7 +77,7 @@ def test_a_last_batch_of_the_right_length_with_holes_is_not_written_yet(folder: 
     assert end_of(view) == 6
 
 
-def test_a_wrong_checksum_before_the_last_batch_is_corrupt(folder: Path) -> None:
+def test_wrong_checksum_before_the_last_batch_is_corrupt(folder: Path) -> None:
     log = segment(folder, 0)
     data = bytearray(FIRST + SECOND)
     position = len(batch(0, [b"a", b"b"]))
@@ -93,7 +93,7 @@ def test_a_wrong_checksum_before_the_last_batch_is_corrupt(folder: Path) -> None
     assert (caught.value.position, caught.value.offset) == (position, 2)
 
 
-def test_a_segment_with_a_successor_must_be_whole(folder: Path) -> None:
+def test_closed_segment_must_be_complete(folder: Path) -> None:
     log = segment(folder, 0)
     log.write_bytes(FIRST + SECOND[:-1])
     write_partition(folder.parent, "t-0", {6: batch(6, [b"g"])})
@@ -106,7 +106,7 @@ def test_a_segment_with_a_successor_must_be_whole(folder: Path) -> None:
     assert (caught.value.file, caught.value.position, caught.value.offset) == (str(log), len(FIRST), 3)
 
 
-def test_batches_longer_than_a_window_are_found(folder: Path) -> None:
+def test_batches_longer_than_a_window_are_read(folder: Path) -> None:
     small = batch(3, [b"d"])
     body = bytearray(small)
     big = bytes(body[61:]) * 50_000
@@ -122,7 +122,7 @@ def test_batches_longer_than_a_window_are_found(folder: Path) -> None:
 # ---------------------------------------------------------------- growth
 
 
-def test_appends_rolls_and_expiry_show_at_the_next_refresh(folder: Path) -> None:
+def test_refresh_shows_appends_rolls_and_expiry(folder: Path) -> None:
     view = KafkaView(folder.parent)
     assert end_of(view) == 3
     append_to(segment(folder, 0), SECOND)
@@ -141,7 +141,7 @@ def test_appends_rolls_and_expiry_show_at_the_next_refresh(folder: Path) -> None
     assert offsets(read(view, "t")) == [6, 12]
 
 
-def test_new_topics_and_partitions_are_found(folder: Path) -> None:
+def test_refresh_shows_new_topics_and_partitions(folder: Path) -> None:
     view = KafkaView(folder.parent)
     assert (view.topics(), list(view.bounds("t"))) == (["t"], [0])
     write_partition(folder.parent, "t-10", {0: FIRST})
@@ -151,9 +151,7 @@ def test_new_topics_and_partitions_are_found(folder: Path) -> None:
     assert view.bounds("new-topic")[0].log_end == 6
 
 
-def test_an_idle_refresh_reads_one_header_and_a_growing_one_only_what_is_new(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refresh_reads_only_new_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = segment(folder, 0)
     for base in range(3, 2003):
         append_to(log, batch(base, [b"x" * 40]))
@@ -176,7 +174,7 @@ def test_an_idle_refresh_reads_one_header_and_a_growing_one_only_what_is_new(
     assert sum(asked) < 400
 
 
-def test_transactions_come_to_their_end_as_the_log_grows(folder: Path) -> None:
+def test_refresh_ends_transactions(folder: Path) -> None:
     view = KafkaView(folder.parent)
     log = segment(folder, 0)
     append_to(log, batch(3, [b"d"], producer=7) + batch(4, [b"e"]))
@@ -201,7 +199,7 @@ def test_transactions_come_to_their_end_as_the_log_grows(folder: Path) -> None:
 # ---------------------------------------------------------------- going back
 
 
-def test_a_log_cut_back_shows_and_plans_beyond_it_fail(folder: Path) -> None:
+def test_truncated_log_rejects_later_offsets(folder: Path) -> None:
     log = segment(folder, 0)
     append_to(log, SECOND)
     view = KafkaView(folder.parent)
@@ -214,7 +212,7 @@ def test_a_log_cut_back_shows_and_plans_beyond_it_fail(folder: Path) -> None:
         plan(view, 0, 6)
 
 
-def test_a_log_cut_back_and_written_anew_is_read_anew(folder: Path) -> None:
+def test_truncated_and_rewritten_log_is_read_again(folder: Path) -> None:
     log = segment(folder, 0)
     append_to(log, batch(3, [b"d"], producer=7))
     view = KafkaView(folder.parent)
@@ -226,7 +224,7 @@ def test_a_log_cut_back_and_written_anew_is_read_anew(folder: Path) -> None:
     assert [record.value for record in read(view, "t")] == [b"a", b"b", b"c", b"D", b"E"]
 
 
-def test_segments_taken_back_by_a_new_leader_are_forgotten(folder: Path, env: Env) -> None:
+def test_segments_removed_by_a_new_leader_are_dropped(folder: Path, env: Env) -> None:
     segment(folder, 3).write_bytes(batch(3, [b"d"], producer=7) + batch(4, [b"e"]))
     segment(folder, 5).write_bytes(marker(5, 7, commit=False))
     view = KafkaView(folder.parent, env=env)
@@ -241,7 +239,7 @@ def test_segments_taken_back_by_a_new_leader_are_forgotten(folder: Path, env: En
     assert offsets(read(view, "t", isolation=READ_COMMITTED)) == [0, 1, 2, 3]
 
 
-def test_a_topic_deleted_and_created_again_is_another_one(folder: Path) -> None:
+def test_recreated_topic_is_a_different_topic(folder: Path) -> None:
     metadata = folder / "partition.metadata"
     metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
     view = KafkaView(folder.parent)
@@ -257,7 +255,7 @@ def test_a_topic_deleted_and_created_again_is_another_one(folder: Path) -> None:
     assert [record.value for record in read(view, "t")] == [b"new"]
 
 
-def test_a_topic_created_again_in_the_same_folder_is_read_anew(folder: Path, env: Env) -> None:
+def test_topic_recreated_in_the_same_directory_is_read_again(folder: Path, env: Env) -> None:
     segment(folder, 3).write_bytes(batch(3, [b"d"], producer=7))
     (folder / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
     view = KafkaView(folder.parent, env=env)
@@ -274,7 +272,7 @@ def test_a_topic_created_again_in_the_same_folder_is_read_anew(folder: Path, env
     assert [record.value for record in read(view, "t")] == [b"A", b"B", b"C"]
 
 
-def test_a_closed_segment_of_another_size_is_read_anew(folder: Path, env: Env) -> None:
+def test_closed_segment_with_another_size_is_read_again(folder: Path, env: Env) -> None:
     append_to(segment(folder, 0), batch(3, [b"d"], producer=7) + marker(4, 7, commit=False))
     segment(folder, 5).write_bytes(batch(5, [b"f"]))
     view = KafkaView(folder.parent, env=env)
@@ -287,7 +285,7 @@ def test_a_closed_segment_of_another_size_is_read_anew(folder: Path, env: Env) -
     assert offsets(read(view, "t", isolation=READ_COMMITTED)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_partition_without_segments_is_no_partition(folder: Path) -> None:
+def test_directory_without_segments_is_not_a_partition(folder: Path) -> None:
     other = write_partition(folder.parent, "t-1", {0: SECOND})
     view = KafkaView(folder.parent)
     assert list(view.bounds("t")) == [0, 1]

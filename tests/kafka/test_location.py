@@ -37,17 +37,17 @@ def test_root_and_topic(root: Path) -> None:
     assert resolve(f"file://{root}/orders") == Location(TOPIC, f"{root}/orders", str(root), "orders")
 
 
-def test_a_topic_that_is_not_there_yet(root: Path) -> None:
+def test_topic_that_does_not_exist_yet(root: Path) -> None:
     assert resolve(f"{root}/new") == Location(TOPIC, f"{root}/new", str(root), "new")
 
 
-def test_kafka_folders(fixtures: Path) -> None:
+def test_kafka_directories(fixtures: Path) -> None:
     data = fixtures / "codecs" / "data"
     assert resolve(str(data)).kind == KAFKA_DIRECTORY
     assert resolve(f"{data}/codec-none-0").kind == KAFKA_PARTITION
 
 
-def test_sealed_folders_below_a_topic_are_no_kafka_partitions(root: Path) -> None:
+def test_sealed_directories_of_a_topic_are_not_kafka_partitions(root: Path) -> None:
     run = root / "orders" / "sealed" / "0" / "00000000000000000007-Abc"
     run.mkdir(parents=True)
     (run / "00000000000000000000.log").write_bytes(b"")
@@ -56,7 +56,7 @@ def test_sealed_folders_below_a_topic_are_no_kafka_partitions(root: Path) -> Non
     assert resolve(str(run)).kind == NOTHING
 
 
-def test_nothing(tmp_path: Path) -> None:
+def test_path_without_a_log(tmp_path: Path) -> None:
     assert resolve(str(tmp_path / "x")).kind == NOTHING
     assert "does not exist" in missing(resolve(str(tmp_path / "x")))
     assert "neither a _root.json nor Kafka partition directories" in missing(resolve(str(tmp_path)))
@@ -67,7 +67,7 @@ def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     assert resolve("log").path == str(tmp_path / "log")
 
 
-def test_no_path_and_a_file(tmp_path: Path) -> None:
+def test_missing_path_and_file_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="No path"):
         resolve(None)
     (tmp_path / "f").write_text("x")
@@ -76,12 +76,12 @@ def test_no_path_and_a_file(tmp_path: Path) -> None:
             resolve(file)
 
 
-def test_what_needs_a_root_says_how_to_get_one(fixtures: Path) -> None:
+def test_kafka_directory_is_rejected_with_advice_if_a_root_is_required(fixtures: Path) -> None:
     with pytest.raises(BadRequest, match="give a sparklog root instead; `sparklog import` imports its topics"):
         open_log(resolve(str(fixtures / "transactions" / "data")))
 
 
-def test_no_root_inside_a_root(root: Path) -> None:
+def test_nested_root_is_rejected(root: Path) -> None:
     for inside in (root / "orders" / "append", root / "orders" / "_log" / "checkpoints"):
         with pytest.raises(BadRequest, match=f"is inside the root {root}"):
             open_log(resolve(str(inside)), create=True)
@@ -90,7 +90,7 @@ def test_no_root_inside_a_root(root: Path) -> None:
     assert open_log(resolve(str(beside)), create=True).location == str(beside)
 
 
-def test_a_root_is_not_truncated(tmp_path: Path) -> None:
+def test_truncate_policy_is_rejected_for_a_root(tmp_path: Path) -> None:
     open_log(resolve(str(tmp_path / "log")), create=True)
     location = resolve(str(tmp_path / "log"))
     with pytest.raises(BadRequest, match=r"corruptRecords=truncate is for Kafka directories and .*/log is a sparklog"):
@@ -99,14 +99,14 @@ def test_a_root_is_not_truncated(tmp_path: Path) -> None:
         assert open_view(location, tailing=False, corrupt_records=policy).topics() == []
 
 
-def test_a_folder_whose_name_has_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_name_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve("./s3:x").path == str(tmp_path / "s3:x")
     assert open_log(resolve(f"{tmp_path}/a:b"), create=True).location == f"{tmp_path}/a:b"
     assert resolve(f"FILE://{tmp_path}/a:b").kind == ROOT
 
 
-def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path) -> None:
+def test_directory_with_other_files_does_not_become_a_root(tmp_path: Path) -> None:
     (tmp_path / "part-0.parquet").touch()
     location = resolve(str(tmp_path))
     for attempt in (lambda: open_log(location, create=True), lambda: root_at(location, create=True)):

@@ -76,7 +76,7 @@ LOST = {
 
 @pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("damage", LOST)
-def test_a_later_commit_does_not_show_what_was_aborted(root: Root, tmp_path: Path, damage: str, segments: int) -> None:
+def test_later_commit_does_not_expose_aborted_records(root: Root, tmp_path: Path, damage: str, segments: int) -> None:
     place, said = tmp_path / "kafka", list[Skipped]()
     later = {} if segments == 1 else {7: batch(7, [b"7"])}
     write_partition(place, "t-0", {0: b"".join(two_transactions(LOST[damage])), **later})
@@ -94,7 +94,7 @@ def test_a_later_commit_does_not_show_what_was_aborted(root: Root, tmp_path: Pat
     assert in_place(tmp_path / "out", policy="fail") == wanted
 
 
-def test_who_reads_on_in_kafka_after_damage_imports_on(root: Root, tmp_path: Path) -> None:
+def test_import_continues_after_damage(root: Root, tmp_path: Path) -> None:
     place = tmp_path / "kafka"
     parts = two_transactions(LOST["key"])
     folder = write_partition(place, "t-0", {0: b"".join(parts[:3]), 4: b""})
@@ -106,7 +106,7 @@ def test_who_reads_on_in_kafka_after_damage_imports_on(root: Root, tmp_path: Pat
     assert imported(root) == [0, 4, 6] == in_place(place)
 
 
-def test_what_an_earlier_import_left_open_is_ended_by_the_next(root: Root, tmp_path: Path) -> None:
+def test_next_import_ends_transactions_left_open(root: Root, tmp_path: Path) -> None:
     place = tmp_path / "kafka"
     parts = two_transactions(LOST["key"])
     folder = write_partition(place, "t-0", {0: b"".join(parts[:2])})
@@ -132,14 +132,14 @@ def bystander(lost: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("place", [17, 43, 50, 55, 70])
-def test_a_flipped_bit_takes_nothing_from_other_transactions(root: Root, tmp_path: Path, place: int) -> None:
+def test_flipped_bit_does_not_affect_other_transactions(root: Root, tmp_path: Path, place: int) -> None:
     write_partition(tmp_path / "kafka", "t-0", {0: bystander(flipped(marker(2, 7, commit=True), place))})
     assert in_place(tmp_path / "kafka") == [1, 3, 5]
     import_log_dir(root, tmp_path / "kafka", ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     assert imported(root) == [1, 3, 5]
 
 
-def test_a_marker_that_could_be_anybodys_without_room_for_all_is_refused(root: Root, tmp_path: Path) -> None:
+def test_damaged_marker_without_offsets_for_all_producers_is_rejected(root: Root, tmp_path: Path) -> None:
     lost = flipped(flipped(marker(2, 7, commit=True), 50), 60)
     write_partition(tmp_path / "kafka", "t-0", {0: bystander(lost)})
     assert in_place(tmp_path / "kafka") == [3, 5]
@@ -151,7 +151,7 @@ def test_a_marker_that_could_be_anybodys_without_room_for_all_is_refused(root: R
     assert imported(root) == []
 
 
-def test_a_marker_at_a_wrong_offset_ends_what_it_said(root: Root, tmp_path: Path) -> None:
+def test_marker_at_a_wrong_offset_ends_its_transaction(root: Root, tmp_path: Path) -> None:
     """Its checksum holds, for the base offset lies outside."""
     lost = flipped(marker(2, 7, commit=True), 7, 4)
     write_partition(tmp_path / "kafka", "t-0", {0: bystander(lost)})
@@ -159,7 +159,7 @@ def test_a_marker_at_a_wrong_offset_ends_what_it_said(root: Root, tmp_path: Path
     assert imported(root) == [0, 1, 3, 5]
 
 
-def test_what_is_left_out_before_old_messages_is_said_once(root: Root, tmp_path: Path) -> None:
+def test_damage_before_old_messages_is_reported_once(root: Root, tmp_path: Path) -> None:
     """The active segment is copied anew where messages of old formats turn up in it."""
     old = messages([(at, HOUR_MS, b"k", b"v") for at in (1, 2)])
     broken = message(0, b"k", b"v", timestamp=HOUR_MS, crc=1)
@@ -190,7 +190,7 @@ def random_log(chance: random.Random) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_an_import_shows_what_is_shown_in_place(root: Root, tmp_path: Path, seed: int) -> None:
+def test_import_exposes_the_same_records_as_reads_in_place(root: Root, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     parts = random_log(chance)
     for at in chance.sample(range(1, len(parts) - 1), 3):

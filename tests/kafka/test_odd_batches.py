@@ -81,7 +81,7 @@ def test_every_difference_from_kafka_has_a_reason() -> None:
     assert len(SOUND) > 80
 
 
-def test_in_place_and_imported_they_are_what_kafka_reads(sound: Path, root: Root) -> None:
+def test_odd_batches_match_kafka_in_place_and_imported(sound: Path, root: Root) -> None:
     view = KafkaView(sound)
     for name, case in SOUND.items():
         in_place = read(view, TOPICS[name])
@@ -96,12 +96,12 @@ def damage(folder: Path) -> list[str]:
     return [str(finding) for finding in verify_log_dir(folder, env=ENV).findings if finding.kind != INDEX]
 
 
-def test_they_are_sound_for_verify(sound: Path, root: Root) -> None:
+def test_verify_accepts_odd_batches(sound: Path, root: Root) -> None:
     assert not damage(sound)
     assert not list(map(str, verify_root(root.store).findings))
 
 
-def test_dump_log_prints_their_records(sound: Path) -> None:
+def test_dump_log_prints_records_of_odd_batches(sound: Path) -> None:
     for name, case in SOUND.items():
         lines = [line.text for line in dump([dumped(sound, name)], DumpOptions(LogOptions(deep=True)))]
         assert sum(line.startswith("| offset:") for line in lines) == len(expected(case)), name
@@ -119,12 +119,12 @@ def fetched(root: Root, topic: str) -> bytes:
     return b"".join(StoredBatches(log).read(place, seen.ends[0].log_end, 1 << 24, at_least_one=True).buffers)
 
 
-def test_a_fetch_returns_them_as_they_are_stored(root: Root) -> None:
+def test_fetch_returns_odd_batches_unchanged(root: Root) -> None:
     for name, case in SOUND.items():
         assert fetched(root, TOPICS[name]) == case.data + batch(case.end, [b"after"]), name
 
 
-def test_sealing_and_cleaning_read_them(sound: Path) -> None:
+def test_sealing_and_cleaning_read_odd_batches(sound: Path) -> None:
     """Of the compressed ones the cleaner keeps the last record of each key: it writes half of the batch again."""
     root = World(now_ms=2 * HOUR_MS).root()
     names = [name for name in SOUND if name not in HEADERS and name not in LEGACY]
@@ -136,7 +136,7 @@ def test_sealing_and_cleaning_read_them(sound: Path) -> None:
         assert offsets(read_topic(topic)) == [3, 4, 5], name
 
 
-def test_produced_they_are_taken_as_they_are_read() -> None:
+def test_produce_accepts_readable_odd_batches() -> None:
     configs = TopicConfigs({"message.timestamp.type": "LogAppendTime"})
     for name, case in CASES.items():
         if name in HEADERS or name in LEGACY:
@@ -150,7 +150,7 @@ def test_produced_they_are_taken_as_they_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_those_that_cannot_be_read_are_corrupt_alone(tmp_path: Path, name: str) -> None:
+def test_only_unreadable_odd_batches_are_corrupt(tmp_path: Path, name: str) -> None:
     case, topic = BAD[name], TOPICS[name]
     folder = written(tmp_path, [name])
     with pytest.raises(Corrupt):

@@ -126,7 +126,7 @@ TIMES: dict[str, tuple[bytes, dict[int | None, int | None]]] = {
 }  # fmt: skip
 
 
-def test_look_ups_by_time_answer_as_a_broker(tmp_path: Path) -> None:
+def test_lookups_by_timestamp_match_a_broker(tmp_path: Path) -> None:
     for number, (data, _) in enumerate(TIMES.values()):
         write_partition(tmp_path, f"t{number}-0", {0: data})
     directory, root, _ = views(tmp_path)
@@ -178,7 +178,7 @@ TRANSACTIONS: dict[str, tuple[bytes, str, str]] = {
 }  # fmt: skip
 
 
-def test_transactions_are_what_a_client_of_a_broker_reads(tmp_path: Path) -> None:
+def test_transactions_match_a_kafka_client(tmp_path: Path) -> None:
     for number, (data, _, _) in enumerate(TRANSACTIONS.values()):
         write_partition(tmp_path, f"t{number}-0", {0: data})
     _, _, root = views(tmp_path)
@@ -201,7 +201,7 @@ GAPS = (
 )
 
 
-def test_a_fetch_in_a_gap_reads_on_after_it(tmp_path: Path) -> None:
+def test_fetch_in_a_gap_continues_after_it(tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: GAPS})
     for log in views(tmp_path, configs={"cleanup.policy": "compact"})[:2]:
         seen = log.poll(["t"])["t"]
@@ -222,7 +222,7 @@ def test_a_fetch_in_a_gap_reads_on_after_it(tmp_path: Path) -> None:
 FAR = 2**31 + 5
 
 
-def test_batches_of_a_segment_more_than_2_31_offsets_apart(tmp_path: Path) -> None:
+def test_segment_with_batches_more_than_2_31_offsets_apart(tmp_path: Path) -> None:
     """As old brokers left them. An export splits them, for a broker of today would not load the segment."""
     data = [
         keyed_batch(base, [(key, value)])
@@ -273,7 +273,7 @@ def with_crc(wanted: int, base: int) -> bytes:
 
 
 @pytest.mark.parametrize("crc", [0, 0xFFFFFFFF])
-def test_a_checksum_of_zeros_or_ones_is_one(tmp_path: Path, crc: int) -> None:
+def test_checksum_of_all_zeros_or_ones_is_valid(tmp_path: Path, crc: int) -> None:
     odd = with_crc(crc, 0)
     assert scan_headers(odd).crc.tolist() == [crc]
     for name, data in (("a", odd + batch(1, [b"x"])), ("b", batch(0, [b"x"]) + with_crc(crc, 1)),
@@ -291,7 +291,7 @@ def test_a_checksum_of_zeros_or_ones_is_one(tmp_path: Path, crc: int) -> None:
     [bytes(1 << 20), bytes(8), os.urandom(4096), b"\1\2\3\4\5", struct.pack(">ii", -7, 100)],
     ids=["preallocated", "an entry of zeros", "garbage", "half an entry", "below the base"],
 )
-def test_an_index_that_is_wrong_hides_nothing(tmp_path: Path, content: bytes) -> None:
+def test_wrong_index_does_not_hide_records(tmp_path: Path, content: bytes) -> None:
     data = b"".join(batch(1000 + at, [b"v" * 200], timestamp=T + at) for at in range(200))
     folder = write_partition(tmp_path, "t-0", {1000: data})
     for suffix in ("index", "timeindex"):
@@ -336,7 +336,7 @@ EPOCH_FILES = {
 }
 
 
-def test_epochs_come_from_the_batches_whatever_the_file_says(tmp_path: Path) -> None:
+def test_leader_epochs_come_from_the_batches(tmp_path: Path) -> None:
     for number, text in enumerate(EPOCH_FILES.values()):
         folder = write_partition(tmp_path / "dir", f"t{number}-0", {0: FIRST, 2: SECOND})
         if text is not None:
@@ -369,7 +369,7 @@ BESIDE_SEGMENTS = (
 )  # fmt: skip
 
 
-def test_what_is_not_kafkas_is_passed_over(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 2: SECOND})
     for name in FOLDERS:
         (tmp_path / name).mkdir()
@@ -388,7 +388,7 @@ def test_what_is_not_kafkas_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\1" * 40])
-def test_transactions_are_read_beside_a_bad_producer_snapshot(tmp_path: Path, content: bytes | None) -> None:
+def test_transactions_are_read_despite_a_damaged_producer_snapshot(tmp_path: Path, content: bytes | None) -> None:
     folder = write_partition(tmp_path, "t-0", {0: transactions((9, "t"), (8, "u"), (9, "commit"))})
     if content is not None:
         (folder / f"{3:020}.snapshot").write_bytes(content)
@@ -421,7 +421,7 @@ CLEANED: dict[str, tuple[dict[int, bytes], int, Rows]] = {
 
 
 @pytest.mark.parametrize("name", CLEANED)
-def test_odd_logs_are_cleaned(tmp_path: Path, name: str) -> None:
+def test_odd_logs_can_be_cleaned(tmp_path: Path, name: str) -> None:
     segments, start, expected = CLEANED[name]
     write_partition(tmp_path, "t-0", segments)
     (tmp_path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {start}\n")

@@ -42,7 +42,7 @@ def in_place(folder: Path, policy: str, left_out: list[Skipped], start: int = 0)
 
 @pytest.mark.parametrize("stale", [STALE, STALE + batch(12, [b"oldest"])], ids=["one", "two"])
 @pytest.mark.parametrize("policy", [SKIP, TRUNCATE])
-def test_a_stale_batch_behind_the_end_costs_no_record(tmp_path: Path, policy: str, stale: bytes) -> None:
+def test_stale_batch_after_the_end_does_not_lose_records(tmp_path: Path, policy: str, stale: bytes) -> None:
     write_partition(tmp_path, "t-0", {0: LOG + stale})
     for take in (in_place, imported):
         left_out: list[Skipped] = []
@@ -51,7 +51,7 @@ def test_a_stale_batch_behind_the_end_costs_no_record(tmp_path: Path, policy: st
         assert sum(each.nbytes for each in left_out) == len(stale)
 
 
-def test_a_stale_batch_is_an_error_where_nothing_is_left_out(tmp_path: Path) -> None:
+def test_stale_batch_is_corrupt_with_policy_fail(tmp_path: Path) -> None:
     """What stands there may be the log's last batch with a damaged offset."""
     file = segment(write_partition(tmp_path, "t-0", {0: LOG + STALE}), 0)
     assert KafkaView(tmp_path).bounds("t")[0].log_end == END
@@ -62,14 +62,14 @@ def test_a_stale_batch_is_an_error_where_nothing_is_left_out(tmp_path: Path) -> 
     assert offsets(read(KafkaView(tmp_path), "t", end=20)) == list(range(20))
 
 
-def test_a_stale_batch_opens_no_transaction(tmp_path: Path) -> None:
+def test_stale_batch_does_not_open_a_transaction(tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: LOG + batch(10, [b"old"], producer=7)})
     view = KafkaView(tmp_path, corrupt_records=SKIP)
     assert view.bounds("t")[0].last_stable == END
     assert offsets(read(view, "t", isolation=READ_COMMITTED)) == list(range(END))
 
 
-def test_a_log_goes_on_behind_a_stale_batch(tmp_path: Path) -> None:
+def test_log_continues_after_a_stale_batch(tmp_path: Path) -> None:
     """Also for a view that has seen the stale one last."""
     folder = write_partition(tmp_path, "t-0", {0: LOG + STALE})
     left_out: list[Skipped] = []
@@ -82,7 +82,7 @@ def test_a_log_goes_on_behind_a_stale_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", [SKIP, TRUNCATE])
-def test_exchanged_segments_are_taken_as_they_are_read(tmp_path: Path, policy: str) -> None:
+def test_swapped_segments_are_imported_as_read_in_place(tmp_path: Path, policy: str) -> None:
     """No offset of a segment reaches the next one's base."""
     parts = {base: b"".join(batch(offset, [b"x"]) for offset in range(base, base + 4)) for base in (0, 4, 8)}
     write_partition(tmp_path, "t-0", {0: parts[0], 4: parts[8], 8: parts[4]})
@@ -114,13 +114,13 @@ def test_exchanged_segments_are_taken_as_they_are_read(tmp_path: Path, policy: s
         (162, Span(201, 204), Span(200, 202), None, 2),
     ],
 )
-def test_the_batch_that_does_not_fit_is_blamed(
+def test_batch_that_does_not_fit_is_invalid(
     before: int, first: Span, second: Span, after: int | None, wrong: int
 ) -> None:
     assert first_is_wrong(before, first, second, after) == (wrong == 1)
 
 
-def test_skipping_keeps_the_sound_one_of_two_batches_out_of_order(tmp_path: Path) -> None:
+def test_skip_retains_the_valid_out_of_order_batch(tmp_path: Path) -> None:
     parts = [batch(0, [b"a"] * 4), batch(10, [b"b"] * 4), batch(20, [b"c"] * 4), batch(24, [b"d"])]
     damaged = bytearray(parts[2])
     damaged[7] ^= 16  # 20 becomes 4
@@ -130,7 +130,7 @@ def test_skipping_keeps_the_sound_one_of_two_batches_out_of_order(tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_flipped_offset_costs_its_batch_alone_in_a_dense_log(tmp_path: Path, seed: int) -> None:
+def test_flipped_offset_loses_only_its_batch(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     sizes = [chance.randrange(1, 6) for _ in range(30)]
     bases = [sum(sizes[:at]) for at in range(len(sizes))]
@@ -159,7 +159,7 @@ FRONT, MIDDLE, BACK = batch(0, [b"0"] * 4), batch(4, [b"4"] * 4), batch(8, [b"8"
 
 
 @pytest.mark.parametrize("back", [BACK, b""], ids=["middle", "last"])
-def test_an_unknown_magic_in_the_last_segment_is_an_error_as_for_kafkas_consumer(tmp_path: Path, back: bytes) -> None:
+def test_unknown_magic_in_the_last_segment_is_corrupt(tmp_path: Path, back: bytes) -> None:
     """Its recovery keeps the batch, for the checksum holds."""
     file = segment(write_partition(tmp_path, "t-0", {0: FRONT + with_magic(MIDDLE, 3) + back}), 0)
     end = 12 if back else 8
@@ -174,7 +174,7 @@ def test_an_unknown_magic_in_the_last_segment_is_an_error_as_for_kafkas_consumer
 
 @pytest.mark.parametrize("back", [BACK, b""], ids=["middle", "last"])
 @pytest.mark.parametrize("policy", [SKIP, TRUNCATE])
-def test_an_unknown_magic_is_left_out_and_reported(tmp_path: Path, policy: str, back: bytes) -> None:
+def test_unknown_magic_is_skipped_and_reported(tmp_path: Path, policy: str, back: bytes) -> None:
     write_partition(tmp_path, "t-0", {0: FRONT + with_magic(MIDDLE, 3) + back})
     expected = [*range(4), *(range(8, 12) if back and policy == SKIP else ())]
     for take in (in_place, imported):
@@ -186,13 +186,13 @@ def test_an_unknown_magic_is_left_out_and_reported(tmp_path: Path, policy: str, 
 
 
 @pytest.mark.parametrize("magic", [0, 1, 130, 255])
-def test_of_a_magic_that_recovery_refuses_the_log_ends_in_front(tmp_path: Path, magic: int) -> None:
+def test_log_ends_before_a_magic_that_recovery_rejects(tmp_path: Path, magic: int) -> None:
     """Kafka reads the byte as signed, and takes what is below 2 for old messages, whose checksum fails."""
     write_partition(tmp_path, "t-0", {0: FRONT + with_magic(MIDDLE, magic)})
     assert in_place(tmp_path, FAIL, []) == imported(tmp_path, FAIL, []) == list(range(4))
 
 
-def test_a_time_is_not_looked_up_across_an_unknown_magic(tmp_path: Path) -> None:
+def test_lookup_by_timestamp_stops_at_unknown_magic(tmp_path: Path) -> None:
     late = batch(8, [b"8"], timestamp=1_800_000_000_000)
     write_partition(tmp_path, "t-0", {0: FRONT + with_magic(MIDDLE, 3) + late})
     with pytest.raises(Corrupt, match="magic is 3"):

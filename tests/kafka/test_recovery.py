@@ -66,7 +66,7 @@ def batch_at(view: KafkaView, offset: int) -> int | str | None:
 
 @pytest.mark.parametrize("isolation", ISOLATION)
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_truncated_log_is_what_kafkas_recovery_leaves(fixtures: Path, name: str, isolation: str) -> None:
+def test_truncate_policy_matches_kafkas_recovery(fixtures: Path, name: str, isolation: str) -> None:
     fixture, topic = fixtures / "damaged" / name, topic_of(name)
     view = KafkaView(fixture / "data", corrupt_records=TRUNCATE)
     expected = without_epochs(expected_records(fixture, f"{topic}-0", isolation, "recovered"))
@@ -78,9 +78,7 @@ def test_a_truncated_log_is_what_kafkas_recovery_leaves(fixtures: Path, name: st
 
 
 @pytest.mark.parametrize("name", LOADED_THREE_WAYS)
-def test_in_place_a_log_is_what_kafka_loads_with_the_recovery_point_in_the_last_segment(
-    fixtures: Path, name: str
-) -> None:
+def test_fail_policy_matches_kafka_with_recovery_point_in_last_segment(fixtures: Path, name: str) -> None:
     view = KafkaView(fixtures / "damaged" / name / "data")
     kafka, bounds = recovery(fixtures, name, LAST_SEGMENT), view.bounds("damaged")[0]
     assert (bounds.log_start, bounds.log_end) == (kafka["logStartOffset"], kafka["logEndOffset"])
@@ -99,7 +97,7 @@ def test_in_place_a_log_is_what_kafka_loads_with_the_recovery_point_in_the_last_
 
 @pytest.mark.parametrize(("mode", "policy"), [(LAST_SEGMENT, FAIL), (POINT_0, TRUNCATE)])
 @pytest.mark.parametrize("name", LOADED_THREE_WAYS)
-def test_a_fetch_at_any_offset_begins_with_kafkas_batch(fixtures: Path, name: str, mode: str, policy: str) -> None:
+def test_fetch_at_any_offset_starts_with_kafkas_batch(fixtures: Path, name: str, mode: str, policy: str) -> None:
     view = KafkaView(fixtures / "damaged" / name / "data", corrupt_records=policy)
     expected = recovery(fixtures, name, mode)["fetchAt"]
     if name == "indexes-wrong" and mode == LAST_SEGMENT:
@@ -112,7 +110,7 @@ def test_a_fetch_at_any_offset_begins_with_kafkas_batch(fixtures: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["garbage-appended", "last-batch-cut", "length-field-huge", "zeros-appended"])
-def test_a_clean_shutdown_marker_changes_nothing(fixtures: Path, tmp_path: Path, name: str) -> None:
+def test_clean_shutdown_marker_has_no_effect(fixtures: Path, tmp_path: Path, name: str) -> None:
     """With it Kafka fails to load zeros and takes the log's end from indexes, so that reading gets stuck."""
     log_dir = tmp_path / "data"
     log_dir.mkdir()
@@ -125,7 +123,7 @@ def test_a_clean_shutdown_marker_changes_nothing(fixtures: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("isolation", ISOLATION)
-def test_a_flipped_bit_costs_its_batch_alone_where_damage_is_skipped(fixtures: Path, isolation: str) -> None:
+def test_skip_loses_only_the_batch_with_a_flipped_bit(fixtures: Path, isolation: str) -> None:
     good = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0", isolation))
     said: list[Skipped] = []
     folder = fixtures / "damaged" / BIT_FLIPPED / "data"
@@ -143,9 +141,7 @@ def test_a_flipped_bit_costs_its_batch_alone_where_damage_is_skipped(fixtures: P
     assert len(found) < len(good)
 
 
-def test_what_was_skipped_is_logged_unless_somebody_else_is_told(
-    fixtures: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_skipped_damage_is_logged_unless_a_callback_is_set(fixtures: Path, caplog: pytest.LogCaptureFixture) -> None:
     view = KafkaView(fixtures / "damaged" / BIT_FLIPPED / "data", corrupt_records=SKIP)
     assert len(read(view, "damaged", start=220, end=260))
     (line,) = [record.getMessage() for record in caplog.records if record.name == "sparklog.kafka"]
@@ -153,7 +149,7 @@ def test_what_was_skipped_is_logged_unless_somebody_else_is_told(
 
 
 @pytest.mark.parametrize("name", [name for name in DAMAGES if name not in (BIT_FLIPPED, "length-field-huge")])
-def test_skipping_changes_nothing_where_no_reader_meets_damage(fixtures: Path, name: str) -> None:
+def test_skip_policy_does_not_affect_intact_logs(fixtures: Path, name: str) -> None:
     said: list[Skipped] = []
     topic = topic_of(name)
     data = fixtures / "damaged" / name / "data"
@@ -165,7 +161,7 @@ def test_skipping_changes_nothing_where_no_reader_meets_damage(fixtures: Path, n
     assert said == []
 
 
-def test_batches_behind_a_length_that_cannot_be_are_found_where_damage_is_skipped(fixtures: Path) -> None:
+def test_skip_finds_batches_after_an_impossible_length(fixtures: Path) -> None:
     """Kafka cuts the log there, although all that follows is whole. The damaged batch is a marker."""
     good = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0"))
     said: list[Skipped] = []
@@ -181,7 +177,7 @@ def test_batches_behind_a_length_that_cannot_be_are_found_where_damage_is_skippe
     assert read(view, "damaged", isolation=READ_COMMITTED) == committed
 
 
-def test_times_are_looked_up_past_damage_where_it_is_skipped(fixtures: Path) -> None:
+def test_skip_looks_up_timestamps_after_damage(fixtures: Path) -> None:
     good = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0"))
     data = fixtures / "damaged" / BIT_FLIPPED / "data"
     lost = next(record for record in good if record.offset == 227)
@@ -193,7 +189,7 @@ def test_times_are_looked_up_past_damage_where_it_is_skipped(fixtures: Path) -> 
     assert found.offset == expected.offset
 
 
-def test_a_truncated_log_says_what_it_lost(fixtures: Path) -> None:
+def test_truncate_reports_lost_records(fixtures: Path) -> None:
     said: list[Skipped] = []
     folder = fixtures / "damaged" / BIT_FLIPPED / "data"
     view = KafkaView(folder, corrupt_records=TRUNCATE, on_skipped=said.append)
@@ -205,7 +201,7 @@ def test_a_truncated_log_says_what_it_lost(fixtures: Path) -> None:
     assert "skipped corrupt offsets 226 and later of damaged-0" in str(said[1])
 
 
-def test_an_unknown_policy_is_refused(fixtures: Path, root: Root) -> None:
+def test_unknown_policy_is_rejected(fixtures: Path, root: Root) -> None:
     with pytest.raises(BadRequest, match="unknown corrupt_records 'ignore': expected one of fail, skip, truncate"):
         KafkaView(fixtures / "damaged/good/data", corrupt_records="ignore")
     with pytest.raises(BadRequest, match="unknown corrupt_records"):
@@ -228,7 +224,7 @@ def scan(topic: Topic) -> Scan:
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_an_import_that_truncates_keeps_what_kafkas_recovery_keeps(fixtures: Path, root: Root, name: str) -> None:
+def test_import_with_truncate_matches_kafkas_recovery(fixtures: Path, root: Root, name: str) -> None:
     fixture, topic = fixtures / "damaged" / name, topic_of(name)
     said: list[Skipped] = []
     found = imported(root, fixtures, name, TRUNCATE, said)
@@ -240,7 +236,7 @@ def test_an_import_that_truncates_keeps_what_kafkas_recovery_keeps(fixtures: Pat
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_closed_segments_of_a_truncated_import_are_the_recovered_files(
+def test_closed_segments_of_import_with_truncate_equal_recovered_files(
     fixtures: Path, root: Root, tmp_path: Path, name: str
 ) -> None:
     """Byte for byte, indexes included, as far as Kafka's files are closed segments that hold something."""
@@ -266,7 +262,7 @@ def test_closed_segments_of_a_truncated_import_are_the_recovered_files(
     assert compared >= 2
 
 
-def test_an_import_that_skips_leaves_out_the_damaged_batch_alone(fixtures: Path, root: Root) -> None:
+def test_import_with_skip_loses_only_the_damaged_batch(fixtures: Path, root: Root) -> None:
     good = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0"))
     said: list[Skipped] = []
     found = imported(root, fixtures, BIT_FLIPPED, SKIP, said)
@@ -280,7 +276,7 @@ def test_an_import_that_skips_leaves_out_the_damaged_batch_alone(fixtures: Path,
             assert records(piece) == [record for record in good if record.offset == offset]
 
 
-def test_an_import_says_what_lies_behind_the_log_s_end(fixtures: Path, root: Root) -> None:
+def test_import_reports_bytes_after_the_log_end(fixtures: Path, root: Root) -> None:
     said: list[Skipped] = []
     imported(root, fixtures, "garbage-appended", FAIL, said)
     assert [(skipped.start, skipped.end, skipped.position, skipped.nbytes) for skipped in said] == [
@@ -292,9 +288,7 @@ def test_an_import_says_what_lies_behind_the_log_s_end(fixtures: Path, root: Roo
     ("name", "policy"),
     [pytest.param(BIT_FLIPPED, SKIP, marks=pytest.mark.slow), *((name, TRUNCATE) for name in DAMAGES)],
 )
-def test_what_was_imported_is_the_same_after_sealing_and_compaction(
-    fixtures: Path, root: Root, name: str, policy: str
-) -> None:
+def test_imported_records_survive_sealing_and_compaction(fixtures: Path, root: Root, name: str, policy: str) -> None:
     """Segments with a hole, new indexes and a cut end are as good as any."""
     before = imported(root, fixtures, name, policy, [])
     topic = root.topic(topic_of(name))

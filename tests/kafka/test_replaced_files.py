@@ -42,7 +42,7 @@ def busy(env: Env, waits: list[float]) -> Env:
     return Env(lambda: 0, env.boot_ms, waits.append, env.random)
 
 
-def test_a_swap_under_way_is_waited_for(folder: Path, busy: Env, waits: list[float]) -> None:
+def test_swap_in_progress_is_awaited(folder: Path, busy: Env, waits: list[float]) -> None:
     swap = folder / f"{0:020}.log.swap"
     segment(folder, 0).rename(swap)
     segment(folder, 3).write_bytes(SECOND)
@@ -59,7 +59,7 @@ def test_a_swap_under_way_is_waited_for(folder: Path, busy: Env, waits: list[flo
     assert len(waits) >= 3
 
 
-def test_a_swap_that_never_ends_is_read_as_the_next_start_up_would(folder: Path, busy: Env, waits: list[float]) -> None:
+def test_abandoned_swap_is_read_as_after_startup(folder: Path, busy: Env, waits: list[float]) -> None:
     (folder / f"{0:020}.log.swap").write_bytes(batch(2, [b"c"]))
     segment(folder, 3).write_bytes(SECOND)
     names = directory.list_segments(file_path(folder), env=busy)
@@ -67,7 +67,7 @@ def test_a_swap_that_never_ends_is_read_as_the_next_start_up_would(folder: Path,
     assert len(waits) > 10
 
 
-def test_a_folder_that_never_holds_still_is_unavailable(
+def test_directory_that_changes_continuously_is_unavailable(
     folder: Path, busy: Env, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter(range(1000))
@@ -80,7 +80,7 @@ def test_a_folder_that_never_holds_still_is_unavailable(
         directory.list_segments(file_path(folder), env=busy)
 
 
-def test_a_segment_that_is_listed_and_never_there_is_unavailable(folder: Path, env: Env) -> None:
+def test_listed_segment_that_cannot_be_opened_is_unavailable(folder: Path, env: Env) -> None:
     segment(folder, 3).write_bytes(SECOND)
     view = KafkaView(folder.parent, env=env)
     part = plan(view, 0, 6)
@@ -93,7 +93,7 @@ def test_a_segment_that_is_listed_and_never_there_is_unavailable(folder: Path, e
         KafkaView(folder.parent, env=env).refresh(["t"])
 
 
-def test_a_cleaner_that_has_not_begun_to_swap_is_not_waited_for(folder: Path, env: Env, waits: list[float]) -> None:
+def test_cleaned_files_without_swap_are_not_awaited(folder: Path, env: Env, waits: list[float]) -> None:
     (folder / f"{0:020}.log.cleaned").write_bytes(FIRST[:10])
     view = KafkaView(folder.parent, env=env)
     assert end_of(view) == 3
@@ -102,7 +102,7 @@ def test_a_cleaner_that_has_not_begun_to_swap_is_not_waited_for(folder: Path, en
     assert waits == []
 
 
-def test_a_tail_goes_on_while_the_folder_is_swapped(folder: Path, env: Env) -> None:
+def test_tailing_reader_continues_during_a_swap(folder: Path, env: Env) -> None:
     segment(folder, 3).write_bytes(SECOND)
     view = KafkaView(folder.parent, env=env)
     assert end_of(view) == 6
@@ -113,7 +113,7 @@ def test_a_tail_goes_on_while_the_folder_is_swapped(folder: Path, env: Env) -> N
 
 
 @pytest.mark.parametrize("old_files", ["kept", "removed"])
-def test_a_plan_made_before_a_swap_reads_the_same_offsets_after_it(folder: Path, env: Env, old_files: str) -> None:
+def test_plan_made_before_a_swap_reads_the_same_offsets(folder: Path, env: Env, old_files: str) -> None:
     segment(folder, 3).write_bytes(SECOND)
     segment(folder, 6).write_bytes(batch(6, [b"g"]))
     segment(folder, 7).write_bytes(batch(7, [b"h"]))
@@ -128,7 +128,7 @@ def test_a_plan_made_before_a_swap_reads_the_same_offsets_after_it(folder: Path,
     assert offsets(read(view, "t")) == list(range(8))
 
 
-def test_a_swap_in_the_middle_of_reading_neither_repeats_nor_loses(
+def test_swap_during_a_read_does_not_repeat_or_lose_records(
     folder: Path, env: Env, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment(folder, 3).write_bytes(SECOND)
@@ -151,7 +151,7 @@ def test_a_swap_in_the_middle_of_reading_neither_repeats_nor_loses(
     assert len(opened) > 3
 
 
-def test_a_cleaned_segment_is_planned_anew(folder: Path, env: Env) -> None:
+def test_cleaned_segment_is_planned_again(folder: Path, env: Env) -> None:
     append_to(segment(folder, 0), batch(3, [b"d"], producer=7) + marker(4, 7, commit=False))
     segment(folder, 5).write_bytes(batch(5, [b"f"]))
     view = KafkaView(folder.parent, env=env)
@@ -161,7 +161,7 @@ def test_a_cleaned_segment_is_planned_anew(folder: Path, env: Env) -> None:
     assert offsets(read(view, "t", isolation=READ_COMMITTED)) == [2, 5]
 
 
-def test_expired_files_are_read_until_they_are_gone(folder: Path) -> None:
+def test_expired_files_are_read_until_they_are_deleted(folder: Path) -> None:
     segment(folder, 3).write_bytes(SECOND)
     view = KafkaView(folder.parent)
     part = plan(view, 0, 6)

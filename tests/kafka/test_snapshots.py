@@ -31,7 +31,7 @@ def transactions(fixtures: Path, tmp_path: Path) -> Path:
     return copied(fixtures / "transactions/data", tmp_path / "data")
 
 
-def test_a_tail_stops_at_the_high_watermark_a_batch_reader_does_not(transactions: Path) -> None:
+def test_only_a_tailing_reader_stops_at_the_high_watermark(transactions: Path) -> None:
     (transactions / "replication-offset-checkpoint").write_text("0\n2\ntxn-a 0 50\ntxn-b 0 9999\n")
     tail, whole = KafkaView(transactions, tailing=True), KafkaView(transactions)
     limited, unlimited = tail.bounds("txn-a")[0], whole.bounds("txn-a")[0]
@@ -42,7 +42,7 @@ def test_a_tail_stops_at_the_high_watermark_a_batch_reader_does_not(transactions
     assert offsets(read(tail, "txn-a", 0, READ_UNCOMMITTED))[-1] < 50
 
 
-def test_the_log_start_may_lie_inside_a_batch(folder: Path) -> None:
+def test_log_start_may_be_inside_a_batch(folder: Path) -> None:
     (folder.parent / "log-start-offset-checkpoint").write_text("0\n2\nt 0 1\nother 3 7\n")
     view = KafkaView(folder.parent)
     assert view.bounds("t")[0].log_start == 1
@@ -52,7 +52,7 @@ def test_the_log_start_may_lie_inside_a_batch(folder: Path) -> None:
         plan(view, 0, 2)
 
 
-def test_a_log_start_beyond_the_end_leaves_an_empty_log(folder: Path) -> None:
+def test_log_start_beyond_the_end_leaves_an_empty_log(folder: Path) -> None:
     (folder.parent / "log-start-offset-checkpoint").write_text("0\n1\nt 0 50\n")
     view = KafkaView(folder.parent)
     bounds = view.bounds("t")[0]
@@ -60,7 +60,7 @@ def test_a_log_start_beyond_the_end_leaves_an_empty_log(folder: Path) -> None:
     assert view.plan([OffsetRange("t", 0, 50, 50)], READ_COMMITTED) == []
 
 
-def test_a_damaged_checkpoint_is_corrupt(folder: Path) -> None:
+def test_damaged_checkpoint_is_corrupt(folder: Path) -> None:
     file = folder.parent / "log-start-offset-checkpoint"
     file.write_text("0\n3\nt 0 1\n")
     with pytest.raises(Corrupt, match="should have 3 entries but has 1") as caught:
@@ -91,7 +91,7 @@ def cut_anywhere(fixtures: Path, tmp_path: Path) -> Iterator[Callable[[int], Kaf
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
-def test_a_log_cut_at_any_byte_is_a_prefix(fixtures: Path, cut_anywhere: Callable[[int], KafkaView]) -> None:
+def test_log_truncated_at_any_byte_is_a_prefix(fixtures: Path, cut_anywhere: Callable[[int], KafkaView]) -> None:
     fixture = fixtures / "transactions"
     everything = without_epochs(expected_records(fixture, "txn-b-0"))
     committed = without_epochs(expected_records(fixture, "txn-b-0", READ_COMMITTED))
@@ -107,7 +107,7 @@ def test_a_log_cut_at_any_byte_is_a_prefix(fixtures: Path, cut_anywhere: Callabl
     assert len(ends) > 10
 
 
-def test_a_folder_that_goes_away_is_not_found(folder: Path) -> None:
+def test_deleted_directory_is_not_found(folder: Path) -> None:
     view = KafkaView(folder.parent)
     part = plan(view, 0, 3)
     shutil.rmtree(folder)

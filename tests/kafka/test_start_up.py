@@ -95,7 +95,7 @@ def test_a_crash_at_each_step_of_a_cleaning(
         ([4, 8], [0], None, ["swap 0", "4", "8"]),
     ],
 )
-def test_which_segments_count(logs: list[int], swaps: list[int], cleaned: int | None, expected: list[str]) -> None:
+def test_segments_after_startup(logs: list[int], swaps: list[int], cleaned: int | None, expected: list[str]) -> None:
     def next_offset(name: SegmentName) -> int:
         return name.base + 4
 
@@ -105,20 +105,20 @@ def test_which_segments_count(logs: list[int], swaps: list[int], cleaned: int | 
     assert [str(name.path) for name in found] == expected
 
 
-def test_an_empty_swap_takes_its_name(tmp_path: Path, env: Env) -> None:
+def test_empty_swap_file_replaces_its_segment(tmp_path: Path, env: Env) -> None:
     folder = write_partition(tmp_path, "t-0", SEGMENTS)
     (folder / named(0, "log.swap")).write_bytes(b"")
     assert seen(folder, env) == list(range(4, 12))
 
 
-def test_a_folder_with_nothing_but_a_swap_is_a_partition(tmp_path: Path, env: Env) -> None:
+def test_directory_with_only_a_swap_file_is_a_partition(tmp_path: Path, env: Env) -> None:
     folder = write_partition(tmp_path, "t-0", {})
     (folder / named(0, "log.swap")).write_bytes(CLEANED)
     assert kafka_layout(tmp_path) == "log-dir"
     assert seen(folder, env) == [1, 6]
 
 
-def test_the_index_of_a_swap_is_used_where_it_is_right(tmp_path: Path) -> None:
+def test_valid_index_of_a_swap_file_is_used(tmp_path: Path) -> None:
     folder = write_partition(tmp_path, "t-0", {})
     swap = folder / named(0, "log.swap")
     swap.write_bytes(CLEANED)
@@ -131,7 +131,7 @@ def test_the_index_of_a_swap_is_used_where_it_is_right(tmp_path: Path) -> None:
     assert next_offset_of(SegmentName(0, file_path(swap), 0)) == 7
 
 
-def test_names_of_what_lies_beside_a_segment(tmp_path: Path) -> None:
+def test_companion_file_names(tmp_path: Path) -> None:
     log = tmp_path / named(7, "log")
     assert companion(file_path(log), "index") == file_path(tmp_path / named(7, "index"))
     assert companion(file_path(f"{log}.swap"), "index") == file_path(tmp_path / named(7, "index.swap"))
@@ -140,7 +140,7 @@ def test_names_of_what_lies_beside_a_segment(tmp_path: Path) -> None:
     assert companion(file_path(log), "txnindex") == file_path(tmp_path / named(7, "txnindex.swap"))
 
 
-def test_transactions_that_only_a_swapped_index_knows_are_left_out(tmp_path: Path, env: Env) -> None:
+def test_aborted_transactions_of_swapped_index_are_hidden(tmp_path: Path, env: Env) -> None:
     broken = bytearray(marker(2, 7, commit=False))
     broken[-11] ^= 1
     folder = write_partition(tmp_path, "t-0", {3: batch(3, [b"d"])})
@@ -151,7 +151,7 @@ def test_transactions_that_only_a_swapped_index_knows_are_left_out(tmp_path: Pat
     assert offsets(read(view, "t", isolation=READ_COMMITTED, end=2)) == [0]
 
 
-def test_a_tail_reads_on_beside_what_a_dead_cleaner_left(tmp_path: Path, env: Env) -> None:
+def test_tailing_reader_ignores_files_of_a_dead_cleaner(tmp_path: Path, env: Env) -> None:
     folder = write_partition(tmp_path, "t-0", SEGMENTS)
     (folder / named(0, "log.swap")).write_bytes(CLEANED)
     abandoned(folder)
@@ -163,7 +163,7 @@ def test_a_tail_reads_on_beside_what_a_dead_cleaner_left(tmp_path: Path, env: En
     assert offsets(read(view, "t")) == [*AFTER, 12]
 
 
-def test_a_broker_that_starts_meanwhile_finishes_the_swap(tmp_path: Path, env: Env) -> None:
+def test_broker_that_starts_completes_the_swap(tmp_path: Path, env: Env) -> None:
     folder = write_partition(tmp_path, "t-0", SEGMENTS)
     swap = folder / named(0, "log.swap")
     swap.write_bytes(CLEANED)
@@ -180,7 +180,7 @@ def test_a_broker_that_starts_meanwhile_finishes_the_swap(tmp_path: Path, env: E
 # ---------------------------------------------------------------- checkpoints and snapshots
 
 
-def test_a_log_start_beyond_the_end_leaves_an_empty_log_also_when_imported(tmp_path: Path, env: Env) -> None:
+def test_import_with_log_start_beyond_the_end_is_empty(tmp_path: Path, env: Env) -> None:
     write_partition(tmp_path, "t-0", SEGMENTS)
     (tmp_path / "log-start-offset-checkpoint").write_text("0\n1\nt 0 50\n")
     for policy in ("fail", SKIP, TRUNCATE):
@@ -193,7 +193,7 @@ def test_a_log_start_beyond_the_end_leaves_an_empty_log_also_when_imported(tmp_p
 
 
 @pytest.mark.parametrize("policy", [SKIP, TRUNCATE])
-def test_a_damaged_log_start_checkpoint_is_reset_with_a_warning_where_damage_is_passed_over(
+def test_damaged_log_start_checkpoint_is_ignored_with_a_warning(
     tmp_path: Path, env: Env, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A warning is given once for each folder, and a folder of tests that is gone may come again.

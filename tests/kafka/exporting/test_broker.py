@@ -158,7 +158,7 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
     assert scanned(place.reopened("sealed"), 0) == records[:-3]
 
 
-def test_consumers_of_another_clusters_topic_go_on_after_a_restart(broker: Broker, tmp_path: Path) -> None:
+def test_consumers_resume_after_an_export_to_another_cluster(broker: Broker, tmp_path: Path) -> None:
     root = open_root(str(tmp_path / "root"), create=True)
     records = 105
     segments = {at: led(batch(at, [b"%d" % at] * 35), 40 + at) for at in range(0, records, 35)}
@@ -184,7 +184,7 @@ def test_consumers_of_another_clusters_topic_go_on_after_a_restart(broker: Broke
     assert offsets_polled(broker, "python") == sent
 
 
-def test_records_are_found_by_time_from_the_log_start_on(broker: Broker, tmp_path: Path) -> None:
+def test_lookups_by_timestamp_start_at_the_log_start(broker: Broker, tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path / "root")
     far = 1 << 32
     write_partition(tmp_path / "log", "far-0", {0: batch(0, [b"a"]), far: batch(far, [b"b"]), far + 1: b""})
@@ -256,7 +256,7 @@ def producing(broker: Broker) -> Iterator[Any]:
         producer.close()
 
 
-def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> None:
+def test_internal_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> None:
     topics: dict[str, Topic] = {}
     told: dict[str, tuple[Path, str]] = {}
     for fixture, stage in FIXTURES:

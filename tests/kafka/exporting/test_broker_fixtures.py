@@ -110,7 +110,7 @@ def cases(fixtures: Path, rewrite: bool) -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("rewrite", [False, True])
-def test_a_broker_reads_every_fixture(
+def test_broker_reads_every_exported_fixture(
     broker: Broker, fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path, rewrite: bool
 ) -> None:
     every = {case.called: case for case in cases(fixtures, rewrite)}

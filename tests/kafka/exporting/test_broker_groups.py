@@ -57,7 +57,7 @@ def described(broker: Broker) -> dict[tuple[str, str, int], int]:
 
 
 @pytest.mark.parametrize("fixture", ["transactions", "transactions-tv0"])
-def test_groups_of_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str) -> None:
+def test_exported_groups_match_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str) -> None:
     expected = expected_groups(fixtures / fixture)
     assert len(expected) > 10
     root = open_root(str(tmp_path / "root"), create=True)

@@ -129,7 +129,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(topics, folder / "out", list(found))
 
 
-def test_topics_in_all_states_read_the_same(exported: Exported, kafka_tools: KafkaTools) -> None:
+def test_exported_topics_in_all_states_have_the_same_records(exported: Exported, kafka_tools: KafkaTools) -> None:
     topics, out = exported.topics, exported.folder
     view = KafkaView(out)
     total = 0
@@ -220,9 +220,7 @@ def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tool
     assert kafka_tools.complaints(sorted(tmp_path.glob("out*/*/*.log"))) == []
 
 
-def test_an_end_within_a_batch_keeps_the_batch_and_within_a_large_one_reads_little(
-    place: CountedRoot, tmp_path: Path
-) -> None:
+def test_end_offset_inside_a_batch_includes_the_batch(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1, {})
     topic.append(some_rows(100, 1), options=WriteOptions(codec="none", batch_bytes=100_000))
     (part,) = export(topic, tmp_path / "out", ends={0: 50}).partitions
@@ -230,7 +228,7 @@ def test_an_end_within_a_batch_keeps_the_batch_and_within_a_large_one_reads_litt
     assert not list((tmp_path / "out").glob("*/*.snapshot"))
 
 
-def test_chosen_partitions(place: CountedRoot, tmp_path: Path) -> None:
+def test_selected_partitions(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(4, SMALL)
     fill(topic, range(3))
     found = export(topic, tmp_path / "out", partitions=[3, 1], starts={1: 10})
@@ -239,7 +237,7 @@ def test_chosen_partitions(place: CountedRoot, tmp_path: Path) -> None:
     assert found.partition_count == 4
 
 
-def test_older_versions_and_times(place: CountedRoot, tmp_path: Path) -> None:
+def test_earlier_versions_and_times(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1, SMALL)
     seen = {}
     for number in range(6):
@@ -258,7 +256,7 @@ def test_older_versions_and_times(place: CountedRoot, tmp_path: Path) -> None:
     assert read(KafkaView(tmp_path / "deleted"), "t") == expected
 
 
-def test_versions_and_times_that_are_not_there(place: CountedRoot, tmp_path: Path) -> None:
+def test_versions_and_times_that_do_not_exist_are_rejected(place: CountedRoot, tmp_path: Path) -> None:
     created = place.world.now_ms
     topic = place.topic(1)
     fill(topic, [1])
@@ -280,7 +278,7 @@ def test_versions_and_times_that_are_not_there(place: CountedRoot, tmp_path: Pat
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
-def test_linked_segments_are_one_file_and_never_the_active_one(place: CountedRoot, tmp_path: Path) -> None:
+def test_sealed_segments_are_hard_links_except_the_active_segment(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1, SMALL)
     fill(topic, range(10))
     compacted(topic, place.world.now_ms, seal_only=True, roll=True)
@@ -299,7 +297,7 @@ def test_linked_segments_are_one_file_and_never_the_active_one(place: CountedRoo
         assert log.read_bytes() == (tmp_path / "copied" / "t-0" / log.name).read_bytes()
 
 
-def test_links_are_asked_for_in_vain_elsewhere(tmp_path: Path) -> None:
+def test_files_are_copied_if_links_are_not_possible(tmp_path: Path) -> None:
     topic = World().root().create_topic("t", configs=SMALL)
     fill(topic, range(5))
     compacted(topic, START_MS, seal_only=True, roll=True)
@@ -312,7 +310,7 @@ def test_links_are_asked_for_in_vain_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_first_segment_above_the_log_start_is_named_by_it(
+def test_first_segment_is_named_by_the_log_start(
     place: CountedRoot, tmp_path: Path, sealed: bool, kafka_tools: KafkaTools
 ) -> None:
     """Behind an empty one Kafka finds no record by its time."""
@@ -333,7 +331,7 @@ def test_a_first_segment_above_the_log_start_is_named_by_it(
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
 
 
-def test_an_empty_segment_at_the_log_start_was_changed_before_all_records(place: CountedRoot, tmp_path: Path) -> None:
+def test_empty_segment_at_the_log_start_is_older_than_all_records(place: CountedRoot, tmp_path: Path) -> None:
     far = 1 << 32
     write_partition(tmp_path / "log", "t-0", {0: batch(0, [b"a"]), far: batch(far, [b"b"]), far + 1: b""})
     import_log_dir(place.root, tmp_path / "log")
@@ -371,7 +369,7 @@ def epochs_in(out: Path) -> list[LeaderEpoch]:
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_leader_epochs_of_another_cluster_become_0(place: CountedRoot, tmp_path: Path, link: bool) -> None:
+def test_leader_epochs_are_reset_to_0(place: CountedRoot, tmp_path: Path, link: bool) -> None:
     topic = from_another_cluster(place, tmp_path / "log")
     before = {path: path.read_bytes() for path in (tmp_path / "root").rglob("*.log")}
     (part,) = export(topic, tmp_path / "out", link=link).partitions
@@ -390,7 +388,7 @@ def test_leader_epochs_of_another_cluster_become_0(place: CountedRoot, tmp_path:
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
 
 
-def test_leader_epochs_are_kept_if_asked_for(place: CountedRoot, tmp_path: Path) -> None:
+def test_leader_epochs_are_preserved_if_requested(place: CountedRoot, tmp_path: Path) -> None:
     topic = from_another_cluster(place, tmp_path / "log")
     (part,) = export(topic, tmp_path / "out", link=True, keep_leader_epochs=True).partitions
     assert part.linked > 0
@@ -402,7 +400,7 @@ def test_leader_epochs_are_kept_if_asked_for(place: CountedRoot, tmp_path: Path)
 # --- Kafka's transactions --------------------------------------------------------------------------------------------
 
 
-def test_a_range_that_ends_in_kafkas_transaction_says_where_it_is_stable(place: CountedRoot, tmp_path: Path) -> None:
+def test_range_that_ends_in_a_kafka_transaction_has_its_last_stable_offset(place: CountedRoot, tmp_path: Path) -> None:
     batches = [batch(0, [b"a"]), batch(1, [b"b"], producer=7), batch(2, [b"c"]), marker(3, 7, commit=False)]
     write_partition(tmp_path / "kafka", "t-0", {0: b"".join(batches)})
     import_log_dir(place.root, tmp_path / "kafka")
@@ -422,7 +420,7 @@ def nothing_new(folder: Path, *known: str) -> bool:
     return sorted(path.name for path in folder.iterdir()) == sorted(known)
 
 
-def test_places_that_cannot_be(place: CountedRoot, tmp_path: Path) -> None:
+def test_invalid_target_directories_are_rejected(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1)
     fill(topic, [1])
     (tmp_path / "full").mkdir()
@@ -459,7 +457,7 @@ def open_and_export(root: Path, path: Path) -> None:
         ({"topic_id": "AAAAAAAAAAAAAAAAAAAAAA"}, BadRequest, "22 characters"),
     ],
 )
-def test_requests_that_cannot_be(
+def test_invalid_requests_are_rejected(
     place: CountedRoot, tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     topic = place.topic(2)
@@ -469,7 +467,7 @@ def test_requests_that_cannot_be(
     assert nothing_new(tmp_path, "root")
 
 
-def test_above_the_last_stable_offset_is_named(place: CountedRoot, tmp_path: Path) -> None:
+def test_offsets_above_the_last_stable_offset_are_rejected(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1)
     prepared(place, topic, some_rows(10, 1), "tx", 1)
     with pytest.raises(NotFound, match=r"\(the log end is 10, but a transaction is open\)"):
@@ -478,7 +476,7 @@ def test_above_the_last_stable_offset_is_named(place: CountedRoot, tmp_path: Pat
     assert (part.log_start, part.log_end, part.segments) == (0, 0, 1)
 
 
-def test_a_transaction_goes_out_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_transactions_are_exported_atomically(tmp_path: Path) -> None:
     world = TopicsWorld(partitions=2)
     world.topic("c").append(rows("below", partition=1))
     blocker = world.producer("blocker").begin()
@@ -500,7 +498,7 @@ def test_a_transaction_goes_out_whole_or_not_at_all(tmp_path: Path) -> None:
     assert exported("decided", "a", "b", "c") == {"a": [2, 1], "b": [1, 0], "c": [0, 2]}
 
 
-def test_topics_are_named_once(place: CountedRoot, tmp_path: Path) -> None:
+def test_duplicate_topics_are_rejected(place: CountedRoot, tmp_path: Path) -> None:
     place.topic(1)
     for names in ([], ["t", "t"]):
         with pytest.raises(BadRequest, match="different topics"):
@@ -511,7 +509,7 @@ def test_topics_are_named_once(place: CountedRoot, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("sealed", [False, True])
-def test_damage_leaves_nothing(place: CountedRoot, tmp_path: Path, sealed: bool) -> None:
+def test_damage_leaves_no_files(place: CountedRoot, tmp_path: Path, sealed: bool) -> None:
     topic = place.topic(1, SMALL)
     fill(topic, range(5))
     if sealed:
@@ -531,7 +529,7 @@ def test_damage_leaves_nothing(place: CountedRoot, tmp_path: Path, sealed: bool)
     assert nothing_new(tmp_path, "root")
 
 
-def test_a_directory_that_is_filled_meanwhile_stays_as_it_is(place: CountedRoot, tmp_path: Path) -> None:
+def test_directory_filled_during_the_export_is_not_changed(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1)
     fill(topic, [1])
 
@@ -546,7 +544,7 @@ def test_a_directory_that_is_filled_meanwhile_stays_as_it_is(place: CountedRoot,
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_store_failure_leaves_no_files(tmp_path: Path) -> None:
     world = World()
     store = world.store
     fill(world.root().create_topic("t"), range(3))
@@ -579,7 +577,7 @@ def test_leader_epochs(noted: list[tuple[int, int]], log_start: int, expected: l
     assert leader_epochs(noted, log_start) == [LeaderEpoch(epoch, start) for epoch, start in expected]
 
 
-def test_from_and_to_a_time(place: CountedRoot, tmp_path: Path) -> None:
+def test_start_and_end_times(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(3, SMALL, "orders")
     for seed in range(6):
         topic.append(some_rows(90, seed), options=WriteOptions(batch_bytes=2000))
@@ -608,7 +606,7 @@ def test_from_and_to_a_time(place: CountedRoot, tmp_path: Path) -> None:
     assert not (tmp_path / "wrong").exists()
 
 
-def test_by_time_what_is_open_stays_here(place: CountedRoot, tmp_path: Path) -> None:
+def test_start_time_after_the_last_stable_offset_exports_no_records(place: CountedRoot, tmp_path: Path) -> None:
     topic = place.topic(1, SMALL, "orders")
     topic.append(some_rows(10, 0))
     prepared(place, topic, some_rows(10, 5), "tx", 0)
@@ -616,7 +614,7 @@ def test_by_time_what_is_open_stays_here(place: CountedRoot, tmp_path: Path) -> 
     assert (part.log_start, part.log_end) == (10, 10)
 
 
-def test_the_properties_file_says_what_brokers_refuse() -> None:
+def test_properties_file_lists_rejected_configs() -> None:
     configs = TopicConfigs.of(
         {"segment.bytes": 2000, "retention.ms": -1, "message.format.version": "2.8", "cleanup.policy": "compact"}
     )
@@ -631,7 +629,7 @@ def test_the_properties_file_says_what_brokers_refuse() -> None:
     )
 
 
-def test_topics_with_the_longest_names_go_out_and_come_back(place: CountedRoot, tmp_path: Path) -> None:
+def test_topics_with_the_longest_names_round_trip(place: CountedRoot, tmp_path: Path) -> None:
     names = ["a" * 248 + last for last in "xy"]
     for at, name in enumerate(names):
         fill(place.topic(12, {"retention.ms": 1000 + at}, name), range(3))

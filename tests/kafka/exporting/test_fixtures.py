@@ -86,7 +86,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.sweep
-def test_a_round_trip_reads_as_kafkas_consumer_reads_it(fixtures: Path, trip: Trip) -> None:
+def test_round_trip_matches_kafkas_consumer(fixtures: Path, trip: Trip) -> None:
     fixture, stage = trip.fixture, trip.stage
     view = KafkaView(trip.target)
     told = stage if stage != "data-after-clean-shutdown" else "data"
@@ -108,7 +108,7 @@ def test_a_round_trip_reads_as_kafkas_consumer_reads_it(fixtures: Path, trip: Tr
         assert (KafkaView(fixtures / fixture / stage).topic_id(topic) == written) == metadata
 
 
-def test_the_files_are_kafkas(trip: Trip) -> None:
+def test_exported_files_equal_kafkas_files(trip: Trip) -> None:
     fixture, source, target = trip.fixture, trip.source, trip.target
     for name in names_in(source):
         topic, number = split_partition(name)
@@ -176,7 +176,7 @@ def transactions(log: Path) -> transaction_index.AbortedTransactions:
     return transaction_index.parse(file.read_bytes() if file.exists() else b"", int(log.stem))
 
 
-def test_checkpoints_and_snapshots_are_kafkas(fixtures: Path, trip: Trip) -> None:
+def test_exported_checkpoints_and_snapshots_equal_kafkas(fixtures: Path, trip: Trip) -> None:
     fixture, stage, source, target = trip.fixture, trip.stage, trip.source, trip.target
     told = stage if stage != "data-after-clean-shutdown" else "data"
     expected = expected_offsets(fixtures / fixture, told)
@@ -204,7 +204,7 @@ def entries(path: Path) -> list[ProducerEntry]:
     return sorted(parse_snapshot(path.read_bytes()), key=lambda entry: entry.producer_id)
 
 
-def test_dump_log_segments_finds_no_fault(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
+def test_dump_log_segments_accepts_exported_files(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
     chosen = [each for each in STAGES if each[1] in ("data", "before", "after", "pass-2", "start-moved")]
     logs: list[Path] = []
     for fixture, stage in [*chosen, *((f"damaged/{name}", "data") for name in DAMAGED_INDEXES)]:
@@ -219,7 +219,7 @@ def test_dump_log_segments_finds_no_fault(fixtures: Path, kafka_tools: KafkaTool
 @pytest.mark.parametrize(
     "fixture", ["legacy/builder-v0", "legacy/builder-mixed", "legacy/builder-gaps", "transactions"]
 )
-def test_parts_end_with_whole_batches_in_every_format(fixtures: Path, tmp_path: Path, fixture: str) -> None:
+def test_partial_export_ends_with_complete_batches(fixtures: Path, tmp_path: Path, fixture: str) -> None:
     root = imported_from(fixtures / fixture / "data")
     cut = 0
     for name in names_in(fixtures / fixture / "data"):

@@ -103,7 +103,7 @@ def offsets_in(path: Path, partitions: int = 50) -> dict[tuple[str, str, int], O
     return found
 
 
-def test_verify_knows_all_that_an_export_writes(root: Root, tmp_path: Path) -> None:
+def test_verify_accepts_all_files_of_an_export(root: Root, tmp_path: Path) -> None:
     long = root.create_topic("l" * 249).name
     exported(root, tmp_path / "out", "a", "b", "c", long, groups=["billing"])
     (tmp_path / "out" / "gone.properties").write_bytes(b"of a topic that is not here")
@@ -112,7 +112,7 @@ def test_verify_knows_all_that_an_export_writes(root: Root, tmp_path: Path) -> N
     assert [each.file for each in report.foreign] == ["gone.properties"]
 
 
-def test_the_partition_of_a_group_is_kafkas(fixtures: Path) -> None:
+def test_group_partition_matches_kafka(fixtures: Path) -> None:
     assert group_partition("my-group", 50) == 12
     assert group_partition("", 50) == 0
     assert group_partition("polygenelubricants", 50) == 0, "its hash is the smallest int, which has no absolute value"
@@ -130,7 +130,7 @@ def test_the_partition_of_a_group_is_kafkas(fixtures: Path) -> None:
     assert {group_partition(name, 7) for name in ("\U0001f600", "é" * 9, "日本")} <= set(range(7))
 
 
-def test_records_are_those_of_kafkas_coordinator(fixtures: Path) -> None:
+def test_records_match_kafkas_coordinator(fixtures: Path) -> None:
     """States and keys byte for byte; offsets, which 4.1 writes in version 4, with all that version 3 has a place for,
     and which older brokers read, too."""
     view, states, offsets = KafkaView(fixtures / "transactions" / "data"), 0, 0
@@ -159,7 +159,7 @@ def test_records_are_those_of_kafkas_coordinator(fixtures: Path) -> None:
     assert (states, offsets) >= (1, 20)
 
 
-def test_all_groups_go_out_as_kafkas_tool_reads_them(root: Root, tmp_path: Path, kafka_tools: KafkaTools) -> None:
+def test_exported_groups_can_be_read_by_kafkas_tool(root: Root, tmp_path: Path, kafka_tools: KafkaTools) -> None:
     found = exported(root, tmp_path / "out", "a", "b", groups="all")
     assert (found.version, found.partition_count, found.groups) == (None, 50, ("billing", 'odd, "name"', "old"))
     assert offsets_in(tmp_path / "out") == {
@@ -187,7 +187,7 @@ def test_all_groups_go_out_as_kafkas_tool_reads_them(root: Root, tmp_path: Path,
     assert kafka_tools.complaints(sorted((tmp_path / "out").glob("__consumer_offsets-*/*.log")), emptied=True) == []
 
 
-def test_leader_epochs_of_committed_offsets_are_kept_if_asked_for(root: Root, tmp_path: Path) -> None:
+def test_leader_epochs_of_committed_offsets_are_preserved_if_requested(root: Root, tmp_path: Path) -> None:
     exported(root, tmp_path / "kept", "a", groups="billing", keep_leader_epochs=True)
     assert {place: each.leader_epoch for place, each in offsets_in(tmp_path / "kept").items()} == {
         ("billing", "a", 0): None,
@@ -195,7 +195,7 @@ def test_leader_epochs_of_committed_offsets_are_kept_if_asked_for(root: Root, tm
     }
 
 
-def test_chosen_groups_partitions_and_ids(root: Root, tmp_path: Path) -> None:
+def test_selected_groups_partitions_and_ids(root: Root, tmp_path: Path) -> None:
     ids = {"a": "kphX_vFrTMuzYXwDXyxQYA", CONSUMER_OFFSETS: "4tyc2Pe2TcCyvwdtz1mXkA"}
     options: dict[str, Any] = {"groups": ["billing", "billing"], "offsets_partitions": 3, "topic_id": ids}
     found = exported(root, tmp_path / "out", "a", **options)
@@ -205,7 +205,7 @@ def test_chosen_groups_partitions_and_ids(root: Root, tmp_path: Path) -> None:
         assert f"topic_id: {identity}" in (tmp_path / "out" / f"{topic}-0" / "partition.metadata").read_text()
 
 
-def test_of_a_part_groups_stand_within_what_went_out(root: Root, tmp_path: Path) -> None:
+def test_offsets_are_limited_to_the_exported_range(root: Root, tmp_path: Path) -> None:
     root.topic("b").append(rows("more", partition=0))
     Groups(root).group("ahead").alter({"b": {0: 6, 1: 5}})
     exported(root, tmp_path / "part", "a", "b", groups="all", partitions=[0], ends={0: 5})
@@ -223,7 +223,7 @@ def offsets_in_part(path: Path) -> dict[tuple[str, str, int], int]:
         return {(group, topic, int(partition)): int(offset) for group, topic, partition, offset in csv.reader(file)}
 
 
-def test_offsets_of_a_topic_of_before_stay_behind(root: Root, tmp_path: Path) -> None:
+def test_offsets_of_a_deleted_topic_are_not_exported(root: Root, tmp_path: Path) -> None:
     root.delete_topic("b")
     root.create_topic("b", partitions=3)
     exported(root, tmp_path / "out", "b", groups="all")
@@ -252,7 +252,7 @@ def test_offsets_of_a_topic_of_before_stay_behind(root: Root, tmp_path: Path) ->
         ({"groups": "all", "topic_id": {CONSUMER_OFFSETS: "x"}}, BadRequest, "output of kafka-topics.sh --describe"),
     ],
 )
-def test_what_it_refuses_leaves_nothing(
+def test_rejected_export_leaves_no_files(
     root: Root, tmp_path: Path, options: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
     with pytest.raises(kind, match=says) as error:
@@ -261,7 +261,7 @@ def test_what_it_refuses_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_topic_of_that_name_and_groups_exclude_each_other(root: Root, tmp_path: Path) -> None:
+def test_topic_consumer_offsets_and_groups_are_mutually_exclusive(root: Root, tmp_path: Path) -> None:
     root.create_topic(CONSUMER_OFFSETS)
     with pytest.raises(BadRequest, match="expected either the topic __consumer_offsets or groups to export"):
         export_topics(root, tmp_path / "out", ["a", CONSUMER_OFFSETS], ExportOptions(groups="all", durable=False))
@@ -269,7 +269,7 @@ def test_a_topic_of_that_name_and_groups_exclude_each_other(root: Root, tmp_path
     assert found.groups == ()
 
 
-def test_what_is_committed_during_an_export_is_not_beyond_its_end(
+def test_offsets_committed_during_an_export_do_not_exceed_its_end(
     root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = int(root.topic("b").log.state().log_end[0])
@@ -287,7 +287,7 @@ def test_what_is_committed_during_an_export_is_not_beyond_its_end(
     assert offsets_in_part(tmp_path / "busy") == {("busy", "b", 0): end}
 
 
-def test_a_damaged_group_ends_an_export_that_would_leave_it_out(root: Root, tmp_path: Path) -> None:
+def test_damaged_group_fails_the_export(root: Root, tmp_path: Path) -> None:
     key = commit_key(groups_prefix("elsewhere"), 0)
     root.store.replace(key, b"damaged")  # type: ignore[attr-defined]
     fresh = open_root(root.store, env=root.env)
