@@ -468,7 +468,9 @@ def test_missing_method_of_a_producer_is_explained(place: Place) -> None:
         producer.sned  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_ensure_topic_ignores_another_partition_count_with_a_warning(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_ensure_topic_ignores_another_partition_count_with_a_warning(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     assert len(place.root.ensure_topic("t").bounds()) == len(place.root.ensure_topic("t", partitions=9).bounds())
     assert [record.getMessage() for record in caplog.records if record.name == "sparklog.log.topic.root"] == [
         f"partitions=9 is ignored: topic 't' exists and has {units.count(len(place.topic.bounds()), 'partition')}"

@@ -1,4 +1,4 @@
-"""Footers of append files: encoding, decoding, seeks, corruption."""
+"""Test the footers of append files: encoding, decoding, lookups and corruption."""
 
 from __future__ import annotations
 

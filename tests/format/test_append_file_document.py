@@ -1,4 +1,4 @@
-"""docs/reference/format-append-files.md matches the append files that the code writes."""
+"""Test that docs/reference/format-append-files.md describes the append files that the code writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def described(dtype: np.dtype) -> list[list[str]]:
-    """Return offset, type and name of each field, in the form of the tables."""
+    """Return the offset, type and name of each field, in the form of the tables."""
     fields = dtype.fields
     assert fields is not None
     return [[str(at), np.dtype(kind).newbyteorder("=").name, name] for name, (kind, at, *_) in fields.items()]

@@ -1,4 +1,4 @@
-"""The text files of a Kafka log dir."""
+"""Test the text files of a Kafka log directory."""
 
 from __future__ import annotations
 

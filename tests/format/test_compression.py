@@ -1,4 +1,4 @@
-"""Compression framings of all clients: encoding, decoding, limits, corruption."""
+"""Test the compression framings of all clients: encoding, decoding, limits and corruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control records and end-of-transaction markers."""
+"""Test control records and end-of-transaction markers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extension that is loaded without its package computes the same checksums as the package."""
+"""Test that the directly loaded extension computes the same checksums as the package."""
 
 from __future__ import annotations
 

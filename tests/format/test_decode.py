@@ -1,4 +1,4 @@
-"""Decoding: golden records, all validity rules, filters and timestamp rules."""
+"""Test decoding: golden records, all validity rules, filters and timestamp rules."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def batch(payload: bytes, count: int = 1, **fields: int) -> bytes:
 
 
 def read(function: object, data: bytes) -> tuple[int, int]:
-    """Call a varint kernel. Return the value and the number of bytes read, -1 if they are not a valid number."""
+    """Call a varint kernel.
+
+    Return the value and the number of bytes read, or -1 if the bytes are not a valid number.
+    """
     array = np.frombuffer(data, np.uint8)
     value, end = function(array.ctypes.data, array.ctypes.data + len(data))  # type: ignore[operator]
     return value, -1 if end == BAD else end - array.ctypes.data

@@ -1,4 +1,4 @@
-"""Encoding: golden bytes, splitting into batches, partitions, input types, rejected input."""
+"""Test encoding: golden bytes, splitting into batches, partitions, input types and rejected input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Removing records from batches, compared with Kafka's bytes, its cleaner's passes in the fixtures, and a model."""
+"""Test removing records from batches. Results are compared with Kafka's bytes, with its cleaner's passes, and with a
+model.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,7 @@ GOLDEN_PRODUCER = replace(GOLDEN_HEADER, leader_epoch=4, producer_id=1000, produ
 
 
 def test_rebuilt_batch_equals_kafkas_bytes() -> None:
-    """Record 100 is dropped at 1800000000000 with a delete.retention.ms of one day, as written by Kafka's cleaner."""
+    """Kafka's cleaner dropped record 100 at 1800000000000 with a delete.retention.ms of one day."""
     fate = Fate(frozenset({1, 2}), horizon=1_800_000_000_000 + 86_400_000)
     found = filtered(GOLDEN_PRODUCER.pack(GOLDEN_RECORDS), [fate])
     assert found.data.tobytes() == bytes.fromhex(
@@ -186,7 +188,10 @@ def test_emptied_batch_retains_its_attributes() -> None:
 
 
 def test_unchanged_batch_is_copied_byte_for_byte() -> None:
-    """A batch that is kept is not normalized (overlong lengths, unused bits); a rebuilt batch has Kafka's bytes."""
+    """A batch that is not changed is not normalized (overlong lengths, unused bits).
+
+    A rebuilt batch has Kafka's bytes.
+    """
     odd = replace(GOLDEN_HEADER, attributes=0x300, count=2, last_offset_delta=1)
     data = odd.pack(bytes.fromhex("8c808000 070000010100  0c 000202010100"))
     assert filtered(data, [Fate(frozenset({0, 1}))]).data.tobytes() == data
@@ -353,7 +358,7 @@ def cleanings(fixtures: Path) -> list[tuple[str, bytes, bytes]]:
 
 
 def test_output_matches_kafkas_cleaner(fixtures: Path) -> None:
-    """Filtering the batches of a stage like Kafka did results in the bytes of the next stage."""
+    """Filtering the batches of a stage like Kafka results in the bytes of the next stage."""
     kinds = {"copied": 0, "rebuilt": 0, "emptied": 0, "stamped": 0, "dropped": 0, "compressed": 0}
     for name, data, left in cleanings(fixtures):
         before, after = scan_headers(data), scan_headers(left)

@@ -1,4 +1,4 @@
-"""All batches in the fixtures of Kafka and its clients: decode, compare with Kafka's consumer, and encode."""
+"""Decode all batches in the fixtures of Kafka and its clients, compare them with Kafka's consumer, and encode them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def logs(folder: Path) -> list[Path]:
 
 
 def valid_batches(folder: Path) -> Iterator[tuple[Path, bytes, BatchHeaders]]:
-    """Yield the batches of magic 2 of each log file, up to the first corrupt one."""
+    """Yield the batches of magic 2 of each log file, up to the first corrupt batch."""
     for path in logs(folder):
         data = path.read_bytes()
         headers = scan_headers(data, whole=False)
@@ -36,7 +36,7 @@ def valid_batches(folder: Path) -> Iterator[tuple[Path, bytes, BatchHeaders]]:
 def test_records_match_kafkas_consumer(fixtures: Path, name: str) -> None:
     compared = 0
     for folder in sorted({path.parent for path in logs(fixtures / name / "data")}):
-        if folder.name.startswith("__"):  # the expected records of Kafka's internal topics have another form
+        if folder.name.startswith("__"):  # The expected records of Kafka's internal topics have another form.
             continue
         found = []
         for path in logs(folder):

@@ -1,4 +1,4 @@
-"""A single flipped bit is found by its effect on the CRC."""
+"""Test that a single flipped bit is found by its effect on the CRC."""
 
 from __future__ import annotations
 

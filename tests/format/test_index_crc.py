@@ -1,4 +1,4 @@
-"""The checksum of a segment's index files."""
+"""Test the checksum of the index files of a segment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Records of Kafka's internal topics: fixtures written by its coordinators, and Kafka's own dump of every type."""
+"""Test the records of Kafka's internal topics with fixtures of its coordinators and with Kafka's own dump of every
+type.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The location of compiled kernels, and the cost of importing the format."""
+"""Test the location of compiled kernels, and the cost of importing the format."""
 
 from __future__ import annotations
 

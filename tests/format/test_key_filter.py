@@ -1,4 +1,4 @@
-"""Key filters: comparison with a plain implementation of the specification, golden bytes, corruption."""
+"""Test key filters: comparison with a plain implementation of the specification, golden bytes and corruption."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_repeated_keys_reduce_filter_size() -> None:
     keys: list[bytes | None] = [b"key-%d" % (i % 50) for i in range(5000)]
     made = filter_of(keys)
     assert made is not None
-    # Halved down to some of the 313 blocks of as many keys as records.
+    # The filter is halved to a fraction of the 313 blocks for as many distinct keys as records.
     assert len(made.words) < 16
     assert (made.words == plain_words([b"key-%d" % i for i in range(50)], len(made.words))).all()
 
@@ -115,7 +115,7 @@ def test_no_filter_without_keys_or_with_unreadable_records(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 100])
 def test_records_are_read_in_bounded_steps(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
-    """Batches go on being added while the records before them are fewer than the next multiple of the bound."""
+    """Batches are added to a step while the number of records before them is below the next multiple of the bound."""
     monkeypatch.setattr(key_filter, "RECORDS_PER_STEP", bound)
     sizes = (3, 1, 2, 4, 1, 1, 6, 1)
     data = b"".join(slice_of([b"%d-%d" % (at, i) for i in range(size)]) for at, size in enumerate(sizes))
@@ -138,7 +138,9 @@ def test_records_are_read_in_bounded_steps(monkeypatch: pytest.MonkeyPatch, boun
 
 
 def test_filter_contains_keys_of_all_batches_and_codecs() -> None:
-    """Neighbouring batches of one kind are opened at once: these are three times two, with other keys in each."""
+    """Adjacent batches of the same kind are decompressed together. These are three kinds of two batches, with different
+    keys.
+    """
     codecs = ("none", "none", "zstd", "gzip", "none", "none")
     parts = [[b"%s-%d-%d" % (codec.encode(), part, i) for i in range(5)] for part, codec in enumerate(codecs)]
     data = b"".join(slice_of(list(keys), codec) for keys, codec in zip(parts, codecs, strict=True))
@@ -153,7 +155,7 @@ def test_filter_contains_keys_of_all_batches_and_codecs() -> None:
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_pieces_consist_of_complete_batches(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `PIECE_BYTES` at most, unless one batch has more; however the batches come, and if their keys come along."""
+    """A piece has at most `PIECE_BYTES`, unless a single batch has more, regardless of how batches are added."""
     keys: list[bytes | None] = [b"key-%d" % i if i % 7 else None for i in range(1200)]
     data = slice_of(keys, codec)
     headers = scan_headers(data)
@@ -232,12 +234,14 @@ def test_is_contained_in_requires_all_keys(monkeypatch: pytest.MonkeyPatch) -> N
         assert not within(data, with_piece(**changes))
     assert not within(data, replace(other, pieces=other.pieces[:-1]))
     assert not within(slice_of([*keys, b"more"]), other)
-    # Of records that cannot be read nothing is known.
+    # If the records cannot be read, their keys are unknown.
     assert within(data[:61] + bytes([data[61] ^ 0xFF]) + data[62:], other)
 
 
 def test_filter_size_is_a_multiple_of_blocks() -> None:
-    """At least sixteen bits to a key; a multiple of a power of two that is at most an eighth larger."""
+    """A filter has at least 16 bits per key, and its size is a multiple of a power of two that is at most an eighth
+    larger.
+    """
     for records in (1, 16, 17, 32, 33, 204, 205, 230, 231, 1000, 5000):
         wanted = -(-records * 16 // 256)
         made = filter_of([b"%d" % i for i in range(records)])
@@ -273,7 +277,7 @@ def test_bytes_of_filter_file() -> None:
 
 
 def version_1(slices: list[tuple[int, int, int, np.ndarray]]) -> bytes:
-    """A file of releases before 0.8, by its document: place and CRC-32C of slices, and blocks of their filters."""
+    """Return a file of releases before 0.8, with the position and CRC-32C of slices and the blocks of their filters."""
     blocks = [words.astype("<u4").tobytes() for *_, words in slices]
     rows = [
         struct.pack(">qqIII", *place, len(data) // 32, crc32c(data))

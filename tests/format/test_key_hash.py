@@ -1,4 +1,6 @@
-"""The keyed hash of record keys against SipHash's own vectors and a plain implementation of its description."""
+"""Test the keyed hash of record keys against SipHash's reference vectors and a plain implementation
+of its description.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def rotated(word: int, by: int) -> int:
 
 
 def plain_siphash(secret: bytes, data: bytes) -> bytes:
-    """SipHash-2-4 with 16 bytes of output, as its authors describe it."""
+    """Return SipHash-2-4 with 16 bytes of output, computed as its authors describe."""
     low, high = (int.from_bytes(part, "little") for part in (secret[:8], secret[8:]))
     start = (b"somepseu", b"dorandom", b"lygenera", b"tedbytes")
     v0, v1, v2, v3 = (
@@ -55,7 +57,7 @@ def plain_siphash(secret: bytes, data: bytes) -> bytes:
 
 
 def hashes(data: bytes, runs: list[tuple[int, int]], secret: bytes = SECRET) -> list[bytes]:
-    """The hash of each (start, length)."""
+    """Return the hash of each (start, length)."""
     starts = np.array([start for start, _ in runs], np.int64)
     lengths = np.array([length for _, length in runs], np.int32)
     found = key_hashes(np.frombuffer(data, np.uint8), starts, lengths, HashKey.of(secret))

@@ -1,4 +1,4 @@
-"""Messages of formats v0 and v1: Kafka's own bytes, a second implementation's, and all kinds of damage."""
+"""Test messages of formats v0 and v1: Kafka's bytes, the bytes of a second implementation, and all kinds of damage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def timeless(sample: list[Row]) -> list[Row]:
     return [(offset, -1, key, value) for offset, _, key, value in sample]
 
 
-# ---------------------------------------------------------------- what is read
+# ---------------------------------------------------------------- reading
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_wrapper_at_offset_0_starts_at_0() -> None:
 
 
 def test_messages_of_v0_in_a_wrapper_of_v1() -> None:
-    """Old brokers made such."""
+    """Old brokers wrote such wrappers."""
     inner = message(0, b"a", b"b", magic=0) + message(1, b"c", b"d", timestamp=9)
     data = wrapper(51, "gzip", inner, timestamp=9)
     assert found(data) == [(50, -1, b"a", b"b"), (51, 9, b"c", b"d")]
@@ -198,7 +198,7 @@ def test_record_fields_match_decoded_records() -> None:
     assert fields.batch.tolist() == columns.batch.tolist()
 
 
-# ---------------------------------------------------------------- kept as format v2
+# ---------------------------------------------------------------- conversion to format v2
 
 
 def test_retained_messages_become_format_v2() -> None:
@@ -282,7 +282,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_truncated_message_in_wrapper_is_ignored(magic: int) -> None:
-    """Old clients cut sets anywhere: Kafka reads the whole messages in front of the cut."""
+    """Old clients truncated message sets anywhere. Kafka reads the complete messages before the truncation."""
     inner, last = messages([(0, 1, b"a", b"b"), (1, 2, b"c", b"d")], magic=magic), message(2, b"e", b"f", magic=magic)
     whole = found(wrapper(1, "gzip", inner, magic=magic))
     assert [row[0] for row in whole] == [0, 1]
@@ -291,7 +291,7 @@ def test_truncated_message_in_wrapper_is_ignored(magic: int) -> None:
 
 
 def with_length(data: bytes, position: int, length: int) -> bytes:
-    """A length field changed, and the checksum after it."""
+    """Return the message with a changed length field, and a correct checksum."""
     import zlib
 
     body = at(data, position, struct.pack(">i", length))
@@ -319,7 +319,7 @@ def test_damage_is_corrupt_with_its_position(name: str) -> None:
         assert caught.value.offset is not None
         assert 3 <= caught.value.offset <= 7
     assert found(before + after) == [(2, -1, b"k", b"v"), (9, -1, b"k", b"v")]
-    # Who wants none of its offsets does not meet it, who wants any of them does.
+    # A reader of other offsets does not reach the damage, and a reader of any of its offsets does.
     assert decode(data, headers, end_offset=3).offset.tolist() == [2]
     assert decode(data, headers, start_offset=8).offset.tolist() == [9]
     with pytest.raises(Corrupt):
@@ -382,7 +382,7 @@ def test_random_damage_never_returns_wrong_records(fixtures: Path, step: int) ->
         except Corrupt:
             wrong += 1
             continue
-        # Offsets lie outside the checksum: what is there must be there under some offset.
+        # The checksum does not cover offsets, so the records must be returned with some offset.
         cells = {(key, value) for _, key, value in expected}
         assert {(row[2], row[3]) for row in rows(columns)} <= cells
         right += 1
@@ -394,7 +394,7 @@ def test_random_damage_never_returns_wrong_records(fixtures: Path, step: int) ->
 
 
 def peer_rows(data: bytes) -> list[tuple[int, int | None, Cell, Cell]]:
-    """All records as kafka-python sees them, its checksum test included."""
+    """Return all records as kafka-python decodes them, including its checksum test."""
     out: list[tuple[int, int | None, Cell, Cell]] = []
     batches = MemoryRecords(data)
     while batches.has_next():
@@ -414,7 +414,7 @@ def sample(count: int) -> list[Row]:
 
 
 PEER_KINDS = [(codec, magic) for codec in ("none", *OLD_CODECS) for magic in (0, 1) if (codec, magic) != ("lz4", 0)]
-"""LZ4 of v0 it can do only with a package that is not here."""
+"""kafka-python can decode LZ4 of v0 only with a package that is not installed."""
 
 
 @pytest.mark.parametrize(("codec", "magic"), PEER_KINDS)
@@ -424,7 +424,7 @@ def test_messages_of_kafka_python_are_decoded(codec: str, magic: int) -> None:
         builder.append(offset, timestamp=time, key=key, value=value)
     data = bytearray(builder.build())
     if codec != "none":
-        struct.pack_into(">q", data, 0, 299)  # A broker gives the wrapper its last record's offset.
+        struct.pack_into(">q", data, 0, 299)  # A broker sets the offset of a wrapper to the offset of its last record.
     expected = sample(300) if magic else timeless(sample(300))
     assert found(bytes(data)) == expected
 

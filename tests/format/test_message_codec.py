@@ -1,4 +1,4 @@
-"""The codec of Kafka's messages: what it refuses to read and to write, and what a client's header has of its own."""
+"""Test the codec of Kafka's messages: rejected values and bytes, and the special rules of a client's header."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_unknown_tags_are_skipped_and_the_last_duplicate_wins() -> None:
     known, unknown = "00 06 01 00000007 00", "8101 03 ffffff"
     found = data[:-1] + bytes.fromhex(f"04 {unknown} 00 06 01 00000005 00 {known} 05 00")
     assert decode(TEST, 1, found) == decode(TEST, 1, data) | {"tagged": {"number": 7}}
-    # A number of variable length may be longer than it has to be.
+    # A varint may be longer than necessary.
     assert decode(TEST, 1, data[:-1] + b"\x80\x00") == decode(TEST, 1, data)
     with pytest.raises(Corrupt, match="a tagged field ends after"):
         decode(TEST, 1, found[:-1] + b"\x01")
@@ -180,7 +180,7 @@ def test_field_names_may_equal_local_variable_names(version: int) -> None:
 
 
 def calls(function: Callable[[], object]) -> list[str]:
-    """The functions in Python that are called by a function."""
+    """Return the Python functions that a function calls."""
     called: list[str] = []
 
     def profile(frame: Any, event: str, _: object) -> None:
@@ -202,7 +202,7 @@ def test_message_has_one_reader_and_one_writer() -> None:
     write_message(request, 9, values, output)
     data = b"".join(output.finish())
     read_message(request, 9, data)
-    # A length of two bytes is a call of its own.
+    # A length of two bytes needs its own call.
     assert calls(lambda: read_message(request, 9, data)) == ["read_message", "read", *["_uvarint_at"] * 6]
     assert calls(lambda: write_message(request, 9, values, output)) == ["write_message", "write", *["uvarint"] * 6]
 

@@ -1,4 +1,4 @@
-"""Kafka's partition hash against Kafka's own values."""
+"""Test Kafka's partition hash against Kafka's values."""
 
 from __future__ import annotations
 

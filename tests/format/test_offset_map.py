@@ -1,4 +1,4 @@
-"""The offset map against a dictionary, and the rule by which it is full."""
+"""Test the offset map against a dict, and the rule that determines when the map is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparklog.format.offset_map import SLOT_BYTES, OffsetMap, slot_count
 
 
 def hashes_of(keys: list[int], crowded: bool = False) -> np.ndarray:
-    """Any hash will do; crowded ones differ only where no probe begins."""
+    """Return hashes of keys. Crowded hashes differ only in bits that do not affect the first slot."""
     source = [random.Random(key) for key in keys]
     words = [(1 << 63 if crowded else each.getrandbits(64), each.getrandbits(64)) for each in source]
     return np.array(words, np.uint64).reshape(-1, 2)
@@ -118,7 +118,7 @@ def test_growing_map_retains_its_keys(load_factor: float, slots: int) -> None:
     words = np.random.default_rng(3).integers(0, 2**64, (60_000, 2), dtype=np.uint64)
     sizes = set()
     for first in range(0, len(words), 999):
-        # Each key twice: the later offset counts, in whichever table it was put.
+        # Each key occurs twice. The later offset wins, in whichever table it was set.
         some = np.concatenate((words[first // 2 : first // 2 + 500], words[first : first + 999]))
         offsets = 3 * first + np.arange(len(some))
         assert growing.put(some, offsets) == whole.put(some, offsets)

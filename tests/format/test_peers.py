@@ -1,4 +1,4 @@
-"""aiokafka and kafka-python read what we write, and we read what they write, in every codec."""
+"""Test that aiokafka and kafka-python can read our batches, and that their batches can be read, in every codec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUILDERS = {"aiokafka": AioBuilder, "kafka-python": PyBuilder}
 
 
 def records_of(peer: Any, data: bytes) -> list[tuple[Any, ...]]:
-    """All records of all batches as the peer sees them, its CRC check included."""
+    """Return all records of all batches as the other client decodes them, including its CRC check."""
     found: list[tuple[Any, ...]] = []
     headers = scan_headers(data)
     for position, size in zip(headers.position.tolist(), headers.size.tolist(), strict=True):

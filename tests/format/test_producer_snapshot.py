@@ -1,4 +1,4 @@
-"""Producer snapshots: Kafka's bytes both ways, and what is no snapshot."""
+"""Test producer snapshots: round trips of Kafka's bytes, and invalid snapshots."""
 
 from __future__ import annotations
 

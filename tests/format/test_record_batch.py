@@ -1,4 +1,4 @@
-"""Headers: fields, scan rules, CRC, sequences."""
+"""Test batch headers: fields, scan rules, CRC and sequences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_checksum_is_combined_from_batch_checksums(size: int, count: int) -> Non
 
 
 def test_combined_checksum_detects_wrong_position() -> None:
-    """A batch's own checksum does not cover its offset."""
+    """The checksum of a batch does not cover its offset."""
     data = bytearray(BatchHeader(7, 0, 1, 0, 0).pack(bytes(JOINED_BATCH_BYTES)))
     whole = crc32c(data)
     data[7] ^= 1

@@ -1,4 +1,4 @@
-"""Records found in place, against the decoder: same records, same refusals at the same places."""
+"""Test the fields of located records against the decoder: same records, and same errors at the same positions."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def keys(plain: Payloads, fields: RecordFields) -> list[bytes | None]:
 
 
 def assert_like_decode(data: bytes, headers: BatchHeaders) -> int:
-    """All that the fields say is what the decoder finds; each record's bytes begin with their length. The number of
-    records."""
+    """Compare all fields with the decoder, and check that each record's bytes begin with its length. Return the record
+    count.
+    """
     plain, fields = fields_of(data, headers)
     columns = decode(data, with_create_time(headers), columns=ALL)
     assert columns.key is not None
@@ -183,7 +184,7 @@ def test_errors_match_those_of_decode() -> None:
 
 
 def checked(data: bytes, headers: BatchHeaders) -> list[int]:
-    """What a check of the first batch says, interpreted and compiled."""
+    """Return the result of a check of the first batch, interpreted and compiled."""
     header = headers.row(0)
     stored = memoryview(data)[HEADER_BYTES : header.size]
 
@@ -201,7 +202,7 @@ def checked(data: bytes, headers: BatchHeaders) -> list[int]:
 
 
 def times_of(times: Int64Array) -> list[int]:
-    """The least and greatest time from 1970 on, and the least time that is not Kafka's "no timestamp"."""
+    """Return the least and greatest non-negative time, and the least time that is not Kafka's "no timestamp"."""
     known, real = times[times >= 0], times[times != -1]
     least = int(known.min()) if len(known) else -1
     return [least, int(known.max(initial=-1)), int(real.min(initial=2**63 - 1))]
@@ -362,7 +363,7 @@ GUARDED = """
 @pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
 @pytest.mark.parametrize("left", [-1, 1 << 60], ids=["compiled", "interpreted"])
 def test_kernels_do_not_read_beyond_their_input(left: int) -> None:
-    """The input ends where readable memory ends: one byte too far would end the process."""
+    """The input ends at the end of readable memory. Reading one more byte would crash the process."""
     chosen = f"from sparklog.format.kernels.kernel_choice import choice\nchoice.left = {left}\n"
     assert outcome(chosen + textwrap.dedent(GUARDED)) == (0, "survived True\n")
 
@@ -376,7 +377,7 @@ def test_golden_payloads_of_every_codec() -> None:
 
 
 def test_any_negative_length_is_null() -> None:
-    """Writers use -1, readers take -5 as well."""
+    """Writers use -1, but readers also accept -5."""
     header = replace(GOLDEN_HEADER, count=1, last_offset_delta=0)
     _, fields = fields_of(header.pack(bytes.fromhex("0c000000090900")))
     assert (fields.has_key.tolist(), fields.has_value.tolist(), fields.key_length.tolist()) == ([False], [False], [-1])

@@ -1,4 +1,4 @@
-"""Offsets, epochs and append times patched into finished batches."""
+"""Test changing offsets, epochs and append times of complete batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def header_rows(headers: BatchHeaders) -> list[BatchHeader]:
 
 
 def rewritten(data: bytes, **changes: Any) -> bytes:
-    """The data after the change; what is returned must be what a scan finds."""
+    """Return the data after the change. The returned headers must equal those of a scan."""
     found = bytearray(data)
     after = rewrite_headers(found, scan_headers(found), **changes)
     assert header_rows(after) == header_rows(scan_headers(found))
@@ -43,7 +43,7 @@ def rewritten(data: bytes, **changes: Any) -> bytes:
 
 
 def test_log_append_time_equals_kafkas_bytes() -> None:
-    """Kafka stamps 1700000009999 into the golden batch: CRC 66227081, records as the producer wrote them."""
+    """Kafka sets 1700000009999 in the golden batch: the CRC is 66227081, and the records are unchanged."""
     batch = rewritten(LOG_APPEND_TIME, append_time=1700000009999)
     assert batch[17:21].hex() == "66227081"
     assert batch[35:43].hex() == "0000018bcfe58f0f"
@@ -84,7 +84,7 @@ def test_append_time_changes_only_log_append_time_batches() -> None:
 
 
 def test_arrays_set_a_value_per_batch() -> None:
-    """Arrays do what one call for each batch does; -1 leaves an epoch and a time, and 0 is no exception."""
+    """Arrays have the same effect as one call per batch. -1 leaves an epoch and a time unchanged, and 0 sets it."""
     batches = [LOG_APPEND_TIME, GOLDEN_BATCH, LOG_APPEND_TIME, LOG_APPEND_TIME, LOG_APPEND_TIME]
     shifts, epochs, times = [0, 900, -100, 2**40, 1], [5, -1, 0, -1, 2**31 - 1], [7, 8, -1, 0, 1700000009999]
     found = rewritten(

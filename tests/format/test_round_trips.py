@@ -1,4 +1,4 @@
-"""Whatever is written is read back: random records, orders, sizes and codecs."""
+"""Test that written batches can be read back: random records, orders, sizes and codecs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`.index`, `.timeindex`, `.txnindex`: Kafka's bytes, its lookup rules, its way of building them."""
+"""Test `.index`, `.timeindex` and `.txnindex` files: Kafka's bytes, its lookup rules and its rules for entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def batches_of(log: bytes) -> list[Batch]:
-    """(position, last offset, maxTimestamp) of each batch of magic 2, read by hand: nothing under test is involved."""
+    """Return (position, last offset, maxTimestamp) of each batch of magic 2, without using the code under test."""
     found, position = [], 0
     while position + 61 <= len(log):
         base, length = struct.unpack_from(">qi", log, position)
@@ -40,7 +40,8 @@ def batches_of(log: bytes) -> list[Batch]:
     return found
 
 
-# The example that Kafka's own classes ran: interval 200, batches of 135 bytes with two records, from offset 1000.
+# An example that was run with Kafka's classes: interval 200, batches of 135 bytes with two records, from offset 1000
+# on.
 POSITIONS = ints(0, 135, 270, 405, 540, 675)
 LAST_OFFSETS = ints(1001, 1003, 1005, 1007, 1009, 1011)
 MAX_TIMESTAMPS = ints(5001, 6001, 4001, 7001, 7001, 6501)
@@ -173,7 +174,7 @@ def test_covers_returns_aborted_batches() -> None:
     assert len(transaction_index.concatenate([])) == 0
 
 
-# Topics of the fixtures with their index.interval.bytes, written by a broker that was not restarted in between.
+# Topics of the fixtures with their index.interval.bytes, which were written by a broker that was not restarted.
 BUILT_BY_RULE = [
     ("segments", "seg-small-0", 1024),
     ("segments", "seg-small-1", 1024),
@@ -218,7 +219,7 @@ def test_indexes_of_intact_fixtures_round_trip(fixtures: Path) -> None:
 
 
 def dumped(text: str) -> list[list[int]]:
-    """The numbers of each line `name: number name: number …` of a dump."""
+    """Return the numbers of each line `name: number name: number …` of a dump."""
     return [[int(number) for number in re.findall(r": (-?\d+)", line)] for line in text.splitlines() if ": " in line]
 
 
@@ -250,7 +251,7 @@ def test_aborted_transactions_match_kafkas_dump(fixtures: Path) -> None:
 @given(st.data())
 @examples(50, 150)
 def test_covers_matches_each_entry(data: st.DataObject) -> None:
-    """Producers' transactions do not overlap; batches come in any order, as of many slices at once."""
+    """The transactions of a producer do not overlap. Batches are in any order, as if they came from several slices."""
     rows: list[tuple[int, int, int]] = []
     for producer in range(4):
         edges = sorted(data.draw(st.sets(st.integers(0, 60), max_size=8)))

@@ -1,4 +1,4 @@
-"""The table of slice columns, and the data classes that hold columns by name."""
+"""Test the table of slice columns, and the data classes that have columns as attributes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_writer_sets_exactly_the_footer_columns() -> None:
 
 
 def test_columns_are_in_the_order_of_the_formats() -> None:
-    """Bytes on disk depend on it; docs/reference/format.md lists the same."""
+    """Bytes on disk depend on the order. docs/reference/format.md lists the same order."""
     assert [each.name for each in COMMIT_LISTS] == [
         *("partition", "base", "bytes", "offsets", "records", "minTs", "maxTs", "crc", "flags"),
         *("position", "shift", "appendTime", "leaderEpoch", "indexCrc"),

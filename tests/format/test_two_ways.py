@@ -1,4 +1,4 @@
-"""Interpreted and compiled kernels give the same: records, bytes, hashes and errors."""
+"""Test that interpreted and compiled kernels return the same records, bytes, hashes and errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 def plain(value: object) -> object:
-    """Whatever the format gives, as values that compare: every byte of it."""
+    """Convert a result of the format to comparable values, including every byte."""
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, pa.Array):
@@ -60,7 +60,7 @@ def plain(value: object) -> object:
 
 
 def outcome(work: Callable[[], object]) -> object:
-    """What it gives, or how it fails."""
+    """Return the result of a call, or its error."""
     try:
         return plain(work())
     except (Corrupt, BadRequest) as error:
@@ -74,7 +74,7 @@ def check(work: Callable[[], object]) -> object:
 
 
 def read_all(data: bytes, headers: BatchHeaders) -> list[object]:
-    """Records in two ways of asking, and what readers of keys alone see."""
+    """Return the records, decoded in two ways, and the fields that readers of keys use."""
     columns = decode(data, headers, columns=ALL, check_crc=False)
     shifted = decode(data, with_create_time(headers), columns=("value",), offset_shift=7, check_crc=False)
     return [columns, shifted, record_fields(payloads(data, headers, check_crc=False), headers)]
@@ -84,7 +84,10 @@ def read_all(data: bytes, headers: BatchHeaders) -> list[object]:
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [4, 1 << 40])
 def test_modes_read_and_write_fixtures_identically(fixtures: Path, most: int) -> None:
-    """Of each file, so many batches are written again; normally, of files up to 64 KiB, each size is taken once."""
+    """Only some batches of each file are encoded again.
+
+    By default, only one file of each size up to 64 KiB is tested.
+    """
     batches = records = 0
     files = {path.stat().st_size if most < 100 else path: path for path in sorted(fixtures.rglob("*.log"))}
     for path in files.values():
@@ -107,7 +110,7 @@ def test_modes_read_and_write_fixtures_identically(fixtures: Path, most: int) ->
 
 
 def written_again(data: bytes, header: BatchHeaders) -> list[object]:
-    """The batch's records as a new slice."""
+    """Return the records of the batch as a new slice."""
     columns = decode(data, with_create_time(header), columns=ALL)
     times = np.maximum(columns.timestamp, -1)
     options = EncodeOptions("none", batch_bytes=300)

@@ -1,4 +1,6 @@
-"""Values that are no text: the layouts of Kafka's serializers, whole columns both ways, and what bad rows are told."""
+"""Test values that are not strings: the layouts of Kafka's serializers, round trips of columns, and errors of invalid
+rows.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def avro() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "written"),
     [
-        # What the serializers of kafka-clients 4.1.0 write.
+        # Bytes written by the serializers of kafka-clients 4.1.0.
         ("short", -2, "fffe"),
         ("integer", -123456789, "f8a432eb"),
         ("long", 1234567890123456789, "112210f47de98115"),
@@ -78,7 +80,7 @@ def test_layouts_match_kafkas_serializers(name: str, value: object, written: str
     ],
 )
 def test_columns_round_trip(name: str, values: list[Any], text: list[bytes | None]) -> None:
-    """As values and as text, also where the column is part of another or has chunks."""
+    """Columns are converted as values and as text, including slices of other columns and chunked columns."""
     one, column = open_format(name), pa.array(values)
     written = formats.encode(column, name)
     assert written.type == pa.binary()
@@ -245,7 +247,7 @@ def test_error_of_invalid_avro_is_one_line(way: str, schema: Any, row: Any, says
 
 @pytest.mark.usefixtures("avro")
 def test_arbitrary_bytes_raise_only_bad_request() -> None:
-    """Random bytes, and good ones with a byte changed, are read or refused."""
+    """Random bytes, and valid bytes with one changed byte, are decoded or rejected."""
     chance = np.random.default_rng(7)
     good = b"\x02\x02\x08book\x02\x02a\x02\x00"
     one, refused = open_format("avro", ORDER), 0

@@ -1,4 +1,4 @@
-"""What docs/guides/values.md shows is run."""
+"""Run the snippets and commands of docs/guides/values.md."""
 
 from __future__ import annotations
 

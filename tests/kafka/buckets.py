@@ -1,4 +1,4 @@
-"""Kafka's directories copied into a store of objects, as `aws s3 sync` copies them into a bucket."""
+"""Copy Kafka directories to an object store, as `aws s3 sync` copies them to a bucket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BUCKETS: dict[str, Bucket] = {}
 
 
 class Bucket(MemoryStore):
-    """A store in memory that answers several requests at once, and can be pickled within this process."""
+    """A store in memory that handles parallel requests, and can be pickled within this process."""
 
     parallel_reads = 4
 
@@ -31,7 +31,7 @@ def bucket_named(name: str) -> Bucket:
 
 
 def upload(folder: Path, store: MemoryStore, key: str = "kafka") -> StorePath:
-    """Copy all files of a folder to a key; times have whole seconds, as in a bucket."""
+    """Copy all files of a directory to a key prefix. Times have whole seconds, as in a bucket."""
     bucket = store if isinstance(store, Bucket) else None
     for file in sorted(folder.rglob("*")):
         if file.is_file():
@@ -42,7 +42,7 @@ def upload(folder: Path, store: MemoryStore, key: str = "kafka") -> StorePath:
 
 
 def put(store: MemoryStore, key: str, data: bytes) -> None:
-    """Write an object, over another one too."""
+    """Write an object, or overwrite an existing one."""
     if not store.create(key, data):
         store.delete(key)
         store.create(key, data)

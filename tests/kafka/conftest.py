@@ -1,4 +1,4 @@
-"""An empty root, a small partition, and a clock and a sleep that cost no time."""
+"""An empty root, a small partition, and a clock whose sleep takes no time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def waits() -> list[float]:
 
 @pytest.fixture
 def env(waits: list[float]) -> Env:
-    """Sleeping takes no time; the clock runs far ahead, so that no folder looks as if it had changed just now."""
+    """An environment in which sleeping takes no time. Its clock is far ahead, so no directory seems to have changed
+    recently.
+    """
     return Env(lambda: 2 * HOUR_MS, lambda: 0, waits.append, random.Random(1))
 
 
 @pytest.fixture
 def root() -> Root:
-    """An empty root in memory."""
+    """Return an empty root in memory."""
     return World().root()

@@ -1,4 +1,4 @@
-"""Reading views into plain records, and writing small logs by hand, byte by byte."""
+"""Convert views to plain records, and write small logs byte by byte."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def read(
     end: int | None = None,
     batch_bytes: int = 4 << 20,
 ) -> list[ExpectedRecord]:
-    """Records of a partition through a plan, by default all that this isolation level may see.
+    """Return the records of a partition through a plan. By default, all records that the isolation level allows.
 
-    Parts go through pickle, as they do on their way to a task.
+    Parts are pickled, as if they were sent to a task.
     """
     bounds = view.bounds(topic)[partition]
     first = bounds.log_start if start is None else start
@@ -44,13 +44,13 @@ def read(
 
 
 def read_topic(topic: Topic, partition: int = 0, isolation: str = READ_UNCOMMITTED) -> list[ExpectedRecord]:
-    """Records of a partition of sparklog's, by default aborted ones as well."""
+    """Return the records of a partition of a sparklog topic. By default, aborted records are included."""
     scan = topic.scan(partitions=[partition], isolation_level=isolation, columns=COLUMNS)
     return [record for found in scan for record in records(found)]
 
 
 def records(batch: pa.RecordBatch) -> list[ExpectedRecord]:
-    """A batch of all columns as records without leader epochs."""
+    """Return a batch of all columns as records without leader epochs."""
     timestamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
     rows = batch.drop_columns(["timestamp"]).to_pylist()
     return [_record(row, timestamp) for row, timestamp in zip(rows, timestamps, strict=True)]
@@ -64,7 +64,7 @@ def _record(row: dict[str, Any], timestamp: int) -> ExpectedRecord:
 
 
 def without_epochs(expected: Iterable[ExpectedRecord]) -> list[ExpectedRecord]:
-    """Leader epochs are no column of the view."""
+    """Remove leader epochs, which are not a column of the view."""
     return [replace(record, leader_epoch=None) for record in expected]
 
 
@@ -73,7 +73,7 @@ def offsets(found: Sequence[ExpectedRecord]) -> list[int]:
 
 
 def batch(base: int, values: Sequence[bytes], *, producer: int = -1, timestamp: int = HOUR_MS) -> bytes:
-    """A batch of uncompressed records without keys; transactional if it has a producer."""
+    """Return a batch of uncompressed records without keys. The batch is transactional if it has a producer."""
     return keyed_batch(base, [(None, value) for value in values], producer=producer, timestamp=timestamp)
 
 
@@ -84,7 +84,7 @@ def keyed_batch(
     producer: int = -1,
     timestamp: int = HOUR_MS,
 ) -> bytes:
-    """The same of records with these keys and values."""
+    """Return a batch of records with these keys and values."""
 
     def field(data: bytes | None) -> bytes:
         return varint(-1) if data is None else varint(len(data)) + data
@@ -109,7 +109,7 @@ def keyed_batch(
 
 
 def marker(offset: int, producer: int, *, commit: bool) -> bytes:
-    """An end-of-transaction marker."""
+    """Return an end-of-transaction marker."""
     return end_txn_marker(
         commit=commit, offset=offset, timestamp=HOUR_MS, producer_id=producer, producer_epoch=0, coordinator_epoch=0
     )
@@ -126,7 +126,7 @@ def varint(number: int) -> bytes:
 
 
 def write_partition(log_dir: Path, name: str, segments: dict[int, bytes]) -> Path:
-    """A partition folder with these segments (base offset -> bytes of the `.log`)."""
+    """Write a partition directory with these segments (base offset -> bytes of the `.log`)."""
     folder = log_dir / name
     folder.mkdir(parents=True, exist_ok=True)
     for base, data in segments.items():
@@ -148,13 +148,13 @@ def append_to(file: Path, data: bytes) -> None:
 
 
 def end_of(view: KafkaView, topic: str = "t") -> int:
-    """The log end of partition 0 after a refresh."""
+    """Return the log end of partition 0 after a refresh."""
     view.refresh([topic])
     return view.bounds(topic)[0].log_end
 
 
 def plan(view: KafkaView, start: int, end: int, isolation: str = READ_UNCOMMITTED) -> ReadPart:
-    """A part of t-0."""
+    """Return a part of t-0."""
     (part,) = view.plan([OffsetRange("t", 0, start, end)], isolation)
     return part
 

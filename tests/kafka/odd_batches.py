@@ -1,9 +1,9 @@
-"""Batches that clients and brokers of other times wrote, each with what Kafka's reader makes of it.
+"""Unusual batches written by other clients and brokers, each with the result of Kafka's reader.
 
-Every case is the beginning of a log; a sound batch follows it in each. What Kafka reads was recorded from the classes
-of Kafka 4.1 (`FileRecords`, batch by batch, as a consumer iterates). `kafka` has the offsets that it hands out, and
-`fails` tells whether it then raises an error for the batch. Where sparklog answers otherwise, `here` says so and `why`
-has the reason.
+Every case is the beginning of a log, and is followed by a valid batch. The results of Kafka were recorded with the
+classes of Kafka 4.1 (`FileRecords`, batch by batch, as a consumer iterates). `kafka` contains the offsets that Kafka
+returns, and `fails` is True if Kafka then raises an error for the batch. If the result of sparklog differs, `here`
+contains the result and `why` the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OddBatch:
 
     @property
     def is_read(self) -> bool:
-        """True if all that Kafka hands out can be read here, False if the batch is `Corrupt`."""
+        """True if all records that Kafka returns can be read, False if the batch is `Corrupt`."""
         return (self.here or (REFUSED if self.fails else READ)) == READ
 
     @property
@@ -85,7 +85,7 @@ def _unsized(data: bytes, **options: Any) -> bytes:
 
 
 def _raw_zstd(window_log: int) -> bytes:
-    """A frame of one block that is not compressed, with this window and no content size."""
+    """Return a frame of one uncompressed block, with this window size and without a content size."""
     block = struct.pack("<I", len(DATA) << 3 | 1)[:3]
     return bytes.fromhex("28b52ffd00") + bytes(((window_log - 10) << 3,)) + block + DATA
 
@@ -136,7 +136,7 @@ def _lz4(data: bytes, **options: Any) -> bytes:
 
 
 def _lz4_blocks(*parts: bytes, end: bool = True) -> bytes:
-    """A frame of blocks that are not compressed."""
+    """Return a frame of uncompressed blocks."""
     blocks = b"".join(struct.pack("<I", len(part) | 1 << 31) + part for part in parts)
     return bytes.fromhex("04224d18604082") + blocks + (bytes(4) if end else b"")
 

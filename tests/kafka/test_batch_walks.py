@@ -1,8 +1,8 @@
-"""Damaged batches, through every caller that reads the batches of a log: all name the same damage and lose no more.
+"""Test damaged batches with every caller that reads the batches of a log: all callers report the same damage.
 
-A table of cases times callers. A caller's answer is one line: the offsets that it returned, and `!` with the number of
-the batch at which it named damage. Each caller has one usual answer: it stops at damage, skips it, ends the log in
-front of it, or names it. Other answers are in `OTHERS`, with the reason.
+A table contains the cases and the callers. The result of a caller is one line: the offsets that it returned, and `!`
+with the number of the batch for which it reported damage. Each caller has one usual result: it stops at damage, skips
+the damage, ends the log before the damage, or reports the damage. Other results are in `OTHERS`, with the reason.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from tests.kafka.logs import HOUR_MS, batch, write_partition
 
 BASES = (0, 2, 4, 6, 8, 10)
 END = 12
-"""Where the next segment begins, with one record."""
+"""The base offset of the next segment, which contains one record."""
 BATCHES = [batch(base, [b"%d" % base, b"%d" % (base + 1)], timestamp=HOUR_MS + base) for base in BASES]
 ENV = Env(lambda: 2 * HOUR_MS, lambda: 0, lambda seconds: None, random.Random(1))
 BAD = 2
-"""The batch that is damaged, of offsets 4 and 5."""
+"""The damaged batch, with offsets 4 and 5."""
 
 
 def flipped(position: int, bit: int = 0) -> bytes:
@@ -60,7 +60,7 @@ def flipped(position: int, bit: int = 0) -> bytes:
 
 
 def patched(position: int, fmt: str, value: int) -> bytes:
-    """The batch with a field of its header changed and a correct checksum."""
+    """Return the batch with a changed header field and a correct checksum."""
     data = bytearray(BATCHES[BAD])
     struct.pack_into(fmt, data, position, value)
     struct.pack_into(">I", data, MAGIC_POSITION + 1, crc32c(bytes(data[CRC_START:])))
@@ -103,7 +103,7 @@ def segment_data(name: str) -> bytes:
 
 @dataclass
 class Place:
-    """A case in a Kafka directory, and in a slice of two roots: of one it is read whole, of the other in windows."""
+    """A case in a Kafka directory, and in a slice of two roots. One root is read completely, the other in windows."""
 
     folder: Path
     root: Root
@@ -114,14 +114,14 @@ POSITIONS = [sum(map(len, BATCHES[:row])) for row in range(len(BATCHES) + 1)]
 
 
 def row_of(position: int | None) -> str:
-    """The batch at a position of the segment, or of the slice."""
+    """Return the number of the batch at a position of the segment or of the slice."""
     if position is None:
         return "!?"
     return f"!{next(row for row in reversed(range(len(POSITIONS))) if POSITIONS[row] <= position)}"
 
 
 def spans(offsets: Iterable[int]) -> list[str]:
-    """Runs of offsets as `0-3`."""
+    """Format ranges of offsets as `0-3`."""
     found: list[list[int]] = []
     for offset in offsets:
         if found and offset == found[-1][1] + 1:
@@ -165,7 +165,7 @@ def fetched(log: ServedLog, said: list[Skipped]) -> str:
 
 
 def looked_up(view: LogView) -> str:
-    """The record found for the time of each batch, or the damage."""
+    """Return the record that is found for the time of each batch, or the damage."""
     found: list[str] = []
     for base in (*BASES, END):
         try:
@@ -278,7 +278,7 @@ def verified(which: str) -> Callable[[Place], str]:
 
 @dataclass(frozen=True)
 class Caller:
-    """`sound` is the answer without damage, `usual` the one to a batch that is none, or not valid."""
+    """A caller. `sound` is its result without damage, and `usual` its result for an invalid batch."""
 
     call: Callable[[Place], str]
     sound: str
@@ -322,7 +322,7 @@ CALLERS = {
 
 
 def callers(*answers: str, of: str = "") -> tuple[str, ...]:
-    """The callers with one of these usual answers whose names begin with `of`."""
+    """Return the callers with one of these usual results whose names begin with `of`."""
     return tuple(name for name, caller in CALLERS.items() if caller.usual in answers and name.startswith(of))
 
 
@@ -331,22 +331,22 @@ DUMPS = ("dump-log", "dump-log of records")
 UNDECODABLE = ("count 1", "a record's length")
 """The header and the checksum of the batch are correct."""
 OVERLAP = ("last offset delta 3",)
-"""Both batches are whole; the first one, which is where it belongs, claims the offsets of the second."""
+"""Both batches are complete. The first batch, which has the right offset, claims the offsets of the second."""
 OTHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    # No checksum of a batch covers the leader epoch. A slice has a checksum of its own.
+    # The checksum of a batch does not cover the leader epoch. A slice has its own checksum.
     ("0-11 !0", ("scan", "scan in windows"), ("leader epoch",)),
     ("!2", ("verify", "verify in windows"), ("leader epoch",)),
-    # Batches after a hole in a closed segment are not known, nor are their times.
+    # Batches after a hole in a closed segment are unknown, and so are their timestamps.
     (
         "0 2 !2 !2 !2 !2 !2",
         ("times in a directory",),
         ("length, a low bit", "length, a high bit", "negative length", "magic 130", "zeros", "garbage"),
     ),
-    # A fetch returns a batch whose checksum is correct, as a broker does; headers tell which batches have late records.
+    # Like a broker, a fetch returns a batch whose checksum is correct. Headers show which batches have late records.
     (ALL, FETCHES, ("a record's length",)),
     ("0-4 6-12", FETCHES, ("count 1",)),
     ("0 2 !2 6 8 10 12", callers(NO_TIME), UNDECODABLE),
-    # What cannot be decoded does not end a log, as in Kafka's recovery.
+    # As in Kafka's recovery, a batch that cannot be decoded does not end the log.
     (STOP, ("scan of a directory, truncate",), UNDECODABLE),
     ("!2", ("import, truncate",), UNDECODABLE),
     ("0-5 !3", callers(STOP, of="scan"), OVERLAP),
@@ -356,9 +356,9 @@ OTHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("0 2 4 !3 !3 !3 12", callers(NO_TIME), OVERLAP),
     ("0 2 4 8 8 10 12", callers(NEXT_TIME), OVERLAP),
     ("0-12 !3", callers(PASS, of="inspection"), OVERLAP),
-    # A consumer of a broker, too, goes on after the last offset that the first batch claims.
+    # A consumer of a broker also continues after the last offset that the first batch claims.
     ("0-5 8-12", callers(STOP, of="fetch"), OVERLAP),
-    # Kafka's tool prints whole batches, whatever their offsets and checksums, and ends its lines where there is none.
+    # Kafka's tool prints complete batches regardless of offsets and checksums, and stops where there is no batch.
     ("0-3 65540-65541 6-11", DUMPS, ("base offset, a high bit",)),
     ("0-3 6-7 6-11", DUMPS, ("base offset, a low bit", "base offset of batch 3")),
     ("0-3 0-1 6-11", DUMPS, ("base offset of batch 0",)),

@@ -1,4 +1,4 @@
-"""A thread plays the broker (appends in pieces, rolls, cleans, expires) while views refresh, plan and read."""
+"""Test views that refresh, plan and read while a thread simulates a broker that appends, rolls, cleans and expires."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from tests.kafka.logs import batch, marker, offsets, read, segment, write_partit
 LOOKS = 60
 ENOUGH = 5
 AHEAD = 400
-"""Offsets that the broker may be ahead of its reader, so that a fast one gives it no more to read than a slow one."""
+"""Maximum number of offsets that the broker is ahead of its reader, so that the amount to read does not depend on its
+speed.
+"""
 CHANGES = 2
-"""While the reader takes one look: fewer than it tries, however slow it is."""
+"""Number of changes per refresh of the reader. It is below the reader's number of attempts, so slow machines do not
+fail.
+"""
 
 
 class Broker(threading.Thread):
-    """Writes offsets 0, 1, 2, …: `b"<offset>"`, every tenth in a transaction that is aborted, one after it a marker.
+    """Writes offsets 0, 1, 2, …: `b"<offset>"`. Every tenth offset is in an aborted transaction, followed by a marker.
 
-    What lies below `pin`, where its reader has got to, may expire. `left`: how many more swaps and expiries its
-    reader is ready for.
+    Records below `pin`, the position of the reader, may expire. `left` is the number of further swaps and expiries.
     """
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -54,7 +57,7 @@ class Broker(threading.Thread):
                 self.expired += 1
 
     def append(self) -> None:
-        """One to three records, or one of an aborted transaction and its marker, in one to three pieces."""
+        """Append one to three records, or a record of an aborted transaction and its marker, in one to three writes."""
         start = self.next
         if start % 10 == 0:
             data = batch(start, [b"%d" % start], producer=5) + marker(start + 1, 5, commit=False)
@@ -70,7 +73,7 @@ class Broker(threading.Thread):
                 self.stopped.wait(self.chance.choice((0, 0, 0.0005)))
 
     def clean(self) -> None:
-        """The first two segments become one with the same records, by the cleaner's steps."""
+        """Merge the first two segments into one with the same records, in the steps of the cleaner."""
         first, second = self.bases[0], self.bases[1]
         merged = segment(self.folder, first).read_bytes() + segment(self.folder, second).read_bytes()
         name = segment(self.folder, first)
@@ -100,7 +103,7 @@ def test_tailing_reader_sees_every_record_once(tmp_path: Path) -> None:
     broker.start()
     try:
         began = time.monotonic()
-        # As long as it takes for everything to have happened, on a slow machine too.
+        # Wait until all situations have occurred, also on a slow machine.
         while time.monotonic() - began < 400 and (looks < LOOKS or min(broker.swaps, broker.expired) < ENOUGH):
             broker.left = CHANGES
             view.refresh(["t"])

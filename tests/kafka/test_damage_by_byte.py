@@ -1,4 +1,4 @@
-"""Damage at every kind of byte of a batch: no record is ever wrong or silently missing, and nothing else is lost."""
+"""Test damage at every kind of byte of a batch: no record is wrong or silently missing, and no other record is lost."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.kafka.logs import batch, marker, offsets, read, records, segment, wri
 BATCHES = [batch(4 * at, [b"%d" % (4 * at + record) for record in range(4)]) for at in range(5)]
 SIZE = len(BATCHES[2])
 START = sum(len(data) for data in BATCHES[:2])
-# The damaged batch is the middle one of a closed segment, or of the last.
+# The damaged batch is the middle batch of a closed segment, or of the last segment.
 LAYOUTS = ("closed", "last")
-# (first byte, bytes) of each field of a batch, by its name.
+# Maps the name of each field of a batch to (first byte, number of bytes).
 FIELDS = {
     "base offset": (0, 8),
     "length": (8, 4),
@@ -42,7 +42,7 @@ FIELDS = {
 
 
 def flips() -> Iterator[tuple[str, int, int]]:
-    """A few bits of every field, always its first and its last byte."""
+    """Return some bits of every field, including bits of its first and its last byte."""
     chance = random.Random(5)
     for name, (first, length) in FIELDS.items():
         places = {first, first + length - 1, first + length // 2}
@@ -53,11 +53,11 @@ def flips() -> Iterator[tuple[str, int, int]]:
 
 FLIPS = list(flips())
 TRIED = [flip if at % 3 == 0 else pytest.param(*flip, marks=pytest.mark.slow) for at, flip in enumerate(FLIPS)]
-"""All of them; each run tries a bit of about every byte."""
+"""All flips. Each run tests a bit of about every byte."""
 
 
 def layout(folder: Path, kind: str, data: list[bytes]) -> Path:
-    """Five batches in one segment; `closed`: another one follows it. The damaged file."""
+    """Write five batches in one segment. If `closed` is True, another segment follows. Return the damaged file."""
     segments = {0: b"".join(data)}
     if kind == "closed":
         segments[20] = batch(20, [b"20", b"21"])
@@ -72,11 +72,11 @@ def flipped(place: int, bit: int) -> list[bytes]:
 
 
 def unheard(skipped: Skipped) -> None:
-    """For views whose parts go through pickle, which keeps no list of this process."""
+    """Ignore skipped damage, in views whose parts are pickled and cannot append to a list of this process."""
 
 
 def outcome(folder: Path, policy: str = FAIL, told: Callable[[Skipped], None] = unheard) -> object:
-    """What a reader of all there is gets: values by offset, or the error that stopped it."""
+    """Return the result of reading all records: values by offset, or the error."""
     view = KafkaView(folder, corrupt_records=policy, on_skipped=told)
     try:
         end = view.bounds("t")[0].log_end
@@ -97,13 +97,13 @@ def truth(kind: str) -> dict[int, bytes]:
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize(("name", "place", "bit"), TRIED)
 def test_flipped_bit_is_corrupt_or_ends_the_log(tmp_path: Path, name: str, place: int, bit: int, kind: str) -> None:
-    """By default. Nothing protects the leader epoch, which no reader is given."""
+    """With the default policy. The leader epoch is not protected, and readers do not return it."""
     file = layout(tmp_path, kind, flipped(place, bit))
     found = outcome(tmp_path)
     if isinstance(found, Corrupt):
         assert (found.file, found.position, found.offset) == (str(file), START, 8)
     else:
-        # Only what is no batch at all ends a log, and only in its last segment: as Kafka's recovery does.
+        # As in Kafka's recovery, only bytes that are not a batch end a log, and only in the last segment.
         assert (kind, name) in {("last", "length"), ("last", "magic")}
         assert found == {offset: b"%d" % offset for offset in range(8)}
 
@@ -166,7 +166,7 @@ def test_part_that_ends_in_damage_reports_only_its_own_range(tmp_path: Path) -> 
     ],
 )
 def test_holes_of_all_kinds_in_a_closed_segment(tmp_path: Path, hole: bytes, lost: range) -> None:
-    """Zeros over whole batches, bytes of a later batch gone, half a batch, a batch that is missing, garbage."""
+    """Zeros over complete batches, missing bytes of a later batch, half a batch, a missing batch, and garbage."""
     following = b"".join(BATCHES[3:])
     overwritten = {3 * SIZE: b"", SIZE + 7: following[7:]}.get(len(hole), following)
     layout(tmp_path, "closed", [*BATCHES[:2], hole, overwritten])
@@ -180,7 +180,7 @@ def test_holes_of_all_kinds_in_a_closed_segment(tmp_path: Path, hole: bytes, los
 
 
 def test_batches_inside_a_damaged_batch_are_not_returned(tmp_path: Path) -> None:
-    """A record whose value is itself a batch, as in a backup of a log."""
+    """The value of a record is a batch, as in a backup of a log."""
     inner = batch(10, [b"not mine"])
     outer = bytearray(batch(8, [b"x" * 10, inner, b"y", b"z"]))
     outer[-1] ^= 1
@@ -202,7 +202,7 @@ def test_damage_longer_than_a_search_window_is_skipped(tmp_path: Path) -> None:
 
 
 def transactional(place: int | None, bit: int = 0, *, victim: int = 1) -> bytes:
-    """An aborted transaction of producer 7 among plain batches, one of its bytes damaged."""
+    """Return an aborted transaction of producer 7 and other batches, with one damaged byte in the transaction."""
     parts = [
         batch(0, [b"0"]),
         batch(1, [b"1", b"2"], producer=7),

@@ -1,4 +1,6 @@
-"""Damaged folders: right records, or one error that names the place; indexes are never believed unchecked."""
+"""Test reads of damaged directories: they return correct records or an error with the position, and never trust
+indexes.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from tests.fixture_data import copied, expected_offsets, expected_records
 from tests.kafka.logs import batch, marker, offsets, read, segment, without_epochs, write_partition
 
 ISOLATION = (READ_UNCOMMITTED, READ_COMMITTED)
-# Damage that takes no record away from a reader who does not believe indexes.
+# Damage that does not affect a reader that does not trust indexes.
 HARMLESS = ("good", "indexes-missing", "indexes-wrong", "snapshots-damaged", "garbage-appended", "zeros-appended")
-# Kafka's recovery and this reader agree on what is left: what comes before the first batch that is not whole.
+# Kafka's recovery and this reader agree that the log ends before the first incomplete batch.
 CUT = ("last-batch-cut", "length-field-huge", "empty-segment-last")
 
 
@@ -105,7 +107,8 @@ def test_random_damage_returns_records_or_raises_corrupt(fixtures: Path, tmp_pat
             view = KafkaView(view_path)
             for isolation in ISOLATION:
                 for record in read(view, "damaged", isolation=isolation):
-                    # Base offset and leader epoch lie outside Kafka's checksum: a flipped offset goes unnoticed.
+                    # The checksum does not cover the base offset and the leader epoch, so a flipped offset is not
+                    # detected.
                     original = expected.get(record.offset)
                     right += original is not None and original.value == record.value
         except Corrupt as error:
@@ -117,7 +120,7 @@ def test_random_damage_returns_records_or_raises_corrupt(fixtures: Path, tmp_pat
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """One or four flipped bits, and sometimes a missing end."""
+    """Return the data with one or four flipped bits, and sometimes with a truncated end."""
     broken = bytearray(data)
     for _ in range(chance.choice((1, 1, 4))):
         broken[chance.randrange(len(broken))] ^= 1 << chance.randrange(8)
@@ -149,11 +152,11 @@ def test_damaged_marker_makes_its_transaction_unknown(tmp_path: Path) -> None:
         return batch(0, [b"a"]) + batch(1, [b"b"], producer=7) + markers + batch(3, [b"d"]) + batch(4, [b"e"])
 
     broken = bytearray(marker(2, 7, commit=False))
-    broken[-11] ^= 1  # The marker's type: ABORT would read as COMMIT.
+    broken[-11] ^= 1  # This is the type of the marker. A flipped bit would turn ABORT into COMMIT.
     folder = write_partition(tmp_path, "t-0", {0: log(bytes(broken)), 5: batch(5, [b"f"])})
     view = KafkaView(tmp_path)
     with pytest.raises(Corrupt, match="CRC-32C"):
-        read(view, "t")  # Kafka's consumer, too, checks batches that have nothing for it.
+        read(view, "t")  # Kafka's consumer also checks batches that contain no records for it.
     assert offsets(read(view, "t", isolation=READ_COMMITTED, start=3)) == [3, 4, 5]
     with pytest.raises(Corrupt, match="transaction of producer 7 is damaged, so its result is unknown") as caught:
         read(view, "t", isolation=READ_COMMITTED)
@@ -213,7 +216,7 @@ def test_index_entry_of_damaged_batch_is_not_used(fixtures: Path, tmp_path: Path
 
 
 def test_zeros_inside_a_log_are_corrupt(tmp_path: Path) -> None:
-    """A preallocated file is cut to its size before the next segment begins, so these zeros took records with them."""
+    """A preallocated file is truncated before the next segment begins, so these zeros have overwritten records."""
     whole = batch(0, [b"a"]) + batch(1, [b"b"])
     zeroed = whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2)
     write_partition(tmp_path, "t-0", {0: zeroed, 2: batch(2, [b"c"])})

@@ -1,4 +1,4 @@
-"""What is a Kafka directory, and which of its folders are partitions."""
+"""Test which directories are Kafka directories, and which of their subdirectories are partitions."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_topics_with_the_same_id_get_unique_ids(tmp_path: Path, monkeypatch: pyt
     ids = {name: view.unique_topic_id(name) for name in ("orders", "copy", "other")}
     assert ids["other"] == view.topic_id("other")
     assert len({*ids.values(), view.topic_id("orders")}) == 4
-    # After all of them were read once, a look at one topic reads its own.
+    # After all topics were read once, a call for one topic reads only its own file.
     reads.clear()
     assert view.unique_topic_id("copy") == ids["copy"] == KafkaView(tmp_path).unique_topic_id("copy")
     assert len(reads) == 1 + 3 + 1

@@ -1,4 +1,4 @@
-"""Directories that Kafka wrote, read in place, equal what Kafka's own consumer and admin client say of them."""
+"""Test that reads of Kafka directories in place match Kafka's consumer and admin client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEGACY = (
     *("legacy/builder-mixed", "legacy/broker-2.8.2"),
 )
 STAGES = [(name, "data") for name in (*FIXTURES, *LEGACY)]
-# Cleaned and expired logs: offset gaps, emptied segments and batches, markers without data, moved log starts.
+# Cleaned and expired logs: offset gaps, empty segments and batches, markers without data, and moved log starts.
 CLEANED = [
     ("compaction/plain", "after"),
     ("compaction/compressed", "after"),
@@ -43,9 +43,9 @@ CLEANED = [
     ("retention/ms-all", "after"),
     ("retention/high-watermark", "before"),
 ]
-# Kafka looks only into the first segment that can hold an answer and finds none: that segment is empty (its
-# modification time counts then) or its late records lie below the log start. The rule has an answer:
-# target -> (offset, timestamp).
+# Kafka searches only the first segment that may contain a result, and finds none: the segment is empty, so its
+# modification time applies, or its late records are below the log start. The rule has a result: target -> (offset,
+# timestamp).
 KAFKA_HAS_NONE = {
     ("compaction/plain", "after", "compacted-0"): {0: (400, 1704153607357)},
     ("compaction/compressed", "after", "compacted-0"): {1704153601841: (295, 1704153605750)},
@@ -53,8 +53,8 @@ KAFKA_HAS_NONE = {
     ("compaction/producer-state", "appended", "compacted-0"): {0: (236, 1704153604427)},
     ("retention/delete-records", "start-moved", "expiring-0"): {0: (132, 1704178802483)},
 }
-# The same, for every target: the first segment was emptied by a cleaner that ran on the wall clock, or is of format v0,
-# which has no times, so that its modification time counts.
+# As above, for every target: a cleaner that used the wall clock has removed all records of the first segment, or the
+# first segment has format v0, which has no timestamps. In both cases, the modification time applies.
 KAFKA_HAS_NONE_AT_ALL = {
     ("compaction-by-broker", "after", "clean-plain-0"),
     ("compaction/old-formats", "before", "compacted-0"),
@@ -116,7 +116,7 @@ def test_offsets_for_timestamps_match_kafka(fixtures: Path, fixture: str, stage:
 
 
 def by_the_rule(view: KafkaView, topic: str, number: int, isolation: str, target: int) -> TimestampOffset | None:
-    """The rule by brute force, for a partition without markers."""
+    """Return the result of the rule by brute force, for a partition without markers."""
     late = (record for record in read(view, topic, number, isolation) if record.timestamp >= target)
     found = next(late, None)
     return None if found is None else TimestampOffset(found.offset, found.timestamp)

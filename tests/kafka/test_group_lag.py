@@ -1,4 +1,4 @@
-"""Groups of a Kafka directory in place, against what Kafka's admin client said and against an import of the same."""
+"""Test the groups of a Kafka directory in place, against Kafka's admin client and against an import."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_imported_groups_have_the_same_lag(fixtures: Path, tmp_path: Path) -> No
     import_log_dir(root, str(data))
     expected = [replace(row, member=None) for row in lag(root, now_ms=NOW_MS)]
     groups = KafkaGroups(KafkaView(str(data)), NOW_MS)
-    # What a transaction has committed beyond the log end cannot be in an import, which ends where the log does.
+    # An import ends at the log end, so offsets that a transaction has committed beyond the log end are not imported.
     rows = [row for row in groups.lag() if (row.lag or 0) >= 0]
     assert rows == [row for row in expected if (row.group, row.topic, row.partition) in {_place(each) for each in rows}]
     assert len(rows) > 8
@@ -84,7 +84,7 @@ def test_damaged_record_does_not_hide_groups(tmp_path: Path) -> None:
     shown = invoke(["groups", "describe", "g", "--root", tmp_path])
     assert [line.split()[1] for line in shown.stdout.splitlines()] == ["TOPIC", "damaged", "t"]
     assert (shown.exit_code, shown.stderr.count("CRC-32C does not match")) == (1, 1)
-    # A report of a root has the group, too.
+    # A report of a root also contains the group.
     root = open_root(str(tmp_path / "root"), create=True)
     root.create_topic("t").append(pa.table({"value": ["damaged"]}))
     Groups(root).group("g").alter({"t": {0: 0}})

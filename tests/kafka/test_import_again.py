@@ -1,4 +1,6 @@
-"""Imports that go on: of a log that has grown, and of one that was killed; and what no import goes on with."""
+"""Test imports that continue, after the log has grown or after an import was killed, and imports that
+cannot continue.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def fresh(number: int = 1) -> Root:
 
 
 def state(topic: Topic, partition: int = 0) -> tuple[object, ...]:
-    """All that readers see of a partition, and what is open in it."""
+    """Return all records and bounds that readers see of a partition, and its open transactions."""
     state = topic.log.state()
     opened = tuple(each for each in state.kafka_open if each.partition == partition)
     bounds = (state.log_start[partition], state.log_end[partition], state.last_stable()[partition])
@@ -61,7 +63,7 @@ def metadata(folder: Path, topic_id: str = "DYgfIwO1zvCu-XXovTnyZg") -> None:
 
 
 def transactional_log() -> list[bytes]:
-    """Batches of three producers, transactions interleaved, one left open."""
+    """Return batches of three producers with interleaved transactions, one of which is left open."""
     parts: list[bytes] = []
     at = 0
 
@@ -86,12 +88,12 @@ BATCHES = transactional_log()
 
 
 def offsets_before(count: int) -> int:
-    """The offset that follows the first `count` batches."""
+    """Return the offset after the first `count` batches."""
     return sum(int.from_bytes(each[23:27], "big") + 1 for each in BATCHES[:count])
 
 
 def write_log(place: Path, count: int, per_segment: int) -> None:
-    """The first batches as t-0, in segments of so many batches; the last one active."""
+    """Write the first batches as t-0, in segments of this many batches. The last segment is active."""
     folder = place / "t-0"
     shutil.rmtree(folder, ignore_errors=True)
     segments = {
@@ -143,7 +145,7 @@ FIXTURES = [
 
 @pytest.mark.parametrize(("fixture", "stages"), FIXTURES)
 def test_log_changes_between_two_imports(fixtures: Path, root: Root, fixture: str, stages: Sequence[str]) -> None:
-    """Appended to, compacted, expired, cut at its start: offsets are what counts."""
+    """The log is appended to, compacted and expired, and its log start moves. Only the offsets matter."""
     ends: dict[tuple[str, int], int] = {}
     for stage in stages:
         folder = fixtures / fixture / stage
@@ -161,7 +163,8 @@ def test_log_changes_between_two_imports(fixtures: Path, root: Root, fixture: st
                 since = ends.get((topic_name, number), 0)
                 new = [record for record in found if record.offset >= since]
                 assert new == [record for record in expected if record.offset >= since], (name, stage)
-                # What the cleaner removed in Kafka is still here, what it kept is the same.
+                # Records that the cleaner removed in Kafka still exist in the root, and records that it retained are
+                # the same.
                 assert set(map(repr, expected)) <= set(map(repr, found))
             ends[topic_name, number] = bounds.log_end
             snapshot = topic.log.snapshot()
@@ -177,7 +180,7 @@ def test_log_start_follows_kafkas(root: Root, tmp_path: Path) -> None:
     topic = root.topic("t")
     assert topic.log.state().log_start[0] == 4
     assert [record.value for record in read_topic(topic)] == [b"e", b"f"]
-    # All that was imported has expired there, and more.
+    # All imported records have expired in Kafka, and so have some later records.
     shutil.rmtree(tmp_path / "t-0")
     metadata(write_partition(tmp_path, "t-0", {20: batch(20, [b"x"]), 21: b""}))
     (tmp_path / STARTS).unlink()
@@ -220,7 +223,9 @@ def test_incomplete_tail_is_imported_later(root: Root, tmp_path: Path) -> None:
 
 
 def test_new_records_are_dirty(root: Root, tmp_path: Path) -> None:
-    """What was compacted in Kafka since is not compacted here: a clean mark would leave old values for good."""
+    """Records that were compacted in Kafka since are not compacted in the root. A clean offset would retain old values
+    forever.
+    """
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 3}))
     import_log_dir(root, tmp_path)
@@ -230,11 +235,11 @@ def test_new_records_are_dirty(root: Root, tmp_path: Path) -> None:
     assert root.topic("t").log.state().first_dirty_offset.tolist() == [3]
 
 
-# ---------------------------------------------------------------- what no import goes on with
+# ---------------------------------------------------------------- imports that cannot continue
 
 
 def refused(root: Root, place: Path, error: type[SparklogError], words: str, **options: Any) -> None:
-    """The import raises one clear line, and nothing changes."""
+    """Check that the import raises an error of one line, and that nothing changes."""
     before = sorted((info.key, info.size) for info in root.store.list(""))
     with pytest.raises(error, match=words) as caught:
         import_log_dir(root, place, ImportOptions(**options))
@@ -304,7 +309,7 @@ def test_truncated_log_is_rejected(root: Root, tmp_path: Path, known: bool) -> N
 
 
 def test_last_batch_rewritten_by_another_leader_is_rejected(root: Root, tmp_path: Path) -> None:
-    """Its checksum is the same, what lies before it came in another order."""
+    """The checksum is the same, but the records before the batch have another order."""
     write_partition(tmp_path, "t-0", {0: FIRST + batch(3, [b"x"]) + batch(4, [b"y"]) + batch(5, [b"z"])})
     import_log_dir(root, tmp_path)
     again = bytearray(batch(3, [b"y"]) + batch(4, [b"x"]) + batch(5, [b"z"]))
@@ -340,7 +345,7 @@ def test_invalid_options_are_rejected(root: Root, tmp_path: Path) -> None:
 
 @dataclass
 class Steps:
-    """Faults at one call, and how many there were."""
+    """Inject a fault at one call, and count the calls."""
 
     kind: FaultKind
     at: int
@@ -364,13 +369,13 @@ PLACES = (("t", 0), ("t", 1), ("u", 0))
 
 @pytest.fixture
 def small_pieces() -> Iterator[None]:
-    """A commit for each segment."""
+    """Commit after each segment."""
     with small_limits(import_piece_bytes=1, import_commit_bytes=1):
         yield
 
 
 def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
-    """What readers see of each partition that is there."""
+    """Return the records of each partition that exists."""
     for name in root.topics():
         topic = root.topic(name)
         for number in range(topic.log.state().partitions):
@@ -411,7 +416,7 @@ def test_next_import_completes_an_import_killed_at_any_request(tmp_path: Path, k
         import_log_dir(after, tmp_path)
         for place in PLACES:
             assert state(after.topic(place[0]), place[1]) == expected[place], (at, place)
-        # What was named was not copied again, and all that is of no use lies in the folder of a topic.
+        # Committed files were not copied again, and all unreferenced files are in the directory of a topic.
         since = {info.key for info in store.list("") if info.key.endswith((".log", ".slices"))}
         assert data <= since
         assert len(since - data) == 7 - len(named), at
@@ -503,7 +508,7 @@ def test_concurrent_imports_copy_records_once(root: Root, tmp_path: Path, monkey
 def test_failed_import_preserves_commits_of_a_concurrent_import(
     root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had created the topic, and had nothing in it yet."""
+    """The failed import had created the topic, but had not committed any records."""
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND + b"\0" * 30, 6: batch(6, [b"g"])})
     other = World(root.store, seed=9).root()
     begun = importing.copy_partition
@@ -559,7 +564,7 @@ def on_disk(tmp_path: Path) -> Root:
 
 
 def linked_bases(folder: Path) -> list[int]:
-    """Base offsets of the segments that have a second name."""
+    """Return the base offsets of the segments that have a second name."""
     return [int(file.stem) for file in sorted(folder.glob("*.log")) if file.stat().st_nlink == 2]
 
 
@@ -568,7 +573,7 @@ def test_closed_segments_below_the_high_watermark_are_linked(on_disk: Root, tmp_
     parts = {0: FIRST, 3: SECOND, 6: batch(6, [b"g"]), 7: batch(7, [b"h"])}
     for name in ("t-0", "u-0"):
         write_partition(place, name, parts)
-    # What lies above it the broker may still cut off.
+    # The broker may still truncate the log above this offset.
     (place / "replication-offset-checkpoint").write_bytes(offsets_to_bytes({("t", 0): 6}))
     report = import_log_dir(on_disk, place)
     assert linked_bases(place / "t-0") == [0, 3]
@@ -576,7 +581,7 @@ def test_closed_segments_below_the_high_watermark_are_linked(on_disk: Root, tmp_
     part = report.topics[0].partitions[0]
     assert (part.linked, part.copied) == (len(FIRST) + len(SECOND), len(parts[6]) + len(parts[7]))
     assert [record.offset for record in read_topic(on_disk.topic("t"))] == list(range(8))
-    # A broker deletes by name, and appends to the last segment only.
+    # A broker deletes files by name, and appends only to the last segment.
     shutil.rmtree(place)
     on_disk.topic("t").log.refresh()
     assert [record.offset for record in read_topic(on_disk.topic("t"))] == list(range(8))
@@ -587,7 +592,9 @@ def test_closed_segments_below_the_high_watermark_are_linked(on_disk: Root, tmp_
 def test_unclean_election_corrupts_links_but_not_copies(
     on_disk: Root, tmp_path: Path, written: int, copied: bool
 ) -> None:
-    """The broker cuts the log below its high watermark, where segments are linked, and writes what the leader has."""
+    """The broker truncates the log below its high watermark, where segments are linked, and writes the batches of the
+    leader.
+    """
     parts = [batch(at, [b"%d" % at]) for at in range(3)]
     folder = write_partition(tmp_path / "kafka", "t-0", {0: b"".join(parts), 3: batch(3, [b"3"]), 4: b""})
     (tmp_path / "kafka" / "replication-offset-checkpoint").write_bytes(offsets_to_bytes({("t", 0): 4}))
@@ -636,7 +643,7 @@ def test_segments_that_cannot_be_linked_are_copied(
 
 
 def _of_another_inode(whole: Any) -> Any:
-    """As if the file had been replaced between its opening and its linking."""
+    """Simulate that the file was replaced after it was opened and before it was linked."""
 
     def opened(self: SegmentFile, path: str) -> None:
         whole(self, path)

@@ -1,4 +1,4 @@
-"""Groups and transactions that an import brings along, against what Kafka's own commands said of the fixtures."""
+"""Test imported groups and transactions against the output of Kafka's commands for the fixtures."""
 
 from __future__ import annotations
 
@@ -104,20 +104,20 @@ def test_groups_and_transactions_are_imported_only_if_requested(fixtures: Path, 
     report = import_log_dir(root, fixtures / "transactions/data", ImportOptions(groups=False, transactions=False))
     assert (report.groups, Groups(root).names()) == ((), [])
     assert {each.transactional_id for each in root.topic("txn-a").log.state().kafka_open} == {None}
-    # A later look says whose they are.
+    # A later import reads the transactional ids.
     import_log_dir(root, fixtures / "transactions/data")
     assert {each.transactional_id for each in root.topic("txn-a").log.state().kafka_open} == {"tx-open"}
     import_log_dir(root, fixtures / "transactions/data", ImportOptions(transactions=False))
     assert {each.transactional_id for each in root.topic("txn-a").log.state().kafka_open} == {"tx-open"}
 
 
-# ---------------------------------------------------------------- groups by hand
+# ---------------------------------------------------------------- handwritten groups
 
 
 def messages(
     base: int, items: Mapping[bytes, bytes | None] | list[tuple[bytes, bytes | None]], producer: int = -1
 ) -> bytes:
-    """A batch of records with these keys and values."""
+    """Return a batch of records with these keys and values."""
     pairs = items.items() if isinstance(items, Mapping) else items
     return keyed_batch(base, list(pairs), producer=producer)
 
@@ -161,7 +161,7 @@ def test_latest_record_wins_and_tombstone_deletes(root: Root, place: Path) -> No
 
 
 def test_transactional_offsets_apply_at_commit(root: Root, place: Path) -> None:
-    """Behind a transaction that is open the log goes on, for who commits without one."""
+    """The log continues after an open transaction, for producers without transactions."""
     write_groups(
         place,
         messages(0, {key(): value(1)}),
@@ -174,7 +174,7 @@ def test_transactional_offsets_apply_at_commit(root: Root, place: Path) -> None:
         marker(8, 9, commit=False),
     )
     import_log_dir(root, place)
-    # The commit at 4 was written later than what the marker at 5 brings.
+    # The commit at 4 was written later than the offset that the marker at 5 commits.
     assert committed(root, "g") == {"t-0": 2, "u-0": 1}
     assert committed(root, "h") == {"t-0": 3}
 
@@ -204,7 +204,7 @@ def test_group_with_members_is_not_changed(root: Root, place: Path) -> None:
     assert report.groups[0].in_use
     member.commit({"t": {0: 3}})
     assert committed(root, "g") == {"t-0": 3}
-    # It may come back: what Kafka's consumers have read since is not what it has read.
+    # The member may come back. Kafka's consumers have read records that the member has not read.
     member.leave()
     write_groups(place, messages(0, {key(): value(4, root.env.wall_ms() + HOUR_MS)}))
     assert import_log_dir(root, place).groups[0].in_use
@@ -237,7 +237,7 @@ def test_damaged_group_log(root: Root, place: Path) -> None:
     assert [each.start for each in said] == [1, 1]
 
 
-# ---------------------------------------------------------------- transactions by hand
+# ---------------------------------------------------------------- handwritten transactions
 
 
 def write_transactions(place: Path, *states: tuple[str, Fields]) -> None:
@@ -267,7 +267,9 @@ def read(root: Root, topic: str) -> list[bytes]:
 
 @pytest.fixture
 def decided(tmp_path: Path) -> Path:
-    """Three open transactions in t: of producer 7, which has committed it and marked it in u, of 8 and 9."""
+    """Write three open transactions in t: of producer 7, which has committed and has a marker in u, and of producers 8
+    and 9.
+    """
     data = [
         batch(at, [name], producer=producer) for at, (name, producer) in enumerate(((b"a", 7), (b"b", 8), (b"c", 9)))
     ]
@@ -293,7 +295,7 @@ def test_decision_is_imported_and_preserved(root: Root, decided: Path) -> None:
     assert (read(root, "t"), read(root, "u")) == ([], [b"a"])
     assert "('commits') in partition 0, from offset 0, decided: commit" in str(found[0])
     assert World(root.store, seed=3).root().topic("t").log.state().kafka_open == found
-    # The next import brings the markers.
+    # The next import contains the markers.
     ends = marker(3, 7, commit=True) + marker(4, 8, commit=False) + marker(5, 9, commit=True)
     write_partition(decided, "t-0", {3: ends})
     write_transactions(decided, ("commits", transaction(7, Status.COMPLETE_COMMIT)))
@@ -303,7 +305,7 @@ def test_decision_is_imported_and_preserved(root: Root, decided: Path) -> None:
 
 
 def test_decision_made_during_the_copy_is_ignored(root: Root, decided: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broker goes on: what it decided before is not of the transaction that the copy shows open."""
+    """The broker continues. Its earlier decision does not belong to the transaction that is open in the copy."""
     whole = importing.copy_partition
 
     def copied(*args: Any) -> Any:
@@ -343,7 +345,9 @@ def test_decided_transaction_ends_as_decided(
 
 @pytest.mark.parametrize("step", thinned(4))
 def test_interrupted_import_that_ends_transactions_is_completed(root: Root, decided: Path, step: int) -> None:
-    """Killed at any request: a topic whose transactions it had ended is not in its way."""
+    """The import is killed at any request. A topic whose transactions it has already ended does not prevent its
+    completion.
+    """
     write_partition(decided, "v-0", {0: batch(0, [b"x"], producer=9)})
     write_groups(decided, messages(0, {key(): value(1)}))
     whole = {}
@@ -373,7 +377,7 @@ def test_interrupted_import_that_ends_transactions_is_completed(root: Root, deci
 
 
 def test_decision_of_another_transaction_is_ignored(root: Root, tmp_path: Path) -> None:
-    """Partition t-0 is none of the transaction that is being committed: what is open there is of another one."""
+    """Partition t-0 is not part of the transaction that is being committed, so its open transaction is another one."""
     write_partition(tmp_path, "t-0", {0: batch(0, [b"a"], producer=7)})
     write_transactions(tmp_path, ("x", transaction(7, Status.PREPARE_COMMIT, ("u", 0))))
     import_log_dir(root, tmp_path)

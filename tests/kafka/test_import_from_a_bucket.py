@@ -1,4 +1,4 @@
-"""Kafka directories in a bucket: imported, verified, looked into and exported as those on a disk."""
+"""Test that Kafka directories in a bucket are imported, verified, inspected and exported like directories on a disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TAKEN = {
 
 
 def imported(path: object, policy: str) -> tuple[ImportReport, dict[str, bytes], list[str]]:
-    """Import into an empty root; return the report, all objects of the root, and what was left out."""
+    """Import into an empty root. Return the report, all objects of the root, and the skipped damage."""
     world, left_out = World(), list[str]()
     options = ImportOptions(corrupt_records=policy, configs={"index.interval.bytes": 4096})
     report = import_log_dir(world.root(), path, options, on_skipped=lambda each: left_out.append(str(each)))  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_import_from_bucket_equals_import_from_disk(fixtures: Path, tmp_path: Pa
     for policy in TAKEN[name] or (FAIL,):
         bucket = Bucket("import")
         path = upload(fixtures / name, bucket)
-        # Times of files count where records have none, and a bucket's have whole seconds.
+        # File times apply if records have no timestamps, and a bucket's times have whole seconds.
         assert imported(path, policy) == imported(fixtures / name, policy)
 
 
@@ -80,7 +80,7 @@ def test_configs_come_from_the_metadata_log_in_the_bucket(tmp_path: Path) -> Non
 
 
 def reported(report: Report, place: object) -> Report:
-    """Return a report without times and its place."""
+    """Return a report without times and location."""
     orphans, foreign = ([replace(each, age_ms=0) for each in files] for files in (report.orphans, report.foreign))
     assert report.location == str(place)
     return replace(report, location="", seconds=0, orphans=tuple(orphans), foreign=tuple(foreign))

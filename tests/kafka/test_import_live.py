@@ -1,4 +1,4 @@
-"""Imports from the directory of a broker that runs: each takes what is new, and shows what Kafka's consumers get."""
+"""Test imports from the directory of a running broker: each adds the new records, and matches Kafka's consumers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def commit_group(broker: Broker, offsets: dict[int, int]) -> None:
 
 
 def compare(broker: Broker, root: Root) -> None:
-    """What the root shows is what the broker does, under both levels; so are the group's offsets."""
+    """Compare the root with the broker at both isolation levels, and compare the offsets of the group."""
     topic = root.topic("live")
     for partition in (0, 1):
         for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
@@ -86,7 +86,7 @@ def test_import_while_a_broker_is_running(tmp_path: Path) -> None:
         first = import_log_dir(root, broker.data).topics[0]
         assert first.created
         compare(broker, root)
-        # More, and a transaction that is open while it is imported.
+        # Append more records, and a transaction that is open during the import.
         atomic.begin_transaction()
         send(atomic, 10, 200)
         send(plain, 30, 300)
@@ -102,7 +102,7 @@ def test_import_while_a_broker_is_running(tmp_path: Path) -> None:
         compare(broker, root)
         plain.close()
         atomic.close()
-    # Stopped, its watermarks are written: closed segments are links now.
+    # The broker has stopped and written its watermarks, so closed segments are hard-linked.
     with broker:
         plain = producer(broker)
         send(plain, 60, 500)

@@ -1,4 +1,6 @@
-"""Batches whose checksum is right and whose records do not decode: an import leaves out what reading in place does."""
+"""Test batches with a valid checksum whose records cannot be decoded: imports skip the same records
+as reads in place.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ HEADER_BYTES = 61
 
 
 def undecodable(base: int, *, codec: int = 0, headers: int = 0, producer: int = -1) -> bytes:
-    """Two records that no one can read: of an unknown shape, in a codec that they are not, or with wrong headers."""
+    """Return two records that cannot be decoded: of an unknown shape, in another codec, or with wrong headers."""
     sound = keyed_batch(base, [(b"k", b"v"), (b"k", b"v")], producer=producer)
     body = sound[HEADER_BYTES:]
     if headers:
@@ -91,7 +93,7 @@ def test_import_skips_the_same_records_as_reads_in_place(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("policy", [FAIL, TRUNCATE])
 def test_other_policies_reject_undecodable_batches(tmp_path: Path, policy: str) -> None:
-    """Kafka's recovery goes by checksums: it does not cut a log there."""
+    """Kafka's recovery verifies only checksums, so it does not truncate the log there."""
     write_partition(tmp_path, "t-0", LOGS["in the middle"])
     view = KafkaView(tmp_path, corrupt_records=policy, on_skipped=print)
     (part,) = view.plan([OffsetRange("t", 0, 0, 6)], READ_UNCOMMITTED)

@@ -1,4 +1,4 @@
-"""Kafka's log dirs as topics of a root: what every fixture holds is there afterwards, as Kafka's consumer reads it."""
+"""Test importing Kafka log directories: all records of every fixture are imported, and match Kafka's consumer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ STARTS = "log-start-offset-checkpoint"
 
 
 def stages() -> list[tuple[str, str]]:
-    """All log dirs that are whole."""
+    """Return all complete log directories."""
     tree = fixture_tree()
     found = []
     for file in sorted(tree.glob("**/fixture.json")):
@@ -72,11 +72,13 @@ def stages() -> list[tuple[str, str]]:
 
 STAGES = stages()
 STEPS_OF = ("plain", "compressed", "old-formats", "producer-state", "transactions")
-"""Compacted logs that each run tries before, between and after passes of the cleaner; others after the last alone."""
+"""Compacted logs that each run tests before, between and after passes of the cleaner. Others are tested after the last
+pass.
+"""
 
 
 def tried() -> list[Any]:
-    """Return `STAGES` as parameters: those that each run tries, and others for the slow one."""
+    """Return `STAGES` as parameters: those that each run tests, and those of the slow run."""
     found = []
     for fixture, stage in STAGES:
         room, _, log = fixture.partition("/")
@@ -90,20 +92,22 @@ DAMAGED_TAILS = ("garbage-appended", "zeros-appended", "last-batch-cut", "length
 
 
 def stage_facts(fixture: Path, stage: str) -> dict[str, Any]:
-    """What fixture.json says of a stage, empty for fixtures without stages."""
+    """Return the entry of a stage in fixture.json, which is empty for fixtures without stages."""
     facts = json.loads((fixture / "fixture.json").read_text())
     found = [each for each in facts.get("stages", []) if isinstance(each, dict) and each["stage"] == stage]
     return found[0] if found else {}
 
 
 def files_of(root: Root, topic: Topic, partition: int = 0) -> dict[str, bytes]:
-    """Name -> bytes of what lies in the sealed run of a partition."""
+    """Return the files in the sealed directory of a partition, by name."""
     prefix = f"{topic.name}/sealed/{partition}/"
     return {info.key.rsplit("/", 1)[1]: root.store.get(info.key) for info in root.store.list(prefix)}
 
 
 def nothing_left(root: Root) -> bool:
-    """No topic and no data: of a name that was begun with, the log remains, as of every deleted topic."""
+    """Check that there is no topic and no data. The log of a topic that was created remains, as for every deleted
+    topic.
+    """
     data = [info.key for info in root.store.list("") if not info.key.startswith("_") and "/_log/" not in info.key]
     return not data and not root.topics()
 
@@ -165,19 +169,21 @@ def test_segments_are_imported_unchanged(fixtures: Path, root: Root, fixture: st
             if closed[row]:
                 for suffix in (".log", ".index", ".timeindex", ".txnindex"):
                     found = sealed.pop(log.stem + suffix, None)
-                    # Of an append of several messages Kafka 2.8.2 indexed the last one; such an index is built anew.
+                    # Kafka 2.8.2 indexed the last message of an append of several messages. Such an index is rebuilt.
                     if "index" not in suffix or fixture != "legacy/broker-2.8.2":
                         assert found == optional_bytes(log.with_suffix(suffix)), (log, suffix)
         assert not sealed
 
 
 def of_old_format(log: Path) -> bool:
-    """Whether the segment begins with a message of format v0 or v1."""
+    """Return True if the segment begins with a message of format v0 or v1."""
     return log.read_bytes()[16:17] in (b"\0", b"\1")
 
 
 def keeps(log: Path, after: Path | None, log_start: int) -> bool:
-    """Whether the import has a slice for this segment; none of a fixture ends between log start and the next base."""
+    """Return True if the import creates a slice for this segment. No fixture has a segment that ends below the log
+    start.
+    """
     zeros_only = not log.read_bytes().strip(b"\0")
     return not zeros_only and (after is None or int(after.stem) > log_start)
 
@@ -249,7 +255,7 @@ def test_missing_or_wrong_indexes_are_rebuilt_like_kafka(fixtures: Path, root: R
     folder = copied(fixtures / "damaged" / name / "data", tmp_path / "data")
     for index in folder.glob("*/*.index"):
         if not index.stat().st_size:
-            index.unlink()  # DumpLogSegments left it there when it looked for the index of a time index.
+            index.unlink()  # DumpLogSegments created this file when it searched for the index of a time index.
     found = imported_damaged(root, fixtures, name, folder)
     good = fixtures / "damaged/good/data/damaged-0"
     closed = sorted(good.glob("*.log"))[:-1]
@@ -289,7 +295,7 @@ def test_unused_index_entries_are_not_copied(fixtures: Path, root: Root, tmp_pat
 
 
 def test_incomplete_time_index_is_rebuilt(fixtures: Path, root: Root, tmp_path: Path) -> None:
-    """Kafka opens a segment whose time index is missing with an empty one and goes by the file's time."""
+    """If the time index is missing, Kafka opens the segment with an empty index and uses the time of the file."""
     good = fixtures / "segments/data/seg-small-0"
     folder = copied(good, tmp_path / "seg-small-0")
     first = sorted(folder.glob("*.log"))[0]
@@ -302,7 +308,7 @@ def test_incomplete_time_index_is_rebuilt(fixtures: Path, root: Root, tmp_path: 
 
 @pytest.mark.parametrize("data", [b"", bytes(80)])
 def test_index_that_does_not_cover_its_segment_is_rebuilt(root: Root, tmp_path: Path, data: bytes) -> None:
-    """Kafka's check of indexes lets an empty one pass, and reads the segment from its start."""
+    """An empty index passes Kafka's sanity check, and then Kafka reads the segment from its start."""
     batches = [batch(n, [b"v" * 9000]) for n in range(300)]
     folder = write_partition(tmp_path, "t-0", {0: b"".join(batches), 300: batch(300, [b"v"])})
     (folder / f"{0:020d}.index").write_bytes(data)
@@ -342,7 +348,7 @@ def test_last_batch_with_wrong_checksum_is_not_imported(root: Root, tmp_path: Pa
 
 
 def test_log_ends_at_its_empty_active_segment(root: Root, tmp_path: Path) -> None:
-    """The cleaner has removed the last records and emptied a segment in the middle."""
+    """The cleaner has removed the last records, and all records of a segment in the middle."""
     write_partition(tmp_path, "t-0", {0: FIRST, 3: b"", 10: b""})
     write_partition(tmp_path, "t-1", {0: b"", 7: b""})
     write_partition(tmp_path, "t-2", {0: b""})
@@ -397,7 +403,7 @@ def test_later_appends_have_the_next_leader_epoch(fixtures: Path, root: Root, tm
     assert [record.offset for record in read_topic(topic)] == list(range(7))
 
 
-# ---------------------------------------------------------------- what slices say
+# ---------------------------------------------------------------- facts in slices
 
 
 def test_slices_describe_their_batches(root: Root, tmp_path: Path) -> None:
@@ -457,7 +463,7 @@ def test_large_active_segment_is_read_with_its_footer_index(
     assert found.offset == base + 26_000
 
 
-# ---------------------------------------------------------------- choosing, and wrong input
+# ---------------------------------------------------------------- selection and invalid input
 
 
 def test_topics_are_selected_by_name(fixtures: Path, root: Root) -> None:
@@ -687,7 +693,7 @@ def test_import_is_one_commit_with_the_log_end(root: Root, tmp_path: Path) -> No
 
 
 def test_corrupt_unprotected_fields_do_not_stop_the_import(root: Root, tmp_path: Path) -> None:
-    """A leader epoch lies outside the batch's checksum, a cleaner checkpoint has none."""
+    """The checksum of a batch does not cover its leader epoch, and a cleaner checkpoint has no checksum."""
     damaged = bytearray(FIRST)
     damaged[12:16] = b"\x7f\xff\xff\xff"
     write_partition(tmp_path, "t-0", {0: bytes(damaged), 3: SECOND})
@@ -712,7 +718,7 @@ def test_partitions_written_during_the_import_are_rejected(root: Root) -> None:
 
 
 def test_damaged_transaction_index_never_exposes_aborted_records(fixtures: Path) -> None:
-    """It has no checksum of its own: with another producer id in an entry, records of that transaction showed."""
+    """The index has no checksum. An entry with another producer id would expose the records of the transaction."""
     world = World()
     made, store = world.root(), world.store
     import_log_dir(made, fixtures / "transactions/data", ImportOptions(topics=("txn-b",)))

@@ -1,4 +1,4 @@
-"""A Kafka directory in a bucket is read as the same directory on a disk, with few requests."""
+"""Test that a Kafka directory in a bucket is read like the same directory on a disk, with few requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def log_dirs() -> list[str]:
 
 
 def every_answer(path: FilePath | Path, policy: str = FAIL) -> Iterator[object]:
-    """All that a view says of a directory, as text without its place: records, bounds, errors, what was left out."""
+    """Yield the results of a view as text without its location: records, bounds, errors and skipped damage."""
     base = str(path)
     left_out: list[Skipped] = []
     view = KafkaView(path, corrupt_records=policy, on_skipped=left_out.append)
@@ -63,7 +63,7 @@ def records(view: KafkaView, whole: OffsetRange, end: int, isolation: str) -> ob
     return [crc32c(each.serialize()) for part in parts for each in part.read(COLUMNS)]
 
 
-# Two stages of each kind; all 137 in the slow set.
+# Two stages of each kind. The slow run tests all 137 stages.
 USUAL = {"segments/data", "transactions/data", "legacy/builder-mixed/data", "compaction/transactions/pass-3"}
 USUAL |= {"retention/delete-records/start-moved", "preallocated-running/data", "timestamps/data"}
 USUAL |= {f"damaged/{name}/data" for name in ("bit-flipped", "segment-missing", "length-field-huge", "zeros-appended")}
@@ -102,7 +102,7 @@ def test_parts_can_be_read_in_another_process(fixtures: Path) -> None:
 
 
 def test_opening_and_reading_take_few_requests(fixtures: Path) -> None:
-    """One listing a look, one request for each file that is read, none for one that has not changed."""
+    """A refresh takes one listing, and one request for each file that is read. Unchanged files take no request."""
     store, path = counted(upload(fixtures / "segments/data", Bucket("requests")))
     logs = len(list((fixtures / "segments/data").glob("*/*.log")))
     folders = len(list((fixtures / "segments/data").glob("*/partition.metadata")))
@@ -209,7 +209,7 @@ def test_file_replaced_during_a_read_is_not_reported_as_damage(tmp_path: Path, m
     bucket.replace("kafka/t-0/00000000000000000000.log", bytes(content))
     with pytest.raises(Corrupt, match="CRC-32C"):
         list(part.read(["offset"]))
-    # As long as before, with its batches at other positions.
+    # The file has the same size, but its batches have other positions.
     bucket.now += 60_000
     put(bucket, "kafka/t-0/00000000000000000000.log", SECOND + batch(6, [b"g" * 200]))
     rows = [row for each in part.read(["offset"]) for row in each.column(0).to_pylist()]
@@ -217,7 +217,7 @@ def test_file_replaced_during_a_read_is_not_reported_as_damage(tmp_path: Path, m
 
 
 def test_copied_swap_is_not_awaited(tmp_path: Path, env: Env, waits: list[float]) -> None:
-    """The copy of a directory whose broker was at work reads as Kafka's next start-up would leave it."""
+    """The copy of a running broker's directory is read in the state that Kafka's next start would create."""
     folder = write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND, 6: batch(6, [b"g"])})
     segment(folder, 0).with_suffix(".log.swap").write_bytes(FIRST + SECOND)
     segment(folder, 3).rename(segment(folder, 3).with_suffix(".log.deleted"))
@@ -238,7 +238,7 @@ def test_copied_swap_is_not_awaited(tmp_path: Path, env: Env, waits: list[float]
         (["t-0/below/00000000000000000000.log", "t/00000000000000000000.log"], None, 2),
         (["orders/_log/00000000000000000000.json"], None, 1),
         ([], None, 1),
-        # As a console of Amazon's makes a folder.
+        # The object that the Amazon console creates for a directory.
         (["t-0", "t-0/00000000000000000000.log"], "log-dir", 1),
         ([f"a/{number:05}" for number in range(1500)] + ["t-0/00000000000000000000.log"], "log-dir", 2),
         ([f"2026-01-{number}/x" for number in range(1500)], None, 11),

@@ -1,4 +1,4 @@
-"""Transactional ids and producers of a log directory, against what Kafka's admin client said of the same."""
+"""Test the transactional ids and producers of a log directory against Kafka's admin client."""
 
 from __future__ import annotations
 

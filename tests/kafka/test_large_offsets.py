@@ -1,4 +1,4 @@
-"""Logs whose offsets lie near 2^63: all that Kafka can hold is read, in place and imported; the last int64 is none."""
+"""Test logs whose offsets are near 2^63, in place and imported. The largest int64 is not a valid offset."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.kafka_tools import KafkaTools
 from tests.support.compaction import compact_topic
 
 END = 2**63 - 1
-"""The greatest end of a log, one above its greatest offset."""
+"""The greatest log end, which is one above the greatest offset."""
 ITEMS = [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
 
 
 def spanning(base: int, last: int) -> bytes:
-    """Three records in a batch that ends at `last`, as a cleaner leaves one."""
+    """Return three records in a batch that ends at `last`, as a cleaner leaves it."""
     data = bytearray(keyed_batch(base, ITEMS))
     struct.pack_into(">i", data, 23, last - base)
     struct.pack_into(">I", data, 17, crc32c(bytes(data[21:])))
@@ -55,7 +55,7 @@ BEYOND = {
 
 
 def offsets(view: LogView, column: str = "key") -> list[int]:
-    """Offsets of all records, and once more without a look into the batches."""
+    """Return the offsets of all records, read with and without decoding the batches."""
     view.refresh(["t"])
     limits = view.bounds("t")[0]
     parts = view.plan([OffsetRange("t", 0, limits.log_start, limits.log_end)], READ_COMMITTED)

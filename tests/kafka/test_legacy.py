@@ -1,4 +1,6 @@
-"""Logs that begin with messages of formats v0 and v1: in place and imported, whole, in parts, damaged, maintained."""
+"""Test logs that begin with messages of formats v0 and v1: in place and imported, complete, partial, damaged,
+maintained.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,7 @@ def test_maximum_timestamps_match_kafka(fixtures: Path, fixture: str) -> None:
 
 
 def test_messages_larger_than_every_window(root: Root, tmp_path: Path) -> None:
-    """Incompressible, so that the stored bytes exceed what is read at once."""
+    """The values are incompressible, so the stored bytes exceed a window."""
     noise = random.Random(1).randbytes(700_000)
     rows = [(i, HOUR_MS + i, b"k%d" % i, noise[i * 100_000 :][:100_000]) for i in range(7)]
     data = wrapper(6, "snappy", messages(rows), timestamp=HOUR_MS + 6)
@@ -295,7 +297,7 @@ def test_merging_and_sealing_preserve_every_record(fixtures: Path, root: Root, f
 
 
 def test_compaction_keeps_the_latest_old_message_of_each_key(root: Root, tmp_path: Path) -> None:
-    """What is kept of v0 has CreateTime and no time, as Kafka 4.1 writes it."""
+    """A retained message of v0 has CreateTime and no timestamp, as written by Kafka 4.1."""
     first = message(0, b"a", b"1", magic=0) + message(1, b"b", b"2", magic=0) + message(2, b"c", None, magic=0)
     second = wrapper(5, "gzip", messages([(0, 5, b"a", b"3"), (2, 9, b"d", b"4")]), timestamp=9)
     write_partition(tmp_path, "t-0", {0: first, 3: second, 6: batch(6, [b"x"])})
@@ -315,7 +317,7 @@ def test_compaction_keeps_the_latest_old_message_of_each_key(root: Root, tmp_pat
 
 @pytest.mark.parametrize("older_ms", [0, 999, 1000])
 def test_old_tombstones_expire_by_file_time(tmp_path: Path, older_ms: int) -> None:
-    """Kafka's rule for formats without delete horizons: against the last clean segment's file."""
+    """Kafka's rule for formats without delete horizons compares with the file time of the last clean segment."""
     world = World()
     root = world.root()
     folder = write_partition(

@@ -1,4 +1,4 @@
-"""A folder that a broker is writing while it is read: its tail, its growth, its going back."""
+"""Test reading a directory while a broker is writing to it: its tail, growth and truncation."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_refresh_ends_transactions(folder: Path) -> None:
     assert offsets(read(view, "t", isolation=READ_COMMITTED, start=5, end=7)) == [6], "the marker lies behind the range"
 
 
-# ---------------------------------------------------------------- going back
+# ---------------------------------------------------------------- truncation
 
 
 def test_truncated_log_rejects_later_offsets(folder: Path) -> None:
@@ -279,7 +279,8 @@ def test_closed_segment_with_another_size_is_read_again(folder: Path, env: Env) 
     assert end_of(view) == 6
     inode = os.stat(segment(folder, 0)).st_ino
     segment(folder, 0).write_bytes(FIRST + batch(3, [b"D"]) + batch(4, [b"E"]))
-    (folder / "00000000000000000000.index").write_bytes(b"")  # The folder changes, too, when the cleaner swaps.
+    # The directory also changes when the cleaner swaps segments.
+    (folder / "00000000000000000000.index").write_bytes(b"")
     assert os.stat(segment(folder, 0)).st_ino == inode
     view.refresh(["t"])
     assert offsets(read(view, "t", isolation=READ_COMMITTED)) == [0, 1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""Which folder is it."""
+"""Test how the kind of a path is determined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Damage that takes end-of-transaction markers: what may have been aborted is never shown, in place or imported."""
+"""Test damaged end-of-transaction markers: records that may have been aborted are never exposed, in
+place or imported.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def flipped(data: bytes, place: int, bit: int = 0) -> bytes:
 
 
 def unheard(skipped: Skipped) -> None:
-    """For views whose parts go through pickle."""
+    """Ignore skipped damage, in views whose parts are pickled."""
 
 
 def in_place(folder: Path, isolation: str = READ_COMMITTED, policy: str = SKIP) -> list[int]:
@@ -52,7 +54,9 @@ def imported(root: Root, isolation: str = READ_COMMITTED) -> list[int]:
 
 
 def two_transactions(lost: bytes) -> list[bytes]:
-    """Producer 7 aborts one, whose marker is `lost`, and commits the next."""
+    """Return a log in which producer 7 aborts a transaction, whose marker is `lost`, and commits the next
+    transaction.
+    """
     return [
         batch(0, [b"0"]),
         batch(1, [b"1", b"2"], producer=7),
@@ -86,7 +90,7 @@ def test_later_commit_does_not_expose_aborted_records(root: Root, tmp_path: Path
     assert imported(root) == wanted
     assert imported(root, READ_UNCOMMITTED) == in_place(place, READ_UNCOMMITTED)
     assert [(each.start, each.end) for each in said if each.position is None] == [(1, 4)]
-    # The log itself says so: whoever rewrites it or takes it out reads the same.
+    # The log contains the markers, so a rewrite or an export of the log has the same records.
     settings = Settings(now_ms=HOUR_MS * 2)
     assert not compact_topic(root.topic("t"), settings, InProcess(), CompactOptions(seal_only=True, roll=True)).failures
     assert imported(root) == wanted
@@ -119,7 +123,7 @@ def test_next_import_ends_transactions_left_open(root: Root, tmp_path: Path) -> 
 
 
 def bystander(lost: bytes) -> bytes:
-    """Producer 8 writes before and after the marker of 7 that is `lost`, and commits."""
+    """Return a log in which producer 8 writes before and after the `lost` marker of producer 7, and commits."""
     parts = [
         batch(0, [b"0"], producer=7),
         batch(1, [b"1"], producer=8),
@@ -152,7 +156,7 @@ def test_damaged_marker_without_offsets_for_all_producers_is_rejected(root: Root
 
 
 def test_marker_at_a_wrong_offset_ends_its_transaction(root: Root, tmp_path: Path) -> None:
-    """Its checksum holds, for the base offset lies outside."""
+    """The checksum is valid, because it does not cover the base offset."""
     lost = flipped(marker(2, 7, commit=True), 7, 4)
     write_partition(tmp_path / "kafka", "t-0", {0: bystander(lost)})
     import_log_dir(root, tmp_path / "kafka", ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
@@ -160,7 +164,7 @@ def test_marker_at_a_wrong_offset_ends_its_transaction(root: Root, tmp_path: Pat
 
 
 def test_damage_before_old_messages_is_reported_once(root: Root, tmp_path: Path) -> None:
-    """The active segment is copied anew where messages of old formats turn up in it."""
+    """The active segment is copied again if it contains messages of old formats."""
     old = messages([(at, HOUR_MS, b"k", b"v") for at in (1, 2)])
     broken = message(0, b"k", b"v", timestamp=HOUR_MS, crc=1)
     write_partition(tmp_path / "kafka", "t-0", {0: broken + old + batch(3, [b"3"])})
@@ -172,7 +176,7 @@ def test_damage_before_old_messages_is_reported_once(root: Root, tmp_path: Path)
 
 
 def random_log(chance: random.Random) -> list[bytes]:
-    """Interleaved transactions of three producers among plain batches, with gaps."""
+    """Return interleaved transactions of three producers and batches without a producer, with gaps."""
     parts, offset, opened = [], 0, set[int]()
     for _ in range(30):
         producer = chance.choice([-1, 4, 5, 6])

@@ -1,4 +1,4 @@
-"""The odd batches of `odd_batches`, through every way that batches are read: all agree with Kafka, or say why not."""
+"""Test the batches of `odd_batches` with every way to read batches. All match Kafka, or state why they do not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ENV = Env(lambda: 2 * HOUR_MS, lambda: 0, lambda seconds: None, random.Random(1)
 
 
 def written(folder: Path, cases: Iterable[str]) -> Path:
-    """A directory with a topic for each case: the odd batch, and a sound one after it."""
+    """Write a directory with a topic for each case: the odd batch, followed by a valid batch."""
     for name in cases:
         case = CASES[name]
         write_partition(folder, f"{TOPICS[name]}-0", {0: case.data + batch(case.end, [b"after"])})
@@ -59,7 +59,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def root(sound: Path) -> Root:
-    """All sound cases imported."""
+    """Import all valid cases."""
     root = World(now_ms=2 * HOUR_MS).root()
     import_log_dir(root, sound)
     return root
@@ -92,7 +92,7 @@ def test_odd_batches_match_kafka_in_place_and_imported(sound: Path, root: Root) 
 
 
 def damage(folder: Path) -> list[str]:
-    """What verify finds; that no index is there is right."""
+    """Return the findings of verify, without missing indexes, which are expected."""
     return [str(finding) for finding in verify_log_dir(folder, env=ENV).findings if finding.kind != INDEX]
 
 
@@ -125,7 +125,7 @@ def test_fetch_returns_odd_batches_unchanged(root: Root) -> None:
 
 
 def test_sealing_and_cleaning_read_odd_batches(sound: Path) -> None:
-    """Of the compressed ones the cleaner keeps the last record of each key: it writes half of the batch again."""
+    """The cleaner retains the last record of each key, so it rewrites half of each compressed batch."""
     root = World(now_ms=2 * HOUR_MS).root()
     names = [name for name in SOUND if name not in HEADERS and name not in LEGACY]
     import_log_dir(root, sound, ImportOptions(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}))

@@ -1,7 +1,9 @@
-"""Kafka directories in odd states, each with the answers of a 4.1 broker that was started on it, in place and imported.
+"""Test Kafka directories in unusual states, in place and imported, against the results of a 4.1 broker on the
+directory.
 
-Tables: times that no broker of today writes, transactions and their markers, gaps of a compacted log, batches far
-apart, sound batches whose checksum is 0, torn files beside the segments, and folders and files that are not Kafka's.
+The tables contain timestamps that no current broker writes, transactions and their markers, gaps of a compacted log,
+batches with distant offsets, valid batches whose checksum is 0, truncated files next to the segments, and directories
+and files that do not belong to Kafka.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def timed(
     last_delta: int | None = None,
     attributes: int = 0,
 ) -> bytes:
-    """A batch of records with these times (ms); without any, one that a cleaner has emptied."""
+    """Return a batch of records with these timestamps (ms), or a batch without records, as the cleaner leaves it."""
     start = (times[0] if times else -1) if base_time is None else base_time
     payload = b""
     for delta, time in enumerate(times):
@@ -69,7 +71,7 @@ def long_varint(number: int) -> bytes:
 
 
 def views(folder: Path, **options: Any) -> tuple[ServedLog, ServedLog, Root]:
-    """The directory and a root that it was imported into, as they are served."""
+    """Yield the directory and a root that it was imported into, as they are served."""
     root = World(now_ms=2 * T).root()
     import_log_dir(root, folder, ImportOptions(**options))
     return ServedLog(KafkaView(folder), None, None), ServedLog(RootView(root), root, None), root
@@ -143,7 +145,7 @@ def test_lookups_by_timestamp_match_a_broker(tmp_path: Path) -> None:
 
 
 def transactions(*steps: tuple[int, str]) -> bytes:
-    """Records of producers, and `commit` and `abort`; producer 0 has no transactions."""
+    """Return batches of records of producers, with `commit` and `abort` markers. Producer 0 has no transactions."""
     out, sequences = b"", dict[int, int]()
     for offset, (producer, what) in enumerate(steps):
         if what in ("commit", "abort"):
@@ -223,7 +225,7 @@ FAR = 2**31 + 5
 
 
 def test_segment_with_batches_more_than_2_31_offsets_apart(tmp_path: Path) -> None:
-    """As old brokers left them. An export splits them, for a broker of today would not load the segment."""
+    """Old brokers wrote such segments. An export splits them, because a current broker would not load the segment."""
     data = [
         keyed_batch(base, [(key, value)])
         for base, key, value in ((0, b"k", b"a"), (FAR, b"k", b"b"), (FAR + 1, b"l", b"c"))
@@ -249,7 +251,7 @@ def test_segment_with_batches_more_than_2_31_offsets_apart(tmp_path: Path) -> No
 
 
 def with_crc(wanted: int, base: int) -> bytes:
-    """A sound batch with this CRC-32C: four bytes of its value are chosen so (CRCs are linear)."""
+    """Return a valid batch with this CRC-32C. Four bytes of its value are chosen to match (CRCs are linear)."""
 
     def made(value: int) -> bytes:
         return batch(base, [struct.pack(">I", value)])
@@ -398,7 +400,7 @@ def test_transactions_are_read_despite_a_damaged_producer_snapshot(tmp_path: Pat
     assert root.topic("t").log.state().kafka_open
 
 
-# ---------------------------------------------------------------- logs that the cleaner has to cope with
+# ---------------------------------------------------------------- logs that are difficult for the cleaner
 
 CLEANED: dict[str, tuple[dict[int, bytes], int, Rows]] = {
     "log start above the active segment's base": (

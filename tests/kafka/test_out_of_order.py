@@ -1,4 +1,4 @@
-"""Batches whose offsets are out of order, and batches of unknown formats: in place and imported, by every policy."""
+"""Test out-of-order batches and batches of unknown formats, in place and imported, with every policy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STALE = batch(10, [b"old", b"older"])
 
 
 def imported(folder: Path, policy: str, left_out: list[Skipped]) -> list[int]:
-    """Offsets of the topic after an import of the log dir."""
+    """Return the offsets of the topic after an import of the log directory."""
     root = World().root()
     import_log_dir(root, folder, ImportOptions(corrupt_records=policy), on_skipped=left_out.append)
     found = root.topic("t").scan(isolation_level=READ_UNCOMMITTED, columns=COLUMNS)
@@ -31,13 +31,13 @@ def imported(folder: Path, policy: str, left_out: list[Skipped]) -> list[int]:
 
 
 def in_place(folder: Path, policy: str, left_out: list[Skipped], start: int = 0) -> list[int]:
-    """Offsets of a view from `start` to its log end."""
+    """Return the offsets of a view from `start` to its log end."""
     view = KafkaView(folder, corrupt_records=policy, on_skipped=left_out.append)
     (part,) = view.plan([OffsetRange("t", 0, start, view.bounds("t")[0].log_end)], READ_UNCOMMITTED)
     return [record.offset for piece in part.read(COLUMNS) for record in records(piece)]
 
 
-# ---------------------------------------------------------------- a stale batch behind the log's end
+# ---------------------------------------------------------------- a stale batch after the log end
 
 
 @pytest.mark.parametrize("stale", [STALE, STALE + batch(12, [b"oldest"])], ids=["one", "two"])
@@ -52,7 +52,7 @@ def test_stale_batch_after_the_end_does_not_lose_records(tmp_path: Path, policy:
 
 
 def test_stale_batch_is_corrupt_with_policy_fail(tmp_path: Path) -> None:
-    """What stands there may be the log's last batch with a damaged offset."""
+    """The stale batch may be the last batch of the log with a damaged offset."""
     file = segment(write_partition(tmp_path, "t-0", {0: LOG + STALE}), 0)
     assert KafkaView(tmp_path).bounds("t")[0].log_end == END
     for take in (in_place, imported):
@@ -70,7 +70,7 @@ def test_stale_batch_does_not_open_a_transaction(tmp_path: Path) -> None:
 
 
 def test_log_continues_after_a_stale_batch(tmp_path: Path) -> None:
-    """Also for a view that has seen the stale one last."""
+    """This also applies to a view whose last refresh ended at the stale batch."""
     folder = write_partition(tmp_path, "t-0", {0: LOG + STALE})
     left_out: list[Skipped] = []
     view = KafkaView(tmp_path, corrupt_records=SKIP, on_skipped=left_out.append)
@@ -83,7 +83,7 @@ def test_log_continues_after_a_stale_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", [SKIP, TRUNCATE])
 def test_swapped_segments_are_imported_as_read_in_place(tmp_path: Path, policy: str) -> None:
-    """No offset of a segment reaches the next one's base."""
+    """The offsets of a segment are below the base offset of the next segment."""
     parts = {base: b"".join(batch(offset, [b"x"]) for offset in range(base, base + 4)) for base in (0, 4, 8)}
     write_partition(tmp_path, "t-0", {0: parts[0], 4: parts[8], 8: parts[4]})
     seen = in_place(tmp_path, policy, [])
@@ -93,23 +93,23 @@ def test_swapped_segments_are_imported_as_read_in_place(tmp_path: Path, policy: 
     assert {Path(each.file).name for each in left_out} == {f"{base:020}.log" for base in (4, 8)}
 
 
-# ---------------------------------------------------------------- which of two batches is wrong
+# ---------------------------------------------------------------- which of two batches is invalid
 
 
 @pytest.mark.parametrize(
     ("before", "first", "second", "after", "wrong"),
     [
-        # Dense logs: a flipped bit takes the first up or the second down.
+        # In a dense log, a flipped bit increases the offset of the first batch, or decreases that of the second.
         (4, Span(72, 76), Span(8, 12), 12, 1),
         (4, Span(72, 76), Span(8, 12), None, 1),
         (4, Span(4, 8), Span(0, 4), 12, 2),
         (4, Span(4, 8), Span(5, 9), None, 2),
-        # A compacted log has gaps, so the first need not follow directly to be right.
+        # A compacted log has gaps, so the first batch may be valid even if it does not directly follow.
         (4, Span(10, 14), Span(5, 7), 14, 2),
         (4, Span(10, 14), Span(4, 14), 30, 2),
         (4, Span(20, 24), Span(8, 12), 40, 1),
         (4, Span(10, 14), Span(0, 4), 20, 2),
-        # The second belongs right behind the first.
+        # The second batch directly follows the first.
         (65, Span(86, 88), Span(80, 82), 103, 2),
         (162, Span(201, 204), Span(200, 202), None, 2),
     ],
@@ -123,7 +123,7 @@ def test_batch_that_does_not_fit_is_invalid(
 def test_skip_retains_the_valid_out_of_order_batch(tmp_path: Path) -> None:
     parts = [batch(0, [b"a"] * 4), batch(10, [b"b"] * 4), batch(20, [b"c"] * 4), batch(24, [b"d"])]
     damaged = bytearray(parts[2])
-    damaged[7] ^= 16  # 20 becomes 4
+    damaged[7] ^= 16  # The offset 20 becomes 4.
     write_partition(tmp_path, "t-0", {0: b"".join((*parts[:2], bytes(damaged), *parts[3:]))})
     expected = [*range(4), *range(10, 14), 24]
     assert in_place(tmp_path, SKIP, []) == imported(tmp_path, SKIP, []) == expected
@@ -146,7 +146,7 @@ def test_flipped_offset_loses_only_its_batch(tmp_path: Path, seed: int) -> None:
         in_place(tmp_path, FAIL, [])
 
 
-# ---------------------------------------------------------------- a magic that nobody knows
+# ---------------------------------------------------------------- an unknown magic
 
 
 def with_magic(data: bytes, magic: int) -> bytes:
@@ -160,7 +160,7 @@ FRONT, MIDDLE, BACK = batch(0, [b"0"] * 4), batch(4, [b"4"] * 4), batch(8, [b"8"
 
 @pytest.mark.parametrize("back", [BACK, b""], ids=["middle", "last"])
 def test_unknown_magic_in_the_last_segment_is_corrupt(tmp_path: Path, back: bytes) -> None:
-    """Its recovery keeps the batch, for the checksum holds."""
+    """Kafka's recovery retains the batch, because its checksum is valid."""
     file = segment(write_partition(tmp_path, "t-0", {0: FRONT + with_magic(MIDDLE, 3) + back}), 0)
     end = 12 if back else 8
     assert KafkaView(tmp_path).bounds("t")[0].log_end == end
@@ -187,7 +187,7 @@ def test_unknown_magic_is_skipped_and_reported(tmp_path: Path, policy: str, back
 
 @pytest.mark.parametrize("magic", [0, 1, 130, 255])
 def test_log_ends_before_a_magic_that_recovery_rejects(tmp_path: Path, magic: int) -> None:
-    """Kafka reads the byte as signed, and takes what is below 2 for old messages, whose checksum fails."""
+    """Kafka reads the magic as a signed byte, and treats values below 2 as old messages, whose checksum fails."""
     write_partition(tmp_path, "t-0", {0: FRONT + with_magic(MIDDLE, magic)})
     assert in_place(tmp_path, FAIL, []) == imported(tmp_path, FAIL, []) == list(range(4))
 

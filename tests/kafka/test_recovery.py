@@ -1,4 +1,4 @@
-"""Damaged folders read and imported as Kafka loads them, held against recovery.json and the recovered files."""
+"""Test damaged directories, read and imported, against Kafka's recovery (recovery.json and the recovered files)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def recovery(fixtures: Path, name: str, mode: str) -> dict[str, Any]:
 
 
 def batch_at(view: KafkaView, offset: int) -> int | str | None:
-    """Base offset of the batch that a fetch at `offset` begins with, or what keeps from getting it."""
+    """Return the base offset of the batch that a fetch at `offset` begins with, or the error."""
     log_end = view.bounds("damaged")[0].log_end
     (part,) = view.plan([OffsetRange("damaged", 0, offset, log_end)], READ_UNCOMMITTED)
     assert isinstance(part, KafkaReadPart)
@@ -101,7 +101,7 @@ def test_fetch_at_any_offset_starts_with_kafkas_batch(fixtures: Path, name: str,
     view = KafkaView(fixtures / "damaged" / name / "data", corrupt_records=policy)
     expected = recovery(fixtures, name, mode)["fetchAt"]
     if name == "indexes-wrong" and mode == LAST_SEGMENT:
-        # Kafka believes the wrong index of a segment that it does not recover: it throws, or passes over segments.
+        # Kafka trusts the wrong index of a segment that it does not recover. It raises an error, or skips segments.
         assert expected["138"] == "CorruptRecordException"
         assert expected["36"] == 60
         expected = recovery(fixtures, name, POINT_0)["fetchAt"]
@@ -111,7 +111,7 @@ def test_fetch_at_any_offset_starts_with_kafkas_batch(fixtures: Path, name: str,
 
 @pytest.mark.parametrize("name", ["garbage-appended", "last-batch-cut", "length-field-huge", "zeros-appended"])
 def test_clean_shutdown_marker_has_no_effect(fixtures: Path, tmp_path: Path, name: str) -> None:
-    """With it Kafka fails to load zeros and takes the log's end from indexes, so that reading gets stuck."""
+    """With the marker, Kafka fails to load zeros, and uses indexes to find the log end, so that reads hang."""
     log_dir = tmp_path / "data"
     log_dir.mkdir()
     (log_dir / "damaged-0").symlink_to(fixtures / "damaged" / name / "data/damaged-0")
@@ -119,7 +119,7 @@ def test_clean_shutdown_marker_has_no_effect(fixtures: Path, tmp_path: Path, nam
     assert KafkaView(log_dir).bounds("damaged")[0].log_end == recovery(fixtures, name, LAST_SEGMENT)["logEndOffset"]
 
 
-# ---------------------------------------------------------------- going on after damage
+# ---------------------------------------------------------------- reading after damage
 
 
 @pytest.mark.parametrize("isolation", ISOLATION)
@@ -162,7 +162,7 @@ def test_skip_policy_does_not_affect_intact_logs(fixtures: Path, name: str) -> N
 
 
 def test_skip_finds_batches_after_an_impossible_length(fixtures: Path) -> None:
-    """Kafka cuts the log there, although all that follows is whole. The damaged batch is a marker."""
+    """Kafka truncates the log there, although all later batches are complete. The damaged batch is a marker."""
     good = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0"))
     said: list[Skipped] = []
     data = fixtures / "damaged/length-field-huge/data"
@@ -172,7 +172,7 @@ def test_skip_finds_batches_after_an_impossible_length(fixtures: Path) -> None:
     (part,) = view.plan([OffsetRange("damaged", 0, 0, 339)], READ_UNCOMMITTED)
     assert [record for piece in part.read(COLUMNS) for record in records(piece)] == good
     assert [(skipped.start, skipped.end, skipped.position) for skipped in said] == [(322, 323, 0)]
-    # That it was an abort still stands in the transaction index.
+    # The transaction index still contains the aborted transaction.
     committed = without_epochs(expected_records(fixtures / "damaged/good", "damaged-0", READ_COMMITTED))
     assert read(view, "damaged", isolation=READ_COMMITTED) == committed
 
@@ -212,7 +212,7 @@ def test_unknown_policy_is_rejected(fixtures: Path, root: Root) -> None:
 
 
 def imported(root: Root, fixtures: Path, name: str, policy: str, said: list[Skipped]) -> list[ExpectedRecord]:
-    """All records of the topic as it was imported."""
+    """Return all records of the imported topic."""
     data = fixtures / "damaged" / name / "data"
     configs = {"index.interval.bytes": 512}
     import_log_dir(root, data, ImportOptions(configs=configs, corrupt_records=policy), on_skipped=said.append)
@@ -239,11 +239,11 @@ def test_import_with_truncate_matches_kafkas_recovery(fixtures: Path, root: Root
 def test_closed_segments_of_import_with_truncate_equal_recovered_files(
     fixtures: Path, root: Root, tmp_path: Path, name: str
 ) -> None:
-    """Byte for byte, indexes included, as far as Kafka's files are closed segments that hold something."""
+    """Compare bytes, including indexes, for those of Kafka's files that are non-empty closed segments."""
     data = copied(fixtures / "damaged" / name / "data", tmp_path / "data")
     for index in data.glob("*/*.index"):
         if not index.stat().st_size:
-            index.unlink()  # DumpLogSegments left it there when it looked for the index of a time index.
+            index.unlink()  # DumpLogSegments created this file when it searched for the index of a time index.
     import_log_dir(root, data, ImportOptions(configs={"index.interval.bytes": 512}, corrupt_records=TRUNCATE))
     after = "recovered" if name == "killed-broker" else RECOVERED
     recovered = fixtures / "damaged" / name / after / f"{topic_of(name)}-0"
@@ -255,7 +255,7 @@ def test_closed_segments_of_import_with_truncate_equal_recovered_files(
         for suffix in (".log", ".index", ".timeindex", ".txnindex"):
             file = log.with_suffix(suffix)
             if suffix == ".index" and name == "killed-broker":
-                continue  # Its topic has another index.interval.bytes.
+                continue  # This topic has another index.interval.bytes.
             if file.exists():
                 assert root.store.get(files[file.name]) == file.read_bytes(), file.name
                 compared += 1
@@ -289,7 +289,7 @@ def test_import_reports_bytes_after_the_log_end(fixtures: Path, root: Root) -> N
     [pytest.param(BIT_FLIPPED, SKIP, marks=pytest.mark.slow), *((name, TRUNCATE) for name in DAMAGES)],
 )
 def test_imported_records_survive_sealing_and_compaction(fixtures: Path, root: Root, name: str, policy: str) -> None:
-    """Segments with a hole, new indexes and a cut end are as good as any."""
+    """Segments with a hole, rebuilt indexes and a truncated end can be maintained like any other segments."""
     before = imported(root, fixtures, name, policy, [])
     topic = root.topic(topic_of(name))
     settings = Settings(now_ms=HOUR_MS)

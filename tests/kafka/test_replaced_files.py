@@ -1,4 +1,4 @@
-"""A folder that the log cleaner and retention change while it is read."""
+"""Test reading a directory while the log cleaner and retention replace files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from tests.kafka.logs import (
 
 
 def swap_in(folder: Path, base: int, data: bytes, replaced: list[int]) -> None:
-    """What the cleaner does at the end of a pass: old files to `.deleted`, the new one takes the first's name."""
+    """Do the last steps of a cleaner pass: rename old files to `.deleted`, and rename the new file to the
+    first name.
+    """
     new = folder / f"{base:020}.log.swap"
     new.write_bytes(data)
     for old in replaced:
@@ -38,7 +40,7 @@ def swap_in(folder: Path, base: int, data: bytes, replaced: list[int]) -> None:
 
 @pytest.fixture
 def busy(env: Env, waits: list[float]) -> Env:
-    """A clock by which every folder has changed just now."""
+    """Return a clock for which every directory has just changed."""
     return Env(lambda: 0, env.boot_ms, waits.append, env.random)
 
 

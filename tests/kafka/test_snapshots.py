@@ -1,4 +1,4 @@
-"""What a running broker's own files say of its log, and copies taken while it ran."""
+"""Test the checkpoint files of a running broker, and copies of its directory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_damaged_checkpoint_is_corrupt(folder: Path) -> None:
     assert caught.value.file == str(file)
 
 
-# ---------------------------------------------------------------- copies of a running broker's folder
+# ---------------------------------------------------------------- copies of a running broker's directory
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Files that a cleaner left behind, read as Kafka's next start-up would leave them; nothing on the disk changes."""
+"""Test that files of an interrupted cleaner are read in the state that Kafka's next start creates.
+
+No file is changed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.testing.world import World
 from tests.kafka.logs import batch, marker, offsets, read, records, segment, write_partition
 
-# Three segments of four offsets each; the cleaner replaces the first two by one that keeps offsets 1 and 6.
+# Three segments of four offsets each. The cleaner replaces the first two segments by one that retains offsets 1 and 6.
 SEGMENTS = {base: b"".join(batch(offset, [b"%d" % offset]) for offset in range(base, base + 4)) for base in (0, 4, 8)}
 CLEANED = batch(1, [b"1"]) + batch(6, [b"6"])
 BEFORE = list(range(12))
@@ -29,7 +32,7 @@ AFTER = [1, 6, 8, 9, 10, 11]
 
 
 def abandoned(folder: Path) -> None:
-    """Nobody changed the folder lately, so nobody waits for the end of the swap."""
+    """Set an old modification time, so that readers do not wait for the end of the swap."""
     os.utime(folder, (1, 1))
 
 
@@ -46,11 +49,11 @@ def named(base: int, suffix: str) -> str:
     return f"{base:020}.{suffix}"
 
 
-# What a crash at each step of replacing segments 0 and 4 by a new segment 0 leaves, and what then counts.
+# The files after a crash at each step of replacing segments 0 and 4 by a new segment 0, and the valid segments.
 STEPS: list[tuple[list[tuple[str, str | None]], list[int]]] = [
     ([(named(0, "log.cleaned"), "new")], BEFORE),
     ([(named(0, "log.cleaned"), "half")], BEFORE),
-    # The .log was renamed, its indexes were not: not whole yet.
+    # The .log was renamed, but its indexes were not, so the swap is incomplete.
     ([(named(0, "log.swap"), "new"), (named(0, "index.cleaned"), "index")], BEFORE),
     ([(named(0, "log.swap"), "new")], AFTER),
     ([(named(0, "log.swap"), "new"), (named(0, "log"), None)], AFTER),
@@ -85,9 +88,9 @@ def test_a_crash_at_each_step_of_a_cleaning(
     [
         ([0, 4, 8], [], None, ["0", "4", "8"]),
         ([0, 4, 8], [], 4, ["0", "4", "8"]),
-        ([0, 4, 8], [0], None, ["swap 0", "4", "8"]),  # Its next offset is 4: segment 4 is not its own.
+        ([0, 4, 8], [0], None, ["swap 0", "4", "8"]),  # The next offset is 4, so segment 4 is not replaced.
         ([0, 8], [0, 4], None, ["swap 0", "swap 4", "8"]),
-        # A split is renamed from its end: what lies at or above the lowest .cleaned is not whole.
+        # A split is renamed from its end, so files at or above the lowest .cleaned file are incomplete.
         ([0, 8], [4], 0, ["0", "8"]),
         ([0, 8], [4], 4, ["0", "8"]),
         ([0, 8], [4], 5, ["0", "swap 4", "8"]),
@@ -196,7 +199,7 @@ def test_import_with_log_start_beyond_the_end_is_empty(tmp_path: Path, env: Env)
 def test_damaged_log_start_checkpoint_is_ignored_with_a_warning(
     tmp_path: Path, env: Env, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # A warning is given once for each folder, and a folder of tests that is gone may come again.
+    # A warning is logged once per directory, and tests may reuse the name of a deleted directory.
     folder = tmp_path / policy
     write_partition(folder, "t-0", SEGMENTS)
     (folder / "log-start-offset-checkpoint").write_text("0\n3\nt 0 5\n")

@@ -1,4 +1,4 @@
-"""The broker that takes exports in."""
+"""The broker that opens exports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kafka_tools import Missing
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    """One that was started once and has an empty log dir."""
+    """Start a broker once, with an empty log directory."""
     try:
         found = Broker(tmp_path / "broker")
     except Missing as missing:

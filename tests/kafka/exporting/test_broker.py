@@ -1,4 +1,4 @@
-"""A real broker opens what was exported: its consumers read what was there, under both isolation levels."""
+"""Test that a broker opens an export, and that its consumers read the exported records at both isolation levels."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FIXTURES = (
 
 
 def taken_in(broker: Broker, root: Root, folder: Path, topics: dict[str, Topic]) -> dict[str, ExportedTopic]:
-    """Create the topics, stop the broker, replace its files by those of exports, start it."""
+    """Create the topics, stop the broker, replace its files with those of exports, and start the broker."""
     found = {}
     with broker:
         ids = {
@@ -144,7 +144,7 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
         for partition in (0, 1)
         for record in scanned(topics["compacted"], partition)
     )
-    # Somebody goes on writing there, and the broker rolls, restarts and reads it all again.
+    # A producer appends more records, and the broker rolls, restarts and reads all records again.
     with producing(broker) as producer:
         sent = [producer.send("sealed", b"after", partition=0).get(30).offset for _ in range(3)]
     end = found["sealed"].partitions[0].log_end
@@ -154,7 +154,7 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
     start, last, records = broker.consume("sealed", 0, READ_COMMITTED)
     assert (start, last) == (0, end + 3)
     assert records[:-3] == scanned(topics["sealed"], 0)
-    # The files that were linked are what they were.
+    # The hard-linked files are unchanged.
     assert scanned(place.reopened("sealed"), 0) == records[:-3]
 
 
@@ -207,7 +207,7 @@ def test_lookups_by_timestamp_start_at_the_log_start(broker: Broker, tmp_path: P
 
 
 def by_time(broker: Broker, topic: str, time_ms: int) -> int | None:
-    """The offset that a broker names for a time."""
+    """Return the offset that a broker returns for a time."""
     from kafka import KafkaConsumer, TopicPartition
 
     consumer: Any = KafkaConsumer(bootstrap_servers=broker.address)
@@ -219,13 +219,13 @@ def by_time(broker: Broker, topic: str, time_ms: int) -> int | None:
 
 
 def offsets_printed(broker: Broker, group: str) -> list[int]:
-    """What Java's console consumer reads and commits as a member of the group."""
+    """Return the offsets that the Java console consumer reads and commits as a member of the group."""
     lines = broker.console("old", READ_UNCOMMITTED, 15_000, group)
     return [int(line.split("\t")[1].removeprefix("Offset:")) for line in lines]
 
 
 def offsets_polled(broker: Broker, group: str) -> list[int]:
-    """The same by kafka-python; one that loops is stopped."""
+    """Return the offsets that kafka-python reads. A consumer that loops is stopped."""
     from kafka import KafkaConsumer
 
     consumer: Any = KafkaConsumer(

@@ -1,5 +1,6 @@
-"""Every log dir of Kafka's, imported and exported, before and after sealing and compaction: a broker opens it, and
-consumers read exactly what they read before, under both isolation levels."""
+"""Test that a broker can open every Kafka log directory after an import and an export, before and after sealing and
+compaction, and that consumers read the same records at both isolation levels.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +31,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 DAY_MS = 86_400_000
 LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
 KEPT = {"retention.ms": "-1", "retention.bytes": "-1"}
-"""The broker's own retention must not expire what is old."""
+"""The broker's retention must not expire old records."""
 IN_JAVA = ("transactions.data.txn-a", "compaction-transactions.after.", "legacy-builder-mixed.data.")
 
 
 @pytest.fixture(autouse=True)
 def empty_control_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kafka-python trips over control batches whose marker Kafka's cleaner has removed; Java's consumer passes them."""
+    """kafka-python fails at control batches whose marker Kafka's cleaner has removed.
+
+    The Java consumer accepts them.
+    """
     real = Fetcher.PartitionRecords._contains_abort_marker
 
     def patched(self: Any, batch: Any) -> bool:
@@ -50,7 +54,7 @@ def empty_control_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One topic of a stage of a fixture, under a name of its own at the broker."""
+    """A topic of a stage of a fixture, under a unique name at the broker."""
 
     fixture: Path
     name: str
@@ -64,11 +68,13 @@ class Case:
 
     @property
     def told(self) -> str:
-        """The stage under which Kafka's answers are kept."""
+        """The stage whose recorded Kafka results apply."""
         return self.stage if self.stage != "data-after-clean-shutdown" else "data"
 
     def records(self, partition: int, isolation: str) -> list[Consumed]:
-        """What is to be read: what Kafka's consumer read, and once a run has compacted it, what remains of that."""
+        """The expected records: those that Kafka's consumer read, without records that a later compaction has
+        removed.
+        """
         scan = self.topic.scan(partitions=[partition], isolation_level=isolation, columns=COLUMNS).to_table()
         times = scan["timestamp"].cast(pa.int64()).to_pylist()
         found = [
@@ -157,10 +163,10 @@ def test_broker_reads_every_exported_fixture(
 
 
 def lines(printed: Iterable[str]) -> list[str]:
-    """Sorted, as they come out where keys hold line ends."""
+    """Return the lines sorted, because keys may contain line breaks."""
     return sorted("\n".join(printed).replace("\r\n", "\n").replace("\r", "\n").split("\n"))
 
 
 def shown(key: bytes | None) -> str:
-    """A key as the console consumer prints it."""
+    """Return a key as the console consumer prints it."""
     return "null" if key is None else key.decode(errors=ODD)

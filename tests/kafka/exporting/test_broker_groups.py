@@ -1,4 +1,4 @@
-"""A broker opens an export with its groups: Kafka's tools and consumers see them where they stood, and they stay."""
+"""Test that a broker opens an export with its groups, and that Kafka's tools and consumers see the same offsets."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.java]
 DAY_MS = 86_400_000
 
 Expected = dict[tuple[str, str, int], tuple[int, int | None, str]]
-"""(group, topic, partition) to offset, leader epoch and metadata."""
+"""Maps (group, topic, partition) to offset, leader epoch and metadata."""
 
 
 def expected_groups(fixture: Path) -> Expected:
-    """What `kafka-consumer-groups` said of the cluster that wrote the fixture."""
+    """Return the output of `kafka-consumer-groups` for the cluster that wrote the fixture."""
     told = json.loads((fixture / "expected" / "consumer-group-offsets.json").read_text())
     return {
         (group, *split_partition(name)): (item["offset"], item["leaderEpoch"], item["metadata"])
@@ -41,7 +41,7 @@ def expected_groups(fixture: Path) -> Expected:
 
 
 def kept(root: Root) -> Expected:
-    """What the root knows."""
+    """Return the offsets in the root."""
     return {
         (group, *place): (item.offset, item.leader_epoch, item.metadata)
         for group in Groups(root).names()
@@ -50,7 +50,7 @@ def kept(root: Root) -> Expected:
 
 
 def described(broker: Broker) -> dict[tuple[str, str, int], int]:
-    """`kafka-consumer-groups --describe --all-groups`: the current offsets."""
+    """Return the current offsets in the output of `kafka-consumer-groups --describe --all-groups`."""
     lines = [line.split() for line in broker.groups("--describe", "--all-groups")]
     rows = [line for line in lines if line[0] != "GROUP"]
     return {(group, topic, int(partition)): int(offset) for group, topic, partition, offset, *_ in rows}
@@ -64,7 +64,8 @@ def test_exported_groups_match_kafkas_clusters(fixtures: Path, tmp_path: Path, f
     report = import_log_dir(root, fixtures / fixture / "data", ImportOptions(configs={"retention.ms": -1}))
     topics = report.names
     assert kept(root) == expected
-    # Committed long ago: only that a group is said to be empty since now keeps its offsets.
+    # The offsets were committed long ago. They are retained only because the export states that the group is empty
+    # since now.
     old = CommittedOffset(
         "txn-a", root.topic("txn-a").log.state().topic_id, 1, 5, 0, "", SYSTEM.wall_ms() - 400 * DAY_MS
     )
@@ -94,12 +95,12 @@ def test_exported_groups_match_kafkas_clusters(fixtures: Path, tmp_path: Path, f
             for place, (offset, epoch, metadata) in expected.items()
         }
         consumed_from(broker, expected)
-        # The other way: groups that the cluster does not have yet, from the file.
+        # The second way: restore groups that do not exist in the cluster from the file.
         broker.groups("--delete", "--all-groups")
         assert described(broker) == {}
         names = [word for group, _, _ in expected for word in ("--group", group)]
         broker.groups("--reset-offsets", "--from-file", str(tmp_path / "out" / GROUPS_FILE), *names, "--execute")
-        # That tool takes no offset beyond a log end, of which the fixtures have one.
+        # The tool rejects offsets beyond a log end, and the fixtures contain one such offset.
         ends = {(each.topic, part.partition): part.log_end for each in exported for part in each.partitions}
         assert described(broker) == {place: min(offset, ends[place[1:]]) for place, offset in offsets.items()}
         said = broker.said().rpartition("STARTING THE BROKER")[2]
@@ -108,7 +109,7 @@ def test_exported_groups_match_kafkas_clusters(fixtures: Path, tmp_path: Path, f
 
 
 def asked(broker: Broker, expected: Expected) -> Expected:
-    """What an admin client is told."""
+    """Return the offsets that an admin client gets."""
     from kafka.admin import KafkaAdminClient
 
     admin: Any = KafkaAdminClient(bootstrap_servers=broker.address)
@@ -125,7 +126,7 @@ def asked(broker: Broker, expected: Expected) -> Expected:
 
 
 def consumed_from(broker: Broker, expected: Expected) -> None:
-    """A consumer of a group goes on where it stood."""
+    """Check that a consumer of a group continues at its committed offset."""
     from kafka import KafkaConsumer, TopicPartition
 
     (group, topic, partition), (offset, _, _) = next(item for item in expected.items() if item[0][0] == "g-classic")

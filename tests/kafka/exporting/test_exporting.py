@@ -1,4 +1,4 @@
-"""Exports of topics of our own: all states a topic can be in, parts of it, older versions, and what cannot be."""
+"""Test exports of sparklog topics: topics in all states, partial exports, earlier versions and invalid requests."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def logs_in(path: Path) -> list[Path]:
 
 
 def many_states(place: CountedRoot) -> dict[str, Topic]:
-    """Topics appended, stamped, sealed, compacted, with open and aborted transactions, moved log starts, empty ones."""
+    """Create topics that are appended, sealed, compacted or empty, with LogAppendTime, transactions and moved log
+    starts.
+    """
     compact = {**SMALL, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0, "delete.retention.ms": DAY_MS}
     topics = {
         "appended": place.topic(3, SMALL, "appended"),
@@ -112,7 +114,7 @@ def many_states(place: CountedRoot) -> dict[str, Topic]:
 
 @dataclass(frozen=True)
 class Exported:
-    """Topics by name, and what an export of them made in a folder."""
+    """Topics by name, and the result of their export in a directory."""
 
     topics: dict[str, Topic]
     folder: Path
@@ -121,7 +123,7 @@ class Exported:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """Topics in all states, which no test changes."""
+    """Export topics in all states. Tests must not change these topics."""
     folder = tmp_path_factory.mktemp("exported")
     place = CountedRoot("local", folder / "root")
     topics = many_states(place)
@@ -195,7 +197,7 @@ def test_checkpoints_of_topics_in_all_states(exported: Exported) -> None:
 
 @pytest.mark.parametrize("kind", ["appended", "sealed", "one-slice"])
 def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tools: KafkaTools) -> None:
-    """Records begin at the very offset; the end is that of the batch which holds the last one."""
+    """The records begin at the exact start offset. The end is the end of the batch that contains the last offset."""
     topic = place.topic(1, SMALL if kind != "one-slice" else {})
     if kind == "one-slice":
         topic.append(some_rows(20_000, 1), options=WriteOptions(codec="none", batch_bytes=3000))
@@ -313,7 +315,7 @@ def test_files_are_copied_if_links_are_not_possible(tmp_path: Path) -> None:
 def test_first_segment_is_named_by_the_log_start(
     place: CountedRoot, tmp_path: Path, sealed: bool, kafka_tools: KafkaTools
 ) -> None:
-    """Behind an empty one Kafka finds no record by its time."""
+    """If the first segment is empty, Kafka finds no record by its timestamp."""
     topic = place.topic(1, SMALL)
     prepared(place, topic, some_rows(100, 1), "tx", 1)
     resolve(place, topic, "tx", 1, committed=False)
@@ -348,14 +350,14 @@ def test_empty_segment_at_the_log_start_is_older_than_all_records(place: Counted
 
 
 def led(data: bytes, epoch: int) -> bytes:
-    """Batches of a leader epoch."""
+    """Return batches with a leader epoch."""
     found = bytearray(data)
     rewrite_headers(found, scan_headers(found), leader_epoch=epoch)
     return bytes(found)
 
 
 def from_another_cluster(place: CountedRoot, log_dir: Path) -> Topic:
-    """A topic that was imported: old messages, which have no epoch, then batches of epochs 4 and 7."""
+    """Import a topic with old messages, which have no epoch, followed by batches of epochs 4 and 7."""
     old = message(0, b"k", b"v") + message(1, b"k", b"w")
     segments = {0: old + led(batch(2, [b"a", b"b"]), 4), 4: led(batch(4, [b"c"]), 4) + led(batch(5, [b"d"]), 7)}
     write_partition(log_dir, "t-0", {**segments, 6: led(batch(6, [b"e"]), 7)})
@@ -383,7 +385,7 @@ def test_leader_epochs_are_reset_to_0(place: CountedRoot, tmp_path: Path, link: 
         expected = bytearray(kafkas)
         rewrite_headers(expected, new, leader_epoch=0)
         assert log.read_bytes() == bytes(expected) != kafkas
-    # Old messages have none, and entries begin at the log start where batches are known from there on.
+    # Old messages have no epoch, and entries begin at the log start if batches are known from there on.
     assert epochs_in(tmp_path / "out") == [LeaderEpoch(0, 2)]
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
 
@@ -413,7 +415,7 @@ def test_range_that_ends_in_a_kafka_transaction_has_its_last_stable_offset(place
     assert KafkaView(tmp_path / "part").bounds("t")[0].last_stable == 1
 
 
-# --- what cannot be --------------------------------------------------------------------------------------------------
+# --- invalid requests ------------------------------------------------------------------------------------------------
 
 
 def nothing_new(folder: Path, *known: str) -> bool:
@@ -558,7 +560,7 @@ def test_store_failure_leaves_no_files(tmp_path: Path) -> None:
     assert nothing_new(tmp_path)
 
 
-# --- pieces ----------------------------------------------------------------------------------------------------------
+# --- parts of exports ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kafka's log dirs imported and exported again: Kafka's bytes, and what Kafka's consumer and tools say of them."""
+"""Test imports and exports of Kafka log directories against Kafka's bytes, and against Kafka's consumer and tools."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from tests.kafka_tools import KafkaTools
 
 CONVERTED = ("compaction/old-formats", "legacy/broker-2.8.2")
 DAMAGED_INDEXES = ("indexes-missing", "indexes-wrong")
-# The cleaner expired these producers by a clock of its own, or their batches are gone: Kafka has them from before.
+# Kafka's cleaner expired these producers, or their batches were removed, so only Kafka's snapshot contains them.
 REMEMBERED = ("compaction", "retention")
 
 
 def imported_from(folder: Path) -> Root:
-    """A root with the topics of a log dir, under the configs that it was written with."""
+    """Return a root with the topics of a log directory, with the configs that the broker used."""
     facts = json.loads((folder.parent / "fixture.json").read_text())
     configs = {k: v for k, v in (facts.get("configs") or {}).items() if k != "cleanup.policy"}
     if folder.parent.parent.name == "compaction":
@@ -58,7 +58,7 @@ def exported(root: Root, folder: Path) -> list[ExportedTopic]:
 
 @dataclass(frozen=True)
 class Trip:
-    """A fixture's log dir `source`, the root it was imported into, and what was exported from there to `target`."""
+    """The log directory `source` of a fixture, the root that it was imported into, and the export `target`."""
 
     fixture: str
     stage: str
@@ -73,7 +73,7 @@ class Trip:
     params=[pytest.param(each.values, id="-".join(each.values), marks=each.marks) for each in TRIED],
 )
 def trip(request: pytest.FixtureRequest, fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trip]:
-    """One for all tests of a log dir, which run one after the other: never write into it."""
+    """Import and export a log directory. All tests of the directory share the result, so they must not write to it."""
     fixture, stage = request.param
     folder = tmp_path_factory.mktemp("trip")
     root, target = imported_from(fixtures / fixture / stage), folder / "out"
@@ -118,24 +118,25 @@ def test_exported_files_equal_kafkas_files(trip: Trip) -> None:
             (log, after) for log, after in zip(logs, [*logs[1:], None], strict=True) if keeps(log, after, log_start)
         ]
         for log, after in kept:
-            # The first segment is named by the log start, also where its first records were cleaned away.
+            # The first segment is named by the log start, even if its first records were removed by the cleaner.
             base = min(int(log.stem), log_start) if log == kept[0][0] else int(log.stem)
             same_segment(log, target / name / f"{base:020d}.log", active=after is None)
         mine = parse_leader_epochs((target / name / LEADER_EPOCHS_FILE).read_bytes())
         epochs = source / name / LEADER_EPOCHS_FILE
         kafkas = parse_leader_epochs(epochs.read_bytes() if epochs.exists() else b"")
-        # Kafka knows more: epochs without batches, and where an epoch began before its batches were cleaned away.
+        # Kafka's file contains more: epochs without batches, and the start of epochs whose first batches were removed.
         known = {entry.epoch: entry.start_offset for entry in kafkas}
         assert (
             mine or fixture.startswith("legacy/") or not any(log.read_bytes() for log in (target / name).glob("*.log"))
         )
         for entry in mine:
-            # Kafka's cleaner gives old messages that it converts an epoch, which a broker's recovery would enter.
+            # Kafka's cleaner assigns an epoch to old messages that it converts. A broker's recovery would also add this
+            # epoch.
             assert entry.start_offset >= max(log_start, known[entry.epoch] if fixture not in CONVERTED else 0)
 
 
 def same_segment(kafkas: Path, copy: Path, *, active: bool) -> None:
-    """Byte for byte, but for zeros behind the last batch and indexes of a kind that the import builds anew."""
+    """Compare bytes. Zeros after the last batch and indexes that the import rebuilds may differ."""
     log = copy.read_bytes()
     data = kafkas.read_bytes()
     assert data[: len(log)] == log
@@ -143,12 +144,12 @@ def same_segment(kafkas: Path, copy: Path, *, active: bool) -> None:
     if not log:
         return
     if "broker-2.8.2" in kafkas.parts:
-        # Of an append of several batches Kafka 2.8.2 indexed the last one.
+        # Kafka 2.8.2 indexed the last batch of an append of several batches.
         return
     told, mine = transactions(kafkas), transactions(copy)
     if active:
-        # The import keeps no index of the active segment: of a transaction whose first batches were cleaned away it
-        # knows the rest.
+        # The import does not store an index of the active segment. If the first batches of a transaction were removed
+        # by the cleaner, only the later part of the transaction is known.
         assert (mine.producer_ids.tolist(), mine.last_offsets.tolist()) == (
             told.producer_ids.tolist(),
             told.last_offsets.tolist(),
@@ -164,7 +165,7 @@ def same_segment(kafkas: Path, copy: Path, *, active: bool) -> None:
 
 
 def absolute_indexes(log: Path) -> list[list[int]]:
-    """Offsets, positions and times of both indexes, whatever offset names the segment."""
+    """Return the absolute offsets, positions and times of both indexes, regardless of the segment's name."""
     base = int(log.stem)
     by_offset = OffsetIndex.parse(log.with_suffix(".index").read_bytes(), base)
     by_time = TimeIndex.parse(log.with_suffix(".timeindex").read_bytes(), base)

@@ -1,4 +1,4 @@
-"""Where consumer groups stand, in an export: the topic a coordinator would have, and the file for Kafka's own tool."""
+"""Test exported consumer groups: the topic that a coordinator would write, and the file for Kafka's tool."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OLD_MS = START_MS - 400 * 86_400_000
 
 @pytest.fixture
 def root() -> Root:
-    """Topics a, b, c of three partitions with records, and groups at different places in them."""
+    """Create topics a, b and c with three partitions and records, and groups with different offsets."""
     world = TopicsWorld(partitions=3)
     root = world.root()
     for name, count in (("a", 10), ("b", 5)):
@@ -65,7 +65,7 @@ def root() -> Root:
 
 
 def exported(root: Root, path: Path, *topics: str, **options: Any) -> ExportedTopic:
-    """What was exported of the groups."""
+    """Return the exported offsets of the groups."""
     found = export_topics(root, path, topics, ExportOptions(durable=False, **options))
     assert [each.topic for each in found] == [*topics, CONSUMER_OFFSETS]
     return found[-1]
@@ -79,7 +79,9 @@ def records_in(path: Path, partitions: int) -> Iterator[tuple[int, ExpectedRecor
 
 
 def offsets_in(path: Path, partitions: int = 50) -> dict[tuple[str, str, int], OffsetValue]:
-    """(group, topic, partition) to the committed offset; each group's records lie in its partition, its state first."""
+    """Return the committed offset by (group, topic, partition). The records of a group are in its partition, state
+    first.
+    """
     found: dict[tuple[str, str, int], OffsetValue] = {}
     states: dict[str, GroupValue] = {}
     for partition, record in records_in(path, partitions):
@@ -131,8 +133,9 @@ def test_group_partition_matches_kafka(fixtures: Path) -> None:
 
 
 def test_records_match_kafkas_coordinator(fixtures: Path) -> None:
-    """States and keys byte for byte; offsets, which 4.1 writes in version 4, with all that version 3 has a place for,
-    and which older brokers read, too."""
+    """Compare states and keys byte for byte. Kafka 4.1 writes offsets in version 4. The export writes all fields of
+    version 3, which older brokers can also read.
+    """
     view, states, offsets = KafkaView(fixtures / "transactions" / "data"), 0, 0
     for partition in (0, 1):
         for record in read(view, CONSUMER_OFFSETS, partition):
