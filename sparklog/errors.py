@@ -90,8 +90,9 @@ class Conflict(SparklogError):
 
 
 class Fenced(SparklogError):
-    """A newer instance of this writer has taken over, the root was replaced, or the store lost commits. Stop the
-    writer.
+    """A newer instance of this writer has taken over, the root was replaced, or the store lost commits.
+
+    Stop the writer.
     """
 
     code = "SPARKLOG_FENCED"

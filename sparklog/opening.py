@@ -93,8 +93,9 @@ def _is_local_root(directory: str) -> bool:
 
 
 def _resolve_url(url: str) -> Location:
-    """Determine the kind of a URL. This takes one request for a root, two for a topic, and three or more for other
-    paths.
+    """Determine the kind of a URL.
+
+    This takes one request for a root, two for a topic, and three or more for other paths.
     """
     from sparklog.kafka.in_place.directory import bucket_layout
     from sparklog.kafka.in_place.files import file_path
@@ -138,8 +139,9 @@ def _has_files(directory: FilePath) -> bool:
 
 
 def _content(directory: FilePath, name: str) -> bytes | None:
-    """Return the contents of a file in a directory in a bucket, or None. Only a read reports a bucket that does not
-    exist.
+    """Return the contents of a file in a directory in a bucket, or None.
+
+    Only a read reports a bucket that does not exist.
     """
     store, key = directory.child(name).as_object()
     try:

@@ -21,8 +21,9 @@ def say(line: str) -> None:
 
 
 def log(line: str, now_ms: int | None = None) -> None:
-    """Print a line of a job's log on stderr, prefixed with the time in UTC. If `now_ms` is None, the current time is
-    printed.
+    """Print a line of a job's log on stderr, prefixed with the time in UTC.
+
+    If `now_ms` is None, the current time is printed.
     """
     from sparklog.log.journal.clocks import SYSTEM
 

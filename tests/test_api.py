@@ -1,4 +1,4 @@
-"""The functions of `import sparklog` over whole roots do what their commands do; the examples of the docs run, too."""
+"""Test that the functions of `import sparklog` do the same as the commands, and run the examples of the docs."""
 
 from __future__ import annotations
 

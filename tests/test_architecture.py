@@ -1,7 +1,7 @@
-"""Imports go downwards only, also inside packages, and what Spark's planner imports stays light.
+"""Test that modules import only modules of lower layers, and that Spark's planner does not import heavy modules.
 
-The layers are those of docs/design/architecture.md. Imports are read from the source with `ast`, those inside functions
-included: a lazy import is still a dependency.
+The layers are those of docs/design/architecture.md. Imports are read from the source with `ast`. Imports inside
+functions are included, because a lazy import is also a dependency.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import pytest
 import sparklog
 from tests.support.sources import REPOSITORY, dotted_name, nodes, text
 
-# Lowest first. A package may import from itself and from the lines below its own, never from others on its line.
+# The lowest layer is first. A package may import itself and the packages of lower lines, but no other package of its
+# line.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "limits", "version"}),
     frozenset({"common"}),
@@ -51,25 +52,27 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"tools.report", "tools.repair"}),
     frozenset({"datasource"}),
     frozenset({"doctor", "serve", "api", "formats"}),
-    # The names of `import sparklog`.
+    # The public names of `import sparklog`.
     frozenset({""}),
     frozenset({"console"}),
-    # A job needs nothing of the command line but its declared options; `sparklog compact` starts the job by its name.
+    # A job needs only its declared options from the command line. `sparklog compact` starts the job by its name.
     frozenset({"jobs"}),
     frozenset({"cli"}),
-    # Nothing of sparklog may use test doubles.
+    # No module of sparklog may use the test doubles.
     frozenset({"testing"}),
 )
 PACKAGES = frozenset().union(*LAYERS)
-# Pure: bytes in, arrays out. They know no store, whatever the order of the layers would allow.
+# Pure functions between bytes and arrays. They must not import stores, even though the layers would allow it.
 NEVER = {("format", "storage")}
-# Entry points may import anything: `python -m sparklog`, what Spark finds by name, the scripts in `jobs/`.
+# Entry points may import any module: `python -m sparklog`, the modules that Spark finds by name, and the scripts in
+# `jobs/`.
 ENTRY_POINTS = frozenset({"__main__", "pyspark_sparklog", "jobs/"})
 
 NO_SPARK = PACKAGES - {"", "api", "datasource", "doctor", "maintenance", "compaction", "retention", "jobs"}
 FORBIDDEN_BELOW_SPARK = ("pyspark", "pandas")
 
-# What a Spark planner process, a shell prompt or a notebook imports: none of it may cost a compiler or pandas.
+# Modules that a Spark planner process, a shell prompt or a notebook imports. None of them may import a compiler or
+# pandas.
 LIGHT = (
     "sparklog",
     "sparklog.api",
@@ -92,23 +95,23 @@ HEAVY = ("numba", "pandas", "zstandard", "lz4", "snappy")
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:
-    """Dotted name and file of every module of a top-level package."""
+    """Return the dotted name and the file of every module of a top-level package."""
     for file in sorted((REPOSITORY / package).rglob("*.py")):
         parts = file.relative_to(REPOSITORY).with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
 
 
 def _for_types(source: str) -> set[ast.AST]:
-    """Nodes below `if TYPE_CHECKING:`."""
+    """Return the nodes below `if TYPE_CHECKING:`."""
     blocks = [node for node in nodes(source) if isinstance(node, ast.If) and dotted_name(node.test) == "TYPE_CHECKING"]
     return {node for block in blocks for node in ast.walk(block)}
 
 
 @functools.cache
 def imports(source: str, *, types: bool = True) -> tuple[tuple[int, str], ...]:
-    """Line and dotted name of everything a module imports, at whatever depth; a relative import begins with a dot.
+    """Return the line and dotted name of every import of a module, at any depth. A relative import begins with a dot.
 
-    `types`: imports under TYPE_CHECKING count as well.
+    If `types` is True, imports under TYPE_CHECKING are included.
     """
     return tuple(_imports(source, set() if types else _for_types(source)))
 
@@ -124,7 +127,7 @@ def _imports(source: str, without: set[ast.AST]) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 yield node.lineno, "." * node.level + f"{node.module or ''}.{alias.name}"
         elif isinstance(node, ast.Call) and dotted_name(node.func).endswith(("import_module", "__import__")):
-            # `import_module("sparklog.version")`, and what comes before a name: f"sparklog.jobs.{name}".
+            # Calls such as `import_module("sparklog.version")`, and the constant prefix of f"sparklog.jobs.{name}".
             argument = node.args[0] if node.args else None
             text = argument.values[0] if isinstance(argument, ast.JoinedStr) and argument.values else argument
             if isinstance(text, ast.Constant) and str(text.value).startswith("sparklog"):
@@ -132,9 +135,10 @@ def _imports(source: str, without: set[ast.AST]) -> Iterator[tuple[int, str]]:
 
 
 def layer(module: str) -> str:
-    """Return the package of a module as `LAYERS` names it: `sparklog.log.topic.root` -> `log.topic`.
+    """Return the package of a module as `LAYERS` lists it: `sparklog.log.topic.root` -> `log.topic`.
 
-    An empty text for `sparklog` itself; a package beside it has its own name, and `jobs/` is the folder of scripts.
+    The result is empty for `sparklog`. A package next to `sparklog` has its own name, and `jobs/` is the directory of
+    scripts.
     """
     top, _, rest = module.partition(".")
     if top != "sparklog":
@@ -149,7 +153,9 @@ def height(name: str) -> int:
 
 
 def violations(module: str, source: str) -> list[str]:
-    """Imports of one module that go sideways, upwards, or to what its layer must do without."""
+    """Return the imports of a module of the same layer, of higher layers, and of modules that its layer
+    must not use.
+    """
     own = layer(module)
     without_spark = own in NO_SPARK
     found = []
@@ -175,9 +181,9 @@ def test_modules_import_only_lower_layers() -> None:
 
 
 def circle(sources: Mapping[str, str], *, types: bool) -> list[str]:
-    """Modules of which each imports the next, at module level or in a function, up to the first one again; or none.
+    """Return an import cycle, as the list of its modules with the first module repeated at the end, or an empty list.
 
-    `types`: imports under TYPE_CHECKING count as well.
+    If `types` is True, imports under TYPE_CHECKING are included.
     """
     graph: dict[str, set[str]] = {module: set() for module in sources}
     for module, source in sources.items():
@@ -221,12 +227,12 @@ def test_import_cycles_are_detected(back: str, running: list[str], with_types: l
 
 
 def folder_of(module: str) -> str:
-    """The folder, or module, that stands in `sparklog/` itself: `sparklog.log.topic.root` -> `log`."""
+    """Return the directory or module in `sparklog/` that contains a module: `sparklog.log.topic.root` -> `log`."""
     return module.partition("sparklog.")[2].partition(".")[0]
 
 
 def test_packages_have_no_import_cycles() -> None:
-    """Judged by whole folders, as who opens the repository sees them: `log`, `kafka` and `tools` are one each."""
+    """Cycles are checked between the top-level directories: `log`, `kafka` and `tools` are one directory each."""
     graph: dict[str, set[str]] = {}
     for module, file in modules("sparklog"):
         if folder := folder_of(module):
@@ -283,14 +289,14 @@ for module in sys.argv[1:]:
 
 
 def loaded_by(*names: str) -> dict[str, set[str]]:
-    """Top-level names in `sys.modules` of a new interpreter after each of these imports, one after the other."""
+    """Return the top-level names in `sys.modules` of a new interpreter after each of these imports, in order."""
     command = [sys.executable, "-c", IMPORTING, *names]
     answer = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
     return {module: set(loaded) for module, loaded in map(json.loads, answer.stdout.splitlines())}
 
 
 def test_planners_do_not_import_heavy_modules() -> None:
-    """And only the adapter imports Spark: it comes last."""
+    """Only the adapter imports Spark, so it is imported last."""
     names = sorted(set(LIGHT), key=lambda module: "datasource" in module or "pyspark" in module)
     imported = loaded_by(*names)
     assert list(imported) == names
@@ -316,7 +322,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 @pytest.mark.parametrize("place", ["root", "kafka"])
 def test_planning_does_not_import_heavy_modules(tmp_path: Path, place: str) -> None:
-    """pyarrow itself imports pandas when it is handed a list, so what runs counts as well as what is imported."""
+    """pyarrow imports pandas if it is called with a list, so planning itself is tested in addition to the imports."""
     path = tmp_path if place == "root" else REPOSITORY / "examples" / "data" / "kafka-log-dir"
     if place == "root":
         topic = sparklog.open(tmp_path, create=True).create_topic("t", partitions=2)

@@ -1,4 +1,4 @@
-"""Public calls with arguments of wrong types: only errors of sparklog come out, each on one line."""
+"""Test public calls with arguments of wrong types: they raise only sparklog errors of one line."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WRONG += (10**30, "\ud800", ["\ud800"], {"\ud800": 1}, "a\nb", ["a\nb"], "\u2028
 
 
 class Connection:
-    """What `sparklog.duckdb` needs of one."""
+    """The part of a connection that `sparklog.duckdb` uses."""
 
     def register(self, name: str, dataset: object) -> None:
-        """Take a dataset."""
+        """Accept a dataset."""
 
 
 class Place:
-    """A root with a topic, and new paths beside it."""
+    """A root with a topic, and new paths next to the root."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Place:
         return str(self.folder / f"new{next(self._numbers)}")
 
     def consumer(self, user: str) -> sparklog.Consumer:
-        """Return the one consumer of this user. One that was closed is of no use: the next call makes another."""
+        """Return the only consumer of this test. If it was closed, the next call creates a new consumer."""
         if user not in self._consumers or user == "close":
             self._consumers[user] = sparklog.consumer(self.root, "g", topics="t", auto_offset_reset="earliest")
         return self._consumers[user]
@@ -59,14 +59,14 @@ class Place:
             producer.send(topic, value, key, headers=headers).result(10)
 
     def producer(self) -> sparklog.Producer:
-        """Return a producer that numbers its records; it is closed with the test's root."""
+        """Return a producer that numbers its records. It is closed with the test's root."""
         if self._producer is None:
             self._producer = sparklog.producer(self.root, producer_id="numbered", linger_ms=0)
         return self._producer
 
     @property
     def send_numbered(self) -> Callable[..., object]:
-        """`Producer.send`, and wait for its record."""
+        """Call `Producer.send`, and wait for the record."""
 
         @wraps(self.producer().send)
         def send(**given: Any) -> object:
@@ -80,7 +80,7 @@ class Place:
 
     @property
     def closed_producer(self) -> Callable[..., object]:
-        """A function with the signature of `sparklog.producer` that closes the producer."""
+        """Create and close a producer. The function has the signature of `sparklog.producer`."""
 
         @wraps(sparklog.producer)
         def make(**options: Any) -> None:
@@ -94,7 +94,7 @@ class Place:
 
 Calls = dict[str, tuple[Callable[[Place], Callable[..., object]], Callable[[Place], dict[str, Any]]]]
 NEVER = {"version": 99}
-"""A version that no topic of a test reaches, so that it is not deleted."""
+"""A version that no topic of a test reaches, so that the topic is not deleted."""
 
 
 def new(place: Place) -> str:
@@ -110,7 +110,7 @@ def path(place: Place) -> str:
 
 
 def calls(view: sparklog.View) -> Calls:
-    """Return the public calls by name, and right arguments of each."""
+    """Return the public calls by name, with valid arguments of each."""
     made: Calls = {}
 
     def add(name: str, of: Callable[[Place], Callable[..., object]], /, **given: Any) -> None:
@@ -184,12 +184,14 @@ def calls(view: sparklog.View) -> Calls:
 CALLS = calls(sparklog.open_view(KAFKA))
 WAITS = {("Consumer.poll", 5), ("Consumer.poll", 1.5), ("FollowedTable.wait", None), ("FollowedTable.wait", 5),
          ("FollowedTable.wait", 1.5), ("Consumer.poll", 10**30), ("FollowedTable.wait", 10**30)}  # fmt: skip
-"""They are right, and take time."""
+"""Valid arguments that make a call wait."""
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """One for each test: calls that are right write, and verify, backup and others read all that was written."""
+    """Each test has its own root, because valid calls write to it, and calls such as verify and backup
+    read all of it.
+    """
     return Place(tmp_path)
 
 
@@ -205,7 +207,7 @@ def outcome(call: Callable[..., object], given: Mapping[str, Any]) -> Exception 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_types_are_rejected_with_a_message(place: Place, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place.folder)  # a text is a right path
+    monkeypatch.chdir(place.folder)  # A string is a valid path.
     of, right = CALLS[name]
     parameters = [
         each for each in inspect.signature(of(place)).parameters if each not in ("spark", "env", "failures", "say")
@@ -285,20 +287,20 @@ BY_ANNOTATION: Mapping[str, tuple[Any, ...]] = {
     "Callable[[int], object]": (None, 5, "x"),
     "str | GroupMetadata | Membership | GroupConsumer": (None, 5, b"x", ["x"], "\ud800", ""),
 }
-"""Wrong values of an argument, by its annotation. None is wrong too, unless the annotation has it."""
+"""Invalid values by the annotation of the argument. None is also invalid unless the annotation allows None."""
 UNTYPED = ("Any", "<class 'inspect._empty'>", "SparkSession", "Env", "list[SparklogError]")
-"""Arguments that tests of their own have, or that take anything."""
+"""Annotations of arguments that have their own tests, or that accept any value."""
 OF_OPTIONS = ("partitioner", "key_serializer", "value_serializer", "acks", "groups")
-"""Options with a type of their own: `tests/clients/producer` and `tests/kafka/exporting`."""
+"""Options with their own types, which are tested in `tests/clients/producer` and `tests/kafka/exporting`."""
 SAID_AS = {
     "timeout_ms": "transaction.timeout.ms", "session_timeout_ms": "session.timeout.ms", "keys": "key", "n": "`n`",
     "topics": "topic", "partitions": "partition", "name": "", "transactional_id": "transactional id",
 }  # fmt: skip
-"""What an error calls an argument, if not by its name."""
+"""Names of arguments in errors that differ from the argument names."""
 
 
 def annotation(parameter: inspect.Parameter) -> tuple[str, bool]:
-    """Return what an argument is annotated with, and whether it may be None."""
+    """Return the annotation of an argument, and whether it may be None."""
     text = str(parameter.annotation).replace("typing.", "").replace("collections.abc.", "")
     text = text if text in UNTYPED else text.removeprefix("<class '").removesuffix("'>")
     required = text.removesuffix(" | None")
@@ -310,7 +312,7 @@ def contents(folder: Path) -> dict[Path, int]:
 
 
 def parts(value: object) -> Iterator[object]:
-    """Yield a value and what it holds."""
+    """Yield a value and its elements."""
     yield value
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -321,7 +323,7 @@ def parts(value: object) -> Iterator[object]:
 
 
 def answer(call: Callable[..., object], given: dict[str, Any], parameter: inspect.Parameter, wrong: object) -> str:
-    """What is wrong with the answer to a wrong argument; empty: nothing."""
+    """Return a complaint about the response to an invalid argument, or an empty string."""
     if parameter.kind is parameter.VAR_POSITIONAL:
         given = {name: value for name, value in given.items() if name != parameter.name}
         error = outcome(lambda: call(*given.values(), wrong), {})
@@ -373,7 +375,10 @@ def test_misspelled_argument_suggests_the_right_one(place: Place) -> None:
 
 
 def test_numpy_numbers_are_accepted(place: Place) -> None:
-    """Alike to numbers of Python, whether they are right or out of range: they are not refused for their type."""
+    """numpy numbers are handled like Python numbers, whether they are in range or not.
+
+    They are not rejected for their type.
+    """
     for name, (of, right) in CALLS.items():
         for parameter in inspect.signature(of(place)).parameters.values():
             if annotation(parameter)[0] not in ("int", "float") or (name, parameter.name) == (

@@ -1,4 +1,6 @@
-"""A bucket that denies access or is down: each entry point names the cause in one line, and shows no key."""
+"""Test a bucket that denies access or is down: each entry point reports the cause in one line, and does not show
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ from tests.test_entry_points import READERS, RECORDS, WRITERS, answer
 TOKEN = "FwoGZXIvYXdzEXAMPLETOKEN7f3c"
 HIDDEN = (KEY_ID, SECRET, TOKEN, quote(SECRET, safe=""))
 LEAKY = "</Code><AWSAccessKeyId>{}</AWSAccessKeyId><StringToSign>{} {}</StringToSign><Code>x".format(*HIDDEN)
-"""In the answer of a server, behind its code: what S3 tells of a signature that it does not accept, and more."""
+"""The body of an error response after its code. S3 returns secrets like these if it rejects a signature."""
 DENIED = Answer(403, f"AccessDenied{LEAKY}")
 STARTS_SPARK = ("job verify",)
 
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubBucket]:
-    """A bucket with a root, in which there is a topic of three records."""
+    """Create a bucket with a root that has a topic with three records."""
     for name, value in {"ACCESS_KEY_ID": KEY_ID, "SECRET_ACCESS_KEY": SECRET, "SESSION_TOKEN": TOKEN}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setattr("sparklog.storage.object_store.ObjectStore.retry_policy", Pauses().policy())
-    # A root is made for each test, and none is about the races that a new bucket is tried with.
+    # Each test creates a root, and none of them tests the races that the probe of a new bucket detects.
     monkeypatch.setattr("sparklog.storage.object_store.ObjectStore.probe_rounds", 2, raising=False)
     with stub_bucket() as bucket:
         bucket.clock_s = time.time
@@ -88,7 +90,7 @@ def test_denied_permission_is_one_line_and_other_calls_work(
         return
     with pytest.raises(Exception, match=words) as caught:
         call(stub.url, root)
-    # A command prints the code, Spark shows it as the error's name.
+    # A command prints the code. Spark shows the code as the name of the error.
     codes = (getattr(caught.value, "code", ""), type(caught.value).__name__, str(caught.value))
     assert any("SPARKLOG_UNAVAILABLE" in each for each in codes)
     assert "\n" not in str(caught.value)
@@ -96,7 +98,7 @@ def test_denied_permission_is_one_line_and_other_calls_work(
 
 
 SAMPLE = ("open_view", "verify", "load", "load a stream", "topics list --root @", "job compact", "open, create", "save")
-"""Doors of each kind: functions, Spark's calls, commands, jobs; reading and writing."""
+"""Entry points of each kind: functions, Spark calls, commands and jobs, for reading and writing."""
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_store_errors_are_one_line_and_do_not_show_secrets(
 
 
 def in_plain_python(location: str) -> Iterator[Any]:
-    """What Spark pickles of a write and a read, and what plain objects say of themselves."""
+    """Return the objects that Spark pickles for a write and a read, and the `repr` of other objects."""
     from pyspark.sql.types import BinaryType, StructType
 
     from sparklog.datasource.data_source import SparklogDataSource
@@ -167,7 +169,9 @@ def everything_in(store: Store) -> Iterator[tuple[str, bytes]]:
 def test_secrets_are_never_shown(
     bucket: str, root: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Objects, pickles, texts of objects, output and log lines of a day's work; `DEBUG` of all libraries as well."""
+    """Check objects, pickles, string forms of objects, output and log lines, including `DEBUG` lines of
+    all libraries.
+    """
     pytest.importorskip("pyspark", "4.2")
     caplog.set_level(logging.DEBUG)
     url = join(bucket, "log")
@@ -195,4 +199,4 @@ def _pickled(thing: object) -> bytes:
     try:
         return pickle.dumps(thing)
     except (TypeError, pickle.PicklingError, AttributeError):
-        return b""  # what cannot be pickled stays here
+        return b""  # The object cannot be pickled, so it never leaves the process.

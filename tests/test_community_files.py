@@ -1,4 +1,4 @@
-"""Workflows, hooks, classifiers and the page of supported versions agree, and name commands that exist."""
+"""Test that workflows, hooks, classifiers and the page of supported versions agree, and that their commands exist."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def jobs(name: str) -> dict[str, Any]:
 
 
 def minor_versions(oldest: str, newest: str) -> list[str]:
-    """3.10, 3.12 -> 3.10, 3.11, 3.12"""
+    """Return the versions of a range: 3.10, 3.12 -> 3.10, 3.11, 3.12."""
     (major, first), (_, last) = oldest.split("."), newest.split(".")
     return [f"{major}.{minor}" for minor in range(int(first), int(last) + 1)]
 
 
 def supported(what: str) -> list[str]:
-    """The versions that the page of supported versions has for `what`."""
+    """Return the versions on the page of supported versions for `what`."""
     row = re.search(rf"^\| {what} \| (\d+\.\d+) to (\d+\.\d+) \|", COMPATIBILITY, re.MULTILINE)
     assert row is not None, what
     return minor_versions(*row.groups())
@@ -45,7 +45,7 @@ def test_python_versions_are_the_same_everywhere() -> None:
 
 def test_spark_versions_are_the_same_everywhere() -> None:
     named = supported("PySpark")
-    # The newest is what `make venv` installs.
+    # The latest version is the one that `make venv` installs.
     assert jobs("ci.yml")["spark"]["strategy"]["matrix"]["spark"] == named[:-1]
     [wanted] = [text for text in project()["project"]["optional-dependencies"]["spark"] if text.startswith("pyspark")]
     major, minor = named[-1].split(".")

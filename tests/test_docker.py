@@ -1,6 +1,6 @@
-"""The image of the demo, without Docker: its file is read, and what it copies and runs is there.
+"""Test the Dockerfile of the demo without Docker: the files that it copies and the modules that it runs exist.
 
-`test_wheel.py` runs the demo as the image does: from a wheel, in a folder that holds `examples/` alone.
+`test_wheel.py` runs the demo like the image: from a wheel, in a directory that contains only `examples/`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from tests.test_packaging import project
 
 @dataclass
 class Stage:
-    """One part of the file, from FROM to the next: the base, its name, and the instructions with their arguments."""
+    """A stage of the Dockerfile, from a FROM to the next: the base, its name, and the instructions with their
+    arguments.
+    """
 
     base: str
     name: str = ""
@@ -43,7 +45,7 @@ def stages() -> list[Stage]:
 
 
 def copied(stage: Stage) -> list[str]:
-    """Paths of the repository that a stage copies."""
+    """Return the paths of the repository that a stage copies."""
     taken: list[str] = []
     for arguments in stage.all("COPY"):
         words = shlex.split(arguments)
@@ -53,7 +55,7 @@ def copied(stage: Stage) -> list[str]:
 
 
 def is_ignored(path: str) -> bool:
-    """True if .dockerignore leaves a path out: the last line that fits counts, `!` takes back in."""
+    """Return True if .dockerignore excludes a path. The last matching line applies, and `!` includes the path again."""
     ignored = False
     for line in (REPOSITORY / ".dockerignore").read_text().splitlines():
         pattern = line.removeprefix("!").removeprefix("**/")

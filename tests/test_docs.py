@@ -1,6 +1,7 @@
-"""The pages of docs/ and the README: links and anchors resolve, numbers and tables match the code, paths exist.
+"""Test the pages of docs/ and the README: links and anchors exist, numbers and tables match the code, and paths exist.
 
-test_readme.py runs the snippets of the README and docs/start; the tests of each subject run those of its guide.
+test_readme.py runs the snippets of the README and of docs/start. The tests of each package run the snippets of its
+guide.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def test_the_picture_of_packages_is_that_of_the_layers() -> None:
     page = (DOCS / "design" / "architecture.md").read_text()
     picture = [
         line[:80] for line in page.partition("## Packages")[2].split("```")[1].split("\n")
-    ]  # without the remarks
+    ]  # The cells without remarks.
 
     def line_of(name: str) -> int:
         shown = re.compile(rf"(^| ){name.removeprefix('log.') or 'import sparklog'}( |$)")

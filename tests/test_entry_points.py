@@ -1,4 +1,6 @@
-"""Each entry point accepts a bucket URL in place of a path, and rejects an unsupported location in one line."""
+"""Test that each entry point accepts a bucket URL instead of a path, and rejects an unsupported
+location in one line.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,17 @@ SECRET = "wJalrXUtnFEMI"
 RECORDS = pa.table({"key": ["a", "b", "a"], "value": ["1", "2", "3"]})
 
 EntryPoint = Callable[[str, str], object]
-"""Takes the location to try, and that of a root which is there."""
+"""Function of the location to test and the location of an existing root."""
 
 
 def words(line: str, location: str, root: str) -> list[str]:
-    """The words of a command, in which `@` is the location to try and `ROOT` the root."""
+    """Return the words of a command, in which `@` is the location to test and `ROOT` is the root."""
     filled = line.replace("ROOT", root).replace("KAFKA", str(KAFKA))
     return [location if word == "@" else word for word in filled.split()]
 
 
 def command(line: str) -> EntryPoint:
-    """A command; raises what it answers."""
+    """Return an entry point that runs a command, and raises the error that the command prints."""
 
     def run(location: str, root: str) -> None:
         result = invoke(words(line, location, root))
@@ -45,7 +47,7 @@ def command(line: str) -> EntryPoint:
 
 
 def job(name: str, line: str) -> EntryPoint:
-    """A job in this process; its answer is what it prints on stderr."""
+    """Return an entry point that runs a job in this process. Its error is the output on stderr."""
 
     def run(location: str, root: str) -> None:
         from importlib import import_module
@@ -65,7 +67,7 @@ def job(name: str, line: str) -> EntryPoint:
 
 
 def source(way: str, **options: str) -> EntryPoint:
-    """The data source, as Spark's planner calls it."""
+    """Return an entry point that calls the data source like Spark's planner."""
 
     def run(location: str, root: str) -> None:
         from pyspark.sql.types import BinaryType, StructType
@@ -165,7 +167,7 @@ REFUSED = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    """A root on a disk with a topic."""
+    """Create a root with a topic on a disk."""
     made = sparklog.open(tmp_path / "log", create=True)
     made.create_topic("t").append(RECORDS)
     return made.location
@@ -190,7 +192,7 @@ def test_an_unsupported_location_is_rejected_in_one_line_and_creates_nothing(
     monkeypatch.chdir(tmp_path)
     for name, entry_point in {**READERS, **WRITERS, **OTHERS}.items():
         if name.startswith("export") and "to" in name and "//" in location:
-            continue  # an export goes to a disk, and says that first
+            continue  # An export requires a disk, and this error is raised first.
         text = answer(entry_point, location, root)
         assert REFUSED[location] in text, name
         assert SECRET not in text, name
@@ -203,11 +205,11 @@ def records(location: str) -> list[tuple[str, str]]:
 
 
 def test_each_function_and_job_accepts_a_bucket(bucket: str, root: str, tmp_path: Path) -> None:
-    """The commands: `tests/cli/test_every_command.py`."""
+    """`tests/cli/test_every_command.py` tests the commands."""
     url = join(bucket, "log")
     sparklog.open(url, create=True).create_topic("t").append(RECORDS)
     for number, (name, entry_point) in enumerate(READERS.items()):
-        if "--" not in name and name != "job verify":  # which starts Spark
+        if "--" not in name and name != "job verify":  # These entry points start Spark.
             entry_point(url, str(tmp_path / f"from-bucket-{number}"))
     made = ("backup to", "restore to", "import_kafka into", "open, create", "save", "start")
     for number, name in enumerate(made):
@@ -220,7 +222,7 @@ def test_each_function_and_job_accepts_a_bucket(bucket: str, root: str, tmp_path
 
 
 def test_copies_between_a_disk_and_a_bucket(bucket: str, root: str, tmp_path: Path) -> None:
-    """Around in a circle: a backup of the disk's root in a bucket, of that a root there, of that one on a disk."""
+    """Back up a root on a disk to a bucket, restore the backup in the bucket, and restore that root on a disk."""
     backups, again = join(bucket, "backups"), join(bucket, "restored/log")
     assert sparklog.backup(root, backups).number == 1
     assert sparklog.backup(root, backups).number == 2

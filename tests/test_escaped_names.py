@@ -1,4 +1,7 @@
-"""Topics whose names begin with one `_`, as sparklog's own folders do: every operation works on them."""
+"""Test topics whose names begin with one `_`, like sparklog's own directories.
+
+Every operation supports these topics.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.serve.wire import Wire, batch_of
 from tests.support.command_line import invoke
 
 NAMES = ["_groups", "_root", "_schemas", "_"]
-"""Two are names of sparklog's own folders."""
+"""Two of these names are names of sparklog's own directories."""
 
 
 @pytest.mark.parametrize(

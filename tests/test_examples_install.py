@@ -1,4 +1,4 @@
-"""What a page tells people to install is what its program needs; each program runs in an environment of just that."""
+"""Test that each page installs the packages that its program needs, and run each program with only these packages."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ENGINES = REPOSITORY / "docs" / "guides" / "arrow-engines.md"
 PLOTS = REPOSITORY / "docs" / "guides" / "inspect.md"
 GUIDES = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/start/*.md")), *sorted(ENGINES.parent.glob("*.md"))]
 SPARK = '".[spark]"'
-"""What pages about Spark take for granted: docs/start/spark.md and the page of all examples say it."""
+"""Packages that pages about Spark assume, as docs/start/spark.md and the page of all examples state."""
 INSTALL = re.compile(r'pip install ((?:"[^"\n]+"|[a-z]+\b)(?: (?:"[^"\n]+"|[a-z]+\b))*)')
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OWN_MODULES = {"running", "overview", "parts", "plots", "order_pb2"}
 PYTEST = "pytest"
-"""The guide to tests is for who has it."""
+"""The guide to tests assumes that pytest is installed."""
 BEHIND: dict[object, set[str]] = {
     "transformWithState": {"pandas", "protobuf"},
     "spark-pipelines": {"grpcio", "grpcio-status", "pandas", "pyyaml"},
@@ -42,11 +42,11 @@ BEHIND: dict[object, set[str]] = {
         for name in ("applyInPandas", "mapInArrow", "mapInPandas", "read_pandas", "toPandas", "to_pandas")
     },
 }
-"""Packages that a call, or its argument, needs and that no line imports."""
+"""Packages that a call, or its argument, requires although no line imports them."""
 
 
 def installs(page: Path) -> list[str]:
-    """Return what the page says behind `pip install`, such as `".[spark,avro]"`."""
+    """Return the arguments of `pip install` on the page, such as `".[spark,avro]"`."""
     return INSTALL.findall(page.read_text())
 
 
@@ -55,7 +55,10 @@ def install_of(name: str) -> str:
 
 
 def brought(requirements: Iterable[str]) -> set[str]:
-    """Return the distributions that pip installs of these; what is not here counts as itself."""
+    """Return the distributions that pip installs for these requirements.
+
+    An uninstalled distribution only includes itself.
+    """
     seen: set[str] = set()
     left = list(requirements)
     while left:
@@ -69,7 +72,10 @@ def brought(requirements: Iterable[str]) -> set[str]:
 
 
 def _parts(name: str, extras: set[str]) -> Iterator[str]:
-    """Yield requirements of a distribution without its ranges; of sparklog as they are here, not where it was built."""
+    """Yield the requirements of a distribution without version ranges.
+
+    For sparklog, these are the requirements of the checkout.
+    """
     if name == "sparklog":
         here = project()["project"]
         for text in (
@@ -92,7 +98,7 @@ homes_of_modules = functools.cache(packages_distributions)
 
 
 def needed(source: str) -> set[str]:
-    """Return the distributions that a program imports, or needs by a call."""
+    """Return the distributions that a program imports, or that its calls require."""
     modules: set[str] = set()
     words: set[object] = set()
     for node in ast.walk(ast.parse(source)):
@@ -114,7 +120,7 @@ def needed(source: str) -> set[str]:
 def test_example_page_installs_the_required_packages(name: str) -> None:
     install = install_of(name)
     if "[pipelines]" in install:
-        pytest.importorskip("pyspark", "4.1")  # older ones have no such extra
+        pytest.importorskip("pyspark", "4.1")  # Older versions of PySpark do not have this extra.
     source = (STREAMS / f"{name}.py").read_text()
     assert needed(source) - brought(shlex.split(install)) == set()
     asked = re.findall(r"^require\('(.*?)', (.*)\)$", source, re.MULTILINE)
@@ -145,7 +151,10 @@ def test_plot_guide_installs_the_packages_of_the_notebook() -> None:
 
 
 def environment(folder: Path, install: str) -> Path:
-    """Make an environment of what `pip install` brings of these words, in a clone; return its `bin`."""
+    """Create an environment with the packages that `pip install` installs for these arguments, in a clone.
+
+    Return its `bin`.
+    """
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *shlex.split(install)], cwd=REPOSITORY, check=True)
@@ -153,7 +162,7 @@ def environment(folder: Path, install: str) -> Path:
 
 
 def run(programs: Path, *arguments: str | Path, where: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    """Run a program of an environment as somebody without this one does."""
+    """Run a program in an environment, without access to the environment of the tests."""
     kept = {name: value for name, value in os.environ.items() if name in ("HOME", "JAVA_HOME", "TMPDIR")}
     path = os.pathsep.join((str(programs), "/usr/local/bin", "/usr/bin", "/bin"))
     environ = {**kept, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -1,4 +1,4 @@
-"""examples/first_ten_minutes.sh on an empty environment: neither this checkout nor its packages are in reach."""
+"""Run examples/first_ten_minutes.sh in an empty environment, without access to this checkout and its packages."""
 
 from __future__ import annotations
 

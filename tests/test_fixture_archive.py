@@ -1,4 +1,4 @@
-"""The archive of fixtures gives back what went in: bytes, modification times, whole trees only."""
+"""Test that the archive of fixtures preserves bytes and modification times, and that only complete trees are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of Kafka's APIs has every request of the protocol, and names commands and calls that exist."""
+"""Test that the page of Kafka's APIs lists every request of the protocol, and only commands and calls that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.command_line import command_of
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "kafka-apis.md").read_text()
 REQUESTS = {name: int(number) for name, number in re.findall(r"`([A-Z]\w+)` \((\d+)\)", PAGE)}
-"""Requests on the page, and their numbers."""
+"""The requests on the page, with their numbers."""
 
 
 def test_every_request_is_listed_once() -> None:

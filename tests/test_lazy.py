@@ -1,4 +1,4 @@
-"""Public names exist without optional packages, and say which package is missing when they are used."""
+"""Test that public names exist if optional packages are missing, and that their use reports the missing package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits travel with the store that has them: to other handles, through wrappers, and to tasks."""
+"""Test that limits are passed on with their store: to other handles, through wrappers, and to tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each module has tests that can be looked up, and the page that names them is up to date."""
+"""Test that each module has tests, and that the page that lists the tests is up to date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_each_module_has_tests() -> None:
 
 
 def test_each_test_of_the_map_exists_and_is_required() -> None:
-    """`INDIRECT` names modules that exist, and only those that no test imports."""
+    """`INDIRECT` lists only existing modules that no test imports."""
     named = [test for tests in INDIRECT.values() for test in tests]
     assert [test for test in named if not (REPOSITORY / test).exists()] == []
     assert sorted(INDIRECT.keys() - set(package_modules())) == []

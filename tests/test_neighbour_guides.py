@@ -1,4 +1,6 @@
-"""Pages about other systems: their YAML and JSON is well formed, their commands are taken, their programs run."""
+"""Test the pages about other systems: their YAML and JSON is well-formed, their commands are valid, and their programs
+run.
+"""
 
 from __future__ import annotations
 

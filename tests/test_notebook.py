@@ -1,4 +1,4 @@
-"""The notebook runs without errors, reproduces its stored outputs, and its plots handle any log."""
+"""Test that the notebook runs without errors and reproduces its stored outputs, and that its plots support any log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLOTS = {
     **dict.fromkeys(("batches", "compression", "keys", "gaps", "times", "indexes", "transactions"), plots),
 }
 KAFKA_HALF = 17
-"""Number of code cells about the Kafka directory, whose output does not depend on library versions."""
+"""Number of code cells about the Kafka directory. Their output does not depend on library versions."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +45,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def shown(cell: nbformat.NotebookNode) -> list[dict[str, Any]]:
-    """Return the outputs of a cell: texts as they are, pictures only by type."""
+    """Return the outputs of a cell: text unchanged, and only the type of pictures."""
     return [
         {kind: None if kind.startswith("image/") or "image/png" in output.data else text
          for kind, text in output.data.items()}
@@ -85,7 +85,7 @@ def test_stored_notebook_is_complete_and_has_no_local_paths() -> None:
 
 
 def drawn(found: Inspected) -> dict[str, Figure | str]:
-    """Every plot, drawn to the end."""
+    """Draw every plot completely."""
     figures = {name: getattr(module, name)(found) for name, module in PLOTS.items()}
     for name, figure in figures.items():
         if isinstance(figure, Figure):

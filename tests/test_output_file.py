@@ -1,4 +1,6 @@
-"""A file that others read at any moment is whole, by several writers at once; devices and pipes are written to."""
+"""Test that an output file is always complete, even with concurrent writers, and that devices and
+pipes are written to.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     link.symlink_to(pipe)
     for path in (pipe, link):
         with ThreadPoolExecutor(1) as pool:
-            # Opened to read and write: whoever takes the pipe for a file leaves no thread that waits for ever.
+            # Open the pipe for reading and writing, so that no thread waits forever if the pipe is treated as a file.
             reader = os.open(pipe, os.O_RDWR)
             pool.submit(write_output, str(path), "text", "--output").result()
             os.set_blocking(reader, False)
@@ -85,7 +87,7 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
 def test_standard_output_file_is_appended_to(tmp_path: Path) -> None:
     file, link = tmp_path / "log", tmp_path / "link"
     file.write_text("before\n")
-    # As /dev/stdout, which is not put at risk here.
+    # This behaves like /dev/stdout, which is not used here because the test could damage it.
     link.symlink_to("/proc/self/fd/1")
     program = "import sys; from sparklog.output import write_output; write_output(sys.argv[1], 'it\\n', '-o')"
     with file.open("a") as out:

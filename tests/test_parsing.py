@@ -1,4 +1,4 @@
-"""Numbers in texts: ASCII digits, ranges with both ends, and what Python's `int` would take."""
+"""Test parsing numbers: ASCII digits, inclusive ranges, and strings that Python's `int` would accept."""
 
 from __future__ import annotations
 

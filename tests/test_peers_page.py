@@ -1,4 +1,6 @@
-"""The page that compares peers: it matches the stored results and lists the workloads in which peers are ahead."""
+"""Test that the page that compares peers matches the stored results, and lists the workloads in which
+peers are faster.
+"""
 
 from __future__ import annotations
 

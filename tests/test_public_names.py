@@ -1,4 +1,4 @@
-"""What a user's tab key shows: public names of what is opened, each on a page of the Python API."""
+"""Test the public names of the objects that users open. Each name is on a page of the Python API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ARROW = {"schema", "to_batches", "to_reader", "to_table"}
 NAMES = {
     "Root": {
         *("alter_defaults", "create_topic", "defaults", "delete_topic", "ensure_topic", "topic", "topics"),
-        # Its components, and the entry point for engines.
+        # The components of a root, and the entry point for engines.
         *("engine", "env", "id", "location", "store"),
     },
     "Topic": {

@@ -1,4 +1,4 @@
-"""The pages of the Python API name every public name, its docstring says all there is to say, and its examples run."""
+"""Test that the pages of the Python API list every public name, that docstrings are complete, and that examples run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FUNCTIONS = [
 
 
 def sections(thing: object) -> dict[str, str]:
-    """Return the sections of a docstring by their names."""
+    """Return the sections of a docstring by name."""
     return {name: textwrap.dedent(text) for name, text in SECTION.findall(inspect.getdoc(thing) or "")}
 
 
 def groups(page: str) -> dict[str, list[str]]:
-    """Return the names on a page, by its headings."""
+    """Return the names on a page by heading."""
     parts = re.split(r"^## ", (REFERENCE / page).read_text(), flags=re.MULTILINE)[1:]
     return {part.partition("\n")[0]: NAME.findall(part) for part in parts}
 
@@ -73,7 +73,7 @@ def test_docstrings_document_all_parameters(name: str) -> None:
 
 
 def examples(thing: object) -> Iterator[str]:
-    """Yield the example of a function or class, then those of its methods."""
+    """Yield the example of a function or class, then the examples of its methods."""
     if "Example" in sections(thing):
         yield sections(thing)["Example"]
     if isinstance(thing, type):
@@ -84,7 +84,7 @@ def examples(thing: object) -> Iterator[str]:
 
 
 def run(page: str, chosen: list[str] | None, folder: Path, names: dict[str, Any]) -> int:
-    """Run the examples of these groups of a page, or of all, in order; return how many there are."""
+    """Run the examples of these groups of a page, or of all groups, in order. Return the number of examples."""
     blocks = FENCE.findall((REFERENCE / page).read_text().partition("\n## ")[0])
     for group in chosen or groups(page):
         for name in groups(page)[group]:

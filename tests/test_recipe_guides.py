@@ -1,4 +1,4 @@
-"""What the recipes of docs/guides show is run: an endpoint, read models, a second site."""
+"""Run the recipes of docs/guides: an endpoint, read models and a second site."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def blocks(name: str, language: str) -> list[str]:
 
 
 def run(name: str, root: Path) -> dict[str, Any]:
-    """Run the snippets of a guide in order, with this root; return their names."""
+    """Run the snippets of a guide in order, with this root. Return their names."""
     names: dict[str, Any] = {}
     program = "\n".join(blocks(name, "python"))
     assert '"/data/log"' in program
@@ -69,7 +69,7 @@ def test_outage_at_any_step_processes_the_request_once(tmp_path: Path, kind: Fau
 
 
 class Outage:
-    """A store that is away: from some create on, which may still take effect, until the outage ends."""
+    """A store that fails from a given create on, until the outage ends. The create may still take effect."""
 
     def __init__(self, kind: FaultKind) -> None:
         self._kind = kind
@@ -103,7 +103,7 @@ def test_queries_follow_commands(tmp_path: Path) -> None:
 
 
 def commands(folder: Path) -> list[list[str]]:
-    """Return the commands of the page about a second site, as words without the program's name."""
+    """Return the commands of the page about a second site, as words without the name of the program."""
     lines = [line for text in blocks("second-site", "sh") for line in text.splitlines()]
     places = {"/data/": f"{folder}/data/", "/site-b/": f"{folder}/site-b/"}
     for old, new in places.items():
@@ -132,14 +132,14 @@ def test_second_site_starts_from_a_backup(tmp_path: Path) -> None:
     assert sparklog.Groups(other).group("billing").committed()["orders", 0].offset == 2
     assert other.engine.root_id != root.engine.root_id
 
-    # A root as a stream makes it: a group begins there by time.
+    # Create a root like a stream. A group starts there by time.
     copy = sparklog.open(tmp_path / "site-b" / "log-copy", create=True)
-    times = pa.array([0, 2**41], pa.timestamp("ms"))  # before the time of the guide, and after it
+    times = pa.array([0, 2**41], pa.timestamp("ms"))  # One time is before the time in the guide, and one is after it.
     copy.ensure_topic("orders").append(pa.table({"value": ["lamp", "desk"], "timestamp": times}))
     done(reset)
     assert sparklog.Groups(copy).group("billing").committed()["orders", 0].offset == 1
 
-    # A backup of which an object has not arrived.
+    # In this backup, an object has not arrived yet.
     max((tmp_path / "site-b" / "backups" / "orders" / "_log").glob("*.json")).unlink()
     result = invoke([*restore[:-1], f"{tmp_path}/third"])
     assert result.exit_code == 1

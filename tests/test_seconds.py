@@ -1,4 +1,4 @@
-"""Seconds given for milliseconds: each entry point that takes a time warns, and continues."""
+"""Test times in seconds where milliseconds are expected: each entry point that accepts a time warns, and continues."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_calls_warn_and_continue(
         try:
             CALLS[name](root, time, tmp_path)
         except (sparklog.NotFound, sparklog.Conflict):
-            # Nothing was there in 1970; an export is there already.
+            # There were no records in 1970, and the target of the export already exists.
             assert name in ("clone", "restore", "export", "export to")
         warnings.append([text for text in caplog.messages if "because times are in milliseconds" in text])
     assert warnings[0] == []
@@ -111,7 +111,7 @@ def test_records_of_1970_deleted_by_retention_can_be_restored(
     sparklog.clone(root, "old", "again", version=2)
     assert root.topic("again").scan().to_table().num_rows == 2
     caplog.clear()
-    # Old records, but no seconds.
+    # These times are old, but they are in milliseconds.
     root.create_topic("older", configs={"retention.ms": 1000}).append(rows(915_148_800_000))
     sparklog.retain(root, topics=["older"])
     assert [text for text in caplog.messages if "because times are in milliseconds" in text] == []

@@ -1,4 +1,4 @@
-"""Setting up: what `make` says on a machine that is not fit, and that its targets are there."""
+"""Test the set-up: the errors of `make` on an unsuitable host, and that its targets exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TARGETS = (
 
 
 def script(folder: Path, name: str, text: str) -> Path:
-    """An executable shell script that stands in for a program."""
+    """Write an executable shell script that replaces a program."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -40,7 +40,7 @@ def script(folder: Path, name: str, text: str) -> Path:
 
 
 def check(**environment: str) -> subprocess.CompletedProcess[str]:
-    """What the check of the machine says, with these variables changed (an empty one: not set)."""
+    """Return the output of the host check with these variables changed. An empty variable is unset."""
     changed = {**os.environ, **environment}
     env = {name: value for name, value in changed.items() if value}
     return subprocess.run([sys.executable, CHECK], capture_output=True, text=True, env=env, check=False)
@@ -105,7 +105,7 @@ def test_missing_python_is_reported_in_one_line(tmp_path: Path) -> None:
 
 
 def set_up(folder: Path, programs: Path) -> subprocess.CompletedProcess[str]:
-    """scripts/set_up.sh on a machine that has nothing but these programs."""
+    """Run scripts/set_up.sh on a host that has only these programs."""
     env = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     return subprocess.run(
         ["/bin/sh", "scripts/set_up.sh", folder / "venv", "python3"],
@@ -132,7 +132,7 @@ esac
 
 
 def spark_version(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """scripts/spark_version.sh on top of an environment whose Python only shows what it is asked."""
+    """Run scripts/spark_version.sh in an environment whose Python only prints its arguments."""
     base = script(folder, "base/bin/python", PYTHON).parents[1]
     command = ["/bin/sh", REPOSITORY / "scripts" / "spark_version.sh", base, *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
@@ -142,7 +142,7 @@ def spark_version(folder: Path, *arguments: str) -> subprocess.CompletedProcess[
 def test_environment_of_a_spark_release_is_created_once(tmp_path: Path, release: str, wanted: str) -> None:
     site = f"import site; site.addsitedir('{tmp_path}/base')"
     tests = f"with python, {site}: -m pytest -m spark and not slow tests"
-    # pip must not see the PySpark of the environment below.
+    # pip must not see the PySpark of the parent environment.
     assert spark_version(tmp_path, release).stdout.splitlines() == [f"installs pyspark=={wanted} beside bin", tests]
     assert spark_version(tmp_path, release, "-x", "one").stdout == f"with python, {site}: -m pytest -x one\n"
     assert (tmp_path / f".venv-spark-{release}" / ".installed").exists()
@@ -155,7 +155,10 @@ def test_unknown_spark_release_is_reported_in_one_line(tmp_path: Path) -> None:
 
 
 def test_set_up_installs_the_latest_versions(tmp_path: Path) -> None:
-    """At first PySpark's wheel is made beside all else, without compression; later one call brings all up to date."""
+    """At first, PySpark's wheel is built in parallel with the other steps, without compression.
+
+    A later call updates everything.
+    """
     python = script(
         tmp_path,
         "bin/python3",
@@ -181,7 +184,7 @@ def test_set_up_installs_the_latest_versions(tmp_path: Path) -> None:
 
 
 def oldest_versions(folder: Path, *arguments: str) -> list[str]:
-    """Run scripts/oldest_versions.sh on top of such an environment, where there is no Python 3.10."""
+    """Run scripts/oldest_versions.sh in such an environment, in which Python 3.10 is not installed."""
     base = script(folder, "base/bin/python", PYTHON).parents[1]
     script(folder, "bin/python3.10", "exit 1")
     command = ["/bin/sh", REPOSITORY / "scripts" / "oldest_versions.sh", base, *arguments]

@@ -1,4 +1,4 @@
-"""Rows of settings: their types read texts and Python values alike, and their errors say what is valid."""
+"""Test settings: their types parse strings and accept Python values, and their errors list the valid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The site of docs/ is built strictly: each link and anchor leads somewhere, and it asks no other host."""
+"""Test that the site of docs/ can be built: each link and anchor exists, and pages do not load files
+from other hosts.
+"""
 
 from __future__ import annotations
 

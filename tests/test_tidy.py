@@ -1,6 +1,7 @@
-"""Rules about the source files of the repository that no linter checks.
+"""Test rules about the source files of the repository that no linter checks.
 
-Each rule is a function from one file's source to complaints, so that each is also shown to find what it is for.
+Each rule is a function that returns complaints about the source of a file, so that tests can check that it detects
+violations.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ CODE = ("sparklog", "pyspark_sparklog", "jobs", "benchmarks", "examples", "scrip
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".conf", ".cfg", ".txt"}
 TEXT_NAMES = {"Makefile", "run", ".gitignore"}
 
-# Lines with code: docstrings, comments and blank lines do not count.
+# Only lines with code are counted, not docstrings, comments and blank lines.
 MODULE_LINES = 500
 TEST_MODULE_LINES = 800
 FUNCTION_LINES = 70
 PARAMETERS = 10
 KERNELS = ("sparklog/format/kernels/", "sparklog/format/legacy/")
 
-# Spelt in two parts, so that this file holds none of them.
+# The words are written in two parts, so that this file does not contain them.
 BANNED = tuple(
     first + second
     for first, second in (
@@ -47,7 +48,7 @@ BANNED = tuple(
 )
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|home/\w+|Users/\w+|tmp/s" + r"l)/")
 
-# Effects have homes: clocks and randomness come in through Env, files through Store.
+# Clocks and random numbers are used only through Env, and files only through Store.
 EFFECTS = {
     "time.time", "time.time_ns", "time.monotonic", "time.clock_gettime", "time.sleep",
     "datetime.now", "datetime.utcnow", "datetime.datetime.now", "datetime.datetime.utcnow",
@@ -55,7 +56,7 @@ EFFECTS = {
     "os.urandom", "secrets.token_bytes", "secrets.token_hex", "uuid.uuid4", "uuid.uuid1",
     "open", "os.open", "io.open",
 }  # fmt: skip
-# Module prefix -> calls allowed there.
+# Maps a module prefix to the calls that are allowed in these modules.
 HOMES: dict[str, frozenset[str]] = {
     "sparklog/log/journal/clocks.py": frozenset(EFFECTS),
     "sparklog/storage/": frozenset(EFFECTS),
@@ -72,7 +73,7 @@ def python_files() -> list[Path]:
 
 @functools.cache
 def functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Functions at whatever depth. Expressions hold none, so they are not walked."""
+    """Yield the functions of a module at any depth. Expressions are not visited, because they contain no functions."""
     found = []
     blocks: list[ast.AST] = [parsed(source)]
     while blocks:
@@ -90,7 +91,7 @@ def missing_docstring(source: str) -> list[str]:
 
 @functools.cache
 def code_lines(source: str) -> int:
-    """Count the lines with code: those of docstrings, of comments alone and blank ones do not count."""
+    """Return the number of lines with code. Docstrings, lines with only a comment, and blank lines are not counted."""
     layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -113,7 +114,10 @@ def too_long(source: str, module_lines: int = MODULE_LINES) -> list[str]:
 
 
 def too_many_parameters(source: str, path: str) -> list[str]:
-    """Functions that take more than a reader keeps in mind; numba's take arrays one by one."""
+    """Return the functions with too many parameters.
+
+    Kernels are excluded, because their arrays are separate parameters.
+    """
     found = []
     for function in functions(source):
         given = function.args
@@ -125,7 +129,7 @@ def too_many_parameters(source: str, path: str) -> list[str]:
 
 
 def repeated_classes(sources: Mapping[str, str]) -> list[str]:
-    """Report public class names that several modules define; `sources` has the source of each path."""
+    """Return the public class names that several modules define. `sources` contains the source of each path."""
     places: dict[str, list[str]] = {}
     for path, source in sources.items():
         for node in nodes(source):
@@ -148,7 +152,7 @@ def ragged_lines(source: str) -> list[str]:
 
 
 def assertion_free(source: str) -> list[str]:
-    """Tests that assert nothing, neither themselves nor in a function of their module that they call."""
+    """Return the tests that assert nothing, neither directly nor in a function of their module that they call."""
     helpers = {function.name for function in functions(source) if _asserts(function, set())}
     return [
         f"line {function.lineno}: {function.name} asserts nothing"

@@ -1,4 +1,4 @@
-"""Times as messages show them."""
+"""Test the format of times in messages."""
 
 from __future__ import annotations
 

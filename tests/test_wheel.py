@@ -1,4 +1,4 @@
-"""A wheel in an environment of its own, away from the checkout: jobs run as commands, files of conf/ are there."""
+"""Test an installed wheel in a separate environment, outside of the checkout: commands, jobs and files of conf/."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources as they are given away, unpacked away from the checkout."""
+    """Return the unpacked source distribution, outside of the checkout."""
     folder = tmp_path_factory.mktemp("sdist")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder],
@@ -49,7 +49,10 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def building(folder: Path) -> dict[str, str]:
-    """Environment variables to build in. An environment without hatchling gets it from the registry, for this alone."""
+    """Return environment variables for the build.
+
+    If hatchling is missing, it is installed from the registry for the build.
+    """
     if find_spec("hatchling") is not None:
         return dict(os.environ)
     tools = folder / "tools"
@@ -60,9 +63,9 @@ def building(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, unpacked: Path) -> Path:
-    """The `bin` of an environment that holds the wheel alone; what it depends on is this environment's.
+    """Return the `bin` of an environment that contains only the wheel. Its dependencies are those of this environment.
 
-    The wheel is that of the unpacked sources, and no registry is asked.
+    The wheel is built from the unpacked source distribution, and no registry is used.
     """
     folder = tmp_path_factory.mktemp("wheel")
     offline = ["--no-deps", "--no-index", "--no-build-isolation"]
@@ -75,7 +78,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, unpacked: Path) -> Path:
     python = folder / "env" / "bin" / "python"
     subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
     site = next((folder / "env" / "lib").glob("python*/site-packages"))
-    # A path in a .pth file brings packages, and not the .pth files beside them: the checkout stays out.
+    # A path in a .pth file adds packages, but not the .pth files next to them, so the checkout is not visible.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "env" / "bin"
 
@@ -83,7 +86,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, unpacked: Path) -> Path:
 def run(
     installed: Path, where: Path, program: str, *arguments: str | Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of the environment as somebody without the checkout does."""
+    """Run a program of the environment without access to the checkout."""
     left_out = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.run(
@@ -112,7 +115,7 @@ def test_source_distribution_contains_modules_but_no_tests(unpacked: Path) -> No
 
 
 def test_basic_calls(installed: Path, tmp_path: Path) -> None:
-    """Create a root, append, scan, and the command: what a first user does."""
+    """Create a root, append, scan and run the command, like a new user."""
     code = (
         "import pyarrow as pa, sparklog\n"
         "root = sparklog.open('root', create=True)\n"
@@ -185,7 +188,7 @@ def test_notebook_runs_outside_of_the_checkout(installed: Path, tmp_path: Path) 
 
 
 def compacted(installed: Path, folder: Path, **environ: str) -> str:
-    """Compact a topic of three records and expire none of it; what the compaction says on stderr."""
+    """Compact a topic with three records, none of which expires. Return the output of the compaction on stderr."""
     root = sparklog.open(folder / "root", create=True)
     topic = root.create_topic("t", configs={"segment.bytes": "1048576"})
     for number in range(3):
@@ -205,7 +208,7 @@ def test_maintenance(installed: Path, tmp_path: Path) -> None:
     assert "failed to start Spark" in compacted(installed, tmp_path, JAVA_HOME="/none")
     wrong = run(installed, tmp_path, "sparklog", "compact", "--rooot", "x")
     assert wrong.returncode == 2
-    # Releases of click differ in the marks around the option.
+    # Releases of click print different characters around the option.
     assert re.match("sparklog: No such option:? '?--rooot", wrong.stderr.splitlines()[-1])
 
 

@@ -17,8 +17,9 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def parse_integer(text: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
-    """Convert a string to an integer. Raises ValueError if the string is not an integer, or if the integer is out of
-    range.
+    """Convert a string to an integer.
+
+    Raises ValueError if the string is not an integer, or if the integer is out of range.
     """
     if not _INTEGER.fullmatch(text) or not low <= int(text) <= high:
         raise ValueError(text)

@@ -195,8 +195,9 @@ class Setting:
         return to_string(self.default)
 
     def parse(self, value: object) -> Any:
-        """Return the value of a string, or of another value's string form. Raises `BadRequest` if the string is not
-        valid.
+        """Return the value of a string, or of another value's string form.
+
+        Raises `BadRequest` if the string is not valid.
         """
         text = to_string(value) if isinstance(value, bool) else str(value).strip()
         try:

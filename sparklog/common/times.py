@@ -15,8 +15,9 @@ LAST_MS = 253_402_300_799_999
 
 
 def iso_time(ms: int) -> str:
-    """Format ms since the epoch as `2026-01-31T12:00:00.000Z`. Times outside of the years 1970 to 9999 are formatted as
-    numbers.
+    """Format ms since the epoch as `2026-01-31T12:00:00.000Z`.
+
+    Times outside of the years 1970 to 9999 are formatted as numbers.
     """
     if not 0 <= ms <= LAST_MS:
         return str(ms)

@@ -219,8 +219,9 @@ def footer_length(tail: bytes, *, file: str | None = None) -> int:
 
 
 def read_footer(read: Callable[[int, int], bytes], size: int, *, file: str | None = None) -> Footer:
-    """Read the footer of a file that no commit references. The file has `size` bytes and is read with `read(position,
-    length)`.
+    """Read the footer of a file that no commit references.
+
+    The file has `size` bytes and is read with `read(position, length)`.
 
     Raises the errors of `footer_length` and `decode_footer`.
     """

@@ -219,8 +219,9 @@ def misplaced(
 
 
 def check_headers(headers: BatchHeaders, location: DataLocation, nbytes: int) -> None:
-    """Raise `Corrupt` for an invalid header. This check must precede any use of the sizes. `nbytes` is the size of the
-    data.
+    """Raise `Corrupt` for an invalid header.
+
+    This check must precede any use of the sizes. `nbytes` is the size of the data.
     """
     minimum = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     rules = (

@@ -67,8 +67,9 @@ W = TypeVar("W", bound="Window")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Complete batches in memory. `data[0]` is byte `start` of `file`, and positions in `headers` are relative to
-    `start`.
+    """Complete batches in memory.
+
+    `data[0]` is byte `start` of `file`, and positions in `headers` are relative to `start`.
     """
 
     data: BytesLike
@@ -85,8 +86,9 @@ class Window:
         return replace(self, headers=self.headers[rows])
 
     def trimmed(self: W) -> W:
-        """Return a window that contains only the bytes of its batches. There must be at least one batch, and batches
-        must be adjacent.
+        """Return a window that contains only the bytes of its batches.
+
+        There must be at least one batch, and batches must be adjacent.
         """
         headers = self.headers
         low, high = int(headers.position[0]), int(headers.position[-1] + headers.size[-1])
@@ -537,8 +539,9 @@ def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, 
 
 
 def _candidates(data: bytes, remaining: int, expected: int, max_offset: int) -> list[int]:
-    """Return the positions of possible batch headers in `data`. `remaining` is the number of bytes to the end of the
-    file.
+    """Return the positions of possible batch headers in `data`.
+
+    `remaining` is the number of bytes to the end of the file.
     """
     raw = np.frombuffer(data, np.uint8)
     count = len(raw) - HEADER_BYTES + 1

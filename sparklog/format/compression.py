@@ -269,8 +269,9 @@ def _lz4_decompress(data: memoryview, limit: int) -> bytes:
 
 
 def _open_lz4(data: memoryview, limit: int) -> tuple[int, Fill] | None:
-    """Open a frame without block checksums, as Kafka clients write it. Return None for other frames and for corrupt
-    frames.
+    """Open a frame without block checksums, as Kafka clients write it.
+
+    Return None for other frames and for corrupt frames.
     """
     position, block_max, trailer = len(LZ4_WRITTEN), LZ4_BLOCK, 0
     if data[:position] != LZ4_WRITTEN:
@@ -311,8 +312,9 @@ def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], block_max: int, o
 
 
 def _lz4_descriptor(data: memoryview) -> tuple[int, int, int]:
-    """Return the position of the first block of a frame, its flags and its maximum block size. Validates the frame like
-    Kafka.
+    """Return the position of the first block of a frame, its flags and its maximum block size.
+
+    Validates the frame like Kafka.
     """
     if data.nbytes < 7 or int.from_bytes(data[:4], "little") != LZ4_MAGIC:
         raise Corrupt(f"expected an lz4 frame (04224d18), found {bytes(data[:4]).hex() or 'nothing'}")

@@ -386,8 +386,9 @@ def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
 
 
 def _crc(batches: list[_FinishedBatch], buffers: list[memoryview | bytes], sizes: Int64Array) -> int:
-    """Return the CRC-32C of all bytes. If there are many bytes, the CRC-32Cs of the batches are combined instead of
-    hashing.
+    """Return the CRC-32C of all bytes.
+
+    If there are many bytes, the CRC-32Cs of the batches are combined instead of hashing.
     """
     if int(sizes.sum()) <= ONE_PASS_BYTES:
         crc = 0

@@ -317,8 +317,9 @@ class _Writer:
         return out[:written]
 
     def _compress(self, rows: Int64Array) -> ByteArray:
-        """Rebuild and compress batches, each after a gap for its header. Change the plan to copy the compressed
-        batches.
+        """Rebuild and compress batches, each after a gap for its header.
+
+        Change the plan to copy the compressed batches.
         """
         if not len(rows):
             return _NO_BYTES

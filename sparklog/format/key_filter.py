@@ -106,8 +106,9 @@ class FilterPiece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyFilter:
-    """The filters of all pieces of a slice. The position in the file, the size in bytes and the CRC-32C identify the
-    slice.
+    """The filters of all pieces of a slice.
+
+    The position in the file, the size in bytes and the CRC-32C identify the slice.
     """
 
     position: int
@@ -295,8 +296,9 @@ def encode_filters(filters: Sequence[KeyFilter]) -> bytes:
 
 
 def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, ...]:
-    """Return the filters of a file. Raises `Corrupt` if the file is damaged, and `BadRequest` if its version is
-    unknown.
+    """Return the filters of a file.
+
+    Raises `Corrupt` if the file is damaged, and `BadRequest` if its version is unknown.
     """
     if len(data) < HEADER.size + CRC.size:
         raise Corrupt(f"expected a filter file, found {len(data)} bytes", file=file, position=0)

@@ -1,5 +1,6 @@
-"""A hash map from keys to offsets. The log cleaner uses it to find the highest offset of each key in the dirty part of
-a log.
+"""A hash map from keys to offsets.
+
+The log cleaner uses it to find the highest offset of each key in the dirty part of a log.
 
 It corresponds to Kafka's OffsetMap. `sparklog.log.read.latest_by_key` uses it to find the latest record of each key.
 

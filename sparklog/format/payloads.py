@@ -142,8 +142,9 @@ def _group(out: ByteArray, edges: list[int], first: int, stored: int) -> Payload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordFields:
-    """The positions and fields of n records of m batches, in log order. Each field is an array. A record takes 50
-    bytes.
+    """The positions and fields of n records of m batches, in log order.
+
+    Each field is an array. A record takes 50 bytes.
 
     * `batch`: int32[n], row of the record's batch in the headers
     * `batch_rows`: int64[m], number of records of each batch
@@ -210,8 +211,9 @@ def record_fields(
 
 
 def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> Int64Array:
-    """Check the records of one batch, whose offsets start at 0. `stored` contains all bytes after its header; times are
-    in ms.
+    """Check the records of one batch, whose offsets start at 0.
+
+    `stored` contains all bytes after its header; times are in ms.
 
     Returns the smallest and the largest non-negative timestamp (-1 if there is none), the smallest timestamp other than
     -1 (2^63 - 1 if there is none), and the number of records without a key. `count` must not be 0.

@@ -254,8 +254,9 @@ class DataLocation:
     def corrupt(
         self, headers: BatchHeaders, batch: int, message: str, offset: int | None = None, byte: int = 0
     ) -> Corrupt:
-        """Return an error for `batch`. `byte` is a position in the batch, and `offset` is a log offset before the
-        shift.
+        """Return an error for `batch`.
+
+        `byte` is a position in the batch, and `offset` is a log offset before the shift.
         """
         base = int(headers.base_offset[batch]) if offset is None else offset
         position = int(headers.position[batch]) + byte + self.file_position

@@ -187,8 +187,9 @@ class TimeIndex:
 
     @classmethod
     def max_entries(cls, segment_index_bytes: int) -> int:
-        """Return the number of entries at which a segment must roll. One more entry is reserved for closing the
-        segment.
+        """Return the number of entries at which a segment must roll.
+
+        One more entry is reserved for closing the segment.
         """
         return segment_index_bytes // cls.ENTRY_BYTES - 1
 

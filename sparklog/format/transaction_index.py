@@ -60,8 +60,9 @@ class AbortedTransactions:
         return self.select((self.last_offsets >= start) & (self.first_offsets < end))
 
     def covers(self, producer_ids: Int64Array, offsets: Int64Array) -> BoolArray:
-        """Return bool[n], which is True for each batch that is aborted. Producer ids and offsets of the batches are
-        int64[n] each.
+        """Return bool[n], which is True for each batch that is aborted.
+
+        Producer ids and offsets of the batches are int64[n] each.
 
         The batches must be transactional data batches.
         """

@@ -87,8 +87,9 @@ class ValueFormat:
 
 
 def apply_step(step: Step, column: pa.Array | pa.ChunkedArray, row_name: RowName, expected: str) -> pa.Array:
-    """Apply a function to a column or to each of its chunks. If the function fails, raise `BadRequest` with the first
-    invalid row.
+    """Apply a function to a column or to each of its chunks.
+
+    If the function fails, raise `BadRequest` with the first invalid row.
     """
     if isinstance(column, pa.ChunkedArray):
         first, parts = 0, []
@@ -117,8 +118,9 @@ def _shifted(first: int, row_name: RowName) -> RowName:
 
 
 def _failure(step: Step, column: pa.Array) -> str | None:
-    """Return the reason why a step fails, or None if it succeeds. Arrow's messages are omitted, because they repeat the
-    value.
+    """Return the reason why a step fails, or None if it succeeds.
+
+    Arrow's messages are omitted, because they repeat the value.
     """
     try:
         step(column)
@@ -230,8 +232,9 @@ class JsonFormat(ValueFormat):
     json_text = True
 
     def decode(self, column: pa.Array, row_name: RowName = numbered_row, kind: pa.DataType | None = None) -> pa.Array:
-        """Return the values, all of the same type. Arrow infers the type from the entire column, and not from each
-        chunk.
+        """Return the values, all of the same type.
+
+        Arrow infers the type from the entire column, and not from each chunk.
         """
         if kind is None and isinstance(column, pa.ChunkedArray):
             return pa.chunked_array([self.decode(column.combine_chunks(), row_name)])
@@ -255,8 +258,9 @@ class JsonFormat(ValueFormat):
 
 
 def loads(text: str) -> Any:
-    """Parse JSON. Raises `ValueError` for invalid JSON, for NaN and infinities, and for values that are nested too
-    deeply.
+    """Parse JSON.
+
+    Raises `ValueError` for invalid JSON, for NaN and infinities, and for values that are nested too deeply.
     """
     try:
         return json.loads(text, parse_constant=_no_constant)

@@ -1,5 +1,6 @@
-"""Test removing records from batches. Results are compared with Kafka's bytes, with its cleaner's passes, and with a
-model.
+"""Test removing records from batches.
+
+Results are compared with Kafka's bytes, with its cleaner's passes, and with a model.
 """
 
 from __future__ import annotations

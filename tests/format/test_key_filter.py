@@ -138,8 +138,9 @@ def test_records_are_read_in_bounded_steps(monkeypatch: pytest.MonkeyPatch, boun
 
 
 def test_filter_contains_keys_of_all_batches_and_codecs() -> None:
-    """Adjacent batches of the same kind are decompressed together. These are three kinds of two batches, with different
-    keys.
+    """Adjacent batches of the same kind are decompressed together.
+
+    These are three kinds of two batches, with different keys.
     """
     codecs = ("none", "none", "zstd", "gzip", "none", "none")
     parts = [[b"%s-%d-%d" % (codec.encode(), part, i) for i in range(5)] for part, codec in enumerate(codecs)]

@@ -58,8 +58,9 @@ def keys(plain: Payloads, fields: RecordFields) -> list[bytes | None]:
 
 
 def assert_like_decode(data: bytes, headers: BatchHeaders) -> int:
-    """Compare all fields with the decoder, and check that each record's bytes begin with its length. Return the record
-    count.
+    """Compare all fields with the decoder, and check that each record's bytes begin with its length.
+
+    Return the record count.
     """
     plain, fields = fields_of(data, headers)
     columns = decode(data, with_create_time(headers), columns=ALL)

@@ -25,8 +25,9 @@ def waits() -> list[float]:
 
 @pytest.fixture
 def env(waits: list[float]) -> Env:
-    """An environment in which sleeping takes no time. Its clock is far ahead, so no directory seems to have changed
-    recently.
+    """An environment in which sleeping takes no time.
+
+    Its clock is far ahead, so no directory seems to have changed recently.
     """
     return Env(lambda: 2 * HOUR_MS, lambda: 0, waits.append, random.Random(1))
 

@@ -223,8 +223,9 @@ def test_incomplete_tail_is_imported_later(root: Root, tmp_path: Path) -> None:
 
 
 def test_new_records_are_dirty(root: Root, tmp_path: Path) -> None:
-    """Records that were compacted in Kafka since are not compacted in the root. A clean offset would retain old values
-    forever.
+    """Records that were compacted in Kafka since are not compacted in the root.
+
+    A clean offset would retain old values forever.
     """
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 3}))

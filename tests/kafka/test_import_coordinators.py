@@ -345,8 +345,9 @@ def test_decided_transaction_ends_as_decided(
 
 @pytest.mark.parametrize("step", thinned(4))
 def test_interrupted_import_that_ends_transactions_is_completed(root: Root, decided: Path, step: int) -> None:
-    """The import is killed at any request. A topic whose transactions it has already ended does not prevent its
-    completion.
+    """The import is killed at any request.
+
+    A topic whose transactions it has already ended does not prevent its completion.
     """
     write_partition(decided, "v-0", {0: batch(0, [b"x"], producer=9)})
     write_groups(decided, messages(0, {key(): value(1)}))

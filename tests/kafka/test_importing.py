@@ -105,8 +105,9 @@ def files_of(root: Root, topic: Topic, partition: int = 0) -> dict[str, bytes]:
 
 
 def nothing_left(root: Root) -> bool:
-    """Check that there is no topic and no data. The log of a topic that was created remains, as for every deleted
-    topic.
+    """Check that there is no topic and no data.
+
+    The log of a topic that was created remains, as for every deleted topic.
     """
     data = [info.key for info in root.store.list("") if not info.key.startswith("_") and "/_log/" not in info.key]
     return not data and not root.topics()
@@ -181,8 +182,9 @@ def of_old_format(log: Path) -> bool:
 
 
 def keeps(log: Path, after: Path | None, log_start: int) -> bool:
-    """Return True if the import creates a slice for this segment. No fixture has a segment that ends below the log
-    start.
+    """Return True if the import creates a slice for this segment.
+
+    No fixture has a segment that ends below the log start.
     """
     zeros_only = not log.read_bytes().strip(b"\0")
     return not zeros_only and (after is None or int(after.stem) > log_start)

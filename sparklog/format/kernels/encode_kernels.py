@@ -248,8 +248,9 @@ def encode_records(
     order: Any, lane_of: Any, rows: int, times: Any, columns: Any, target: int, out: Any, lanes: Any, batches: Any,
     state: Any,
 ) -> int:  # fmt: skip
-    """Write rows to the regions of their lanes, as batches of at most `target` bytes. A larger record gets its own
-    batch.
+    """Write rows to the regions of their lanes, as batches of at most `target` bytes.
+
+    A larger record gets its own batch.
 
     The base time of a batch is the time of its first record. Offset deltas start at 0 in each batch. `LANE_AT` of each
     lane must be preset to the start of its region, and `LANE_BATCH` to -1. `batches` receives a row for each batch, in

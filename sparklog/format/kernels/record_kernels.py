@@ -69,8 +69,9 @@ MISMATCH = 10
 
 @helper
 def read_varint(cursor: int, end: int) -> tuple[int, int]:
-    """Return a zig-zag int32 and the address after it. The address is `BAD` if the varint is truncated or has a sixth
-    byte.
+    """Return a zig-zag int32 and the address after it.
+
+    The address is `BAD` if the varint is truncated or has a sixth byte.
     """
     if cursor >= end:
         return 0, BAD
@@ -91,8 +92,9 @@ def read_varint(cursor: int, end: int) -> tuple[int, int]:
 
 @helper
 def read_varlong(cursor: int, end: int) -> tuple[int, int]:
-    """Return a zig-zag int64 and the address after it. The address is `BAD` if the varint is truncated or has an
-    eleventh byte.
+    """Return a zig-zag int64 and the address after it.
+
+    The address is `BAD` if the varint is truncated or has an eleventh byte.
     """
     if cursor >= end:
         return 0, BAD

@@ -52,8 +52,9 @@ _NO_TIMESTAMP = -1
 
 
 def _crc_table() -> Any:
-    """Return int64[8 * 256], which is used to compute a CRC-32 eight bytes at a time. Row k is for a byte followed by k
-    bytes.
+    """Return int64[8 * 256], which is used to compute a CRC-32 eight bytes at a time.
+
+    Row k is for a byte followed by k bytes.
     """
     state = np.arange(256, dtype=np.int64)
     for _ in range(8):

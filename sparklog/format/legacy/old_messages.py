@@ -200,8 +200,9 @@ class _Inner:
 
 
 def _open_wrapper(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
-    """Decompress a wrapper, and determine its offsets. Raises `Corrupt`, without a file and position, if the wrapper is
-    invalid.
+    """Decompress a wrapper, and determine its offsets.
+
+    Raises `Corrupt`, without a file and position, if the wrapper is invalid.
     """
     assert headers.magic is not None
     magic, codec = int(headers.magic[row]), int(headers.codec[row])
@@ -228,8 +229,9 @@ def _open_wrapper(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
 
 
 def _check_cut_message(rest: bytes) -> None:
-    """Raise `Corrupt` unless `rest` is an incomplete message. Kafka ignores incomplete messages, because old clients
-    truncated message sets.
+    """Raise `Corrupt` unless `rest` is an incomplete message.
+
+    Kafka ignores incomplete messages, because old clients truncated message sets.
     """
     size = int.from_bytes(rest[8:LOG_OVERHEAD], "big", signed=True)
     if len(rest) < LOG_OVERHEAD or (size >= MIN_LEGACY_SIZE_FIELD[0] and size > len(rest) - LOG_OVERHEAD):

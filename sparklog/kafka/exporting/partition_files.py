@@ -201,8 +201,9 @@ class PartitionFiles:
         self.linked += nbytes if linked else 0
 
     def _copy_log(self, row: PlannedSlice, is_complete: bool, key: str | None) -> tuple[IndexedBatches, int] | None:
-        """Read and check a sealed segment, or its exported part, and write it to `key`. If `key` is None, the file is a
-        hard link.
+        """Read and check a sealed segment, or its exported part, and write it to `key`.
+
+        If `key` is None, the file is a hard link.
 
         Returns the batches and the number of bytes, or None if no batch is exported. Raises `_EpochsToReset` if a
         hard-linked segment contains epochs that must change.

@@ -202,8 +202,9 @@ PROTOCOL_TYPE = "consumer"
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """The committed offsets of a group, sorted by topic and partition. `generation` is 0 if the group has had no
-    members.
+    """The committed offsets of a group, sorted by topic and partition.
+
+    `generation` is 0 if the group has had no members.
     """
 
     group: str

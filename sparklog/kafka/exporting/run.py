@@ -136,8 +136,9 @@ def export_topics(
     progress: Progress = silent,
     on_planned: Callable[[int], object] = lambda nbytes: None,
 ) -> list[ExportedTopic]:
-    """Export topics to the directory `path`, which must be empty or must not exist. Return the exported topics in
-    order.
+    """Export topics to the directory `path`, which must be empty or must not exist.
+
+    Return the exported topics in order.
 
     `on_planned` is called with the number of bytes to export, and then `progress` is called with records and bytes.
 
@@ -179,8 +180,9 @@ def export_topics(
 
 
 def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """Return the start and end offsets by partition. Times are converted to offsets; a time after the last record is
-    the end.
+    """Return the start and end offsets by partition.
+
+    Times are converted to offsets; a time after the last record is the end.
     """
     stable = stable_ends(snapshot)
     partitions = [p for p in options.partitions or range(len(stable)) if p < len(stable)]

@@ -146,8 +146,9 @@ class _LinkedFile:
 def copy_partition(
     source: PartitionSource, target: CopyTarget, before: ImportedPart = NOTHING_IMPORTED
 ) -> Iterator[ImportedPartition]:
-    """Copy the segments of a partition that are not imported yet, and yield chunks to commit. At least one chunk is
-    yielded.
+    """Copy the segments of a partition that are not imported yet, and yield chunks to commit.
+
+    At least one chunk is yielded.
 
     Raises `Corrupt` with file, position and offset for damage before the log end that is not skipped, `Unavailable` if
     a broker replaces files during the copy, and `Conflict` if the imported part ends inside a batch.

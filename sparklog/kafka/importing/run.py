@@ -275,8 +275,9 @@ def _import(root: Root, plan: _ImportPlan, options: ImportOptions, on_progress: 
 
 @dataclass(slots=True)
 class _TopicImport:
-    """The import of a topic. It creates the topic if it does not exist, and copies and commits its partitions in
-    chunks.
+    """The import of a topic.
+
+    It creates the topic if it does not exist, and copies and commits its partitions in chunks.
     """
 
     root: Root

@@ -72,8 +72,9 @@ class SkippedRange(NamedTuple):
 
 
 class LegacyMessages(Exception):  # noqa: N818
-    """Raised if an append file would contain messages of formats v0 or v1. The segment must be copied as a sealed
-    segment.
+    """Raised if an append file would contain messages of formats v0 or v1.
+
+    The segment must be copied as a sealed segment.
     """
 
 
@@ -205,8 +206,9 @@ class CopiedSegment:
             self.min_ts = min_ts if self.min_ts < 0 else min(self.min_ts, min_ts)
 
     def finish(self, writer: ObjectWriter, copy: SegmentCopy, modified_ms: int) -> None:
-        """Write the footer of an append file, and set `file`. `modified_ms` is the modification time of the source
-        file.
+        """Write the footer of an append file, and set `file`.
+
+        `modified_ms` is the modification time of the source file.
         """
         written = WrittenSlice(
             partition=copy.partition,
@@ -293,8 +295,9 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]
 def _with_markers(
     windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile
 ) -> Iterator[Window]:
-    """Yield the windows, and markers for the damage between the windows. `copied` contains the windows that were
-    yielded so far.
+    """Yield the windows, and markers for the damage between the windows.
+
+    `copied` contains the windows that were yielded so far.
     """
     handled_count = 0
     for window in chain(windows, [None]):
@@ -402,8 +405,9 @@ def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, inter
 
 
 def time_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
-    """Return the bytes of a `.timeindex` for these batches. Its last entry contains the maximum timestamp of the
-    segment.
+    """Return the bytes of a `.timeindex` for these batches.
+
+    Its last entry contains the maximum timestamp of the segment.
     """
     index = _try_parse(TimeIndex.parse, raw, base)
     running_max = np.maximum.accumulate(batches.max_timestamp)

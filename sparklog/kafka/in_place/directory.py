@@ -196,8 +196,9 @@ def parse_topic_partition(partition_dir: FilePath) -> TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class _DirectoryListing:
-    """A single listing of a partition directory. `has_swaps` is True if any file ends with `.swap`, even if only
-    indexes do.
+    """A single listing of a partition directory.
+
+    `has_swaps` is True if any file ends with `.swap`, even if only indexes do.
     """
 
     segments: tuple[SegmentName, ...]
@@ -290,8 +291,9 @@ def _has_segments(partition_dir: FilePath) -> bool:
 
 
 def offset_checkpoint(log_dir: FilePath, name: str) -> dict[TopicPartition, int]:
-    """Read an `*-offset-checkpoint` file, which Kafka replaces atomically. Return an empty dict if the file does not
-    exist.
+    """Read an `*-offset-checkpoint` file, which Kafka replaces atomically.
+
+    Return an empty dict if the file does not exist.
     """
     file = log_dir.child(name)
     data = file.data()

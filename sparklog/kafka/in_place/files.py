@@ -175,8 +175,9 @@ class StoreFiles:
         self._listing = None
 
     def names(self, directory: str) -> set[str]:
-        """Return the names of the files and subdirectories in a directory. The set is empty if the directory does not
-        exist.
+        """Return the names of the files and subdirectories in a directory.
+
+        The set is empty if the directory does not exist.
         """
         with self._lock:
             listing = self._listing
@@ -389,8 +390,9 @@ class LocalFile:
 
 @contextmanager
 def try_lock(path: LocalPath) -> Iterator[bool]:
-    """Lock a file, as a broker locks `.lock`. Yield False if another process has the lock. A missing file is not an
-    error.
+    """Lock a file, as a broker locks `.lock`.
+
+    Yield False if another process has the lock. A missing file is not an error.
     """
     import fcntl
 

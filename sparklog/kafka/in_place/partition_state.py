@@ -237,8 +237,9 @@ class _Listing:
     listed_ms: int
 
     def is_current(self, changed_ns: int | None) -> bool:
-        """Return True if the directory cannot have changed since the listing. `changed_ns` is its modification time
-        now.
+        """Return True if the directory cannot have changed since the listing.
+
+        `changed_ns` is its modification time now.
         """
         if changed_ns is None or changed_ns != self.changed_ns:
             return False

@@ -84,8 +84,9 @@ class KafkaReadPart:
             self.on_skipped(Skipped(*source, first, last, damage.reason))
 
     def windows(self, window_bytes: int) -> Iterator[Window]:
-        """Yield windows of valid batches that cover the range, segment by segment. Each window has about `window_bytes`
-        bytes.
+        """Yield windows of valid batches that cover the range, segment by segment.
+
+        Each window has about `window_bytes` bytes.
         """
         walk = _SegmentWalk(list_segments(self.partition_dir), self.range.start)
         for replans_left in reversed(range(MAX_REPLANS + 1)):

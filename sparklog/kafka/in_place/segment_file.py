@@ -38,8 +38,9 @@ class SegmentFile(BatchFile):
     """An open `.log` file. `size` is its size at the time of opening, and `path` is its name in messages."""
 
     def __init__(self, path: FilePath) -> None:
-        """Open the file at `path` or, on a disk, its `.deleted` file. Raises `FileNotFoundError` if neither file
-        exists.
+        """Open the file at `path` or, on a disk, its `.deleted` file.
+
+        Raises `FileNotFoundError` if neither file exists.
         """
         self._file = path.open()
         self.location: FilePath = self._file.path
@@ -64,8 +65,9 @@ class SegmentFile(BatchFile):
 
 
 def aborted_by_index(log: FilePath, base: int) -> AbortedTransactions:
-    """Return the entries of the `.txnindex` next to a `.log` file. The result is empty if the file is missing or
-    invalid.
+    """Return the entries of the `.txnindex` next to a `.log` file.
+
+    The result is empty if the file is missing or invalid.
     """
     try:
         return transaction_index.parse(companion(log, "txnindex").data() or b"", base)

@@ -39,8 +39,9 @@ MAX_MARKER_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LostMarker:
-    """A damaged marker of `producer`. `commit` is True for a COMMIT marker, False for an ABORT marker, and None if
-    unknown.
+    """A damaged marker of `producer`.
+
+    `commit` is True for a COMMIT marker, False for an ABORT marker, and None if unknown.
     """
 
     producer: int
@@ -234,8 +235,9 @@ def merge_aborted(state: TransactionState, indexed: Sequence[AbortedTransactions
 
 
 def _is_damaged(window: Window, row: int) -> bool:
-    """Return True if a complete batch has a wrong checksum. Its producer id may be wrong and would open a transaction
-    forever.
+    """Return True if a complete batch has a wrong checksum.
+
+    Its producer id may be wrong and would open a transaction forever.
     """
     header = window.headers[row : row + 1]
     # If the window does not contain all bytes of the batch, the checksum cannot be verified.

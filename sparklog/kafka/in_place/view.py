@@ -197,8 +197,9 @@ class KafkaView:
         return directory.derived_topic_id(partition_dir, topic) if topic_id in self._shared_ids else topic_id
 
     def refresh(self, topics: Sequence[str]) -> None:
-        """Take a new snapshot of topics. The first refresh reads the headers of all batches; later ones read only
-        appended batches.
+        """Take a new snapshot of topics.
+
+        The first refresh reads the headers of all batches; later ones read only appended batches.
         """
         self._refresh_listing()
         starts = self._checkpoint(LOG_STARTS_FILE)

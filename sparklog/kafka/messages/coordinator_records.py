@@ -72,8 +72,9 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class GroupValue:
-    """The state of a classic group, without its members. `state_timestamp` is the start of the state (ms), or None if
-    unknown.
+    """The state of a classic group, without its members.
+
+    `state_timestamp` is the start of the state (ms), or None if unknown.
 
     An empty group has neither `protocol` nor `leader`.
     """
@@ -149,8 +150,9 @@ def decode_group_value(value: bytes | None) -> GroupValue | None:
 
 
 def decode_other_value(key: OtherKey, value: bytes | None) -> Fields | None:
-    """Return the fields of a value of the types 3 to 23, or None for a tombstone. Raises `Corrupt` like
-    `decode_offset_value`.
+    """Return the fields of a value of the types 3 to 23, or None for a tombstone.
+
+    Raises `Corrupt` like `decode_offset_value`.
     """
     return decode_value(_value(key.type), value)
 

@@ -198,8 +198,9 @@ def _uuid_text(data: bytes) -> str:
 
 
 def _check_numbers(schema: Struct, version: int, values: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` for the first number that is out of range. The error of `struct` does not report which number
-    it is.
+    """Raise `BadRequest` for the first number that is out of range.
+
+    The error of `struct` does not report which number it is.
     """
     for item in schema.untagged(version) + schema.tagged(version):
         value = values.get(item.name, [] if item.array else item.initial())

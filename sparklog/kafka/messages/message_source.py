@@ -1,5 +1,6 @@
-"""Generate the source of functions that read and write a version of a Kafka message. `message_codec` compiles the
-source.
+"""Generate the source of functions that read and write a version of a Kafka message.
+
+`message_codec` compiles the source.
 
 Generated code needs only a fraction of the function calls that an interpreter of schemas needs. Consecutive numbers of
 fixed size, including a length after them, become a single `struct` call. Structs and arrays become inline code. Rare
@@ -43,8 +44,9 @@ def writer_source(message: Struct, version: int) -> str:
 
 
 class _FunctionSource:
-    """The lines of a function. `pending` contains the formats and expressions of numbers that will become one `struct`
-    call.
+    """The lines of a function.
+
+    `pending` contains the formats and expressions of numbers that will become one `struct` call.
     """
 
     def __init__(self, message: Struct, version: int, head: str, first: str) -> None:
@@ -84,8 +86,9 @@ class _FunctionSource:
 
 class _ReaderSource(_FunctionSource):
     def struct(self, schema: Struct) -> str:
-        """Add code that reads a struct. Return the expression of its dict. Each dict has new lists, so callers may keep
-        the lists.
+        """Add code that reads a struct.
+
+        Return the expression of its dict. Each dict has new lists, so callers may keep the lists.
         """
         self.structs += 1
         number, expressions = self.structs, {field.name: repr(field.initial()) for field in schema.fields}

@@ -79,8 +79,9 @@ def records_in(path: Path, partitions: int) -> Iterator[tuple[int, ExpectedRecor
 
 
 def offsets_in(path: Path, partitions: int = 50) -> dict[tuple[str, str, int], OffsetValue]:
-    """Return the committed offset by (group, topic, partition). The records of a group are in its partition, state
-    first.
+    """Return the committed offset by (group, topic, partition).
+
+    The records of a group are in its partition, state first.
     """
     found: dict[tuple[str, str, int], OffsetValue] = {}
     states: dict[str, GroupValue] = {}
@@ -133,8 +134,9 @@ def test_group_partition_matches_kafka(fixtures: Path) -> None:
 
 
 def test_records_match_kafkas_coordinator(fixtures: Path) -> None:
-    """Compare states and keys byte for byte. Kafka 4.1 writes offsets in version 4. The export writes all fields of
-    version 3, which older brokers can also read.
+    """Compare states and keys byte for byte.
+
+    Kafka 4.1 writes offsets in version 4. The export writes all fields of version 3, which older brokers can also read.
     """
     view, states, offsets = KafkaView(fixtures / "transactions" / "data"), 0, 0
     for partition in (0, 1):
