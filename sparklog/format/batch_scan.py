@@ -262,5 +262,5 @@ def crc_after(data: BytesLike, headers: BatchHeaders, crc: int) -> int:
 
 def crc_message(headers: BatchHeaders, batch: int) -> str:
     if headers.magic is not None and headers.is_legacy[batch]:
-        return "the CRC-32 of the message does not match its bytes"
-    return "the CRC-32C of the batch does not match its bytes"
+        return "the message's CRC-32 does not match its bytes"
+    return "the batch's CRC-32C does not match its bytes"

@@ -140,7 +140,7 @@ def test_damage_in_a_root_is_skipped(sparklog: Sparklog, root: Path, lines_file:
     file.chmod(0o644)
     file.write_bytes(file.read_bytes().replace(b"first", b"worst"))
     failed = sparklog("consume", "orders", code=1)
-    assert "the CRC-32C of the batch does not match its bytes; restore the file" in failed.err
+    assert "the batch's CRC-32C does not match its bytes; restore the file" in failed.err
     skipping = sparklog("consume", "orders", "--corrupt-records", "skip")
     assert skipping.lines == ["second"]
     assert skipping.err.startswith("sparklog: skipped corrupt offsets 0 to 0 of orders-0: the batch's CRC-32C does")

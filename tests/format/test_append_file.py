@@ -167,7 +167,7 @@ def test_excessive_counts_are_rejected_before_allocation() -> None:
 def test_newer_format_version_is_rejected() -> None:
     data = bytearray(footer_of((0, 10, None)))
     data[4:8] = (3).to_bytes(4, "big")
-    with pytest.raises(BadRequest, match="format 3"):
+    with pytest.raises(BadRequest, match="format version 3"):
         decode_footer(resealed(bytes(data)), file_size=10 + len(data))
 
 
@@ -238,7 +238,7 @@ def test_damaged_aborted_transactions_are_detected() -> None:
         damaged[i] ^= 0x10
         with pytest.raises(Corrupt):
             decode_footer(bytes(damaged), file_size=size)
-    for at, value, said in ((16, 4, "do not fill"), (-TAIL_BYTES - 28, 3, "of another")):
+    for at, value, said in ((16, 4, "do not fill"), (-TAIL_BYTES - 28, 3, "refers to another slice")):
         wrong = bytearray(data)
         wrong[at : at + 4] = value.to_bytes(4, "big")
         with pytest.raises(Corrupt, match=said):

@@ -187,7 +187,7 @@ def test_gzip_members_and_trailing_bytes() -> None:
     # Java ignores trailing bytes that cannot be another member.
     for rest in (b"", b"junk", bytes(40), b"\x1f\x8b", b"\x1f\x8b" + b"\x07" * 40, gzip.compress(b"three")[:9]):
         assert decompress("gzip", two + rest) == b"one two"
-    with pytest.raises(Corrupt, match="cut off"):
+    with pytest.raises(Corrupt, match="truncated"):
         decompress("gzip", two + gzip.compress(b"three")[:-2])
 
 
@@ -324,7 +324,7 @@ def test_gzip_with_and_without_isal(writer: str, reader: str, monkeypatch: pytes
         decompress("gzip", two, size - 1)
     for cut in (0, 1, 5, 17, len(two) // 2, len(two) - 5):
         if cut != len(written["text"]):
-            with pytest.raises(Corrupt, match="cut off"):
+            with pytest.raises(Corrupt, match="truncated"):
                 decompress("gzip", two[:cut])
     for place in (0, 2, 40, len(written["text"]) - 5, len(written["text"]) - 1):
         damaged = bytearray(written["text"])

@@ -311,7 +311,7 @@ def test_headers_of_other_data_are_rejected() -> None:
     data = encode_sample(300, batch_bytes=4096).data
     headers = scan_headers(data)
     for check_crc in (True, False):
-        with pytest.raises(Corrupt, match="outside the data"):
+        with pytest.raises(Corrupt, match="outside of the data"):
             decode(data[:-1], headers, columns=ALL, check_crc=check_crc)
     moved = replace(headers, position=headers.position - 100)
     with pytest.raises(Corrupt, match="impossible position"):

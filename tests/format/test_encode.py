@@ -256,7 +256,7 @@ def test_wrong_options(options: dict[str, Any]) -> None:
 def test_oversized_record_reports_its_size(codec: str) -> None:
     noise = np.random.default_rng(1).bytes(5000)
     options = EncodeOptions(codec, max_message_bytes=4000)
-    with pytest.raises(BadRequest, match=r"a batch with a single record has \d+ bytes, max.message.bytes is 4000"):
+    with pytest.raises(BadRequest, match=r"a batch with a single record has \d+ bytes, but max.message.bytes is 4000"):
         encode(None, pa.array([b"small", noise]), None, np.array([1, 1]), options=options)
 
 

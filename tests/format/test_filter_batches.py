@@ -448,5 +448,5 @@ def test_batch_of_2_gib_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batches_outside_of_data_are_rejected() -> None:
     for cut in (GOLDEN_BATCH, GOLDEN_BATCH * 2, b""):
         wrong = {**arguments(), "data": cut[:-1]}
-        with pytest.raises(BadRequest, match="a batch outside of the data"):
+        with pytest.raises(BadRequest, match="a batch is outside of the data"):
             filter_batches(**wrong)

@@ -274,9 +274,12 @@ BROKEN = {
     "offset too small": (wrapper(7, "gzip", message(9, b"a", b"b")), "has offset 7, which is below 9"),
     "offsets fall": (wrapper(7, "gzip", message(1, b"a", b"b") + message(0, b"a", b"b")), "do not increase"),
     "offsets repeat": (wrapper(7, "gzip", message(0, b"a", b"b") * 2), "do not increase"),
-    "beyond a v0 wrapper": (wrapper(7, "gzip", message(8, b"a", b"b", magic=0), magic=0), "exceed its own offset"),
-    "key too long": (message(7, b"k" * 9, b"v"), "does not fit into it"),
-    "value too long": (message(7, b"k", b"v" * 9), "does not fit into it"),
+    "beyond a v0 wrapper": (
+        wrapper(7, "gzip", message(8, b"a", b"b", magic=0), magic=0),
+        "exceed the offset of that message",
+    ),
+    "key too long": (message(7, b"k" * 9, b"v"), "exceeds the message"),
+    "value too long": (message(7, b"k", b"v" * 9), "exceeds the message"),
 }
 
 
@@ -298,8 +301,8 @@ def with_length(data: bytes, position: int, length: int) -> bytes:
     return at(body, 12, struct.pack(">I", zlib.crc32(body[16:])))
 
 
-BROKEN["key too long"] = (with_length(BROKEN["key too long"][0], 26, 30), "does not fit into it")
-BROKEN["value too long"] = (with_length(BROKEN["value too long"][0], 31, 10), "does not fit into it")
+BROKEN["key too long"] = (with_length(BROKEN["key too long"][0], 26, 30), "exceeds the message")
+BROKEN["value too long"] = (with_length(BROKEN["value too long"][0], 31, 10), "exceeds the message")
 
 
 @pytest.mark.parametrize("name", BROKEN)

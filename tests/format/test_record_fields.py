@@ -251,13 +251,13 @@ def test_arbitrary_bytes_as_records(codec: int) -> None:
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ("feffffff0f" + "00" * 50, "length does not fit"),
-        ("50000000feffffff0f" + "00" * 60, "do not end where"),
-        ("500000000101feffffff0f" + "00" * 60, "do not end where"),
-        ("0e00000200010100", "do not end where"),
+        ("feffffff0f" + "00" * 50, "the length of a record exceeds"),
+        ("50000000feffffff0f" + "00" * 60, "do not match its length"),
+        ("500000000101feffffff0f" + "00" * 60, "do not match its length"),
+        ("0e00000200010100", "do not match its length"),
         ("0c00000001010000", "continues after its last record"),
         ("0c000001010100", "offsets within the batch do not increase"),
-        ("0c000002010100", "beyond its last offset"),
+        ("0c000002010100", "exceed its last offset"),
     ],
 )
 def test_hostile_records(record: str, words: str) -> None:

@@ -125,7 +125,7 @@ def test_alternative_spellings_are_parsed() -> None:
     [
         ("decode", "long", [b"12345678", b"1234567"], "row 1: expected 8 bytes of a long, found 7 bytes: '1234567'"),
         ("decode", "integer", [b""], "row 0: expected 4 bytes of an integer, found 0 bytes"),
-        ("decode", "string", [b"a", None, b"\xff"], "row 2: expected text in UTF-8, found 1 byte: 0xff"),
+        ("decode", "string", [b"a", None, b"\xff"], "row 2: expected a string in UTF-8, found 1 byte: 0xff"),
         ("decode", "json", [b"1", b"{"], "row 1: expected JSON, found 1 byte: '{' (Expecting"),
         ("decode", "json", [b"NaN"], "row 0: expected JSON, found 3 bytes: 'NaN' (NaN is not valid JSON)"),
         ("show", "json", [b"[" * 100_000], f"expected JSON, found 100000 bytes: '{'[' * 40}'… (nested too deeply)"),
@@ -139,7 +139,7 @@ def test_alternative_spellings_are_parsed() -> None:
         ("parse", "long", ["7", "x" * 100], f"row 1: expected a long, found '{'x' * 79}…"),
         ("parse", "hex", ["0x1"], "row 0: expected hexadecimal digits, two per byte, found '0x1'"),
         ("parse", "base64", ["AP8=", "a"], "row 1: expected base64, found 'a'"),
-        ("parse", "double", [b"\xff"], "row 0: expected text in UTF-8, found 1 byte: 0xff"),
+        ("parse", "double", [b"\xff"], "row 0: expected a string in UTF-8, found 1 byte: 0xff"),
     ],
 )
 def test_error_of_invalid_row_is_one_line(way: str, name: str, rows: list[Any], says: str) -> None:
@@ -161,7 +161,7 @@ def test_error_reports_topic_partition_and_offset() -> None:
         formats.encode_records(table, key="short")
     with pytest.raises(BadRequest, match=r"^expected a column key, found value$"):
         formats.decode_records(table.select(["value"]), key="long")
-    with pytest.raises(BadRequest, match=r"^key_schema needs key='avro'$"):
+    with pytest.raises(BadRequest, match=r"^key_schema requires key='avro'$"):
         formats.decode_records(table, key_schema="x")
     batch = table.slice(0, 1).combine_chunks().to_batches()[0]
     assert formats.decode_records(batch, value="long").to_pylist()[0]["value"] == int.from_bytes(b"12345678", "big")
@@ -216,7 +216,7 @@ def test_arrow_types_of_avro_schemas() -> None:
             b"{}",
             "expected a schema registry header (0, schema id) and Avro, found 2 bytes: '{}' (no schema registry",
         ),
-        ("decode", {7: '"string"', 8: ORDER}, b"\0\0\0\0\x07\x02a", "expected a registry's header"),
+        ("decode", {7: '"string"', 8: ORDER}, b"\0\0\0\0\x07\x02a", "expected a schema registry header"),
         (
             "parse",
             ORDER,

@@ -306,7 +306,7 @@ def test_truncated_log_is_rejected(root: Root, tmp_path: Path, known: bool) -> N
     refused(root, tmp_path, Conflict, "t-0 ends at 3, but was imported up to 6: the log was truncated")
     other = batch(3, [b"d", b"e", b"F"])
     segment(folder, 3).write_bytes(other + batch(6, [b"g"]))
-    refused(root, tmp_path, Conflict, "last imported batch of t-0, up to offset 5, differs from the one")
+    refused(root, tmp_path, Conflict, "last imported batch of t-0, up to offset 5, differs from the batch")
 
 
 def test_last_batch_rewritten_by_another_leader_is_rejected(root: Root, tmp_path: Path) -> None:

@@ -517,7 +517,7 @@ def test_path_that_is_not_a_log_dir_is_rejected(fixtures: Path, root: Root, tmp_
     sparklog.open(tmp_path / "root", create=True)
     with pytest.raises(BadRequest, match="root is already a sparklog root"):
         import_log_dir(root, tmp_path / "root")
-    with pytest.raises(BadRequest, match=r"a single partition: import its log directory, .*segments/data$"):
+    with pytest.raises(BadRequest, match=r"a partition directory: import its log directory, .*segments/data$"):
         import_log_dir(root, fixtures / "segments/data/seg-one-0")
     assert nothing_left(root)
 
@@ -578,9 +578,9 @@ def test_damage_is_reported_and_nothing_is_imported(fixtures: Path, root: Root) 
             2,
             "to the end of a closed segment: the batch has",
         ),
-        ({0: FIRST + FIRST, 3: SECOND}, 0, len(FIRST), 3, "at offset 3 or above; found offset 0"),
-        ({0: FIRST, 4: SECOND}, 4, 0, 4, "at offset 4 or above; found offset 3"),
-        ({0: FIRST, 2: SECOND}, 0, 77, 2, "expected offsets below 2, where the next segment begins; found 2"),
+        ({0: FIRST + FIRST, 3: SECOND}, 0, len(FIRST), 3, "at offset 3 or above, found offset 0"),
+        ({0: FIRST, 4: SECOND}, 4, 0, 4, "at offset 4 or above, found offset 3"),
+        ({0: FIRST, 2: SECOND}, 0, 77, 2, "expected offsets below 2, where the next segment begins, found 2"),
     ],
 )
 def test_contradictory_log_is_corrupt(

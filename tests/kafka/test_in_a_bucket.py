@@ -180,7 +180,7 @@ def test_files_replaced_after_the_plan_are_found_again(tmp_path: Path) -> None:
         bucket.delete(f"kafka/t-0/{name:0>20}.log")
     with pytest.raises(NotFound, match="directory memory:replaced/kafka/t-0 no longer exists"):
         list(part.read(["offset"]))
-    with pytest.raises(NotFound, match="folder memory:replaced/kafka does not exist: check"):
+    with pytest.raises(NotFound, match="directory memory:replaced/kafka does not exist: check"):
         view.refresh(["t"])
 
 

@@ -208,7 +208,7 @@ def test_truncated_log_rejects_later_offsets(folder: Path) -> None:
     with pytest.raises(NotFound, match=r"offsets 3 to 5 of t-0 no longer exist: the log now ends below these offsets"):
         offsets_of(part)
     assert end_of(view) == 3
-    with pytest.raises(NotFound, match="out of range: the log has 0 to 2"):
+    with pytest.raises(NotFound, match="out of range: the log contains 0 to 2"):
         plan(view, 0, 6)
 
 

@@ -68,7 +68,7 @@ def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_missing_path_and_file_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="No path"):
+    with pytest.raises(BadRequest, match="Expected the path of a root"):
         resolve(None)
     (tmp_path / "f").write_text("x")
     for file in (str(tmp_path / "f"), os.devnull):
@@ -77,7 +77,7 @@ def test_missing_path_and_file_are_rejected(tmp_path: Path) -> None:
 
 
 def test_kafka_directory_is_rejected_with_advice_if_a_root_is_required(fixtures: Path) -> None:
-    with pytest.raises(BadRequest, match="give a sparklog root instead; `sparklog import` imports its topics"):
+    with pytest.raises(BadRequest, match="use a sparklog root; `sparklog import` imports its topics"):
         open_log(resolve(str(fixtures / "transactions" / "data")))
 
 
@@ -93,7 +93,9 @@ def test_nested_root_is_rejected(root: Path) -> None:
 def test_truncate_policy_is_rejected_for_a_root(tmp_path: Path) -> None:
     open_log(resolve(str(tmp_path / "log")), create=True)
     location = resolve(str(tmp_path / "log"))
-    with pytest.raises(BadRequest, match=r"corruptRecords=truncate is for Kafka directories and .*/log is a sparklog"):
+    with pytest.raises(
+        BadRequest, match=r"corruptRecords=truncate is only for Kafka directories, but .*/log is a sparklog"
+    ):
         open_view(location, tailing=False, corrupt_records="truncate")
     for policy in ("fail", "skip"):
         assert open_view(location, tailing=False, corrupt_records=policy).topics() == []

@@ -56,7 +56,7 @@ def test_stale_batch_is_corrupt_with_policy_fail(tmp_path: Path) -> None:
     file = segment(write_partition(tmp_path, "t-0", {0: LOG + STALE}), 0)
     assert KafkaView(tmp_path).bounds("t")[0].log_end == END
     for take in (in_place, imported):
-        with pytest.raises(Corrupt, match="expected a batch at offset 37 or above; found offset 10") as caught:
+        with pytest.raises(Corrupt, match="expected a batch at offset 37 or above, found offset 10") as caught:
             take(tmp_path, FAIL, [])
         assert (caught.value.file, caught.value.position, caught.value.offset) == (str(file), len(LOG), END)
     assert offsets(read(KafkaView(tmp_path), "t", end=20)) == list(range(20))

@@ -188,11 +188,9 @@ def decode_records(
 ) -> int:  # fmt: skip
     """Append the records with `first <= offset < limit` to the columns, and return an error code or `OK`.
 
-    * `columns`: the columns to decode; bit 0 for keys, bit 1 for values, bit 2 for headers
-    * `fixed_time`: the time of all records of a batch, or -2 if base time and deltas apply
-    * `list_offsets`, `list_valid`: buffers of the header lists
-    * `list_position`: receives the position of the headers of each row
-    * `emitted`: receives the number of rows of each batch
+    Bits 0, 1 and 2 of `columns` select keys, values and headers. `fixed_time` is the time of all records of a batch, or
+    -2 if base time and deltas apply. `list_offsets` and `list_valid` are the buffers of the header lists,
+    `list_position` receives the header position of each row, and `emitted` receives the number of rows of each batch.
     """
     data_at, offsets_at, times_at = address(data), address(offsets), address(times)
     data_end = data_at + len(data)
