@@ -83,12 +83,12 @@ def test_kinds_of_urls_and_their_requests(bucket: str, tmp_path: Path, monkeypat
         assert sum((store.counts for store in stores), stores[0].counts.__class__()) == requests, name
 
 
-def test_a_path_with_one_slash_names_the_right_one() -> None:
+def test_url_with_one_slash_suggests_the_right_url() -> None:
     with pytest.raises(BadRequest, match="is missing a slash: expected two after s3:"):
         resolve("s3:/bucket/kafka")
 
 
-def test_a_directory_by_its_url(bucket: str, fixtures: Path) -> None:
+def test_directory_can_be_opened_by_url(bucket: str, fixtures: Path) -> None:
     data = fixtures / "transactions/data"
     url = copied_to(join(bucket, "backup/kafka"), data)
     for place, topic in ((url, "txn-a"), (join(url, "txn-b-1"), "txn-b")):
@@ -124,7 +124,7 @@ COMMANDS = (
 )
 
 
-def test_commands_print_what_they_print_of_a_disk(bucket: str, fixtures: Path) -> None:
+def test_commands_print_the_same_as_for_a_disk(bucket: str, fixtures: Path) -> None:
     """In the commands a folder is what lies behind the directory's own name, and that empty."""
     data = fixtures / "transactions/data"
     copied_to(join(bucket, "kafka"), data)
