@@ -308,6 +308,6 @@ def test_bucket_mount_is_rejected_and_no_files_are_left(tmp_path: Path, monkeypa
         assert "if it is a mounted bucket, use the URL of the underlying bucket, such as s3://bucket/log" in text
         assert os.listdir(tmp_path) == []
     (tmp_path / "a").mkdir()
-    with pytest.raises(sparklog.BadRequest, match="no hard links"):
+    with pytest.raises(sparklog.BadRequest, match="hard links"):
         LocalStore(tmp_path / "a").self_check()
     assert os.listdir(tmp_path) == ["a"]

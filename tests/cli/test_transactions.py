@@ -69,7 +69,7 @@ def test_describe_shows_open_and_pending_partitions(sparklog: Sparklog, held: Tr
 
 def test_abort_unblocks_readers_and_fails_the_owners_commit(sparklog: Sparklog, held: Transaction) -> None:
     assert "Held back by open transactions: etl/orders" in sparklog("topics", "describe", "a").out
-    assert "found decisions up to -1" in sparklog("transactions", "abort", "etl/orders", "--n", 3, code=1).err
+    assert "the latest decision is -1" in sparklog("transactions", "abort", "etl/orders", "--n", 3, code=1).err
     assert sparklog("transactions", "abort", "etl/orders").out == (
         "Aborted transaction 0 of etl/orders, which held back a, b.\n"
     )

@@ -1,4 +1,4 @@
-"""HDFS as it is: Hadoop's namenode and datanodes. Slow; in memory the same is tried in `test_hdfs_store.py`."""
+"""A real HDFS: Hadoop's namenode and datanodes. Slow; `test_hdfs_store.py` runs similar tests in memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_root_works_in_hdfs(minicluster: MiniCluster, location: str) -> None:
     store = open_store(location)
     assert list(store.list("orders/sealed/"))
     assert verify_root(store).sound
-    # Appends that were sealed go in time, and what a writer left that died two days ago.
+    # Sealed append files are deleted eventually, and so are the files of a writer that died two days ago.
     store.writer("orders/append/x.slices").write(b"x")
     (temporary,) = store.temporary_files("")
     assert isinstance(store, HdfsStore)
@@ -91,7 +91,7 @@ def test_a_snapshot_can_be_read_as_a_root(minicluster: MiniCluster, location: st
     assert snapshot.scan().to_table().column("value").to_pylist() == [b"before"]
     with pytest.raises(SparklogError, match="read"):
         snapshot.append(pa.table({"key": [b"k"], "value": [b"x"]}))
-    with pytest.raises(Unavailable, match="it is a snapshot, which is read-only"):
+    with pytest.raises(Unavailable, match="snapshots are read-only"):
         open_store(f"{location}/.snapshot/monday").create("a", b"x")
 
 

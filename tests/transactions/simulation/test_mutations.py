@@ -1,4 +1,4 @@
-"""Does the simulation notice broken rules of transactions? Each is taken away in turn, and some seed must fail."""
+"""Break each rule of transactions. At least one seed of the simulation must fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.sweep
 
 
 def late_slices_join(patch: Patch) -> None:
-    """A COMMIT commits whatever is open under its number, also what it does not name."""
+    """A COMMIT commits all open slices with its number, including slices that it does not reference."""
     real = Decisions.resolved
 
     def everything(self: Decisions, topic: str, topic_id: str, n: int) -> Resolved:
@@ -42,22 +42,22 @@ def late_slices_join(patch: Patch) -> None:
 
 
 def last_decision_wins(patch: Patch) -> None:
-    """Who comes to decide does not look whether it is decided."""
+    """A decision does not check if the transaction is already decided."""
     patch.setattr(decision, "check_undecided", lambda state, n, run=None: None)
 
 
 def commits_are_forgotten_at_once(patch: Patch) -> None:
-    """A COMMIT goes before the topics that it names have recorded it."""
+    """A COMMIT is pruned before the topics that it references have recorded it."""
     patch.setattr(producer, "recorded_everywhere", lambda root, state: {item.n for item in state.commits})
 
 
 def forgotten_is_aborted(patch: Patch) -> None:
-    """What the newest decisions no longer know is aborted, also in a snapshot that is older than they are."""
+    """Transactions that are not in the latest decisions count as aborted, even in an older snapshot."""
     patch.setattr(DecisionLog, "outcome", lambda self, n: self.current())
 
 
 def nobody_waits_for_what_is_hidden(patch: Patch) -> None:
-    """Who reads several topics gives up where one is older than another one names."""
+    """A reader of several topics does not wait if a topic is older than another topic requires."""
 
     class Impatient(Backoff):
         def wait(self) -> bool:
@@ -68,12 +68,12 @@ def nobody_waits_for_what_is_hidden(patch: Patch) -> None:
 
 
 def streams_do_not_wait(patch: Patch) -> None:
-    """A stream takes the end of the log that it sees for the end there is."""
+    """A stream uses the visible end of the log as the actual end."""
     patch.setattr(stream_plan, "wait_until_reached", lambda *what: [])
 
 
 def streams_wait_for_the_log_end_alone(patch: Patch) -> None:
-    """A batch is planned again where a transaction that was decided when it was planned seems to be open."""
+    """A batch is planned again although a transaction that was decided in its plan seems to be open."""
     real = StreamPlanner._wait_for
     patch.setattr(
         StreamPlanner, "_wait_for", lambda self, named, topics, end_of=None: [] if end_of else real(self, named, topics)
@@ -81,17 +81,17 @@ def streams_wait_for_the_log_end_alone(patch: Patch) -> None:
 
 
 def what_is_hidden_is_lost(patch: Patch) -> None:
-    """Where a log still ends before what a checkpoint has read of it, the rest counts as lost."""
+    """If a log still ends before the offsets of a checkpoint, the missing records count as lost."""
     patch.setattr(StreamPlanner, "_wait_for_checkpoint", StreamPlanner._wait_for)
 
 
 def hidden_entries_are_gone(patch: Patch) -> None:
-    """What is unclear for longer than most caches last was aborted."""
+    """A transaction that is unclear for longer than most caches last counts as aborted."""
     patch.setattr(decision_log, "KEEP_MS", SETTLE_MS)
 
 
 def snapshots_do_not_agree(patch: Patch) -> None:
-    """Each topic is shown as it was found."""
+    """Each topic is returned as it was read."""
     real = root_view.consistent_snapshots
 
     def alone(logs: Any, raw: Any, take: Any) -> Any:
@@ -104,46 +104,46 @@ def snapshots_do_not_agree(patch: Patch) -> None:
 
 
 def every_partition_to_its_own_end(patch: Patch) -> None:
-    """Readers go up to the last stable offset of each partition."""
+    """Readers read each partition up to its last stable offset."""
     ends: Callable[[Any], Any] = lambda shown: {name: each.state.last_stable() for name, each in shown.items()}  # noqa: E731
     patch.setattr(root_view, "consistent_ends", ends)
 
 
 def nothing_times_out(patch: Patch) -> None:
-    """An open transaction waits for its owner for ever."""
+    """An open transaction never times out."""
     patch.setattr(decision_log.DecisionLogs, "overdue", lambda self, topic, prepares: False)
 
 
 def silence_is_abort(patch: Patch) -> None:
-    """What nobody has decided counts as aborted."""
+    """Undecided transactions count as aborted."""
     patch.setattr(Decisions, "is_decided", lambda self, n: True)
 
 
 def recorded_prepares_are_left_out(patch: Patch) -> None:
-    """A COMMIT names only what its own job has prepared."""
+    """A COMMIT references only the prepares of its own job."""
     real = decision.commit
     patch.setattr(producer, "commit", lambda base, n, own, **how: real(replace(base, prepared=()), n, own, **how))
 
 
 def replays_are_written(patch: Patch) -> None:
-    """The replay rule is not asked."""
+    """The replay check is skipped."""
     for module in (decision, publishing):
         patch.setattr(module, "decide", lambda *given: BatchDecision(write=True))
 
 
 def prepares_after_the_decision(patch: Patch) -> None:
-    """A COMMIT is tried again with other prepares than those it named first."""
+    """A COMMIT is retried with other prepares than in its first attempt."""
     patch.setattr(Decisions, "commit_of", lambda self, n: None)
 
 
 def groups_do_not_fence(patch: Patch) -> None:
-    """A member of an older generation sends its offsets all the same."""
+    """A member of an older generation can send offsets."""
     patch.setattr(group_steps, "check_member", lambda state, member, offsets=(): None)
     patch.setattr(Group, "_outcomes", without_generations(Group._outcomes))
 
 
 def without_generations(real: Callable[..., Any]) -> Callable[..., Any]:
-    """What is pending looks as if no member had sent it."""
+    """Pending offsets look as if no member had sent them."""
 
     def outcomes(self: Group, found: GroupState, **how: Any) -> Any:
         return real(
@@ -154,19 +154,19 @@ def without_generations(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def members_do_not_wait_for_what_is_pending(patch: Patch) -> None:
-    """A new member goes on from what is committed, though a transaction may commit more, and aborts none."""
+    """A new member starts at the committed offsets although a transaction may commit more, and aborts none."""
     patch.setattr(Group, "stable", lambda self, timeout_ms=0: self.state())
     patch.setattr(Group, "_outcomes", without_generations(Group._outcomes))
 
 
 def commits_do_not_wait_for_groups(patch: Patch) -> None:
-    """A COMMIT goes before the groups that it names have recorded it, and so does the entry that decided it."""
+    """A COMMIT, and the entry that decided it, are deleted before the groups that it references have recorded it."""
     patch.setattr(completion, "_group_recorded", lambda root, prepare, ask: True)
     patch.setattr(DecisionLog, "_search", lambda self, n: (None, self.current().number))
 
 
 def groups_keep_nothing_pending(patch: Patch) -> None:
-    """Offsets count as soon as they are prepared."""
+    """Offsets count as committed as soon as they are prepared."""
     real = group_steps.prepare
 
     def at_once(found: GroupState, member: Any, name: str, n: int, timeout_ms: int, offsets: Any) -> GroupState:
