@@ -1,7 +1,8 @@
-"""Assignments against those of Kafka's own assignor classes, which `RandomGroups.java` ran over random groups.
+"""Assignments, compared with the assignments of Kafka's own assignor classes for random groups (`RandomGroups.java`).
 
-`random_groups.jsonl.xz` holds what it printed with kafka-clients 4.1.0 for `SEEDS`; `python -m
-tests.groups.test_assignors` makes it again. One test compares it with a new run, another runs thousands of other seeds.
+`random_groups.jsonl.xz` contains its output with kafka-clients 4.1.0 for `SEEDS`. `python -m
+tests.groups.test_assignors` writes the file again. One test compares the file with a new run, another test runs
+thousands of other seeds.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from tests.kafka_tools import Missing, find_java, kafka_jars
 
 GENERATOR = Path(__file__).with_name("RandomGroups.java")
 VECTORS = Path(__file__).with_name("random_groups.jsonl.xz")
-# Those after the first range have groups where the order of Java's tables, partitions that move more than once or
-# partitions that must be given back decide.
+# In the groups after the first range, the result depends on the order of Java's hash tables, on partitions that move
+# more than once, or on partitions that must move back.
 SEEDS = ("0-159", "1032", "1049", "1073", "1102", "1453", "1467", "1564", "2441", "2480", "2991", "4315")
 SWEEP = "10000-14999"
 
@@ -51,7 +52,7 @@ def stored() -> str:
 
 
 def member(member_id: str, topics: str, owned: str = "", instance_id: str | None = None) -> MemberSubscription:
-    """Topics are single letters; `owned`: `a0 b12`."""
+    """Return a member. Topics are single letters; `owned` is a string such as `a0 b12`."""
     has = tuple((name[0], int(name[1:])) for name in owned.split())
     return MemberSubscription(member_id, instance_id, tuple(topics), has)
 
@@ -71,7 +72,7 @@ def members_of(group: Mapping[str, Any]) -> list[MemberSubscription]:
 def owners(
     shares: Mapping[str, Sequence[TopicPartition]], members: Sequence[MemberSubscription], partitions: Mapping[str, int]
 ) -> dict[str, list[int]]:
-    """By topic, the index of the member that has each partition, -1 for none."""
+    """Return the index of the member that owns each partition (-1: none), by topic."""
     assert list(shares) == [one.member_id for one in members]
     result = {topic: [-1] * count for topic, count in partitions.items()}
     for index, share in enumerate(shares.values()):
@@ -85,7 +86,7 @@ def owners(
 def first_generation(
     members: Sequence[MemberSubscription], partitions: Mapping[str, int]
 ) -> dict[str, tuple[TopicPartition, ...]]:
-    """What members have before others have revoked, as the group's entry has it: what Kafka's assignor gives first."""
+    """Return the partitions that members own before others have revoked theirs, like Kafka's first assignment."""
     joined = [
         GroupMember(one.member_id, None, "c", "h", 1, ("cooperative-sticky",), one.topics, owned=frozenset(one.owned))
         for one in members
@@ -95,7 +96,7 @@ def first_generation(
 
 
 def differing(lines: Iterable[str]) -> list[str]:
-    """Groups that Kafka divides otherwise. Those where it gives partitions to members without topics do not count."""
+    """Return the groups that Kafka assigns differently, unless it assigns partitions to members without topics."""
     wrong, count = [], 0
     for line in lines:
         group, count = json.loads(line), count + 1
@@ -129,7 +130,7 @@ def test_thousands_of_random_groups_are_assigned_as_in_kafka() -> None:
 
 @pytest.mark.parametrize("assignor", ASSIGNORS)
 def test_members_without_topics_get_no_partitions(assignor: str) -> None:
-    # "a" comes first in a table of Java's: Kafka's sticky assignors give it partitions.
+    # "a" is the first key in a Java hash table, so Kafka's sticky assignors assign partitions to it.
     members = [member("a", ""), member("b", "t"), member("c", "t")]
     shares = assign(assignor, members, {"t": 5})
     assert shares["a"] == ()
@@ -146,7 +147,7 @@ def test_only_existing_topics_with_partitions_are_assigned(assignor: str) -> Non
 
 @pytest.mark.parametrize("topics", [("t", "t"), ("t", "tu")])
 def test_removed_partitions_are_ignored(topics: tuple[str, str]) -> None:
-    """Kafka counts them, and gives others twice."""
+    """Kafka counts removed partitions, and assigns other partitions twice."""
     members = [member("m", topics[0], "t2 t1 g0"), member("n", topics[1])]
     assert assign("sticky", members, {"t": 2}) == {"m": (("t", 1),), "n": (("t", 0),)}
 
@@ -167,7 +168,7 @@ def test_members_move_partitions_in_two_generations() -> None:
 
 
 def test_moves_that_undo_each_other_terminate() -> None:
-    """Kafka 4.1.0's sticky assignors do not come to an end with this group."""
+    """Kafka 4.1.0's sticky assignors do not terminate for this group."""
     members = [
         member("c0-8cf4c1", "bc", "b0 b1 b2 b4 b5 c6"),
         member("c1-dfc63c", "f"),
@@ -190,7 +191,7 @@ def test_moves_that_undo_each_other_terminate() -> None:
 
 
 def test_strings_are_compared_as_in_java() -> None:
-    """By UTF-16 code units: a character beyond 16 bits comes before U+FFFF."""
+    """Strings are compared by UTF-16 code units, so a character with more than 16 bits is less than U+FFFF."""
     members = [member("\uffff", "t"), member("\U0001f600", "t")]
     assert assign("range", members, {"t": 1}) == {"\uffff": (), "\U0001f600": (("t", 0),)}
     assert assign("sticky", members, {"t": 1}) == {"\uffff": (), "\U0001f600": (("t", 0),)}

@@ -1,4 +1,4 @@
-"""Lists of groups and of transactional ids ask a distant store for all of them at once."""
+"""Groups and transactional ids on a remote store are read in parallel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_SECONDS = 120
 
 
 def distant(inner: Store, folder: str, verb: str = "get") -> HookedStore:
-    """A remote store in which reads of first entries below `folder` wait until three of them are in flight."""
+    """Return a remote store in which reads of first entries below `folder` wait until three of them are in flight."""
     meeting = threading.Barrier(3)
 
     def meet(made: str, key: str) -> None:

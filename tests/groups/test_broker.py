@@ -1,4 +1,4 @@
-"""Consumer groups beside a real broker's: the same steps in both, and what Kafka's tool and clients say to them."""
+"""Consumer groups, compared with the groups of a real broker, and with the output of Kafka's tool and clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP = "g"
 
 
 def described(broker: Broker) -> list[list[str]]:
-    """Topic, partition, current offset, log end and lag of each row."""
+    """Return topic, partition, current offset, log end and lag of each row."""
     lines = [line.split() for line in broker.groups("--describe", "--group", GROUP)]
     heading = next(i for i, line in enumerate(lines) if line[:1] == ["GROUP"])
     return sorted(line[1:6] for line in lines[heading + 1 :])
@@ -40,7 +40,7 @@ def ours(root: Root) -> list[list[str]]:
 
 
 def kafka(broker: Broker, **how: Any) -> tuple[Any, dict[int, int]]:
-    """A member of the group, and where it began each partition."""
+    """Yield a member of the group, and its start position in each partition."""
     from kafka import KafkaConsumer
 
     consumer = KafkaConsumer("t", bootstrap_servers=broker.address, group_id=GROUP, enable_auto_commit=False, **how)
@@ -86,7 +86,7 @@ def test_the_same_steps_have_the_same_results_in_kafka_and_sparklog(tmp_path: Pa
         for partition, offset in ((0, 3), (1, 2)):
             theirs.commit({TopicPartition("t", partition): OffsetAndMetadata(offset, "note", -1)})
             own.commit({"t": {partition: offset}})
-        # While there is a member, what is not committed has a row as well.
+        # If the group has a member, partitions without a committed offset also have a row.
         expected = [["t", "0", "3", "5", "2"], ["t", "1", "2", "2", "0"], ["t", "2", "-", "0", "-"]]
         assert described(broker) == expected
         assert ours(root) == expected
@@ -119,7 +119,7 @@ def test_the_same_steps_have_the_same_results_in_kafka_and_sparklog(tmp_path: Pa
 
 
 def _positions(broker: Broker, root: Root) -> None:
-    """Where a consumer begins: at what is committed, else by the reset policy."""
+    """Return the start positions of a consumer: the committed offsets, or the offsets of the reset policy."""
     produce(broker, root, 2, 4)
     for reset in ("earliest", "latest"):
         theirs, first = kafka(broker, auto_offset_reset=reset)

@@ -1,4 +1,4 @@
-"""What maintenance does for groups: offsets expire, outcomes are recorded, entries that nobody needs go."""
+"""Maintenance of groups: it expires offsets, records outcomes, and deletes entries that are no longer needed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_offsets_expire_a_week_after_the_group_became_empty() -> None:
     assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ("g",)
     assert (offsets(world), Groups(world.root()).names()) == ({}, [])
     assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
-    # It had only slept, for a week.
+    # The member had only been suspended for a week.
     with pytest.raises(Fenced, match="the group was deleted"):
         member.commit({"a": {0: 6}})
 
@@ -101,7 +101,7 @@ def test_offsets_of_deleted_topics_expire_immediately_and_of_unknown_topics_are_
 
 
 def test_offsets_of_a_topic_that_a_cache_hides_are_kept() -> None:
-    """Its caches end before the topic was created again, and it sees what the group has committed since."""
+    """The caches of the host lack the new topic, but it reads the offsets that the group has committed since."""
     world = TopicsWorld()
     member = group(world).join("one")
     member.commit({"a": {0: 5}, "b": {0: 6}})
@@ -130,7 +130,7 @@ def test_outcomes_are_recorded_in_idle_groups_and_the_decisions_pruned() -> None
     lost = world.producer("lost").begin()
     lost.send_offsets("g0", {"a": {0: 99}})
     lost._prepare()
-    # Preparing another one has recorded what became of the first.
+    # Preparing another transaction has recorded the outcome of the first one.
     assert [[item.txn for item in group(world, f"g{n}").log.refresh().pending] for n in range(3)] == [
         ["lost"],
         ["job"],
@@ -162,7 +162,7 @@ def test_a_commit_is_kept_until_its_groups_have_recorded_it() -> None:
 
 
 def entries(world: TopicsWorld, name: str = "g") -> list[int]:
-    """Numbers of the entries that are there."""
+    """Return the numbers of the existing entries."""
     return [int(info.key[-25:-5]) for info in world.store.list(f"{groups_prefix(name)}/_log/0")]
 
 
@@ -195,7 +195,7 @@ def test_an_entry_that_was_the_latest_within_the_day_is_kept() -> None:
     for offset in range(10):
         member.commit({"a": {0: offset}})
     assert group(world).log.checkpoints() == [3, 7, 11, 15, 19]
-    # Ten seconds ago entry 10 said how far the group was, though it is two days old itself.
+    # Ten seconds ago, entry 10 was the latest entry of the group, although it is two days old.
     world.now_ms += 10_000
     collect_groups(world.root(), retention_ms=WEEK_MS)
     assert entries(world)[0] == 10
@@ -205,7 +205,7 @@ def test_an_entry_that_was_the_latest_within_the_day_is_kept() -> None:
 
 
 def test_the_entry_that_determines_expiry_is_kept() -> None:
-    """Maintenance alone has written since: by the age of the offsets they would go too early."""
+    """Only maintenance has written entries since. Based on the age of the offsets, they would expire too early."""
     world = TopicsWorld(limits=Limits(checkpoint_entries=2))
     member = group(world).join("one", session_timeout_ms=1)
     names = [f"old{number}" for number in range(6)]

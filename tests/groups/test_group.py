@@ -1,4 +1,4 @@
-"""Groups of a root: members and fencing, what operators may do, topics that come and go, transactions' offsets."""
+"""Groups of a root: members and fencing, operations of administrators, deleted topics, and offsets of transactions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.topics_world import TopicsWorld
 
 
 def group(world: TopicsWorld, name: str = "g") -> Group:
-    """A group as one more process sees it."""
+    """Return the group as another process sees it."""
     return Groups(world.root()).group(name)
 
 
@@ -82,7 +82,7 @@ def test_a_newer_member_fences_the_older_member() -> None:
 
 
 def test_an_owner_continues_its_generation_only_if_no_other_owner_has_joined_since() -> None:
-    """A server that was fenced unnoticed must not assign partitions as before: committed offsets would go back."""
+    """A fenced server must not continue its assignment, because committed offsets would decrease."""
     world = TopicsWorld()
     first = group(world).own("server")
     second = group(world).own("server", previous=first.metadata)
@@ -128,7 +128,7 @@ def test_administrators_cannot_change_an_active_group() -> None:
     assert offsets(group(world)) == {("a", 0): 5, ("a", 1): 5}
     group(world).alter({"a": {0: 0}})
     assert offsets(group(world)) == {("a", 0): 0, ("a", 1): 5}
-    # The consumer had only slept.
+    # The consumer had only been suspended.
     with pytest.raises(Fenced, match="the group is at generation 2; stop"):
         member.commit({"a": {0: 6}})
     group(world).delete_offsets({"a": {1}}, dry_run=True)
@@ -218,7 +218,7 @@ def test_offsets_of_a_recreated_topic_are_ignored() -> None:
     assert offsets(group(world)) == {("b", 0): 6}
     world.root().create_topic("a")
     assert offsets(group(world)) == {("b", 0): 6}
-    # The member read the topic that is gone: its offsets mean nothing in the new one.
+    # The member read the deleted topic, so its offsets are invalid in the new topic.
     with pytest.raises(Conflict, match="topic a was deleted and created again, so its old offsets are invalid"):
         member.commit({"a": {0: 9}})
     assert offsets(group(world)) == {("b", 0): 6}
@@ -270,12 +270,12 @@ def test_requests_of_an_offset_commit() -> None:
     member.commit({"a": {0: 1}})
     store.reset()
     member.commit({"a": {0: 2}})
-    # Does the topic still exist, is it still the same root, is the entry before still there? And the entry.
+    # These requests check the topic, the root and the previous entry, and create the entry.
     store.expect(get_root=1, get_commit=2, create=1)
     assert store.by_kind["create", "commit"] == 1
     store.reset()
     assert member.group.committed()["a", 0].offset == 2
-    # A look for a newer entry, and at the topic.
+    # A poll for a newer entry, and a poll of the topic.
     store.expect(get=2, create=0, list=0, stat=0)
     root = world.root(store)
     Groups(root).group("g").committed()
@@ -304,7 +304,7 @@ def test_many_threads_join_and_commit(tmp_path: Path) -> None:
         list(pool.map(work, range(4)))
     state = Groups(str(tmp_path / "log")).group("g").state()
     assert state.generation == 32
-    # Generations end in their order: whoever was acknowledged last had the highest of those that wrote.
+    # Generations end in order: the writer that was acknowledged last had the highest generation of all writers.
     assert state.offsets[0].offset == (max(done)[1],)
     assert len({generation for generation, _ in done} | set(fenced)) == 32
     assert state.number + 1 == 32 + len(done)
@@ -364,7 +364,7 @@ def test_later_entries_record_outcomes_and_the_commit_is_pruned() -> None:
         transaction.send_offsets(member, {"a": {0: n}})
         transaction.commit()
         assert [item.n for item in member.group.log.current().pending] == [n]
-        # The entry that prepared this one recorded the one before.
+        # The entry that prepared this transaction recorded the outcome of the previous one.
         assert [item.n for item in producer.log.current().commits] == [n]
     member.heartbeat()
     assert member.group.log.current().pending == ()
@@ -389,7 +389,7 @@ def test_a_pruned_commit_is_not_an_abort() -> None:
     Groups(root).group("g").state()
     prune_recorded(root, producer.log)
     assert [item.n for item in producer.log.current().commits] == [1]
-    # The sleeper's state is older than the decisions that it reads.
+    # The state of the suspended process is older than the decisions that it reads.
     real = sleeper.log.refresh
     stale = [sleeper.log.current()]
     sleeper.log.refresh = lambda: stale.pop() if stale else real()  # type: ignore[method-assign]
@@ -397,7 +397,7 @@ def test_a_pruned_commit_is_not_an_abort() -> None:
 
 
 def test_offsets_with_an_unclear_outcome_are_pending_while_a_cache_may_hide_it() -> None:
-    """This machine does not see that the group has recorded the COMMIT, and no entry tells of it any more."""
+    """This host does not see that the group has recorded the COMMIT, and no other entry refers to the COMMIT."""
     world = TopicsWorld()
     member = group(world).join("one")
     sleeper = Groups(world.root(NameCachingStore(world.store, lambda: world.now_ms, name_ms=60_000))).group("g")

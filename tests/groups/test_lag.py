@@ -1,4 +1,4 @@
-"""Lag of groups: records by Kafka's rule, seconds by the first unread record."""
+"""Lag of groups: in records, according to Kafka's rule, and in seconds, based on the first unread record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.topics_world import TopicsWorld
 
 
 def timed(partition: int, *seconds: int) -> pa.Table:
-    """One record per second after the start."""
+    """Return one record per second after the start."""
     n = len(seconds)
     return pa.table(
         {
@@ -33,7 +33,7 @@ def timed(partition: int, *seconds: int) -> pa.Table:
 
 @pytest.fixture
 def world() -> TopicsWorld:
-    """Topic a: partition 0 with six records, 1 with two, 2 with none."""
+    """Return a world with topic a, whose partition 0 has six records, partition 1 two, and partition 2 none."""
     world = TopicsWorld(partitions=3)
     world.topic("a").append(timed(0, 1, 2, 3, 4))
     world.topic("a").append(timed(0, 9, 7))
@@ -59,7 +59,7 @@ def test_lag_in_records_and_seconds(world: TopicsWorld) -> None:
     assert rows(world, "nobody") == []
     assert lag(RootView(world.root()), ["g"]) == lag(world.root(), ["g"])
     member.leave()
-    # Like Kafka's tool: of a group without a member only what it has committed.
+    # As in Kafka's tool, a group without members has rows only for partitions with committed offsets.
     assert rows(world) == [(*row[:-1], None) for row in expected[:2]]
     assert [row[2] for row in rows(world, all_partitions=True)] == [0, 1, 2]
     assert [row[7] for row in rows(world, seconds=False)] == [None, None]
@@ -126,7 +126,7 @@ def test_lag_is_sorted_by_group_and_counts_decided_transactions(world: TopicsWor
     transaction.send_offsets("z", {"a": {0: 6}})
     transaction._prepare()
     found = lag(world.root(), all_partitions=True)
-    # What is open is in the log all the same: Kafka's tool counts to the log end.
+    # Open transactions are in the log, and Kafka's tool counts up to the log end.
     assert [(row.group, row.partition, row.log_end, row.lag) for row in found[3:5]] == [
         ("z", 0, 6, 5),
         ("z", 1, 3, None),

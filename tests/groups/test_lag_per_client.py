@@ -1,9 +1,10 @@
-"""What lag counts for each client: all offsets up to the end that its isolation level allows, visible records or not.
+"""The lag of each client counts all offsets up to the end of its isolation level, even offsets without visible records.
 
     offset   0  1 2 3 4  5  6  7       8  9        10  11
     record   a  (gap)    b  c  abort   d  commit   e   f
 
-Compaction left the gap, and the transaction of e is open. So the log end is 12 and the last stable offset is 10.
+Compaction left the gap, and the transaction of e is open. Therefore the log end offset is 12, and the last stable
+offset is 10.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.mark.parametrize("isolation", ENDS)
 def test_lag_of_a_consumer(root: Root, isolation: Any) -> None:
-    """`end_offsets` minus `position` is the lag; the group's lag is to the log end for both isolation levels."""
+    """The lag of the consumer is `end_offsets` minus `position`.
+
+    The lag of the group refers to the log end for both isolation levels.
+    """
     found = ""
     with consumer(root, "g", topics="t", auto_offset_reset="earliest", isolation_level=isolation) as reader:
         while len(found) < len(VISIBLE[isolation]):
@@ -71,7 +75,7 @@ def test_lag_of_a_consumer(root: Root, isolation: Any) -> None:
 
 
 def test_the_groups_command(root: Root) -> None:
-    """Of the 11 offsets after the first record four are a gap and two are markers."""
+    """The 11 offsets after the first record include four offsets in the gap and two markers."""
     Groups(root).group("g").alter({"t": {0: 1}})
     described = ("groups", "describe", "g", "--root", root.location)
     (row,) = json.loads(invoke([*described, "--json"]).stdout)
@@ -86,7 +90,7 @@ def stream(root: Root, isolation: str, start: int) -> StreamPlanner:
 
 @pytest.mark.parametrize("isolation", ENDS)
 def test_lag_of_a_stream(root: Root, isolation: str) -> None:
-    """`latestOffset` minus `endOffset`; a micro-batch passes over offsets without visible records."""
+    """The lag is `latestOffset` minus `endOffset`. A micro-batch skips offsets without visible records."""
     plan = stream(root, isolation, 1)
     start = plan.initial()
     end: Any = plan.latest(start, limited=True)
@@ -105,7 +109,7 @@ def test_a_stream_with_only_markers_is_not_behind(root: Root) -> None:
 
 
 def test_lag_of_a_kafka_client(root: Root) -> None:
-    """Kafka's clients subtract the position from the end that ListOffsets returns for their isolation level."""
+    """Kafka's clients subtract the position from the end offset that ListOffsets returns for their isolation level."""
     Groups(root).group("g").alter({"t": {0: 1}})
     with serving(root.location, ServeOptions(listen=Address("127.0.0.1", 0))) as address:
         wire = Wire(address)

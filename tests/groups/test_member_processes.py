@@ -1,4 +1,4 @@
-"""Real processes share a group on a real directory; some are killed, some leave, and each record is counted once."""
+"""Processes share a group in a directory. Some are killed, some leave, and each record is counted once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparklog.log.topic.root import Root, open_root
 from tests.groups.simulation.seeds import judge_offsets
 
 PARTITIONS = 12
-# A member commits what each poll returned, with the first offset of each partition as metadata: what it "processed".
+# A member commits the offsets of each poll, with the first offset of each partition as metadata ("processed").
 MEMBER = """
 import os, sys, time
 import numpy as np
@@ -90,7 +90,7 @@ class Members:
         return [item.offset for _, item in sorted(Groups(self.root).group("g").committed().items())]
 
     def finish(self, timeout_s: float) -> None:
-        """Append no more, wait until all is committed, and end the members."""
+        """Stop appending, wait until all offsets are committed, and end the members."""
         self._appending = False
         self._thread.join()
         log_end, deadline = self.topic.log.state().log_end.tolist(), time.monotonic() + timeout_s
@@ -110,7 +110,7 @@ class Members:
 
 
 def run(folder: Path, assignor: str, *, processes: int, changes: int, pause_s: tuple[float, float]) -> list[GroupState]:
-    """Start members, and kill one, let one leave or one more join again and again; judge the group's entries."""
+    """Start members, repeatedly kill a member, let one leave or one more join, and check the entries of the group."""
     members = Members(folder, assignor, seed=processes)
     try:
         for _ in range(processes):
@@ -143,6 +143,6 @@ def test_killed_members_count_each_record_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
 def test_eight_processes_and_sixty_kills(tmp_path: Path, assignor: str) -> None:
-    """About 20 minutes, half of them for each assignor."""
+    """Takes about 20 minutes, half of which are spent on each assignor."""
     entries = run(tmp_path, assignor, processes=8, changes=40, pause_s=(5.0, 20.0))
     assert max(len(entry.members) for entry in entries) >= 6

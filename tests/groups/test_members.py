@@ -1,4 +1,4 @@
-"""Steps of members that share a group's partitions: who owns what after each entry, and who may commit."""
+"""Steps of members that share a group: which member owns which partitions after each entry, and which may commit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_partition_moves_in_two_generations() -> None:
     two = shared("two", state=one)
     assert two.generation == 2
     assert len(targets(two)["two"]) == 2
-    # All stays with the first one, which is to revoke what is no more its target.
+    # The first member still owns all partitions, and must revoke those that are no longer assigned to it.
     assert owned(two) == {"one": [0, 1, 2, 3], "two": []}
     first = two.member("one")
     assert first is not None
@@ -61,7 +61,7 @@ def test_a_partition_moves_in_two_generations() -> None:
     done = after(steps.revoke(two, metadata(two, "one"), first.revoked))
     assert owned(done) == targets(done)
     assert (done.generation, len(owned(done)["two"])) == (3, 2)
-    # The one that only gained is as it was: what it has in hand may still be committed.
+    # The member that only gained partitions is unchanged, so it can still commit records that it has read.
     assert metadata(done, "two") == metadata(two, "two")
     assert metadata(done, "one").generation == 3
 
@@ -110,7 +110,7 @@ def test_an_expired_member_is_removed_unless_it_has_written_since() -> None:
     newer = after(steps.heartbeat(two, metadata(two, "one")))
     kept = after(steps.heartbeat(newer, metadata(newer, "two"), (), {"one": seen["one"]}))
     assert (kept.generation, [item.seen for item in kept.members]) == (2, [2, 3])
-    # Nobody takes itself out.
+    # A member does not remove itself.
     assert [
         item.id for item in after(steps.heartbeat(two, metadata(two, "two"), (), {"two": seen["two"]})).members
     ] == ["one", "two"]
@@ -126,7 +126,7 @@ def test_pending_offsets_are_superseded_with_their_member_unless_it_left() -> No
     assert taken_out.is_superseded(taken_out.pending[0])
     left = after(steps.leave(state, metadata(state, "one")))
     assert not left.is_superseded(left.pending[0])
-    # Also after it gave up the partition: the next owner waits until it is decided.
+    # The offsets stay pending after the member released the partition. The next owner waits for the decision.
     first = state.member("one")
     assert first is not None
     moved = after(steps.revoke(state, metadata(state, "one"), first.revoked))
@@ -193,7 +193,7 @@ def test_a_new_exclusive_owner_replaces_the_previous_owner_and_aborts_its_prepar
     first = after(steps.join(GroupState("g"), [OWNER], {}, {}))
     prepared = after(steps.prepare(first, metadata(first, "query"), "t", 0, 1, [at("a", {0: 5})]))
     assert not prepared.is_superseded(prepared.pending[0])
-    # Also one of the same name: a query that was started again.
+    # A restarted query with the same name also replaces it.
     second = after(steps.join(prepared, [OWNER], {}, {}))
     assert second.is_superseded(second.pending[0])
     with pytest.raises(Fenced, match="generation 1"):
@@ -210,7 +210,7 @@ def test_a_sharing_owner_is_replaced_by_its_clients() -> None:
     waiting = after(steps.join(alone, [member("m", "range")], FOUR, {}))
     assert owned(waiting) == {"m": [], SERVER.id: []}
     assert targets(waiting)["m"] == [0, 1, 2, 3]
-    # The owner goes on until it is ready, and begins another generation of its own if it has to.
+    # The owner continues until it is ready, and starts another generation if necessary.
     owner = metadata(alone, SERVER.id)
     state = after(steps.commit(waiting, owner, [at("a", {0: 5})]))
     again = after(steps.join(state, [SERVER], {}, {}))
@@ -275,7 +275,7 @@ def test_generations_of_members_start_over_after_the_highest() -> None:
 
 
 def test_an_entry_has_at_most_300_bytes_per_member_with_ten_partitions() -> None:
-    """The figure of docs/reference/cost.md."""
+    """docs/reference/cost.md contains this number."""
     items = [replace(member(f"consumer-{n:04}-{n:022}"), host="a-name-of-a-host") for n in range(100)]
     state = GroupState("g")
     for item in items:

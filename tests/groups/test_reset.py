@@ -1,4 +1,4 @@
-"""Plans of resets: every scenario, and that offsets stay inside the log."""
+"""Plans of offset resets: every scenario, and the limits of offsets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ ALL = {"a": None}
 
 @pytest.fixture
 def group() -> Group:
-    """Topic a: partition 0 is 2..6 with a record an hour, 1 is 0..1; the group is at 4 in partition 0."""
+    """Return a group with topic a, whose partition 0 has offsets 2 to 6 (one record per hour) and partition 1 offset 0.
+
+    The committed offset of partition 0 is 4.
+    """
     world = TopicsWorld(partitions=2)
     topic = world.topic("a")
     rows = [(0, START_MS + HOUR * at) for at in range(6)] + [(1, START_MS)]
@@ -93,7 +96,7 @@ def test_shifts_require_an_offset_and_are_limited_to_the_log(group: Group) -> No
 def test_reset_scenarios_select_partitions(group: Group) -> None:
     assert planned(group, Scenario(To.EARLIEST), {"a": {1}}) == [0]
     assert planned(group, Scenario(To.EARLIEST), {"b": None}) == [0, 0]
-    # Without names, as with Kafka's --all-topics: where it has committed, and nowhere else.
+    # Without topics, all partitions with committed offsets are reset, as with Kafka's --all-topics.
     assert plan_reset(group, Scenario(To.SHIFT, 1), None, now_ms=0) == [NewOffset("a", 0, 4, 5)]
     other = Groups(group.root).group("new")
     assert planned(other, Scenario(To.LATEST), {"a": None}) == [6, 1]

@@ -1,4 +1,4 @@
-"""Members that share a group's partitions, each in a process of its own, by requests to one store."""
+"""Members that share a group, each in its own process, with their requests to one store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def join(
 
 
 def settle(*members: Membership) -> None:
-    """Let members look and give up, until all is as the newest generation says."""
+    """Let members refresh and revoke until the assignment of the latest generation is complete."""
     for _ in range(4):
         for member in members:
             member.refresh()
@@ -49,7 +49,7 @@ def test_two_members_share_a_topic_and_a_leaving_member_releases_immediately() -
     assert partitions(one) == [0, 1, 2, 3]
     two = join(world, "two")
     assert partitions(two) == []
-    # What it is to give up it reads on, until two looks have shown the same.
+    # The member continues to read revoked partitions until two refreshes have the same result.
     assert one.refresh()
     assert (partitions(one), one.revoking()) == ([0, 1, 2, 3], frozenset())
     assert one.refresh()
@@ -87,7 +87,7 @@ def test_a_stopped_member_is_replaced_only_after_its_session_timeout() -> None:
     assert partitions(one) == [0, 1, 2, 3]
     with pytest.raises(Fenced):
         two.heartbeat_if_due()
-    # A new member asks the store at once: whoever is gone holds it up no longer than its session.
+    # A new member reads the store immediately, so a stopped member delays it at most by its session timeout.
     world.now_ms += SESSION_MS
     three = join(world, "three")
     assert partitions(three) == [0, 1, 2, 3]
@@ -118,14 +118,14 @@ def test_an_idle_member_writes_an_entry_per_third_of_its_session_and_polls_with_
         one.refresh()
     assert store.counts["create"] == 3
     assert store.counts["stat"] == 0
-    # An entry costs three more: is the root still the one that was opened, is the entry before still there, and, as the
-    # last look is older than a second, does no later entry show that the one before was not the newest.
+    # An entry takes three additional requests, which check that the root is the opened root, that the previous entry
+    # exists, and (because the last poll is older than a second) that there is no later entry.
     assert store.counts["get"] == 9 + 3 * 3
     assert store.counts["list"] == 0
 
 
 def test_requests_of_a_member_in_a_bucket() -> None:
-    """The counts of docs/reference/cost.md."""
+    """docs/reference/cost.md contains these numbers."""
     world = TopicsWorld(partitions=4, store=Bucket(lambda: START_MS))
     store = CountingStore(world.store)
     one = join(world, "one", root=world.root(store))
@@ -151,7 +151,7 @@ def test_one_heartbeat_covers_all_members_of_a_process() -> None:
         for member in members:
             member.heartbeat_if_due()
     assert store.counts["create"] == 3
-    # One that does nothing any more is not shown alive by the others.
+    # Heartbeats of other members do not cover a member that no longer does anything.
     for _ in range(15):
         world.now_ms += SESSION_MS // 9
         for member in members[:2]:

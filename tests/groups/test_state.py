@@ -1,4 +1,4 @@
-"""The state of a group: its bytes, and what each step makes of it."""
+"""The state of a group: its encoding, and the result of each step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def at(
 
 
 def after(state: GroupState | None) -> GroupState:
-    """As the log writes it: with the next number."""
+    """Return the state with the next number, as the log writes it."""
     assert state is not None
     written = replace(state, number=state.number + 1)
     assert GROUPS.decode(GROUP_JSON.encode(written), "k", written.number) == written
@@ -62,7 +62,7 @@ def test_an_entry_survives_encoding_and_decoding() -> None:
     found = GROUPS.decode(data, "k", state.number)
     assert (found.offsets, found.pending, found.write_features) == (state.offsets, state.pending, ("w",))
     assert found.pending[0].number == 2
-    # One item where all partitions have the same.
+    # The list has one item if all partitions have the same value.
     assert b'"partition":[0,5],"offset":[1,2],"timeMs":[5],"leaderEpoch":[-1],"metadata":["x"]' in data
     assert b'"timeMs":[8,7],"leaderEpoch":[-1,4],"metadata":["\\u00f6","m"]' in data
     with pytest.raises(Corrupt, match=r"expected entry 7, found entry 2.*\(file k\)"):
@@ -186,7 +186,7 @@ def test_pending_offsets_are_resolved_by_number() -> None:
     assert offsets_of(aborted) == {("a", 0): 5, ("a", 1): 5}
     assert [item.number for item in aborted.pending] == [3]
     assert offsets_of(resolved(state, {1: True, 2: True, 3: True})) == {("a", 0): 6, ("a", 1): 7}
-    # A later prepare that is committed first: the earlier one's outcome no longer matters for these partitions.
+    # A later prepare is committed first, so the outcome of the earlier one no longer matters for these partitions.
     later = resolved(state, {3: True})
     assert offsets_of(later) == {("a", 1): 7}
     assert offsets_of(resolved(later, {1: True, 2: False})) == {("a", 0): 5, ("a", 1): 7}

@@ -1,4 +1,4 @@
-"""Requests as a server of S3 counts them: those of `ObjectStore`, and of a topic in a bucket."""
+"""Requests of `ObjectStore`, and of a topic in a bucket, as counted by an S3 server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ object_store = pytest.importorskip("sparklog.storage.object_store", reason="obst
 
 
 class ServerLog(logging.Handler):
-    """What the server was asked: PUT (a part of an upload too), POST, GET, LIST, HEAD, DELETE."""
+    """The requests to the server: PUT (including parts of uploads), POST, GET, LIST, HEAD, DELETE."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,10 @@ class ServerLog(logging.Handler):
         return dict(found)
 
     def billed(self) -> costs.Requests:
-        """As providers do: deletes are free, also those in bulk, which are POSTs to `?delete`."""
+        """Return the billed requests.
+
+        As at cloud providers, deletes are free, including bulk deletes, which are POSTs to `?delete`.
+        """
         counts = self.counts()
         free = sum("?delete" in line for line in self.lines)
         puts = counts.get("PUT", 0) + counts.get("POST", 0) - free
@@ -86,7 +89,8 @@ def test_a_micro_batch_a_poll_and_a_bulk_delete(bucket: str, server: ServerLog) 
     assert len(reader.scan().to_table()) == 800
     server.lines.clear()
     topic.append(random_rows(400, first=800), options=small("zstd"))
-    # One data object, the commit; looks for newer commits, at the root's id (twice at most), at the commit before.
+    # One data object and the commit; reads of newer commits, of the root's id (at most twice), and of the previous
+    # commit.
     assert server.billed().puts == 2
     assert server.billed().gets <= 4
     assert server.billed().lists == 0
@@ -132,7 +136,7 @@ def test_an_opened_location_does_not_read_its_root_again(bucket: str, server: Se
     location = resolve(bucket)
     assert spark_workers.root_at(location).id == root.id
     assert server.counts() == {"GET": 1}
-    # A task elsewhere looks for itself: its path may lead to another store.
+    # A task on another host checks the root itself, because its path may lead to another store.
     assert spark_workers.root_at(pickle.loads(pickle.dumps(location))).id == root.id
     assert server.counts() == {"GET": 2}
 

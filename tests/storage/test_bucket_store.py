@@ -1,4 +1,4 @@
-"""The double of a bucket does what its table says, and nothing worse."""
+"""The simulated bucket has the behavior in its table, and no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparklog.testing.world import START_MS, World
 
 
 class CalmBucket(World):
-    """A bucket, and the memory behind it."""
+    """A bucket, and its memory store."""
 
     def __init__(self, **how: float) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class CalmBucket(World):
 
 
 class TestBucketOfOneClient(StoreTests):
-    """A bucket that is not late keeps all the promises of a store."""
+    """A bucket without delays has all guarantees of a store."""
 
     clock_step_ms = 1_000
 

@@ -1,4 +1,4 @@
-"""TLS and proxies before a bucket: what each of them refuses is named, and the settings of the environment count."""
+"""TLS and proxies in front of a bucket: their errors are reported, and settings in the environment are used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not inst
 
 @dataclass(frozen=True)
 class Authority:
-    """An authority that no machine trusts, which signs certificates: files in PEM format."""
+    """A certificate authority that no host trusts. It signs certificates, as files in PEM format."""
 
     folder: Path
 
@@ -132,7 +132,7 @@ def test_a_server_without_tls_is_reported(stub: StubBucket) -> None:
 
 
 def test_proxies_in_the_environment_are_used(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of this name does not exist: an answer comes from the proxy."""
+    """No server has this name, so the response comes from the proxy."""
     plain, tls = ("s3://bucket/log?endpoint=http://s3.invalid", "s3://bucket/log?endpoint=https://s3.invalid")
     proxy = stub.url.partition("endpoint=")[2]
     assert "cannot be reached" in answer(stub, plain)

@@ -1,4 +1,4 @@
-"""Settings and credentials as a server sees them."""
+"""Settings and credentials, as seen by a server."""
 
 from __future__ import annotations
 

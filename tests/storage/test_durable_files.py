@@ -1,4 +1,4 @@
-"""Handing a file to the disk while it is being written changes nothing but the time its fsync takes."""
+"""Early writeback of a file only changes the duration of its fsync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outlives a call in a process that forks: locks and caches."""
+"""Locks and caches that outlive a call, in processes that fork."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparklog.storage.fork_safety import VALUE_BYTES, ForkLock, RecentlyUsed
 from tests.support.forked import in_child
 
 ROOM = 3 * VALUE_BYTES + 10
-"""For three values of three bytes."""
+"""Room for three values of three bytes."""
 
 
 def test_a_child_does_not_wait_for_a_lock_that_a_thread_of_its_parent_holds() -> None:
@@ -58,7 +58,7 @@ def test_the_least_recently_used_value_is_evicted_first() -> None:
 
 
 class Working:
-    """Work of a thread that lasts until a fork has seen it going on, or for longer than the child may take."""
+    """Work of a thread that lasts until a fork has observed it, or for longer than the child may take."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, look: str) -> None:
         self.begun, self._seen = threading.Event(), threading.Event()
@@ -77,7 +77,7 @@ class Working:
         self._seen.wait(90)
 
     def fork_meanwhile(self, work: Callable[[], object], in_the_child: Callable[[], object]) -> int:
-        """Fork while a thread is at work; return how the child ended; `in_child` kills one that hangs."""
+        """Fork while a thread is working, and return how the child ended. `in_child` kills a child that hangs."""
         thread = threading.Thread(target=work)
         thread.start()
         assert self.begun.wait(300)
@@ -133,7 +133,7 @@ def test_a_fork_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch, caplog: p
     monkeypatch.setattr(fork_safety, "WAIT_S", 0)
     monkeypatch.setattr(fork_safety, "_imports_elsewhere", lambda: True)
     fork_safety._await_others()
-    if threading.active_count() == 1:  # alone, it does not even look
+    if threading.active_count() == 1:  # a single thread does not check for other threads
         assert not caplog.messages
     caplog.clear()
     ended = threading.Event()

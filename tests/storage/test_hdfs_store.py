@@ -1,4 +1,4 @@
-"""HDFS as a store: the behaviour suite on a namenode in memory, lost answers, and errors in words."""
+"""HDFS as a store: the store tests with a namenode in memory, lost responses, and error messages."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_rename_without_effect_leaves_no_object(hdfs: FakeHdfs, store: Store) 
 
 
 def test_a_name_that_another_writer_creates_concurrently_is_lost(hdfs: FakeHdfs, store: Store) -> None:
-    # Between the look at the name and the rename.
+    # Between the lookup of the name and the rename.
     hdfs.before["get_file_info"] = [FileNotFoundError("/data/log/a")] * 2
     assert store.create("a", b"theirs")
     assert store.create("a", b"ours") is False
@@ -179,7 +179,7 @@ def test_a_commit_does_not_wait_for_the_end_of_safe_mode(
 
 
 def test_a_failed_write_is_not_repeated(hdfs: FakeHdfs, store: Store, pauses: Pauses) -> None:
-    """A part of its bytes may have been taken."""
+    """A part of its bytes may have been written."""
     hdfs.before["write"] = [SAFE_MODE]
     writer = store.writer("t/x")
     with pytest.raises(Unavailable, match="in safe mode"):
@@ -347,7 +347,7 @@ def test_host_without_port_is_a_nameservice_or_a_namenode(
 
     def connect(host: str, settings: dict[str, str]) -> FakeHdfs:
         asked.append(host)
-        # A wrong host is given up soon; a nameservice may be changing its namenode.
+        # Requests to a wrong host fail soon. A nameservice may be switching its namenode.
         assert bool(settings) == (":" in host.removeprefix("hdfs://"))
         if host == "hdfs://nn":
             raise RuntimeError('InvalidArgument("No NameNode hosts found")')
@@ -400,7 +400,7 @@ def test_child_of_a_process_that_used_hdfs_does_not_hang(hdfs: FakeHdfs, store: 
 
 
 class Unreliable(FakeHdfs):
-    """Loses requests and answers, does a request twice as its client would, or late; others work in between."""
+    """Loses requests and responses, repeats a request like the client, or delays it. Other writers run in between."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -410,7 +410,7 @@ class Unreliable(FakeHdfs):
         self.late: list[Callable[[], object]] = []
 
     def _run(self, name: str, call: Any) -> Any:
-        if not self.faults or name == "write":  # which goes to datanodes
+        if not self.faults or name == "write":  # which is sent to datanodes
             return super()._run(name, call)
         if self.late and self.random.random() < 0.3:
             with suppress(*FAILURES):

@@ -1,4 +1,4 @@
-"""The local store: order of system calls, errors of the operating system, temporary files, names."""
+"""The local store: the order of system calls, errors of the operating system, temporary files, and names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparklog.storage.store import ObjectInfo
 
 
 class Trace:
-    """Records the system calls that decide durability, by name of what they touch."""
+    """Records the system calls that determine durability, with the names of their files."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self.calls: list[str] = []
@@ -76,7 +76,8 @@ def test_a_create_is_durable_before_it_is_acknowledged(tmp_path: Path, monkeypat
         "fsync root/t/_log/TMP",
         "link root/t/_log/TMP root/t/_log/a",
         "fsync root/t/_log",
-        # Once per process and folder: another process may have made a folder and died before its fsync.
+        # Once per process and directory, because another process may have created a directory and died before its
+        # fsync.
         "fsync root/t",
         "fsync root",
         "fsync .",
@@ -465,7 +466,7 @@ def test_errors_are_sparklog_errors(tmp_path: Path) -> None:
 
 
 def test_killing_a_writer_leaves_no_object(tmp_path: Path) -> None:
-    """A process killed at any step of a create leaves the object whole or not at all."""
+    """If a process is killed at any step of a create, the object is complete or missing."""
     program = """
 import os, sys
 from sparklog.storage import LocalStore

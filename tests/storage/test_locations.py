@@ -1,4 +1,4 @@
-"""Locations: URLs in their normal form, settings in them, and everything that is refused without being shown."""
+"""Locations: the normal form of URLs, settings in URLs, and rejected locations, which are not reported in full."""
 
 from __future__ import annotations
 

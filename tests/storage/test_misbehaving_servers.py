@@ -1,4 +1,6 @@
-"""What servers of objects do now and then, each against a server that does it: nothing is lost, doubled or awaited."""
+"""Occasional behavior of object servers, each simulated by a server. No object is lost or duplicated, and no request
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def test_a_rejected_create_is_repeated_if_the_object_does_not_exist(
 
 @pytest.mark.parametrize("first", [DROP, 500, 502, 503])
 def test_a_lost_response_of_a_successful_create(stub: StubBucket, store: Store, first: int) -> None:
-    # The second request gets 412, from our own object.
+    # The second request gets 412 because of our own object.
     stub.answer_next("PUT", Answer(first, lands=LANDED))
     assert store.create("a", b"mine") is True
     assert stub.count("PUT") == 2
@@ -98,7 +100,7 @@ def test_a_create_without_a_response_is_not_sent_again(
 
 
 def test_requests_to_a_stopped_server_fail_soon(stub: StubBucket, store: Store, pauses: Pauses) -> None:
-    # By a commit. Its caller goes on.
+    # By a commit, whose caller continues.
     stub.always["PUT"] = Answer(503, "SlowDown")
     with pytest.raises(Unavailable, match="the store is busy"):
         store.create("a", b"mine")
@@ -244,7 +246,7 @@ def test_a_data_object_is_looked_up_if_a_gateway_drops_the_responses(
 def test_our_own_data_object_that_is_reported_as_existing_is_stored(
     stub: StubBucket, store: Store, status: int
 ) -> None:
-    # A gateway repeats a request whose answer it lost.
+    # A gateway repeats a request after a lost response.
     stub.answer_next("PUT", Answer(status, lands=LANDED))
     write(store, b"mine")
     assert stub.objects == {f"log/{KEY}": b"mine"}
@@ -273,7 +275,7 @@ LARGE = (bytes(PART_BYTES), b"end")
 
 @pytest.mark.parametrize("first", [500, 503, DROP])
 def test_an_upload_with_a_lost_last_response_is_stored(stub: StubBucket, store: Store, first: int) -> None:
-    # The request is repeated, and its upload is no longer there.
+    # The request is repeated, and its upload no longer exists.
     stub.answer_next("COMPLETE", Answer(first, lands=LANDED))
     write(store, *LARGE)
     assert stub.count("COMPLETE") == 2
@@ -282,7 +284,7 @@ def test_an_upload_with_a_lost_last_response_is_stored(stub: StubBucket, store: 
 
 @pytest.mark.parametrize("answers", [[Answer(404, "NoSuchUpload")], [Answer(500), Answer(404, "NoSuchUpload")]])
 def test_a_missing_upload_is_not_a_missing_object(stub: StubBucket, store: Store, answers: list[Answer]) -> None:
-    # "Not found" would mean to an append that its topic was deleted.
+    # For an append, "not found" would mean that its topic was deleted.
     stub.answer_next("COMPLETE", *answers)
     with pytest.raises(Unavailable, match=r"cannot create t/append/.*: the store returned 404 \(NoSuchUpload\)"):
         write(store, *LARGE)
@@ -301,7 +303,7 @@ def test_a_busy_server_delays_an_upload(
 
 
 def test_the_timeout_depends_on_the_size(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PUT of 8 MiB takes longer than the answer to a small one may."""
+    """A PUT of 8 MiB may take longer than the response to a small one."""
     monkeypatch.setattr("sparklog.storage.object_store._DOCUMENT_TIMEOUT", timedelta(seconds=0.2))
     stub.silence_s = 0.5
     for size, puts in ((PART_BYTES, 1), (600_000, 1), (100, 2)):
@@ -361,7 +363,7 @@ def test_a_range_after_the_end_is_empty(stub: StubBucket, store: Store) -> None:
     assert store.get("a", 3, 100) == b"lo"
     assert store.get("a", 5, 10) == b""
     assert store.get("a", 9) == b""
-    # Never a range from the end: Azure has none.
+    # Never a range from the end, which Azure does not support.
     assert not any("bytes=-" in path for _, path in stub.requests)
 
 

@@ -1,4 +1,4 @@
-"""A bucket as a store: the behaviour suite on a server that speaks S3, and what is particular to buckets."""
+"""A bucket as a store: the store tests with an S3 server, and the behavior that is specific to buckets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestFolderInBucket(StoreTests):
     @pytest.fixture
     def store(self, bucket: str) -> Iterator[Store]:
         beside = open_store(bucket)
-        # What lies beside the folder must never show.
+        # Objects next to the directory must never be visible.
         beside.create("data/lo", b"")
         beside.create("data/log2/x", b"")
         bucket_url, _, query = bucket.partition("?")
@@ -104,7 +104,7 @@ def test_discarded_large_writer_leaves_nothing(bucket: str) -> None:
     writer.write(bytes(2 * PART_BYTES))
     writer.discard()
     assert store.stat("a") is None
-    # The parts already sent would be paid for until somebody removes them.
+    # Parts that have been uploaded would be billed until they are deleted.
     assert b"<Upload>" not in _uploads(bucket)
 
 
@@ -162,7 +162,7 @@ def test_no_key_sorts_before_the_start_of_its_listing() -> None:
         start = _start_after(f"t/x{last}")
         for follower in ("", *characters):
             assert f"t/x{last}{follower}" > start
-        # Few others come after it: none whose last character is less, but for that of `0`.
+        # Few other keys follow the start: none whose last character is smaller, except that of `0`.
         assert last == "0" or all(f"t/x{lower}{lower}" <= start for lower in characters if lower < last)
 
 
@@ -235,7 +235,7 @@ def test_requests_to_s3_express_go_to_the_zone() -> None:
 
 
 def test_retained_objects_need_a_checksum_and_get_it(bucket: str) -> None:
-    """A bucket with object lock, whose server refuses uploads without the header."""
+    """A bucket with object lock, whose server rejects uploads without the header."""
     boto3 = pytest.importorskip("boto3")
     name, _, endpoint = bucket.removeprefix("s3://").partition("?endpoint=")
     client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")

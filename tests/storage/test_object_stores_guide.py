@@ -1,4 +1,4 @@
-"""docs/guides/object-stores.md is right: its settings exist, and the rights it names suffice."""
+"""docs/guides/object-stores.md is correct: its settings exist, and its permissions are sufficient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = "(?!)"
 
 
 class Limited(ObjectStore):
-    """A bucket whose policy lets this process create and delete only what these patterns match."""
+    """A bucket whose policy allows this process to create and delete only objects that match these patterns."""
 
     def __init__(self, url: str, creates: str, deletes: str) -> None:
         super().__init__(url)
@@ -82,7 +82,7 @@ def write(store: ObjectStore) -> None:
 
 
 def policy(action: str) -> str:
-    """Return the pattern of keys to which the guide's policy for writers allows an action."""
+    """Return the pattern of keys for which the guide's policy for writers allows an action."""
     statements = json.loads(re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)[0])["Statement"]
     (resource,) = [each["Resource"] for each in statements if action in each["Action"]]
     return translate(resource.removeprefix("arn:aws:s3:::bucket/log/"))

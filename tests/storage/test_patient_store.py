@@ -1,4 +1,4 @@
-"""Reads of a mount that caches names wait for what it lists and denies."""
+"""Reads on a mount with a name cache wait for objects that are listed but hidden."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Power loss: only what was fsynced survives, of files and of directories alike.
+"""Power loss: only synced data of files and directories survives.
 
-`Disk` watches the local store's system calls and keeps what a disk that writes nothing by itself would hold: a file's
-bytes as of its last fsync, a directory's names as of its own. Whatever the store has acknowledged must be found there.
+`Disk` observes the system calls of the local store, and contains what a disk without writeback would contain: the bytes
+of a file as of its last fsync, and the names in a directory as of its last fsync. All objects that the store has
+acknowledged must be on this disk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sparklog.storage import LocalStore
 
 
 class Disk:
-    """What survives: directories and files by inode."""
+    """The surviving directories and files, by inode."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
         self.base = base
@@ -50,7 +51,7 @@ class Disk:
         monkeypatch.setattr(os, "fsync", synced)
 
     def after_power_loss(self, path: Path) -> bytes | None:
-        """The file's bytes, None if its name or the name of a directory above it is gone."""
+        """Return the bytes of the file; None if its name or the name of a directory above it is lost."""
         inode = os.stat(self.base).st_ino
         for name in path.relative_to(self.base).parts:
             found = self.names.get(inode, {}).get(name)
@@ -61,7 +62,7 @@ class Disk:
 
 
 def run(disk: Disk, base: Path, seed: int, steps: int) -> int:
-    """Two processes create, write and delete at random; every acknowledged object survives after each step."""
+    """Two processes create, write and delete at random. Each acknowledged object survives after each step."""
     source = random.Random(seed)
     root = base / "new" / "root"
     processes = [LocalStore(root), LocalStore(root)]
@@ -120,7 +121,7 @@ class TestPowerLoss:
     def test_an_existing_name_is_made_durable_before_it_is_reported(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It died between link and fsync: who is told "exists" goes on from that object."""
+        """The process died between link and fsync. Another process that gets "exists" continues from this object."""
         disk = Disk(monkeypatch, tmp_path)
         store = LocalStore(tmp_path / "root")
         with monkeypatch.context() as patch:

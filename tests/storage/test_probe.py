@@ -1,4 +1,4 @@
-"""The probe: stores that break a promise are refused, each for its reason."""
+"""The probe rejects stores that violate a guarantee, and reports the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clock() -> int:
 
 
 class Racy(MemoryStore):
-    """Looks first, writes then: what a gateway without conditional writes does."""
+    """Checks for the object, and then writes it, like a gateway without conditional writes."""
 
     def __init__(self) -> None:
         super().__init__(clock)
@@ -44,7 +44,7 @@ class Racy(MemoryStore):
 
 
 class Twice(MemoryStore):
-    """Ignores the condition altogether."""
+    """Ignores the condition."""
 
     def create(self, key: str, data: bytes) -> bool:
         self.delete(key)
@@ -53,7 +53,10 @@ class Twice(MemoryStore):
 
 
 class SometimesRacy(MemoryStore):
-    """Looks first, writes then: in most races nobody comes in between, with large bodies somebody does."""
+    """Checks for the object, and then writes it.
+
+    In most races, no other create comes in between; with large bodies, one does.
+    """
 
     def create(self, key: str, data: bytes) -> bool:
         created = super().create(key, data)
@@ -61,7 +64,10 @@ class SometimesRacy(MemoryStore):
 
 
 class LosesAnswers(MemoryStore):
-    """The winner's first answer is lost: the client asks again, and is told that the object exists."""
+    """The first response to the winner is lost.
+
+    The client sends the request again, and gets the response that the object exists.
+    """
 
     def create(self, key: str, data: bytes) -> bool:
         super().create(key, data)
@@ -69,7 +75,7 @@ class LosesAnswers(MemoryStore):
 
 
 class FailsSometimes(MemoryStore):
-    """Half of the requests of a race time out, some with effect."""
+    """Half of the requests of a race time out. Some of them take effect."""
 
     def __init__(self) -> None:
         super().__init__(clock)
@@ -94,7 +100,7 @@ class Forgets(MemoryStore):
 
 
 class WrongRanges(MemoryStore):
-    """Takes a range for one counted from the end."""
+    """Interprets a range as a range from the end."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         whole = super().get(key)
@@ -159,12 +165,12 @@ def test_the_number_of_races_comes_from_the_store(tmp_path: Path) -> None:
     local, far = CountingStore(LocalStore(tmp_path, durable=False)), CountingStore(MemoryStore(clock))
     for store, races in ((local, 1), (far, 12)):
         assert probe(store).rounds == races
-        # Eight threads and one that comes late; two names that differ in case.
+        # Eight threads and a late one, and two names that differ only in case.
         assert store.counts["create"] == races * 9 + 2
 
 
 class Denies(MemoryStore):
-    """Refuses one verb, as a bucket's policy does."""
+    """Rejects one verb, like the policy of a bucket."""
 
     def __init__(self, verb: str) -> None:
         super().__init__(clock)
@@ -229,9 +235,9 @@ def test_no_lock_of_a_thread_is_held_in_a_forked_child() -> None:
 
 
 def test_long_lived_locks_are_free_after_a_fork() -> None:
-    """A plain lock may be made where a call makes and drops it; an attribute or a global is kept.
+    """A plain lock is allowed in a call that creates and drops it, but not as an attribute or a global.
 
-    A producer needs conditions. It makes them again in the child, and refuses (`test_pressure.py`).
+    A producer needs conditions. It creates them again in the child, and rejects requests (`test_pressure.py`).
     """
     package = Path(probe_module.__file__).parents[1]
     plain = re.compile(r"threading\.(R?Lock|Condition|Semaphore)\(")

@@ -1,4 +1,4 @@
-"""Requests to stores as lines of a log: one each, and the store does what it did before."""
+"""Requests to stores are logged with one line each, and the behavior of the store does not change."""
 
 from __future__ import annotations
 

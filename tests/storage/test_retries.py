@@ -1,4 +1,4 @@
-"""Pauses and budgets of requests that are made again."""
+"""Pauses and budgets of retried requests."""
 
 from __future__ import annotations
 

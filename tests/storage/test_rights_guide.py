@@ -1,4 +1,4 @@
-"""docs/guides/rights.md is right: its policy and its groups of users let a team do what it says, and no more."""
+"""docs/guides/rights.md is correct: its policy and its user groups give a team exactly the documented permissions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "rights.md").read_text(
 ROWS = pa.table({"key": [b"k"], "value": [b"v" * 50_000]})
 BUCKET = "arn:aws:s3:::bucket"
 ORDERS, WRITERS = 54_321, 54_322
-"""Numbers of the guide's two groups."""
+"""The numbers of the two groups in the guide."""
 UNPRIVILEGED = "-dac_override,-dac_read_search,-fowner"
 
 
@@ -43,7 +43,7 @@ def values(item: str | list[str]) -> list[str]:
 
 
 def allows(action: str, resource: str, prefix: str | None = None) -> bool:
-    """Judge a request as S3 does, by the actions, resources and conditions that the guide's policy has."""
+    """Evaluate a request like S3, by the actions, resources and conditions of the guide's policy."""
     for statement in policy():
         prefixes = statement.get("Condition", {}).get("StringLikeIfExists", {}).get("s3:prefix", "*")
         if (
@@ -56,7 +56,7 @@ def allows(action: str, resource: str, prefix: str | None = None) -> bool:
 
 
 class Judged(ObjectStore):
-    """A bucket that refuses what the guide's policy does not allow: the root is its folder `log`."""
+    """A bucket that rejects requests that the guide's policy does not allow. The root is its directory `log`."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         self._judge("s3:GetObject", key)
@@ -181,7 +181,8 @@ def test_user_groups_have_the_permissions_in_the_guide(tmp_path: Path) -> None:
     script = commands.replace("/data/", f"{tmp_path}/")
     environment = with_sparklog(tmp_path)
     subprocess.run(["sh", "-e", "-c", script], env=environment, check=True)
-    subprocess.run(["chown", "-R", "54320", tmp_path / "log"], check=True)  # by another user than the processes below
+    # owned by another user than the processes below
+    subprocess.run(["chown", "-R", "54320", tmp_path / "log"], check=True)
 
     def ran(name: str, *groups: int) -> list[str]:
         limits = [f"--bounding-set={UNPRIVILEGED}", f"--inh-caps={UNPRIVILEGED}"]

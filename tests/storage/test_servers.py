@@ -1,6 +1,6 @@
-"""The behaviour suite and the probe against servers of their own, each started once: tests/README.md says how.
+"""The store tests and the probe with real servers, each of which is started once: see tests/README.md.
 
-Those that cannot hold a root must be refused, whatever the luck of one race.
+Servers that cannot contain a root must be rejected, regardless of the result of a single race.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRIES = 30
 
 @contextmanager
 def started(start: Start, folder: Path) -> Iterator[Running]:
-    """A running server, with the environment that its clients need. Skips where its program is missing."""
+    """Return a running server and the environment of its clients. Skips the test if its program is missing."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(start(folder))

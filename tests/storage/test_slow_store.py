@@ -1,4 +1,4 @@
-"""The store that is as slow as published: which request waits how long, with a clock of the test."""
+"""The store with published latencies: the delay of each request, with the clock of the test."""
 
 from __future__ import annotations
 

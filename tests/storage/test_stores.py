@@ -1,4 +1,4 @@
-"""The behaviour suite against every store, and what is particular to the memory store and the wrappers."""
+"""The store tests for every store, and behavior that is specific to the memory store and the wrappers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads by a thread: an object is there, whole, or `close` says that it is not, whatever ends the thread."""
+"""Uploads by a thread: the object is complete, or `close` reports an error, whatever ends the thread."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_a_complete_object_is_stored_regardless_of_the_last_response(kind: type[
 
 
 class Shortening(FailingThreads):
-    """Loses the last part, and says that all is well."""
+    """Loses the last part, and reports success."""
 
     def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
         super().put_parts(key, iter([*parts][:-1]))
 
 
 class Losing(FailingThreads):
-    """Stores nothing, and says that all is well."""
+    """Stores nothing, and reports success."""
 
     def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
         for _ in parts:
@@ -103,7 +103,7 @@ def test_discarded_writers_leave_no_objects() -> None:
 
 
 class KeepsExpectedErrorsOnly(Upload):
-    """As it was: the thread keeps errors of the client, and an upload without one is done."""
+    """The earlier behavior: the thread stores errors of the client, and an upload without an error is complete."""
 
     def _finish(self, sender: _Sender) -> None:
         sender.end(None)
@@ -112,7 +112,7 @@ class KeepsExpectedErrorsOnly(Upload):
 
 
 class KeepsExceptionsOnly(KeepsExpectedErrorsOnly):
-    """Takes a panic, or an exit, for an end."""
+    """Treats a panic or an exit as a normal end."""
 
     def _finish(self, sender: _Sender) -> None:
         sender.end(None)
@@ -121,7 +121,7 @@ class KeepsExceptionsOnly(KeepsExpectedErrorsOnly):
 
 
 class Story:
-    """One seed: appends and compactions over threads that fail, then a look at everything without faults."""
+    """One seed: appends and compactions with threads that fail, and then a check of all records without faults."""
 
     def __init__(self, seed: int, kind: type[Upload]) -> None:
         self.rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What maintenance does for transactions, and that merging, sealing and compaction leave them what they are."""
+"""Maintenance of transactions, and transactions in merged, sealed and compacted topics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_maintenance_records_outcomes_in_an_idle_topic() -> None:
 
 
 def test_an_outcome_does_not_apply_to_a_recreated_topic() -> None:
-    """Maintenance reads the head, stands still while the topic is replaced, and then records what it knows."""
+    """Maintenance reads the topic state, stalls while the topic is recreated, and then records the outcome."""
     world = TopicsWorld()
     owner = world.producer(timeout_ms=3_600_000).begin()
 
@@ -162,7 +162,7 @@ def test_ids_of_single_writes_are_deleted_when_they_are_no_longer_needed() -> No
 
 
 def test_a_journal_is_kept_if_its_latest_entry_is_not_listed_yet() -> None:
-    """An id of a single write that an operator ended just now, a week after it was begun."""
+    """The id of a single write whose transaction an administrator ended just now, a week after it began."""
     world = TopicsWorld()
     root = world.root()
     log = root.engine.decisions.log("one-write:x")
@@ -259,7 +259,7 @@ def test_records_that_another_topic_hides_are_not_merged(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("roll", [False, True])
 def test_records_that_another_topic_hides_without_an_outcome_are_not_rewritten(roll: bool) -> None:
-    """Topic b has not recorded that "ab" is committed, which lies behind "bc" there; an open one hides that in c."""
+    """Topic b has not recorded that "ab" is committed. There, "ab" is above "bc", which is hidden in topic c."""
     world = TopicsWorld()
     owner = world.producer("blocker", timeout_ms=3_600_000).begin()
 

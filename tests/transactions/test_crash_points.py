@@ -1,4 +1,4 @@
-"""A process dies at each request of a transaction, one by one; whoever comes next ends it."""
+"""A process dies at each request of a transaction. The next process ends the transaction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sweep
 
 
 def consume(world: TopicsWorld, store: FaultyStore) -> None:
-    """Two records of topic c, each answered in a and b by a transaction that sends the group's offset."""
+    """Two records of topic c. For each, a transaction appends to a and b and sends the offset of the group."""
     root = world.root(store)
     how = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "max_poll_records": 1}
     consumer = sparklog.consumer(root, "g", topics="c", **how)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def consume(world: TopicsWorld, store: FaultyStore) -> None:
 
 
 def work(world: TopicsWorld, store: FaultyStore) -> None:
-    """Two transactions over two topics; the second records what the first decided."""
+    """Two transactions across two topics. The second one records the decision of the first one."""
     producer = transactional(world.root(store), "job", timeout_ms=1000)
     for number in range(2):
         transaction = producer.begin()
@@ -45,14 +45,14 @@ def work(world: TopicsWorld, store: FaultyStore) -> None:
 
 
 def source() -> TopicsWorld:
-    """Two records in topic c."""
+    """Append two records to topic c."""
     world = TopicsWorld()
     world.topic("c").append(rows("0", "1"))
     return world
 
 
 def calls(work: Callable[[TopicsWorld, FaultyStore], None]) -> list[str]:
-    """Labels of the requests, in order."""
+    """Return the labels of the requests, in order."""
     world = source()
     store = FaultyStore(world.store, lambda call: None)
     labels: list[str] = []
@@ -75,7 +75,7 @@ def test_the_crash_points_cover_all_steps() -> None:
     assert POINTS.count("create:commit of a decision") == 3
     assert LOOP_POINTS.count("create:commit") == 4
     assert LOOP_POINTS.count("create:commit of a decision") == 3
-    # It joins, prepares twice, and leaves.
+    # The member joins, prepares twice, and leaves.
     assert LOOP_POINTS.count("create:commit of a group") == 4
 
 
@@ -84,7 +84,7 @@ def test_the_crash_points_cover_all_steps() -> None:
 def test_readers_see_all_or_none_of_each_transaction(point: int, kind: FaultKind, completion: str) -> None:
     world = TopicsWorld()
     store = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)
-    # What follows a request that finds nothing is as good as its crash.
+    # A crash after a request that finds nothing is equivalent to a crash at this request.
     with suppress(Crash):
         work(world, store)
     assert world.values("a") == world.values("b")
@@ -124,13 +124,13 @@ def test_consumed_offsets_and_produced_records_are_committed_together(point: int
 
     done()
     if point % 2:
-        # Its own successor, at once; else whoever comes when the transaction is past its timeout.
+        # The next instance ends the transaction immediately, and other processes end it after its timeout.
         transactional(world.root(), "job").begin().abort()
     else:
         world.now_ms += 5000
         Groups(world.root()).group("g").resolve_pending()
     done()
-    # The one that died has its partitions until its session is over.
+    # The dead member owns its partitions until its session times out.
     world.now_ms += SESSION_TIMEOUT_MS
     consume(world, FaultyStore(world.store, lambda call: None))
     assert done() == ["0", "1"]

@@ -1,4 +1,6 @@
-"""Transactional ids expire; a process that slept or died at any request loses nothing and leaves nothing in the way."""
+"""Transactional ids expire. A process that is suspended or dies at any request loses no data and blocks no other
+process.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def cleaned(root: Root) -> CollectedDecisions:
 
 
 def expire(world: TopicsWorld, *days: int) -> list[CollectedDecisions]:
-    """Passes of maintenance, so many days after one another; by default until an idle id is gone."""
+    """Run maintenance on consecutive days; by default until an idle id is deleted."""
     done = []
     for number in days or (2, 1, 8):
         world.now_ms += number * DAY_MS
@@ -193,11 +195,11 @@ def test_a_daily_used_id_needs_no_additional_requests() -> None:
     assert looks == ["list", "get", "list"], "after days it is looked up"
 
 
-# -- sleepers
+# -- suspended processes
 
 
 class Sleeper(WrapperStore):
-    """The connection of a process that sleeps at one request, before or after it is made, and then dies or goes on."""
+    """The connection of a process that is suspended before or after one request, and then dies or continues."""
 
     def __init__(self, inner: Store, sleeps: Callable[[], None] | None, number: int, after: bool, dies: bool) -> None:
         super().__init__(inner)
@@ -221,7 +223,7 @@ class Sleeper(WrapperStore):
 
 @dataclass(frozen=True)
 class Night:
-    """What a process does as it falls asleep, and what happens meanwhile."""
+    """The actions of a process when it is suspended, and the actions of others in the meantime."""
 
     name: str
     prepared: Callable[[TopicsWorld], None]
@@ -255,7 +257,7 @@ def weeks(world: TopicsWorld) -> None:
 
 
 def used_again(world: TopicsWorld) -> None:
-    """The id expires, is used for longer than before, and expires once more."""
+    """The id expires, is used for longer than before, and expires again."""
     expire(world)
     write(world.root(), "again", "and again", "and again")
     expire(world)
@@ -267,7 +269,7 @@ def in_use(world: TopicsWorld) -> None:
 
 
 def minutes(world: TopicsWorld) -> None:
-    """What others do within minutes."""
+    """The actions of others within minutes."""
     world.now_ms += 600_000
     cleaned(world.root())
     cleaned(world.root())
@@ -297,7 +299,7 @@ def newest(world: TopicsWorld) -> int:
 
 
 def sleepless(night: Night) -> tuple[dict[str, tuple[bytes, int]], int, int]:
-    """Return the store before the night, its time, and how many requests are made."""
+    """Return the store before the suspension, its time, and the number of requests."""
     world = used()
     night.prepared(world)
     before, now_ms = world.store.snapshot(), world.now_ms
@@ -338,7 +340,7 @@ def sleeps(night: Night, before: Any, now_ms: int, number: int, after: bool, die
 
 
 def nights(night: Night, step: int = 1, first: int = 0) -> int:
-    """Let the process sleep at each request, before and after it, and go on or die; `step`: at fewer of these."""
+    """Suspend the process at each request, before and after it. Let it continue or die. `step`: skip requests."""
     before, now_ms, requests = sleepless(night)
     cases = [(number, after, dies) for number in range(requests) for after in (False, True) for dies in (False, True)]
     for place in range(first, len(cases), step):
@@ -362,17 +364,17 @@ def test_a_process_that_sleeps_at_any_request(night: Night) -> None:
 
 
 def numbers_begin_again(patch: pytest.MonkeyPatch) -> None:
-    """Who finds no journal begins one, and does not look into the register."""
+    """A process that finds no journal starts a new one, without reading the archive."""
     patch.setattr(DecisionLog, "_archived_entry", lambda self: None)
 
 
 def what_is_in_the_folder_counts(patch: pytest.MonkeyPatch) -> None:
-    """Where there are entries the register is not asked, however old they are."""
+    """If there are entries, the archive is not read, however old the entries are."""
     patch.setattr(decision_log, "MIN_EXPIRED_AGE_MS", 10**15)
 
 
 def registers_go_back(patch: pytest.MonkeyPatch) -> None:
-    """Of two cleaners the one that comes last is right about the newest entry of an id."""
+    """The later one of two cleaners determines the latest entry of an id."""
 
     def last(base: Decisions, entries: dict[str, Decisions]) -> Decisions | None:
         return add_expired(base, {name: DECISION_JSON.encode(entry).decode() for name, entry in entries.items()})
@@ -381,7 +383,7 @@ def registers_go_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_register_confirms_nothing(patch: pytest.MonkeyPatch) -> None:
-    """The entry before must be in the folder."""
+    """The previous entry must be in the directory."""
     patch.setattr(DecisionLog, "_archived", lambda self: None)
 
 
@@ -398,7 +400,7 @@ def the_register_confirms_nothing(patch: pytest.MonkeyPatch) -> None:
 def test_a_violated_rule_is_detected(
     mutate: Callable[[pytest.MonkeyPatch], None], night: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`first`: the case from which on one is tried, that of the first that found it."""
+    """`first` is the number of the first case to run, which is the first case that detected the rule."""
     mutate(monkeypatch)
     with pytest.raises((AssertionError, SparklogError)):
         nights(next(item for item in NIGHTS if item.name == night), 1, first)

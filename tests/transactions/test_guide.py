@@ -1,4 +1,4 @@
-"""What docs/guides/transactions.md shows is run, and what it says of errors is so."""
+"""The examples and the errors in docs/guides/transactions.md are correct."""
 
 from __future__ import annotations
 

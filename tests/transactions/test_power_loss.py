@@ -1,7 +1,7 @@
-"""Power loss: what one log says of another one must not outlive it.
+"""After a power loss, an entry of a log must not refer to an entry of another log that was lost.
 
-A writer is stopped between the link and the fsync of the directory: its object can be read, and is not durable. Who
-writes down elsewhere what it has read there makes it durable first.
+A writer is stopped between the link and the fsync of the directory. Its object can be read, but is not durable. A
+process that writes an entry based on this object must make the object durable first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Power:
 
     @contextmanager
     def slow(self, folder: str) -> Iterator[None]:
-        """Who creates an object in this folder waits for the disk: its name is there, and not durable."""
+        """Make the sync of directories wait: the name of a new object exists, but is not durable."""
         real = LocalStore._sync_name
 
         def settle(store: LocalStore, path: str, key: str) -> None:
@@ -53,7 +53,7 @@ class Power:
             yield
 
     def kept(self, folder: str) -> list[int]:
-        """Numbers that power loss would leave."""
+        """Return the numbers that would survive a power loss."""
         names = sorted(path for path in (self.path / folder / "_log").iterdir() if path.suffix == ".json")
         return [int(path.stem) for path in names if self.disk.after_power_loss(path) is not None]
 

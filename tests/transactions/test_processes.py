@@ -1,4 +1,4 @@
-"""Real processes on a real disk, killed at random: topics agree whenever they are read, and nothing is lost."""
+"""Processes on a disk are killed at random. Topics are always consistent, and no transaction is lost."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.sweep
 REPOSITORY = Path(__file__).parents[2]
 IDS = ("left", "right")
 AHEAD = 8
-"""Transactions that a writer may write before the test has seen one more: some are under way when it is killed."""
+"""Number of transactions that a writer may write ahead of the test, so that some are in progress when it is killed."""
 
 
 def read(root: Path) -> dict[str, list[str]]:
-    """One read of both topics."""
+    """Read both topics."""
     view = RootView(sparklog.open(root))
     view.refresh(["a", "b"])
     found = {}
@@ -36,7 +36,7 @@ def read(root: Path) -> dict[str, list[str]]:
 
 
 class Writer:
-    """A process that writes as many transactions as it is allowed to, and no more, however fast the machine is."""
+    """A process that writes as many transactions as it is allowed to, regardless of the speed of the host."""
 
     def __init__(self, root: Path, name: str, first: int) -> None:
         command = [sys.executable, "-m", "tests.transactions.writing_process", str(root), name, str(first)]
@@ -51,14 +51,14 @@ class Writer:
         self._process.stdin.flush()
 
     def next_committed(self) -> str:
-        """Wait for the next transaction that the process has committed; return its value."""
+        """Wait for the next committed transaction of the process, and return its value."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the writer ended by itself"
         return f"{self._name} {int(line)}"
 
     def kill(self) -> set[str]:
-        """End the process where it is; return the values that it had committed and nobody had read yet."""
+        """Kill the process, and return the values that it had committed and that have not been read yet."""
         self._process.kill()
         rest, _ = self._process.communicate()
         return {f"{self._name} {int(line)}" for line in rest.splitlines(keepends=True) if line.endswith("\n")}

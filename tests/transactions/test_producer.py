@@ -1,4 +1,4 @@
-"""The producer: what a transaction publishes, who is fenced, and what is refused."""
+"""The transactional producer: published records, fencing, and rejected requests."""
 
 from __future__ import annotations
 
@@ -250,8 +250,8 @@ def test_a_topic_that_is_recreated_concurrently_is_detected() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
 def test_a_decision_whose_response_is_lost_is_resolved(kind: FaultKind) -> None:
-    """All attempts fail, then the store is back: an ABORT is the decision, or finds the COMMIT."""
-    world = TopicsWorld(sleep_takes_time=False)  # the store fails by the number of requests, not for some time
+    """All attempts fail, and then the store recovers. An ABORT becomes the decision, or finds the COMMIT."""
+    world = TopicsWorld(sleep_takes_time=False)  # the store fails for a number of requests, not for a time
     store = FaultyStore(world.store, lambda call: None, lambda seconds: None)
     transaction = transactional(world.root(store), "job").begin()
     transaction.append("a", rows("1"))

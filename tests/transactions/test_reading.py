@@ -1,4 +1,4 @@
-"""What readers see of transactions: decided at once, all or nothing, and never past what is open."""
+"""Visibility of transactions: atomic, immediate, and limited by open transactions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.topics_world import TopicsWorld
 
 
 def read(view: RootView, *topics: str) -> dict[str, list[str]]:
-    """All of the view's snapshots under read_committed."""
+    """Read all snapshots of the view with read_committed."""
     found: dict[str, list[str]] = {}
     for name in topics:
         ranges = [OffsetRange(name, p, own.log_start, own.last_stable) for p, own in view.bounds(name).items()]
@@ -91,7 +91,7 @@ def test_a_tail_waits_for_open_transactions_and_skips_no_records() -> None:
 
 
 def test_snapshots_of_two_topics_agree() -> None:
-    """A's snapshot is taken before a transaction and B's after it: A is looked at again."""
+    """The snapshot of topic A is older than a transaction, and the snapshot of B is newer. A is refreshed."""
     for recorded in (False, True):
         world = TopicsWorld()
         reader, writer = world.root(), world.producer()
@@ -144,7 +144,7 @@ def test_a_transaction_that_is_hidden_in_one_topic_is_hidden_in_all() -> None:
 
 
 def test_isolation_limits_plain_writes_per_partition_and_transactions_as_a_whole() -> None:
-    """A commit behind an open transaction (docs/design/differences.md); nothing of it is skipped later."""
+    """A commit after an open transaction (docs/design/differences.md). None of its records are skipped later."""
     world = TopicsWorld(partitions=2)
     both = pa.table({"value": [b"p0", b"p1"], "partition": pa.array([0, 1], pa.int32())})
     view = RootView(world.root())
@@ -175,7 +175,7 @@ def test_isolation_limits_plain_writes_per_partition_and_transactions_as_a_whole
 
 
 def test_a_pruned_commit_is_not_an_abort_for_an_older_snapshot() -> None:
-    """The reader finds A open, sleeps, and meanwhile all topics record the COMMIT, which is forgotten then."""
+    """The reader finds A open, and is suspended while all topics record the COMMIT, which is then pruned."""
     world = TopicsWorld()
     producer = world.producer()
     transaction = world.prepare(producer, a=["1"])
@@ -205,7 +205,7 @@ def test_a_pruned_commit_is_not_an_abort_for_an_older_snapshot() -> None:
 
 
 def forgotten(world: TopicsWorld, producer: TransactionalProducer) -> None:
-    """Other transactions take the place of what was decided, and the entries that decided it are collected."""
+    """Replace the latest decisions with other transactions, and delete the entries of the old decisions."""
     for value in ("2", "3"):
         with producer.begin() as following:
             following.append("b", rows(value))
@@ -217,7 +217,7 @@ def forgotten(world: TopicsWorld, producer: TransactionalProducer) -> None:
 
 
 def test_unclear_transactions_are_open_while_a_cache_may_hide_the_outcome() -> None:
-    """This machine does not see that topic a has recorded the COMMIT, and nothing tells of it any more."""
+    """This host does not see that topic a has recorded the COMMIT, and no entry refers to it any more."""
     world = TopicsWorld()
     producer = world.producer()
     transaction = world.prepare(producer, a=["1"])
@@ -237,11 +237,12 @@ def test_unclear_transactions_are_open_while_a_cache_may_hide_the_outcome() -> N
 
 
 def test_a_prepare_that_a_cache_hides_for_minutes_is_not_aborted() -> None:
-    """The client of reader A remembers a folder for ten minutes, longer than anybody waits for it.
+    """The client of reader A caches a directory for ten minutes, which is longer than any wait.
 
     1. A reads topic a, whose transaction is open.
-    2. Writer B commits it, others follow, and the entry that says so is deleted.
-    3. A reads again, for as long as its client hides the commit in topic a: nothing is shown. Then all is.
+    2. Writer B commits the transaction, other transactions follow, and the entry of the decision is deleted.
+    3. A reads again. While its client hides the commit in topic a, no records of the transaction are visible. After
+       that, all are visible.
     """
     world = TopicsWorld()
     producer = world.producer()
@@ -275,7 +276,7 @@ def test_transactions_that_stay_unclear_are_aborted() -> None:
 
 
 def test_readers_wait_for_topics_that_a_cache_hides() -> None:
-    """Two transactions over both topics: the second's commit to a is not seen here for a minute."""
+    """Two transactions across both topics. The second commit to topic a is hidden from this host for a minute."""
     world = TopicsWorld()
     client = NameCachingStore(world.store, world.clock, name_ms=60_000)
     env = world.env()
@@ -286,7 +287,7 @@ def test_readers_wait_for_topics_that_a_cache_hides() -> None:
         with producer.begin() as transaction:
             transaction.append("a", rows(value))
             transaction.append("b", rows(value))
-    # Another process of this machine has looked for it; topic b's commits are seen as they come.
+    # Another process on this host has looked up the name. The commits of topic b are visible immediately.
     here = NameCachingStore(world.store, lambda: world.now_ms)
     view = RootView(open_root(Hiding(client, here, "a/_log/"), env=env))
     begun = world.now_ms
@@ -326,7 +327,7 @@ def test_a_hidden_decision_that_another_topic_has_recorded_is_visible() -> None:
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_merged_topic_does_not_show_a_transaction_that_is_hidden_in_another_topic(is_lost: bool) -> None:
-    """A merge drops whose records they were, so the topics alone do not tell that one is behind."""
+    """A merge removes the transaction of the records, so the topics alone do not show that one topic is behind."""
     world = TopicsWorld()
     hidden: set[str] = set()
     until = world.now_ms + 60_000
@@ -372,7 +373,7 @@ def test_records_below_a_damaged_decision_are_readable() -> None:
 
 
 class Hiding(FaultyStore):
-    """Reads of keys that begin with `prefix` go through `stale`, all others through `inner`."""
+    """Reads of keys that start with `prefix` use `stale`. All other reads use `inner`."""
 
     def __init__(self, stale: Store, inner: Store, prefix: str) -> None:
         super().__init__(inner, lambda call: None)
@@ -383,7 +384,7 @@ class Hiding(FaultyStore):
 
 
 class HidingFolder(Hiding):
-    """Listings and attributes come from `stale`, too."""
+    """Listings and attributes also come from `stale`."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         return (self.stale if prefix.startswith(self.prefix) else self.inner).list(prefix, after)
@@ -401,7 +402,7 @@ def test_decision_logs_are_read_in_parallel_on_a_remote_store(reads: bool) -> No
     meeting = threading.Barrier(3)
 
     def meet(verb: str, prefix: str) -> None:
-        """Let listings of decisions wait until three of them are in flight."""
+        """Make listings of decisions wait until three of them are in flight."""
         if verb == "list" and prefix.startswith("_transactions/"):
             meeting.wait(300)
 

@@ -1,6 +1,6 @@
-"""A process that outlives its root: the folder was restored, or removed and made again, while the process lives on.
+"""A process outlives its root: the directory was restored, or removed and recreated, while the process is running.
 
-Whatever it writes then must be refused, must leave nothing behind, and must not stand in the way of the new root.
+Its writes must be rejected, must leave no objects behind, and must not block the new root.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support.root_ids import replace_root_id
 from tests.support.topics_world import TopicsWorld
 
 Write = Callable[[], object]
-"""One more commit of a long-lived process to its log."""
+"""A function that writes one more commit of a long-lived process to its log."""
 
 
 def altering(root: Root) -> Write:
-    """A commit without data files: the task that uploads one looks at the root by itself."""
+    """Return a write without data files, because the task that uploads a data file checks the root itself."""
     topic, value = root.topic("a"), count(1_000_000)
     return lambda: topic.alter(configs={"segment.bytes": next(value)})
 
@@ -51,7 +51,7 @@ PREFIXES = {"topic": "a", "group": "_groups/g", "decisions": "_transactions/job"
 
 
 class Old:
-    """A root with three more commits of a log than `before`, by a process that lives on."""
+    """A root with three more commits of a log than `before`, written by a process that is still running."""
 
     def __init__(self, log: str) -> None:
         self.world = TopicsWorld()
@@ -71,15 +71,15 @@ class Old:
         return [info.key for info in self.store.list(f"{PREFIXES[self.log]}/_log/0")]
 
     def through(self, store: HookedStore | FaultyStore) -> Write:
-        """The same as the writer has, in a process that sees the store through another one."""
+        """Return the same write in a process that accesses the store through another store."""
         return LOGS[self.log](open_root(store, env=self.world.env()))
 
     def restore(self) -> None:
-        """Files are put back as they were: the root keeps its id."""
+        """Restore the files. The id of the root does not change."""
         self.store.restore(self.before)
 
     def restore_as_another(self) -> None:
-        """As `sparklog restore` does: another root id."""
+        """Restore the root with another id, like `sparklog restore`."""
         self.restore()
         replace_root_id(self.store, self.world.env())
 
@@ -93,7 +93,7 @@ class Old:
         self.store.restore({})
 
     def go_on(self, steps: int = 12) -> None:
-        """Somebody else opens the root and writes on, past the number that the old process would have taken."""
+        """Another process opens the root and writes beyond the next number of the old process."""
         write = LOGS[self.log](self.world.root())
         for _ in range(steps):
             write()
@@ -157,7 +157,7 @@ def test_a_first_entry_is_not_written_into_another_root() -> None:
 
 @pytest.mark.parametrize("replace", [Old.restore, Old.restore_as_another, Old.make_again])
 def test_a_merge_planned_before_the_root_was_replaced_is_rejected(replace: Callable[[Old], None]) -> None:
-    """The root is replaced after the task of a merge has run, before its result is committed."""
+    """The root is replaced after the task of a merge has run, and before its result is committed."""
     old = Old("topic")
     root = old.world.root()
     topic = root.topic("a")
@@ -199,7 +199,7 @@ def test_a_failed_read_is_repeated(kind: FaultKind) -> None:
     write = old.through(store)
     write()
     before = old.numbers()
-    # The entry before is looked at last; what comes first is the topic.
+    # The previous entry is read last, after the topic.
     store.decide = Script({("get:commit", store.calls["get:commit"] + 1): Fault(kind)})
     write()
     assert len(old.numbers()) == len(before) + 1
@@ -230,7 +230,7 @@ def test_a_damaged_previous_number_exists() -> None:
 
 @pytest.mark.parametrize("log", ["topic", "group", "decisions"])
 def test_verify_reports_entries_after_a_gap(log: str) -> None:
-    """As a version of sparklog that did not look has left it."""
+    """An older release, which does not check the previous entry, leaves this state."""
     old = Old(log)
     stray = old.numbers()[-1]
     data = old.store.get(stray)

@@ -1,8 +1,10 @@
-"""Single interleavings: zombies, two drivers of one batch, timeouts, and what Jepsen found in Kafka's protocol.
+"""Single interleavings: zombies, two drivers of one batch, timeouts, and the errors that Jepsen found in Kafka's
+protocol.
 
-Kafka ends a transaction by messages to each partition (markers), which may arrive late, over another connection, when
-the producer's next transaction has begun: it is then committed or aborted in part, or by the wrong message. Here one
-entry decides, and names what it commits; whatever arrives late is named by nobody.
+Kafka ends a transaction with a message (marker) to each partition. A marker may arrive late, over another connection,
+after the next transaction of the producer has begun. That transaction is then partially committed or aborted, or ended
+by the wrong message. In sparklog, one entry decides a transaction, and references the prepares that it commits. A late
+prepare is not referenced.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ MINUTE = 60_000
 
 
 def written(world: TopicsWorld, root: object, *values: str) -> list[TopicFiles]:
-    """Files that tasks wrote for all three topics."""
+    """Return files that tasks wrote for all three topics."""
 
     found = []
     for name in "abc":
@@ -41,7 +43,7 @@ def written(world: TopicsWorld, root: object, *values: str) -> list[TopicFiles]:
 
 class TestJepsen:
     def test_a_late_marker_does_not_end_the_next_transaction(self) -> None:
-        """A helper knows that 0 is aborted, sleeps, and writes that down when 1 is open."""
+        """A process knows that transaction 0 is aborted, is suspended, and records this when transaction 1 is open."""
         world = TopicsWorld()
         producer = world.producer()
         world.prepare(producer, a=["zero"]).abort()
@@ -57,7 +59,10 @@ class TestJepsen:
         assert world.values_by_topic()["a"] == ["one"]
 
     def test_a_late_commit_does_not_commit_the_next_transaction(self) -> None:
-        """The commit message of 0 is delayed in the network until 1 is open: it can only land under its own number."""
+        """The commit message of transaction 0 is delayed until transaction 1 is open.
+
+        It can only be written with its own number.
+        """
         world = TopicsWorld()
         store = FaultyStore(world.store, lambda call: None, lambda seconds: None)
         first = transactional(world.root(store), "job").begin()
@@ -100,7 +105,7 @@ class TestJepsen:
         assert world.values_by_topic() == {"a": ["in time", "plain"], "b": ["in time"], "c": []}
 
     def test_acknowledged_transactions_are_never_lost(self) -> None:
-        """The coordinator times out and aborts while the owner commits: whoever is first, both are told the same."""
+        """Another process aborts the transaction after its timeout while the owner commits. Both get one outcome."""
         world = TopicsWorld()
         producer = world.producer(timeout_ms=1000)
         transaction = world.prepare(producer, a=["1"], b=["1"])

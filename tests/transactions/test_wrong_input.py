@@ -1,4 +1,4 @@
-"""Wrong input: one error of one line that says what to do, and the store is what it was before."""
+"""Wrong input raises a one-line error that says what to do, and does not change the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MINUTE = 60_000
 
 
 def contents(world: TopicsWorld) -> dict[str, bytes]:
-    """All objects but uploads that nothing names, which the vacuum removes."""
+    """Return all objects except unreferenced uploads, which the vacuum deletes."""
     return {info.key: world.store.get(info.key) for info in world.store.list("") if "/append/" not in info.key}
 
 
@@ -43,8 +43,10 @@ def test_beginning_again_while_a_transaction_is_open_fails() -> None:
 
 @pytest.mark.parametrize("seconds", [0, 30])
 def test_a_commit_after_fencing_fails(seconds: int) -> None:
-    """At once it is the decision that refuses, and read_uncommitted sees the rows as it does those of any aborted
-    transaction; later nothing is written at all."""
+    """An immediate commit is rejected by the decision, and read_uncommitted readers see its rows.
+
+    They see the rows of any aborted transaction. A later commit writes nothing.
+    """
     world = TopicsWorld()
     older, newer = world.producer(), world.producer()
     transaction = older.begin()

@@ -1,6 +1,7 @@
-"""A process to be killed: `python -m tests.transactions.writing_process <root> <id> <first value>`.
+"""A process to kill: `python -m tests.transactions.writing_process <root> <id> <first value>`.
 
-Writes a transaction over topics `a` and `b` for each line on stdin; each committed one is a line on stdout.
+It writes a transaction across topics `a` and `b` for each line on stdin, and prints a line for each committed
+transaction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Members of one group, as processes that stall, die and come back; every commit says from where its member read.
+"""Members of one group, as processes that stall, die and restart. Each commit contains the start of the processed
+range.
 
-The source is topics of which only offsets matter. A member that "processes" offsets `[start, end)` of a partition
-commits `end`, with `start` as the metadata. So the group's entries alone tell whether a record was left out, or
-processed twice under commits that count: each offset must begin where the one before ended.
+The source consists of topics of which only offsets matter. A member that "processes" offsets `[start, end)` of a
+partition commits `end`, with `start` as the metadata. Therefore the entries of the group show whether a record was
+skipped or processed twice by successful commits: each range must start at the end of the previous range.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CommitOffsets = dict[str, dict[int, OffsetAndMetadata]]
 
 @dataclass
 class MembersRun(Run):
-    """A run of one group: the commits that were acknowledged, as (topic, partition), start and end."""
+    """A run of one group: the acknowledged commits as (topic, partition), start and end."""
 
     acknowledged: list[tuple[TopicPartition, int, int]] = field(default_factory=list)
 
@@ -44,7 +45,7 @@ class MembersRun(Run):
 
 @dataclass
 class Plan:
-    """What one process does as a member, drawn by the seed."""
+    """The actions of one process as a member, which the seed determines."""
 
     topics: tuple[str, ...]
     assignors: tuple[str, ...]
@@ -56,7 +57,7 @@ class Plan:
 
 @dataclass
 class Process:
-    """A process while it is a member: what it holds, and where it reads on."""
+    """A process that is a member: its unfinished records and its positions."""
 
     run: MembersRun
     actor: Actor
@@ -66,7 +67,7 @@ class Process:
     positions: Positions = field(default_factory=dict)
 
     def step(self) -> None:
-        """Do what one `poll` does, in the order in which a consumer does it."""
+        """Do the steps of one `poll`, in the order of a consumer."""
         self.membership.heartbeat_if_due()
         self.membership.refresh()
         self.revoke()
@@ -101,7 +102,7 @@ class Process:
         for place in going:
             self.positions.pop(place, None)
         if transaction is not None:
-            # The next owner waits for it: what is pending may be committed after the partitions moved.
+            # The next owner waits for the transaction, because its offsets may be committed after the partitions moved.
             self.actor.sleep(self.actor.random.random() * 3)
             transaction.commit()
             self.run.acknowledge(offsets)
@@ -110,7 +111,7 @@ class Process:
             self.commit_late(before, held)
 
     def commit_late(self, before: GroupMetadata, held: Positions) -> None:
-        """A thread of this process that has not heard of the revocation commits what it had in hand."""
+        """Commit unfinished records in a thread that does not know about the revocation yet."""
         self.actor.sleep(self.actor.random.random() * 3)
         group = self.membership.group
         offsets = group.checked(self.read(held))
@@ -126,7 +127,7 @@ class Process:
             self.run.count("more partitions")
 
     def read(self, positions: Positions) -> CommitOffsets:
-        """Process some offsets of these partitions: what is to be committed."""
+        """Process some offsets of these partitions, and return the offsets to commit."""
         offsets: CommitOffsets = {}
         for (topic, partition), start in sorted(positions.items()):
             end = start + self.actor.random.randint(1, 5)
@@ -157,7 +158,7 @@ class Process:
 
 
 def committed(group: Group, partitions: frozenset[TopicPartition]) -> Positions:
-    """Where to begin: once no transaction of a member before has these partitions pending."""
+    """Return the start positions, once no transaction of a previous member has pending offsets of these partitions."""
     state = group.stable(3 * TIMEOUT_MS, partitions)
     offsets = {(topic, p): offset for item in state.offsets for topic, p, offset in item.positions()}
     return {place: offsets.get(place, 0) for place in partitions}
@@ -168,7 +169,7 @@ def partitions_of(root: Root, topics: tuple[str, ...]) -> dict[str, int]:
 
 
 def member(run: MembersRun, decide: Decide, plan: Plan) -> Callable[[Actor], None]:
-    """A process that joins, works, and joins again when it was taken out; it leaves at its end, or does not."""
+    """A process that joins, works, and rejoins if it was removed. It may leave at the end."""
 
     def body(actor: Actor) -> None:
         left = iter(range(plan.rounds))
@@ -186,7 +187,7 @@ def member(run: MembersRun, decide: Decide, plan: Plan) -> Callable[[Actor], Non
                     process_ = None
                     actor.sleep(actor.random.random() * 3)
                 except (Unavailable, Corrupt, BadRequest) as error:
-                    # It ends here, and leaves nobody word.
+                    # The process ends here without leaving the group.
                     actor.note(f"{error.code} {error}")
                     run.count(f"member {type(error).__name__}")
                     process_ = None
@@ -215,7 +216,7 @@ def joined(run: MembersRun, actor: Actor, root: Root, plan: Plan) -> Process:
 
 
 def owner_of_all(run: MembersRun, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """A streaming query of the same group: it owns all partitions, while no member shares them."""
+    """A streaming query of the same group, which owns all partitions while no members share them."""
 
     def body(actor: Actor) -> None:
         left = iter(range(rounds))
@@ -243,7 +244,7 @@ def owner_of_all(run: MembersRun, decide: Decide, rounds: int) -> Callable[[Acto
 
 
 def grower(run: MembersRun, decide: Decide) -> Callable[[Actor], None]:
-    """Adds partitions to a topic, twice."""
+    """Adds partitions to a topic twice."""
 
     def body(actor: Actor) -> None:
         def life() -> None:

@@ -1,4 +1,4 @@
-"""The seeds of a group: each draws members and what goes wrong."""
+"""The seeds of group simulations. Each seed determines the members and the faults."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GroupRun(MembersRun):
         if source.random() < 0.3:
             self.world.spawn("grower", grower(self, decide("grower")))
         if profile == LOST:
-            # A process that starts at a gap in a bucket makes 2,000 requests before it gives up.
+            # A process that starts at a gap in a bucket makes 2,000 requests before it fails.
             self.world.max_steps *= 4
             self.lose_objects(source.randint(1, 4), 40.0)
         if profile == "clocks":
@@ -89,7 +89,7 @@ class GroupRun(MembersRun):
             self.spawn(label, member(self, decide(label), plan), skews=skews, within_ms=9_000)
 
     def step_clock(self, actor: Actor) -> None:
-        """Move the store's clock, and with it each machine's, ahead by more than a session, three times."""
+        """Move the clock of the store and of all hosts ahead by more than a session timeout, three times."""
         for _ in range(3):
             actor.sleep(self.source.random() * 10)
             self.world.now_ms += 2 * SESSION_MS
@@ -109,7 +109,7 @@ class GroupRun(MembersRun):
 
 
 class MixedRun(GroupRun):
-    """Members of the root, and clients of one or two servers, in one group."""
+    """Members of the root and clients of one or two servers, in one group."""
 
     STREAM = "draw mixed members"
 
@@ -134,7 +134,7 @@ class MixedRun(GroupRun):
             self.spawn(label, member(self, decide(label), plan), skews=skews, within_ms=20_000)
 
     def judge(self) -> None:
-        """Check also that a client of a server and a member of the root get their shares in a few rounds."""
+        """Also check that a client of a server and a member of the root get their partitions within a few rounds."""
         super().judge()
         root = self.outsider("second judge")
         self.world.now_ms += 100 * SESSION_MS
@@ -162,18 +162,18 @@ MIXED = Simulation(MixedRun, "tests/groups/simulation/test_mixed_members.py")
 
 
 def entries(run: MembersRun) -> list[GroupState]:
-    """All entries of the group, in their order; decoding asserts that no partition has two owners."""
+    """Return all entries of the group in order. Decoding checks that no partition has two owners."""
     prefix = f"{GROUPS.prefix(GROUP)}/_log/0"
     keys = [info.key for info in run.world.store.list(prefix)]
     return [GROUPS.decode(run.world.store.get(key), key, number) for number, key in enumerate(keys)]
 
 
 def judge_offsets(states: list[GroupState]) -> set[tuple[TopicPartition, int, int]]:
-    """Expect that each committed offset begins where the one before ended; return (place, start, end) of all."""
+    """Check that each committed range starts at the end of the previous one. Return (place, start, end) of all."""
     ends: dict[TopicPartition, int] = {}
     steps: set[tuple[TopicPartition, int, int]] = set()
     for before, state in pairwise([GroupState(GROUP), *states]):
-        # An entry may record what transactions have decided, and commit more: both steps count.
+        # An entry may record the decisions of transactions, and commit offsets in addition. Both count.
         prepared = [(place, row) for item in before.pending for place, row in rows(item.offsets)]
         for place, (offset, _, _, start) in rows(state.offsets):
             end = ends.get(place, 0)

@@ -1,8 +1,9 @@
-"""Servers with clients of Kafka's classic protocol in the group: owners that share it, and members of the journal.
+"""Servers with clients of Kafka's classic protocol: exclusive owners that can share the group, and members of the
+journal.
 
-A server holds its clients in memory, as `sparklog serve` does, and takes the same steps: it is the exclusive owner
-until a member of the root waits, or joins as one member for each client. Its clients commit with the start of what they
-have processed as metadata, as all members do.
+A server keeps its clients in memory, like `sparklog serve`, and takes the same steps. It is the exclusive owner until a
+member of the root waits. Then it joins as one member per client. The clients commit with the start of the processed
+range as metadata, like all members.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.support.simulation.scheduler import Actor
 
 @dataclass
 class Client:
-    """A client of one server: what it reads, and the member of the journal that stands for it."""
+    """A client of one server: its positions, and its member in the journal."""
 
     id: str
     is_eager: bool
@@ -45,7 +46,7 @@ class Client:
 
     @property
     def owned(self) -> Partitions:
-        """The partitions that the client reads on while it joins."""
+        """Return the partitions that the client continues to read while it joins."""
         return frozenset() if self.is_eager else frozenset(self.positions)
 
 
@@ -74,7 +75,7 @@ class Server:
     # -- the exclusive owner
 
     def begin(self) -> None:
-        """End a rebalance of the clients: the next generation of an owner, or members of the journal."""
+        """End a rebalance of the clients: start the next generation of the owner, or join as members of the journal."""
         previous = None if self.owner is None else self.owner.metadata
         self.owner = None
         for client in self.clients:
@@ -97,7 +98,7 @@ class Server:
         self.share(self.clients, owner_metadata=metadata)
 
     def divide(self, owner: Membership) -> None:
-        """Divide the partitions, as the leader of the clients does."""
+        """Divide the partitions, like the leader of the clients."""
         counts = partitions_of(self.group.root, self.plan.topics)
         subscriptions = [MemberSubscription(client.id, None, self.plan.topics) for client in self.clients]
         shares = assign("range", subscriptions, counts)
@@ -112,7 +113,7 @@ class Server:
         owner.heartbeat_if_due()
         owner.refresh()
         if len(owner.state.members) > 1 or self.actor.random.random() < 0.1:
-            # The rebalance: eager clients commit and stop reading.
+            # In the rebalance, eager clients commit and stop reading.
             for client in self.clients:
                 if client.positions and self.actor.random.random() < 0.5:
                     self.process(client, owner.commit)
@@ -140,10 +141,10 @@ class Server:
         self.run.count("classic members joined", len(clients))
 
     def sync(self, client: Client, classic: ClassicMember, owned: Partitions) -> None:
-        """Apply the response to SyncGroup. `owned`: the member's partitions when the client joined."""
+        """Apply the response to SyncGroup. `owned` are the partitions of the member when the client joined."""
         assigned = classic.sync(classic.generation)
         kept = {place: start for place, start in client.positions.items() if place in assigned}
-        # What it has to revoke it may still commit; partitions of an owner that was fenced are lost.
+        # The client may still commit partitions that it must revoke. Partitions of a fenced owner are lost.
         lost = {place: start for place, start in client.positions.items() if place in owned - assigned}
         if lost and self.actor.random.random() < 0.5:
             try:
@@ -180,7 +181,7 @@ class Server:
         classic.rejoin(self.plan.topics, self.plan.assignors, client.owned, counts)
         self.run.count("classic members rejoined")
         if reading and before != classic.generation and self.actor.random.random() < 0.3:
-            # A thread of the client commits what it had in hand before the rebalance.
+            # A thread of the client commits the records that it had before the rebalance.
             try:
                 classic.commit(before, self.read(reading))
             except Fenced:
@@ -189,7 +190,7 @@ class Server:
         self.sync(client, classic, owned)
 
     def replace_client(self, client: Client, *, leaves: bool = True) -> None:
-        """A client leaves, is silent or was removed; another process takes its place."""
+        """Replace a client that leaves, stops or was removed by another process."""
         number = self.clients.index(client)
         instance_id = client.instance_id
         self.clients[number] = Client(f"{client.id}+", client.is_eager, instance_id)
@@ -200,7 +201,7 @@ class Server:
         elif self.owner is not None:
             self.begin()
 
-    # -- what clients process
+    # -- processing of clients
 
     def process(self, client: Client, commit: Callable[[CommitOffsets], None]) -> None:
         offsets = self.read(client.positions)
@@ -224,7 +225,7 @@ class Server:
 
 
 def server(run: MembersRun, decide: Decide, plan: Plan, eager: tuple[bool, ...]) -> Callable[[Actor], None]:
-    """A server with a client for each item of `eager`; it starts again when it dies, and its clients join again."""
+    """A server with one client per item of `eager`. If it dies, it restarts, and its clients rejoin."""
 
     def body(actor: Actor) -> None:
         left = iter(range(plan.rounds))

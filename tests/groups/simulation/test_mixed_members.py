@@ -1,4 +1,4 @@
-"""Random runs of a group with members of the root and clients of servers: no offset is skipped or committed twice."""
+"""Random runs of a group with members of the root and clients of servers. No offset is skipped or committed twice."""
 
 from __future__ import annotations
 

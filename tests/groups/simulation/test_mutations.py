@@ -1,4 +1,4 @@
-"""Each rule of members that share, broken on purpose: some seed must show it."""
+"""Break each rule of members that share a group. At least one seed must fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.sweep
 
 
 def partitions_move_at_once(patch: Patch) -> None:
-    """A target is owned in the generation that gives it, whoever still reads the partition."""
+    """A member owns its target immediately, even if another member still reads the partition."""
 
     def assign_free_partitions(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
         return tuple(
@@ -33,13 +33,13 @@ def partitions_move_at_once(patch: Patch) -> None:
 
 
 def members_do_not_fence(patch: Patch) -> None:
-    """A member that was taken out, or whose generation is older, commits all the same."""
+    """A removed member, or a member of an older generation, can still commit."""
     patch.setattr(group_steps, "check_member", lambda state, member, offsets=(): None)
     patch.setattr(GroupState, "is_superseded", lambda state, pending: False)
 
 
 def giving_up_is_no_generation(patch: Patch) -> None:
-    """A commit of before a member gave up a partition counts after it got it back."""
+    """A commit from before a member released a partition is accepted after it owns the partition again."""
 
     def is_member(state: GroupState, member: GroupMetadata) -> bool:
         return state.member(member.member_id) is not None
@@ -50,17 +50,17 @@ def giving_up_is_no_generation(patch: Patch) -> None:
 
 
 def nobody_waits_for_what_is_pending(patch: Patch) -> None:
-    """The next owner begins at the committed offset, whatever a transaction of the one before has pending."""
+    """The next owner starts at the committed offset, even if a transaction of the previous owner is pending."""
     patch.setattr(Group, "stable", lambda self, timeout_ms=0, partitions=None: self.state())
 
 
 def nobody_times_out(patch: Patch) -> None:
-    """A member that stopped keeps its partitions."""
+    """A stopped member keeps its partitions."""
     patch.setattr(MemberLeases, "expired", lambda self, state, **how: {})
 
 
 def partitions_are_owned_beside_an_exclusive_owner(patch: Patch) -> None:
-    """A member that joins while a server owns the group owns its target at once."""
+    """A member that joins while a server owns the group owns its target immediately."""
 
     def assign_free_partitions(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
         owners = [item for item in members if item.is_exclusive]
@@ -74,7 +74,7 @@ def partitions_are_owned_beside_an_exclusive_owner(patch: Patch) -> None:
 
 
 def a_fenced_owner_is_replaced_by_its_clients(patch: Patch) -> None:
-    """The clients of a server that was fenced take over what it has assigned to them."""
+    """The clients of a fenced server become members with the partitions that it has assigned to them."""
     real = group_steps.join
 
     def join(state, joining, partitions, expired, owner=None):  # type: ignore[no-untyped-def]
@@ -86,13 +86,13 @@ def a_fenced_owner_is_replaced_by_its_clients(patch: Patch) -> None:
 
 
 def a_server_goes_on_after_another_owner(patch: Patch) -> None:
-    """A server that was fenced unnoticed begins its next generation with what its clients have read before."""
+    """A fenced server starts its next generation with the partitions that its clients have read."""
     real = Group.own
     patch.setattr(Group, "own", lambda self, *instance, previous=None, **how: real(self, *instance, **how))
 
 
 def cooperative_clients_give_up_what_they_read(patch: Patch) -> None:
-    """JoinGroup gives up all revoked partitions, also those that the client reads on."""
+    """JoinGroup releases all revoked partitions, even those that the client continues to read."""
     real = ClassicMember.rejoin
     patch.setattr(
         ClassicMember,
@@ -102,7 +102,7 @@ def cooperative_clients_give_up_what_they_read(patch: Patch) -> None:
 
 
 def commits_of_clients_name_no_generation(patch: Patch) -> None:
-    """A commit that a client sent before its latest JoinGroup counts."""
+    """A commit that a client sent before its latest JoinGroup is accepted."""
     patch.setattr(ClassicMember, "check_generation", lambda self, generation: None)
 
 

@@ -1,7 +1,7 @@
-"""Random runs of a group's members under faults: no offset is skipped, and none is committed twice.
+"""Random runs of the members of a group under faults. No offset is skipped or committed twice.
 
 A failing seed prints the command that replays it. `SPARKLOG_SEEDS=20000 python -m pytest -m slow
-tests/groups/simulation` sweeps more.
+tests/groups/simulation` runs more seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WHAT_HAPPENS = ("revoked", "transactions", "crashes", "member Fenced", "late com
 @sweeps(
     Sweep("disk", numbers.MEMBERS, at_least=dict.fromkeys(WHAT_HAPPENS, 6)),
     Sweep("bucket", numbers.MEMBERS_IN_A_BUCKET, settings=lambda seed: {"bucket": True}, at_least={"revoked": 4}),
-    # Lost entries and commits are put back at the end: each offset is committed once, as without the loss.
+    # Lost entries and commits are restored at the end. Each offset is committed once, as without the loss.
     Sweep(
         "lost objects",
         numbers.MEMBERS_LOST,

@@ -1,4 +1,4 @@
-"""The read-only reader of a journal: spans, states by time, and what is missing, damaged or another's."""
+"""The read-only reader of a journal: spans, states by time, and missing, damaged or foreign entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparklog.testing.world import World
 
 
 def chain_of(entries: int, name: str = "g") -> EntryChain[GroupState]:
-    """A group with so many entries, a second apart."""
+    """Return a group with this number of entries, one per second."""
     world = World()
     root = world.root()
     topic = root.create_topic("t")
@@ -48,7 +48,7 @@ def test_a_deleted_entry_below_a_checkpoint_is_not_a_gap() -> None:
     chain.store.delete(commit_key(chain.prefix, 1))
     with pytest.raises(Corrupt, match="number 1 of the log is missing, although 2 to 3 exist"):
         chain.span()
-    # With a copy above it, it was deleted by right.
+    # Below a checkpoint, the entry may be deleted.
     chain.store.create(checkpoint_key(chain.prefix, 2), chain.store.get(commit_key(chain.prefix, 2)))
     span = chain.span()
     assert (span.first, span.last) == (2, 3)

@@ -1,4 +1,4 @@
-"""Times of commits when a clock jumps: what follows is not pinned, and versions are found by time."""
+"""Times of commits after a clock jump: later times are not pinned, and versions are found by time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ YEAR = 365 * DAY
 
 @dataclass(frozen=True)
 class Made:
-    """A commit as far as its times go."""
+    """A commit with only its times."""
 
     time_ms: int
     clock_ms: int | None = None
@@ -40,7 +40,7 @@ class Made:
 
 
 def log_of(clocks: list[tuple[int, int]]) -> list[Made]:
-    """Commits made at these times by the writer's clock and the store's."""
+    """Return commits created at these times of the writer's clock and the store's clock."""
     log = [Made(0)]
     for number, (now_ms, store_ms) in enumerate(clocks, 1):
         times = next_times(log[-1], number, now_ms, store_ms)
@@ -85,7 +85,7 @@ def test_latest_at_finds_the_version_despite_clock_jumps(seed: int) -> None:
 
 
 def jumped(world: World, root: Root) -> None:
-    """A commit before, one in a year and two after; each some time after the one before."""
+    """Write a commit before the jump, one a year later, and two after the jump."""
     topic = root.create_topic("t", configs={"message.timestamp.type": "LogAppendTime", "retention.ms": "60000"})
     append(topic, (0, 1), name="before", flags=SliceFlag.LOG_APPEND_TIME)
     world.now_ms += 1000 + YEAR

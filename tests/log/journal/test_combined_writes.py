@@ -1,4 +1,4 @@
-"""Steps of several threads in one entry: each is judged after the one before, and each thread gets its own outcome."""
+"""Steps of several threads in one entry: each step follows the previous one, and each thread gets its own outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUP = "_groups/g/_log/"
 
 
 class Gate(CountingStore):
-    """Holds up the first create of an entry until the test opens it."""
+    """Blocks the first create of an entry until the test opens the gate."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
@@ -47,7 +47,7 @@ def refuse(state: GroupState) -> GroupState:
 
 
 def at_once(world: World, store: Gate, *steps: Callable[[GroupState], GroupState | None]) -> list[object]:
-    """Write the first step, and the others while it is being written; return what each thread got."""
+    """Write the first step, and the other steps while it is being written. Return the result of each thread."""
     group = Group(world.root(store), "g")
     writes: CombinedWrites[GroupState] = group.root.engine.combined(group.log)
     outcomes: list[object] = [None] * len(steps)
@@ -104,7 +104,7 @@ def test_a_step_without_a_write_succeeds_next_to_a_failed_step() -> None:
 def test_an_unknown_outcome_applies_to_all_steps_of_an_entry(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the thread that wrote was interrupted: the others must not take their steps for written."""
+    """If the writing thread was interrupted, other threads must not treat their steps as written."""
     world = World()
     store = Gate(world.store)  # type: ignore[arg-type]
     real = EntryLog.write
@@ -118,7 +118,7 @@ def test_an_unknown_outcome_applies_to_all_steps_of_an_entry(
     monkeypatch.setattr(EntryLog, "write", write)
     first, *others = at_once(world, store, plus(1), plus(10), plus(100))
     assert first == 1
-    # The thread that wrote raises what happened, the other one that the outcome is unknown.
+    # The writing thread raises the interruption, and the other one an unknown outcome.
     assert {type(other) for other in others} == {type(error), Unavailable}
     assert entries(store) == 2
 

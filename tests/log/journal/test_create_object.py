@@ -1,4 +1,6 @@
-"""Objects that are created once, whatever the store answers; and all of these in a root and a backup repository."""
+"""Objects that are created once, regardless of the responses of the store; including all of these in a root and a
+backup repository.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of JSON objects: what is written, left out, read back and refused."""
+"""Tables of JSON objects: written and omitted fields, decoding, and rejected objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which folders become a root by themselves: new and empty ones, and none that holds what is not of a root."""
+"""New and empty directories become a root automatically; directories with other files do not."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_bucket_with_other_keys_does_not_become_a_root() -> None:
 
 def test_a_root_that_another_process_creates_concurrently_is_opened(tmp_path: Path) -> None:
     class Slow(LocalStore):
-        """Another process makes the root and a topic just before what lies there is looked at."""
+        """Another process creates the root and a topic just before the content of the directory is checked."""
 
         def names(self) -> Sequence[str]:
             sparklog.open(LocalStore(self.location), create=True).create_topic("t")

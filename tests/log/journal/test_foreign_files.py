@@ -1,4 +1,4 @@
-"""What others have put into a root: it stops the topic that it lies in at most, and hangs nobody."""
+"""Foreign files in a root affect at most the topic that contains them, and never block a process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPARSE = 64 << 30
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    """Two topics of one record each, as a new process sees them."""
+    """Return two topics with one record each, as a new process sees them."""
     made = sparklog.open(LocalStore(tmp_path / "root", durable=False), create=True)
     for name in ("a", "b"):
         made.create_topic(name).append(ROWS)
@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Root:
 
 
 def sparse(root: Root, key: str) -> None:
-    """A file that is long and takes no room."""
+    """Create a sparse file, which is long and uses no disk space."""
     path = Path(root.location, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

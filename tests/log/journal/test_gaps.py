@@ -1,4 +1,4 @@
-"""A number that is missing below others: an error for readers and writers, after the time that caches hide names."""
+"""A missing number below existing numbers is an error for readers and writers, once no cache can be hiding it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_reads_wait_for_a_name_that_a_cache_hides(world: World) -> None:
     assert world.root(store).topic("t").log.state().version == 9
     hidden_until = world.now_ms + 1_000_000
     if world.store.parallel_reads == FAR:
-        # Later commits carry a copy of its document.
+        # Later commits contain a copy of its document.
         assert world.root(store).topic("t").log.state().version == 9
         return
     with pytest.raises(Unavailable, match="is listed but cannot be read"):
@@ -164,7 +164,7 @@ def test_a_follower_lists_later_commits_only_after_a_pause(world: World) -> None
         world.now_ms += 60_000
         follower.refresh()
     assert counting.counts["list"] == 0
-    # A cache hides the next commit, which a listing shows: no gap.
+    # A cache hides the next commit, which a listing contains, so there is no gap.
     written(world, "commits", 2)
     hidden.add(commit_key("t", 1))
     world.now_ms += 301_000
@@ -197,7 +197,7 @@ def test_a_writer_withdraws_its_entry_if_a_lost_number_precedes_it(world: World,
 
 
 def test_polling_does_not_hide_a_lost_number_from_a_writer(world: World) -> None:
-    """A poll that finds no next entry says nothing about the numbers above it."""
+    """A poll that finds no next entry does not show whether later numbers exist."""
     written(world, "commits", 3)
     topic = world.root(world.store).topic("t")
     topic.append([{"value": "x"}])
@@ -214,7 +214,7 @@ def test_polling_does_not_hide_a_lost_number_from_a_writer(world: World) -> None
 
 @pytest.mark.parametrize("journal", ["group", "decisions", "leases"])
 def test_a_gap_is_detected_in_read_entries_if_the_listing_is_stale(journal: str) -> None:
-    """Entries after the gap are read together with it."""
+    """Entries after the gap are read in parallel with it."""
     world = World()
     world.store.parallel_reads = FAR  # type: ignore[misc]
     world.root(world.store).create_topic("t")
@@ -259,14 +259,14 @@ def test_numbers_deleted_by_the_vacuum_are_not_a_gap() -> None:
         publish(topic, 1)
     collect(store, 100)
     assert other(world, store).log.state().version == 140
-    # A process that slept makes one of them again.
+    # A suspended process creates one of them again.
     store.create(commit_key("t", 50), b"late")
     assert other(world, store).log.state().version == 140
     publish(other(world, store))
 
 
 def test_a_log_without_its_checkpoints_is_not_empty() -> None:
-    """Else a topic of that name would be created, and its commits would end where the old ones begin."""
+    """Otherwise, a topic with this name would be created, and its commits would end where the old commits begin."""
     world, store, _, topic = setup()
     for _ in range(140):
         publish(topic, 1)
@@ -301,7 +301,7 @@ def test_deleted_old_entries_are_not_a_gap_for_a_reader_without_the_root() -> No
         log = Groups(root).group("g").log
         collect_entries(log, world.now_ms, keep_ms=86_400_000, dry_run=False)
         assert len(numbers(store, "_groups/g")) < 12
-        # A process that slept makes one of them again.
+        # A suspended process creates one of them again.
         store.create(commit_key("_groups/g", 0), b"late")
         assert EntryChain(store, log.kind, "g").latest().number == 11
 
@@ -319,7 +319,7 @@ def test_chain_waits_for_entries_that_a_name_cache_hides(world: World) -> None:
 
 
 def old_listing(inner: Store, key: str) -> HookedStore:
-    """A store whose first listing lacks one object, as if it began before the object was created."""
+    """A store whose first listing lacks one object, as if the listing started before the object was created."""
     missing = {key}
 
     def after(verb: str, prefix: str, result: Any) -> Any:
@@ -349,7 +349,7 @@ def test_deleting_a_journal_never_leaves_a_gap() -> None:
         root.create_topic("t")
         for _ in range(11):
             commit_offsets(root)
-        # As after a collection of old entries.
+        # As after the deletion of old entries.
         world.store.delete(commit_key("_groups/g", 0))
         world.store.delete(commit_key("_groups/g", 1))
         log = Groups(root).group("g").log

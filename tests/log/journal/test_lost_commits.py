@@ -1,4 +1,4 @@
-"""A store that breaks its promise after the probe: the error of its next writer, the note beside the root, verify."""
+"""A store violates its guarantee after the probe: the error of its next writer, the note in the root, verify."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _offsets = count()
 
 
 class Writer:
-    """A process that lives on."""
+    """A long-running process."""
 
     def __init__(self, log: str, root: Root) -> None:
         self.topic, self.group, self.decisions = (
@@ -45,7 +45,7 @@ class Writer:
         self.log = log
 
     def __call__(self) -> None:
-        """One more commit."""
+        """Write one more commit."""
         if self.log == "topic":
             self.topic.append(ROWS)
         elif self.log == "group":
@@ -55,7 +55,7 @@ class Writer:
 
 
 class Replaced(MemoryStore):
-    """A server that heeds the condition of a create, until another one takes its place."""
+    """A server that respects the condition of a create, until another server replaces it."""
 
     needs_probe = True
     last_wins: bool | None = None
@@ -70,7 +70,7 @@ class Replaced(MemoryStore):
 
 
 class Case:
-    """Two processes that write to one log; both were told that they had created `key`, and `loser` has lost."""
+    """Two processes that write to one log. Both were told that they had created `key`, and `loser` has lost."""
 
     def __init__(self, log: str, last_wins: bool) -> None:
         self.world = World()
@@ -133,7 +133,7 @@ def test_a_writer_that_continues_after_a_lost_commit_is_fenced_and_verify_report
 
 @pytest.mark.parametrize("log", PREFIXES)
 def test_the_error_names_both_causes_if_the_store_passes_again(log: str) -> None:
-    """The root may have been restored: the error names both, and nothing is noted."""
+    """The root may have been restored. The error reports both causes, and no note is written."""
     case = Case(log, True)
     case.store.last_wins = None
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_the_error_names_both_causes_if_the_store_passes_again(log: str) -> None
 @pytest.mark.parametrize("log", PREFIXES)
 @pytest.mark.parametrize("hours", [0, 2])
 def test_a_process_that_reads_forward_fails_after_a_contradiction(log: str, hours: int) -> None:
-    """It meets what was made after the other commit, or opens the log anew after an hour."""
+    """It reads an entry after the other commit, or opens the log again after an hour."""
     case = Case(log, True)
     case.store.last_wins = None
     case.winner()
@@ -178,7 +178,7 @@ def test_a_broken_chain_discards_the_probe_result_and_readers_do_not_probe() -> 
     stranger = open_root(case.store, env=case.world.env())
     stranger.engine.ensure_probed()
     assert len(list(case.store.list("_probe/verdict-"))) == 1
-    # The loser was stopped between its create and its look back.
+    # The loser was stopped between its create and its check of the previous entry.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NumberedObjects, "_confirm", lambda *given: given[1])
         case.loser()
@@ -197,12 +197,12 @@ def test_a_broken_chain_discards_the_probe_result_and_readers_do_not_probe() -> 
 
 
 def test_an_entry_that_a_cache_hides_is_not_withdrawn() -> None:
-    """Another process made it, and may have gone on."""
+    """Another process created the entry, and may have continued."""
     world = World()
     reads: Counter[str] = Counter()
 
     def hide(verb: str, key: str) -> None:
-        """Deny a name from its second read on, as a cache of names may."""
+        """Hide a name from its second read on, like a name cache."""
         reads[key] += verb == "get"
         if verb == "get" and key == winner.key(1) and reads[key] > 1:
             raise NotFound(f"{key} is hidden")
@@ -224,7 +224,7 @@ def test_an_entry_that_a_cache_hides_is_not_withdrawn() -> None:
 
 @pytest.mark.parametrize("looks", [False, True])
 def test_entries_read_after_an_entry_require_that_it_still_exists(looks: bool) -> None:
-    """Entry 1 was made after another entry 0, by a process that outlived its root and will take it back."""
+    """Entry 1 was created after a different entry 0, by a process that outlived its root and will withdraw it."""
     world = World()
     store = MemoryStore(world.clock)
     root = open_root(store, create=True, env=world.env())

@@ -1,4 +1,4 @@
-"""The verdict of a probe: kept in the process and in the root, for this place and no other."""
+"""Results of probes: they are cached in the process and in the root, for one location."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clock() -> int:
 
 
 class Far(MemoryStore):
-    """A store of a server somewhere."""
+    """A store of a remote server."""
 
     needs_probe = True
     server = ""
@@ -59,7 +59,7 @@ class Twice(Far):
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Make this process one that has probed nothing; again at each call."""
+    """Clear the cached results of this process, at each call."""
     monkeypatch.setattr(probe_results, "_probed", {})
     monkeypatch.setattr(probe_results, "_reverified", {})
     return probe_results._probed.clear
@@ -71,7 +71,7 @@ def result_key(store: MemoryStore) -> str:
 
 
 def probes(store: MemoryStore) -> int:
-    """How many probes `ensure_probed` makes in this process."""
+    """Return the number of probes that `ensure_probed` runs in this process."""
     counting = CountingStore(store)
     ensure_probed(counting, clock)
     return counting.counts["create"] // 100
@@ -133,7 +133,7 @@ def test_a_store_that_fails_the_probe_loses_its_probe_result(new_process: Callab
 
 @pytest.mark.parametrize("days", [-2, 2])
 def test_a_probe_result_is_valid_for_a_day(days: int, new_process: Callable[[], None]) -> None:
-    """A server may be upgraded behind its endpoint, under processes that live on; and clocks may be set."""
+    """A server may be upgraded without a change of its endpoint while processes are running, and clocks may be set."""
     now = [clock()]
     store = Far(lambda: now[0])
 

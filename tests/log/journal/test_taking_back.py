@@ -1,4 +1,4 @@
-"""A writer takes back an entry that it has just created only if no other process can have gone on from it."""
+"""A writer withdraws an entry that it has just created only if no other process can have continued from it."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ AFTER_ONE, AFTER_LOST = TWO, entry("after-lost", LOST)
 
 
 def always_created(verb: str, key: str, result: Any) -> Any:
-    """Tell each creator that it succeeded."""
+    """Report success to each creator."""
     return True if verb == "create" else result
 
 
 class Case:
-    """Entries 0 and up in the journal "x", and a writer."""
+    """Entries from 0 on in the journal "x", and a writer."""
 
     def __init__(self, *entries: bytes) -> None:
         self.world = World()
@@ -52,14 +52,14 @@ class Case:
         return NumberedObjects(self.store if store is None else store, "x", self.world.env())
 
     def other(self, number: int, data: bytes) -> bool:
-        """Another process creates an entry."""
+        """Create an entry as another process."""
         return self.store.create(self.numbered().key(number), data)
 
     def remove(self, number: int) -> None:
         self.world.store.delete(self.numbered().key(number))
 
     def write(self, number: int, data: bytes, after: bytes, looked_ms: int = 0) -> CreateResult:
-        """A writer creates an entry after the one that it saw so many ms ago."""
+        """Create an entry after the one that the writer read this many ms ago."""
         numbered = self.numbered()
         basis = Expected(numbered.env.now(), crc32c.crc32c(after))
         self.world.now_ms += looked_ms
@@ -67,7 +67,7 @@ class Case:
         return numbered.create(number, data, name, basis)[0]
 
     def at(self, seconds: int, action: Callable[[], object]) -> None:
-        """Run something so long after the start, once, while the writer waits."""
+        """Run a function once, at this time after the start, while the writer waits."""
         due = [action]
 
         def run() -> None:
@@ -81,12 +81,12 @@ class Case:
 
 
 def test_an_entry_added_to_a_stale_listing_is_not_withdrawn() -> None:
-    """The client of Writer A remembers the listing of a folder for a minute.
+    """The client of Writer A caches the listing of a directory for a minute.
 
     1. A lists the log: entry 0.
-    2. Writer B creates 1, and a checkpoint of it in another folder. A opens the log from the checkpoint.
-    3. A creates 2. Its client adds it to the listing that it remembers.
-    4. A looks for 1: its client hides the name, and lists 0 and 2.
+    2. Writer B creates 1 and a checkpoint of it in another directory. A opens the log from the checkpoint.
+    3. A creates 2. Its client adds it to the cached listing.
+    4. A reads 1. Its client hides the name, and lists 0 and 2.
     """
     case = Case(ZERO)
     numbered = case.numbered(NameCachingStore(case.store, case.world.clock, folder_ms=60_000))
@@ -99,7 +99,7 @@ def test_an_entry_added_to_a_stale_listing_is_not_withdrawn() -> None:
 
 
 def test_an_entry_after_a_missing_one_is_withdrawn_after_the_wait() -> None:
-    """The root was restored without entry 1, which the writer has seen."""
+    """The root was restored without entry 1, which the writer has read."""
     case = Case(ZERO)
     with pytest.raises(Fenced, match=r"02\.json was withdrawn"):
         case.write(2, TWO, after=ONE)
@@ -108,7 +108,7 @@ def test_an_entry_after_a_missing_one_is_withdrawn_after_the_wait() -> None:
 
 
 class Outage(WrapperStore):
-    """The requests of one process, which fail during some seconds after the start."""
+    """The requests of one process, which fail for some seconds after the start."""
 
     def __init__(self, case: Case, verb: str, seconds: range) -> None:
         super().__init__(case.store)
@@ -127,9 +127,9 @@ def test_an_entry_after_a_missing_one_is_withdrawn_even_if_requests_fail_at_the_
     """The store fails for some seconds when Writer A must decide.
 
     1. A has read entry 1. An operator restores the root, with the same id, from a copy that ends at entry 0.
-    2. A creates 2, and looks for 1 for 90 s, because a cache may hide it.
-    3. At the end of the wait requests fail for a while.
-    4. A repeats them, finds that 1 is missing, and deletes 2: with it, nobody could open the log.
+    2. A creates 2, and reads 1 repeatedly for 90 s, because a cache may hide it.
+    3. At the end of the wait, requests fail for a while.
+    4. A repeats them, finds that 1 is missing, and deletes 2. Otherwise, the log could not be opened.
     """
     case = Case(ZERO)
     store = Outage(case, verb, range(85, 110))
@@ -157,12 +157,12 @@ MOMENTS = ("before the last read", "between the last read and the listing", "aft
 @pytest.mark.parametrize("other", [ONE, LOST], ids=["the entry that A has read", "another entry"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_previous_entry_created_at_the_end_of_the_wait_is_accepted(moment: str, other: bytes) -> None:
-    """Writer B creates the missing predecessor at each step of the decision that Writer A makes after its wait.
+    """Writer B creates the missing previous entry at each step of the decision that Writer A makes after its wait.
 
     1. A has read entry 1. An operator restores the root, with the same id, from a copy that ends at entry 0.
-    2. A creates 2, and reads 1 again for 90 s.
+    2. A creates 2, and reads 1 repeatedly for 90 s.
     3. Writer B, which has opened the restored root, creates 1. (Or 1 was hidden from A until now.)
-    4. A keeps 2 only if it follows the entry 1 that the log has now.
+    4. A keeps 2 only if it follows the entry 1 that the log now contains.
     """
     case = Case(ZERO)
     created: list[bool] = []
@@ -199,9 +199,9 @@ def test_a_previous_entry_created_at_the_end_of_the_wait_is_accepted(moment: str
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_an_entry_that_another_entry_follows_is_kept(is_late: bool) -> None:
-    """Writer B sees entry 1, which is hidden from A for very long, and creates 3 after A's 2.
+    """Writer B reads entry 1, which is hidden from A for very long, and creates 3 after A's 2.
 
-    `is_late`: after A has looked for 3, and before A's deletion of 2.
+    `is_late`: after A has read 3, and before A deletes 2.
     """
     case = Case(ZERO)
     three = entry("three", TWO)
@@ -215,7 +215,7 @@ def test_an_entry_that_another_entry_follows_is_kept(is_late: bool) -> None:
 
 
 def test_two_processes_that_outlived_the_root_both_withdraw_their_entries() -> None:
-    """Writer B has created 3 after A's 2, and takes it back a little later than A could its own."""
+    """Writer B has created 3 after A's 2, and withdraws it a little later than A could withdraw its own."""
     case = Case(ZERO)
     case.other(3, entry("three", TWO))
     case.at(120, lambda: case.remove(3))
@@ -225,7 +225,7 @@ def test_two_processes_that_outlived_the_root_both_withdraw_their_entries() -> N
 
 
 def decisions(world: World) -> DecisionLog:
-    """Return the log of a transactional id, as a new process opens it."""
+    """Return the log of a transactional id, as opened by a new process."""
     return world.root().engine.decisions.log("job")
 
 
@@ -235,10 +235,10 @@ def test_no_process_appends_after_an_entry_of_a_process_that_outlived_the_root(p
 
     1. Writers A and B (and C, with two polls) have read the log up to entry 2. An operator restores the root, with the
        same id, from a copy that ends at entry 0.
-    2. A creates 3, and looks for 2 for 90 s, because a cache may hide it.
-    3. (With two polls, B reads 3. C, who has read 3 as well, creates 4, and looks for 3 and 2.)
-    4. B reads on and creates the next entry. The one before it exists. B also looks for 2, which it read before 3.
-    5. B finds that 2 is missing, deletes its entry and fails. Then A (and C) can delete theirs.
+    2. A creates 3, and reads 2 repeatedly for 90 s, because a cache may hide it.
+    3. (With two polls, B reads 3. C, who has also read 3, creates 4, and reads 3 and 2.)
+    4. B refreshes and creates the next entry. The previous entry exists. B also reads 2, which it read before 3.
+    5. B finds that 2 is missing, deletes its entry and fails. Then A (and C) can delete their entries.
     """
     world = World()
     writers = [decisions(world) for _ in range(1 + polls)]
@@ -268,7 +268,7 @@ def test_no_process_appends_after_an_entry_of_a_process_that_outlived_the_root(p
 
 
 def test_the_first_append_on_a_disk_after_a_poll_reads_one_earlier_commit() -> None:
-    """It reads the commit from before the poll, because the writer of the polled commits may have outlived the root."""
+    """The writer reads the commit from before the poll, because the other writer may have outlived the root."""
     world = World()
     world.root().create_topic("t")
     topic = world.root(counting := CountingStore(world.store)).topic("t")
@@ -287,7 +287,7 @@ def test_the_first_append_on_a_disk_after_a_poll_reads_one_earlier_commit() -> N
 
 
 def test_an_entry_that_fills_the_gap_of_a_lost_entry_is_withdrawn() -> None:
-    """Entry 1 was lost after 2 had been created; a writer that last looked before that creates another 1."""
+    """Entry 1 was lost after 2 had been created. A writer that last polled before that creates a different 1."""
     case = Case(ZERO)
     case.other(2, AFTER_LOST)
     with pytest.raises(Corrupt, match="number 1 of the log is missing, although 2 exists"):
@@ -296,7 +296,7 @@ def test_an_entry_that_fills_the_gap_of_a_lost_entry_is_withdrawn() -> None:
 
 
 def test_an_entry_is_kept_if_the_next_one_belongs_to_a_process_that_outlived_the_root() -> None:
-    """The next one is taken back, so nothing was lost."""
+    """The next entry is withdrawn, so no entry was lost."""
     case = Case(ZERO)
     case.other(2, AFTER_LOST)
     case.at(30, lambda: case.remove(2))
@@ -305,7 +305,7 @@ def test_an_entry_is_kept_if_the_next_one_belongs_to_a_process_that_outlived_the
 
 
 def test_a_withdrawn_entry_is_restored_if_another_entry_follows_it() -> None:
-    """Between the writer's look and its deletion the process that outlived the root takes 2 back, and B creates 2."""
+    """Between the writer's read and its deletion, the process that outlived the root withdraws 2, and B creates 2."""
     case = Case(ZERO)
     case.other(2, AFTER_LOST)
 
@@ -320,7 +320,7 @@ def test_a_withdrawn_entry_is_restored_if_another_entry_follows_it() -> None:
 
 @pytest.mark.parametrize(("following", "looked_ms"), [(AFTER_ONE, 5_000), (None, 5_000), (AFTER_LOST, 0)])
 def test_an_entry_with_a_following_entry_is_acknowledged_immediately(following: bytes | None, looked_ms: int) -> None:
-    """Also where nobody looks: the newest entry was seen a moment ago."""
+    """The next entry is not read, because the latest entry was read a moment ago."""
     case = Case(ZERO)
     if following is not None:
         case.other(2, following)
@@ -329,7 +329,7 @@ def test_an_entry_with_a_following_entry_is_acknowledged_immediately(following: 
 
 
 def test_an_entry_of_another_process_is_never_withdrawn() -> None:
-    """The store tells two processes that they have created entry 1, and keeps the other process's."""
+    """The store reports to two processes that they have created entry 1, and keeps the entry of the other process."""
 
     case = Case()
     numbered = case.numbered(lying := HookedStore(case.world.store, after=always_created))

@@ -1,4 +1,4 @@
-"""A store whose times are whole seconds: nothing runs out early, and no jitter of its clock shows."""
+"""A store whose times are whole seconds: nothing expires early, and the jitter of its clock has no effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGIN_MS = (0, 1, 500, 998, 999)
 
 
 class CoarseWorld(World):
-    """A bucket that is otherwise in order, `begin_ms` after a full second."""
+    """An otherwise valid bucket, `begin_ms` after a full second."""
 
     def __init__(self, begin_ms: int = 0) -> None:
         super().__init__(now_ms=START_MS + begin_ms)
@@ -31,7 +31,7 @@ class CoarseWorld(World):
 
 @pytest.mark.parametrize("begin_ms", BEGIN_MS)
 def test_run_times_of_a_query_increase_with_a_coarse_clock(begin_ms: int) -> None:
-    """Else a run that was started again at once would be fenced by the one before."""
+    """Otherwise, a run that is restarted immediately would be fenced by the previous run."""
     world = CoarseWorld(begin_ms)
     times = []
     for _ in range(100):

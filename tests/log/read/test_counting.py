@@ -1,4 +1,4 @@
-"""A count from metadata is what a scan gives, or says that it is an upper bound."""
+"""A count from metadata equals the result of a scan, or reports that it is an upper bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KAFKA = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"
 
 
 def check(topic: Topic) -> bool:
-    """Compare the count with a scan; True if it was exact."""
+    """Compare the count with a scan. Return True if the count was exact."""
     counted, table = topic.count(), topic.scan(columns=["timestamp"]).to_table()
     assert counted.records == table.num_rows if counted.is_exact else counted.records >= table.num_rows
     if table.num_rows:

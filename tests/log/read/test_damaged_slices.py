@@ -1,6 +1,6 @@
-"""One bad byte in a slice: readers get all sound batches in order, and an error, or a report, for the bad one alone.
+"""One wrong byte in a slice: readers get all valid batches in order, and an error or a report for the corrupt batch.
 
-A table of layouts of a log, and of bytes of a batch, each read from every offset.
+The tests read a table of log layouts and of bytes of a batch from every offset.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tests.support.records import small
 
 DENSE = [0, 2, 4, 6, 8, 10]
 SPARSE = [0, 2, 7, 9, 40, 50]
-"""Base offsets of batches of two records."""
+"""Base offsets of batches with two records."""
 WINDOWS = Limits(span_bytes=300, index_min_bytes=100)
-"""Two batches, and a bit, are read at once."""
+"""A window contains slightly more than two batches."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A topic in one slice. `end`: its log end; `file` the key of the slice's file, whose first byte is the slice's."""
+    """A topic in one slice. `end` is its log end offset, and `file` the key of the file that starts with the slice."""
 
     bases: list[int]
     limits: Limits
@@ -99,12 +99,12 @@ def made(layout: Layout, folder: Path) -> Root:
 
 
 def slice_file(root: Root) -> str:
-    """The key of the file that has the slice from offset 0 on."""
+    """Return the key of the file that contains the slice from offset 0 on."""
     return file_key("t", root.topic("t").log.snapshot().slices.all().path(0))
 
 
 def headers_of(root: Root) -> tuple[list[int], list[int], list[int]]:
-    """Positions, base offsets and next offsets of the slice's batches."""
+    """Return the positions, base offsets and next offsets of the slice's batches."""
     rows = root.topic("t").log.snapshot().slices.all()
     data = root.store.get(slice_file(root))[: int(rows.size[0])]
     headers = scan_headers(data)
@@ -121,7 +121,7 @@ def flip(root: Root, position: int) -> None:
 def read(
     root: Root, start: int, end: int | None = None, threads: int = 1, said: list[Skipped] | None = None
 ) -> tuple[list[int], Corrupt | None]:
-    """Offsets from `start` on, up to the error, and the error. `said`: damage is skipped, and put there."""
+    """Read offsets from `start` up to an error, and return them with the error. Skipped ranges are added to `said`."""
     view = RootView(root, None if said is None else said.append)
     end = view.bounds("t")[0].log_end if end is None else end
     found: list[int] = []
@@ -148,7 +148,7 @@ def test_valid_batches_are_read_and_the_corrupt_one_is_reported(layout: Layout, 
         positions, bases, ends = headers_of(root)
         flip(root, positions[bad] + BYTES[byte])
         lost = range(bases[bad], ends[bad])
-        # In a gap nothing tells whether the damaged batch reached into it.
+        # In a gap, it is unknown whether the damaged batch extended into it.
         after = bases[bad + 1] if bad + 1 < len(bases) else 60 if layout.imported else 12
         for start in (offset for offset in good if offset not in lost):
             found, error = read(root, start)
@@ -174,7 +174,7 @@ def test_valid_batches_are_read_and_the_corrupt_one_is_reported(layout: Layout, 
 
 
 def test_damage_outside_of_batch_checksums_is_reported(layout: Layout, root: Root) -> None:
-    """Batches that fill all offsets have theirs for certain. Where there are gaps, one may have moved."""
+    """If batches cover all offsets, their offsets are certain. If there are gaps, a batch may have moved."""
     good = all_offsets(root)
     positions, _, _ = headers_of(root)
     flip(root, positions[2] + EPOCH)
@@ -192,7 +192,7 @@ def test_damage_outside_of_batch_checksums_is_reported(layout: Layout, root: Roo
 def test_a_slice_with_a_possibly_wrong_base_offset_is_rejected(folder: Path) -> None:
     root = made(LAYOUTS["small segment with gaps"], folder)
     positions, _, _ = headers_of(root)
-    flip(root, positions[2] + 7)  # from 7 to 6, where nothing is
+    flip(root, positions[2] + 7)  # from 7 to 6, which is in a gap
     found, error = read(root, 0)
     assert found == []
     assert error is not None
@@ -285,7 +285,7 @@ def test_a_consumer_reads_the_records_before_and_after_a_corrupt_batch(layout: L
 
 
 def test_an_undecodable_record_affects_only_its_batch(tmp_path: Path) -> None:
-    """Its checksums are right: a writer's defect."""
+    """Its checksums are valid, so the writer was defective."""
     memory = CountedRoot("memory", tmp_path)
     odd = BatchHeader(2, 1, 2, HOUR_MS, HOUR_MS, leader_epoch=0).pack(b"\xff" * 20)
     appended_by_hand(memory, memory.topic(1), [batch(0, [b"a", b"b"]), odd, batch(4, [b"c"])])
@@ -315,7 +315,7 @@ def test_intact_slices_next_to_a_damaged_one_are_read(tmp_path: Path) -> None:
 
 
 def test_tasks_skip_corrupt_batches_and_log_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As Spark's data source reads: plans are pickled, and tasks log what they leave out."""
+    """Reads like Spark's data source: plans are pickled, and tasks log skipped ranges."""
     made_on_disk(tmp_path)
     view = open_view(resolve(str(tmp_path / "root")), tailing=False, corrupt_records="skip")
     parts = TaskParts(view.plan([OffsetRange("t", 0, 0, 3)], READ_UNCOMMITTED))
@@ -330,7 +330,7 @@ def test_tasks_skip_corrupt_batches_and_log_them(tmp_path: Path, caplog: pytest.
 
 
 def made_on_disk(folder: Path) -> None:
-    """A root and a Kafka directory whose second of three batches is damaged."""
+    """Return a root and a Kafka log directory in which the second of three batches is damaged."""
     topic = sparklog.open(folder / "root", create=True).create_topic("t", configs={"inline.records.bytes": "0"})
     for value in (b"first", b"second", b"third"):
         topic.append({"value": [value]}, options=small())

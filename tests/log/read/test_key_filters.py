@@ -1,4 +1,4 @@
-"""Look-ups by key leave out what the filters of keys deny, and read what has no sound filter."""
+"""Lookups by key skip slices whose key filters exclude the key, and read slices without valid filters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEYS = 3000
 
 
 class FilteredWorld(World):
-    """A topic of 1.5 MB: appended in four, then merged into one slice, or sealed."""
+    """A topic of 1.5 MB, which was appended in four parts, and then merged into one slice or sealed."""
 
     def __init__(self, *, roll: bool, configs: dict[str, str] | None = None) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class FilteredWorld(World):
         self.filters = filter_path(f"t/{path}")
 
     def get(self, key: bytes) -> tuple[pa.RecordBatch | None, int]:
-        """The answer, and the bytes read for it, by a process that has nothing in its cache."""
+        """Return the record and the bytes read, by a process with an empty cache."""
         topic = self.root(self.counted).topic("t")
         topic.log.read_snapshot()
         before = self.counted.bytes_read
@@ -83,7 +83,7 @@ def test_an_absent_key_reads_the_filter_once(world: FilteredWorld) -> None:
 
 
 class LargeWorld(FilteredWorld):
-    """A topic of 6 MB in one slice, in batches of 100 KB; key i is at offset i."""
+    """A topic of 6 MB in one slice, in batches of 100 KB. Key i has offset i."""
 
     def __init__(self, *, roll: bool, configs: dict[str, str] | None = None) -> None:
         World.__init__(self)
@@ -98,7 +98,7 @@ class LargeWorld(FilteredWorld):
         self.filters = filter_path(f"t/{path}")
 
     def scanned(self, keys: list[bytes], **how: object) -> tuple[list[int], int, int]:
-        """Offsets of the records with these keys, requests, and bytes read besides the filters."""
+        """Return the offsets of records with these keys, the requests, and the bytes read except the filters."""
         topic = self.root(self.counted).topic("t")
         scan = topic.scan(keys=keys, **how)
         gets, nbytes = self.counted.counts["get"], self.counted.bytes_read
@@ -119,7 +119,7 @@ def test_only_the_matching_blocks_of_a_large_slice_are_read(roll: bool) -> None:
     assert world.scanned([b"key-17", b"key-11900"]) == ([17, 11900], 2, sizes[0] + sizes[-1])
     every = [b"key-%d" % i for i in range(0, 12000, 100)]
     assert world.scanned(every) == (list(range(0, 12000, 100)), 1, made.nbytes)
-    # Pieces outside of the range are not read.
+    # Blocks outside of the range are not read.
     assert world.scanned([b"key-17", b"key-5000"], start={0: 5000}, end={0: 5001}) == ([5000], 1, sizes[2])
     assert world.scanned([b"key-17"], start={0: 18}) == ([], 1, sizes[0])
     for key, number in ((b"key-17", 17), (b"key-11999", 11999)):

@@ -1,4 +1,4 @@
-"""Scans of some keys give what a scan of everything gives, filtered: over random histories of a topic."""
+"""Scans of some keys return the filtered result of a full scan, for random histories of a topic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _small_filters() -> Iterator[None]:
 
 
 def some_rows(rng: random.Random, partition: int | None) -> pa.Table:
-    # Few keys each time, so that many slices have not got a key.
+    # Each append has few keys, so that many slices do not contain a given key.
     keys = rng.sample(ALL_KEYS, 4)
     n = rng.randrange(1, 12)
     values = [rng.choice([None, b"v%d" % rng.randrange(99)]) for _ in range(n)]
@@ -40,7 +40,7 @@ def some_rows(rng: random.Random, partition: int | None) -> pa.Table:
 
 
 def history(seed: int, steps: int) -> Iterator[tuple[World, random.Random, bool]]:
-    """A topic after each step, and if all of its records lie where Kafka's partitioner puts their keys."""
+    """Yield a topic after each step, and whether all records are in the partitions that Kafka's partitioner selects."""
     rng, world, placed = random.Random(seed), World(), True
     configs = rng.choice([{}, {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}])
     world.root().create_topic("t", partitions=rng.randrange(1, 4), configs=configs)

@@ -1,4 +1,4 @@
-"""The search for the largest timestamp, over a view made of a list."""
+"""The search for the maximum timestamp in a view of a list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMES = st.integers(-1, 50) | st.integers(1_700_000_000_000, 1_700_100_000_000) 
 
 
 class ListView:
-    """Only what the search asks of a `LogView`: timestamps by offset, per partition. Counts its questions."""
+    """The part of `LogView` that the search uses: timestamps by offset, per partition. Counts lookups."""
 
     def __init__(self, timestamps: Mapping[int, list[int]]) -> None:
         self.timestamps = timestamps

@@ -1,4 +1,4 @@
-"""Reads of a store with round trips: several ranges under way, and the same rows in the same order."""
+"""Reads of a remote store: several ranges are in flight, and the records have the same order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bucket(tmp_path: Path) -> CountedRoot:
 
 
 def filled(place: CountedRoot) -> Topic:
-    """Two partitions: ten small files, one with large slices, and a few small ones again."""
+    """Return a topic with two partitions: ten small files, one with large slices, and a few small ones."""
     topic = place.topic(2)
     for number in range(10):
         topic.append(random_rows(100, first=number * 100, seed=number))
@@ -87,15 +87,15 @@ def test_each_byte_of_a_slice_is_read_once_in_large_ranges(bucket: CountedRoot) 
     assert len(scan.to_table()) == 5300
     slices = topic.log.snapshot(refresh=False).slices.all()
     assert bucket.store.bytes_read == int(slices.size.sum())
-    # Large slices come in windows. Of small ones those side by side come together; behind the large ones the partitions
-    # are read one after the other.
+    # Large slices are read in windows. Adjacent small slices are read together. After the large slices, partitions are
+    # read one after the other.
     large = slices.size[slices.size > WINDOW].tolist()
     assert len(large) == 2
     assert reads(bucket) == sum(-(-size // WINDOW) for size in large) + 10 + 2 * 3
 
 
 class Gathering(WrapperStore):
-    """Answer reads of data only when `together` of them are under way, or `most` bytes; note what was under way."""
+    """Respond to reads of data only if `together` reads or `most` bytes are in flight, and record these reads."""
 
     def __init__(self, inner: Store, together: int) -> None:
         super().__init__(inner)
@@ -120,7 +120,7 @@ def test_ranges_are_requested_in_parallel(bucket: CountedRoot) -> None:
     topic = bucket.topic(1)
     for number in range(12):
         topic.append(random_rows(50, first=number * 50))
-    # With one reading after the other, the barrier would break.
+    # If reads were sequential, the barrier would break.
     store = Gathering(bucket.inner, together=12)
     assert len(bucket.world.root(store).topic("t").scan().to_table()) == 600
     limit = store.most // 3
@@ -210,7 +210,7 @@ def test_replanning_on_another_host_returns_all_records(remembered: tuple[str, .
         list(other.list(f"{folder}/"))
     transaction.commit()
     parts = root.topic("t").scan().parts
-    # The file of the second record is denied there, and so is what tells that the record is committed.
+    # The file of the second record is hidden there, and so is the entry that shows that the record is committed.
     batches = read_parts([replace(part, store=other) for part in parts if isinstance(part, NativeReadPart)], ("value",))
     assert [value for batch in batches for value in batch["value"].to_pylist()] == [b"a", b"b"]
 
@@ -242,7 +242,7 @@ def test_maintenance_reads_large_slices_in_windows(place: CountedRoot) -> None:
     assert b"".join(windows) == place.inner.get(row.file, row.position, row.size)
     begun = -(-row.size // WINDOW)
     assert begun > 9
-    # Window by window, what is left of a batch is read again.
+    # In each window, the rest of a batch is read again.
     assert begun <= reads(place) <= begun * (1 if place.kind == "bucket" else 2)
     assert (place.store.bytes_read == row.size) == (place.kind == "bucket")
 
@@ -280,7 +280,7 @@ def test_stopping_early_leaves_no_request_in_flight(bucket: CountedRoot) -> None
 
 
 def test_a_failed_request_raises_when_it_is_consumed(bucket: CountedRoot) -> None:
-    """Not before the pieces that come first have been handed out."""
+    """Not before the previous pieces have been returned."""
 
     def read(request: Request) -> bytes:
         if request.start == 3:

@@ -1,4 +1,4 @@
-"""What docs/guides/reading-less.md shows is run; its Spark part by tests/datasource/test_spark_docs.py."""
+"""Examples in docs/guides/reading-less.md run. tests/datasource/test_spark_docs.py runs the Spark examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "reading-less.md").read
 
 
 def snippets(heading: str, language: str) -> list[str]:
-    """The snippets of a section."""
+    """Return the snippets of a section."""
     section = GUIDE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     found = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert found

@@ -1,4 +1,4 @@
-"""Batches of an even size: small ones joined, large ones cut, and what comes before an error."""
+"""Record batches of uniform size: small ones are joined, large ones are sliced, and errors come last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices that plain appends never make: gaps, control batches, times patched in, sealed segments."""
+"""Slices that appends never write: gaps, control batches, changed timestamps, sealed segments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def memory(tmp_path: Path) -> CountedRoot:
 
 
 def batch_of(base: int, deltas: list[int], last_delta: int, *, attributes: int = 0, max_ts: int | None = None) -> bytes:
-    """A batch with records at these offsets, times 1000 + offset, values that say their offset."""
+    """Return a batch with records at these offsets, with timestamps of 1000 + offset and the offset in the value."""
     offset = np.asarray(deltas, np.int64) + base
     columns = RecordColumns(
         offset, offset + 1000, pa.array([b"k"] * len(deltas)), pa.array([b"v%d" % each for each in offset.tolist()])
@@ -73,7 +73,7 @@ def test_control_batches_are_not_records(memory: CountedRoot) -> None:
     appended_by_hand(memory, topic, [batch_of(0, [0, 1], 1), marker, batch_of(3, [0], 0)])
     assert topic.scan().to_table()["offset"].to_pylist() == [0, 1, 3]
     assert topic.scan(columns=["offset"]).to_table()["offset"].to_pylist() == [0, 1, 3]
-    # Kafka counts markers in a lookup.
+    # Kafka includes markers in a lookup.
     assert topic.offset_for_timestamp(1002) == {0: TimestampOffset(2, 1002)}
 
 

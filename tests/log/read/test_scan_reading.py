@@ -1,4 +1,4 @@
-"""Scans: ranges, projections, requests, joined batches, large slices, damage, files that are gone."""
+"""Scans: ranges, projections, requests, joined batches, large slices, damaged slices, and missing files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def memory(tmp_path: Path) -> CountedRoot:
 
 
 def gets(place: CountedRoot) -> int:
-    """Reads of append files since the last reset."""
+    """Return the number of reads of append files since the last reset."""
     return sum(verb == "get" and "/append/" in key for verb, key in place.store.keys)
 
 
@@ -185,7 +185,7 @@ def test_many_tiny_slices_return_few_batches(memory: CountedRoot) -> None:
 
 def test_large_results_are_returned_in_batches_of_the_requested_size(memory: CountedRoot) -> None:
     topic = memory.topic(1)
-    # 1:50 by compression, so that the stored size says little.
+    # The compression ratio is 1:50, so the stored size is a poor estimate.
     topic.append(pa.table({"value": [b"%06d" % (i // 100) + bytes(500) for i in range(20_000)]}))
     batches = list(topic.scan(batch_bytes=1 << 20))
     sizes = [batch.nbytes for batch in batches]
@@ -268,7 +268,7 @@ def test_parts_can_be_pickled(tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(memory: CountedRoot) -> Topic:
-    """A topic with a slice of 3 MiB, read in windows of 256 KiB."""
+    """Return a topic with a slice of 3 MiB, which is read in windows of 256 KiB."""
     memory.store.limits = Limits(span_bytes=256 << 10)
     topic = memory.topic(1)
     topic.append(random_rows(3000, value_bytes=1000), options=small(batch_bytes=20_000))
@@ -303,7 +303,7 @@ def test_a_batch_larger_than_a_window_is_read(memory: CountedRoot) -> None:
 
 
 def damaged(place: CountedRoot, at: int, flip: int = 1) -> str:
-    """Flip a byte of the only append file; its key."""
+    """Flip a byte of the only append file, and return its key."""
     assert isinstance(place.inner, MemoryStore)
     (key,) = place.append_files()
     data = bytearray(place.inner.get(key))
@@ -366,7 +366,7 @@ def test_a_truncated_file_is_corrupt(memory: CountedRoot) -> None:
 
 
 def test_a_damaged_footer_does_not_hide_records(memory: CountedRoot, large: Topic) -> None:
-    """What it is for, to enter a slice in its middle, can be done without."""
+    """The footer is only needed to start reading in the middle of a slice."""
     (key,) = memory.append_files()
     damaged(memory, len(memory.inner.get(key)) - 30)
     assert large.scan().to_table().num_rows == 3000
@@ -375,7 +375,7 @@ def test_a_damaged_footer_does_not_hide_records(memory: CountedRoot, large: Topi
 
 
 def moved(place: CountedRoot, topic: Topic) -> None:
-    """Give the topic's slices another file, as a merge does, and delete the old one."""
+    """Move the slices of the topic to another file, like a merge, and delete the old file."""
     from sparklog.log.journal.names import append_path
     from tests.log.rewriting import rewrite
 
@@ -438,7 +438,7 @@ def test_a_file_that_is_hidden_once_is_requested_again(memory: CountedRoot) -> N
     memory.store.inner = FaultyStore(memory.inner, Script({("get:append", 0): Fault(FaultKind.ABSENT)}))
     memory.store.reset()
     assert scan.to_table().num_rows == 10
-    # The plan stays as it was: nothing but the file is read, twice.
+    # The plan does not change. Only the file is read, twice.
     assert [verb for verb, _ in memory.store.keys] == ["get"] * gets(memory)
     assert gets(memory) == 2
 

@@ -1,4 +1,4 @@
-"""Entering sealed segments by Kafka's index files: what it costs, and that a wrong one changes nothing but the cost."""
+"""Seeks in sealed segments with Kafka's index files: their requests, and wrong indexes, which only change the cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WINDOW = 256 << 10
 
 
 class Segment:
-    """A topic of one partition that is one sealed segment of about 3 MiB, with Kafka's index files beside it."""
+    """A topic with one partition: a sealed segment of about 3 MiB, with Kafka's index files."""
 
     def __init__(self, folder: Path, *, times: list[int] | None = None) -> None:
         self.place = CountedRoot("memory", folder)
@@ -62,11 +62,11 @@ class Segment:
         self.place.inner.delete(self.key.removesuffix(".log") + suffix)
 
     def reads(self) -> list[str]:
-        """Suffixes of the files read since the last reset."""
+        """Return the suffixes of the files read since the last reset."""
         return [key.rpartition(".")[2] for verb, key in self.place.store.keys if verb == "get" and "/sealed/" in key]
 
     def wrong_offsets(self, starts: list[int]) -> list[int]:
-        """Those from which 40 records are not read as they were written."""
+        """Return the offsets from which 40 records are not read as they were written."""
         return [
             start
             for start in starts
@@ -78,7 +78,7 @@ class Segment:
         return {0: None if found is None else TimestampOffset(found, self.times[found])}
 
     def wrong_times(self, start: int = 0) -> list[int]:
-        """Those, of a few, whose first record is not found; the log starts at `start`."""
+        """Return the timestamps, of a sample, whose first record is not found. The log starts at `start`."""
         newest = max(self.times)
         targets = [0, self.times[7], self.times[1500], self.times[1500] + 1, self.times[2990], newest, newest + 1]
         return [each for each in targets if self.topic.offset_for_timestamp(each) != self.model(each, start)]
@@ -86,7 +86,7 @@ class Segment:
 
 @pytest.fixture
 def segment(tmp_path: Path) -> Segment:
-    # Times that mostly rise, now and then fall back.
+    # Timestamps that mostly increase, and sometimes decrease.
     made = Segment(tmp_path, times=[START_MS + i * 10 - (i % 13) * 40 for i in range(RECORDS)])
     made.place.store.limits = Limits(span_bytes=WINDOW)
     return made
@@ -175,7 +175,7 @@ def shifted(segment: Segment) -> OffsetIndex:
 
 
 def of_another(segment: Segment) -> OffsetIndex:
-    """The positions hold batches, of other offsets."""
+    """The positions contain batches with other offsets."""
     index = OffsetIndex.build(0, segment.headers.position, segment.headers.last_offset, 4096)
     return OffsetIndex(0, index.offsets[:-5], index.positions[5:])
 
@@ -186,7 +186,7 @@ def beyond(segment: Segment) -> OffsetIndex:
 
 
 def early(segment: Segment) -> OffsetIndex:
-    """Right positions, each for an offset that lies behind it: a reader that believed it would miss records."""
+    """Return valid positions with later offsets. A reader that trusts such an entry would miss records."""
     h = segment.headers
     return OffsetIndex(0, h.last_offset[10:-10] - 200, h.position[10:-10])
 
@@ -201,7 +201,7 @@ def test_a_wrong_offset_index_costs_reads_but_does_not_hide_records(
 
 
 def test_a_batch_header_inside_a_value_is_not_a_batch(segment: Segment) -> None:
-    """Bytes of a record may look like a batch that ends at the entry's offset: its CRC is not that of one."""
+    """Bytes of a record may look like a batch that ends at the offset of the entry, but with an invalid CRC."""
     first = segment.place.inner.get(segment.key, int(segment.headers.position[40]), int(segment.headers.size[40]))
     fake = bytearray(first[:200])
     fake[8:12] = (188).to_bytes(4, "big")
@@ -216,7 +216,7 @@ def test_a_batch_header_inside_a_value_is_not_a_batch(segment: Segment) -> None:
 
 def test_a_wrong_time_index_is_ignored(segment: Segment) -> None:
     h = segment.headers
-    # Times that its batches do not have, and offsets at which no batch ends.
+    # Timestamps that no batch has, and offsets at which no batch ends.
     lies = [
         TimeIndex(0, np.array([START_MS + 1, START_MS + 2]), h.last_offset[[50, 120]]),
         TimeIndex(0, np.array([START_MS + 1, START_MS + 2]), h.last_offset[[50, 120]] - 1),

@@ -1,8 +1,9 @@
-"""Tables and followed tables against a dictionary, over random histories.
+"""Tables and followed tables, compared with a dictionary for random histories.
 
-A history appends, deletes keys, commits and aborts transactions, leaves some open, compacts, expires, vacuums, moves
-log starts and adds partitions, in any order. After each step the table equals what a model makes of all records that
-were ever written, as of now and as of offsets and times, and a table that has followed all along equals it, too.
+A history appends records, deletes keys, commits and aborts transactions, leaves some open, compacts, expires, vacuums,
+advances log starts and adds partitions, in any order. After each step, the table must equal a model of all written
+records, as of now and as of offsets and times. A table that has followed the topic from the start must equal it as
+well.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CONFIGS = {
     "segment.ms": HOUR_MS,
 }
 Table = dict[tuple[int, bytes], tuple[int, bytes]]
-"""Partition and key to offset and value."""
+"""(partition, key) -> (offset, value)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Written:
 
 @dataclass
 class History:
-    """One topic, all that was ever written to it, and the fate of each transaction: True once it is committed."""
+    """One topic, all records that were ever written to it, and whether each transaction was committed."""
 
     rng: random.Random
     world: TopicsWorld = field(default_factory=lambda: TopicsWorld(partitions=2))
@@ -70,14 +71,14 @@ class History:
         for _ in range(self.rng.choice((1, 2, 5, 12))):
             self.count += 1
             keys.append(b"k%d" % self.rng.randrange(14))
-            # The value names its transaction.
+            # The value contains the id of its transaction.
             values.append(None if not txn and self.rng.random() < 0.25 else b"%d/%s" % (self.count, txn.encode()))
         columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
         times = [self.world.now_ms] * len(keys)
         return pa.table({**columns, "timestamp": pa.array(times, pa.timestamp("ms", tz="UTC"))})
 
     def look(self) -> None:
-        """Note what was written since, before anything can take it away."""
+        """Record the new records before they can be removed."""
         bounds = RootView(self.topic.root).bounds("a")
         for partition, each in bounds.items():
             known = self.written.setdefault(partition, [])
@@ -115,7 +116,7 @@ class History:
                     transaction.commit()
                     self.committed[name] = True
                 except sparklog.SparklogError:
-                    pass  # It was aborted after its timeout.
+                    pass  # The transaction was aborted after its timeout.
             else:
                 transaction.abort()
 
@@ -138,7 +139,7 @@ class History:
             self.topic.alter(partitions=partitions + 1)
 
     def model(self, ends: dict[int, int]) -> Table:
-        """The latest committed record of each key below these ends, tombstones left out."""
+        """Return the latest committed record of each key below these ends, without tombstones."""
         table: Table = {}
         for partition, bounds in RootView(self.topic.root).bounds("a").items():
             for each in self.written.get(partition, ()):
@@ -172,7 +173,7 @@ def check_now(history: History, live: FollowedTable) -> None:
 
 
 def check_then(history: History) -> int:
-    """Compare as of an earlier place; returns 1 if the answer is refused, as what was there then is gone."""
+    """Compare the table as of earlier offsets. Return 1 if it is rejected, because records were removed."""
     rng, topic = history.rng, history.topic
     view = RootView(topic.root)
     bounds = view.bounds("a")

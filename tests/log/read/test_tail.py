@@ -1,4 +1,4 @@
-"""Following a topic: where it starts, what it sees, and what it says when records or the topic are gone."""
+"""Tails of a topic: their start positions, their records, and deleted records or topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def root() -> Root:
 
 
 def tailed(root: Root, partition: int | None = None, warnings: list[str] | None = None) -> Tail:
-    """A tail of topic `t`, opened."""
+    """Return an open tail of topic `t`."""
     tail = Tail(RootView(root), "t", READ_COMMITTED, partition, (warnings if warnings is not None else []).append)
     tail.open()
     return tail

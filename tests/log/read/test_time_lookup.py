@@ -1,4 +1,4 @@
-"""The first offset at or after a time: Kafka's rule, against a plain model, and what it costs."""
+"""The first offset at or after a time: Kafka's rule, compared with a simple model, and the number of requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def timed(times: Sequence[int]) -> pa.Table:
 
 
 def model(times: Sequence[int], target: int, start: int = 0, end: int | None = None) -> TimestampOffset | None:
-    """Kafka's rule, record by record."""
+    """Apply Kafka's rule record by record."""
     stop = len(times) if end is None else end
     found = next((offset for offset in range(start, stop) if times[offset] >= target), None)
     return None if found is None else TimestampOffset(found, times[found])
@@ -74,7 +74,7 @@ def test_lookups_agree_with_the_model(batches: list[list[int]], log_start: int, 
 
 @pytest.fixture
 def large(memory: CountedRoot) -> tuple[Topic, list[int]]:
-    """Slices of 3 MiB whose times go up in jumps and sometimes back, and a small one behind them."""
+    """Return slices of 3 MiB whose timestamps increase in jumps and sometimes decrease, followed by a small slice."""
     memory.store.limits = Limits(span_bytes=512 << 10)
     topic = memory.topic(1)
     times = [START_MS + (i // 50) * 1000 - (i % 7) * 300 for i in range(6000)]

@@ -1,4 +1,4 @@
-"""A topic as a table: what it holds, what is refused, and the table that follows."""
+"""A topic as a table: its rows, rejected arguments, and followed tables."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_key_has_a_row_in_each_partition_that_contains_it() -> None:
 
 
 def compacted(world: TopicsWorld) -> Topic:
-    """Offsets 0 to 3 are cleaned, 4 and 5 are not; the topic has two partitions."""
+    """Return a topic with two partitions in which offsets 0 to 3 are cleaned, and 4 and 5 are not."""
     topic = world.topic("a")
     topic.alter(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}, partitions=2)
     topic.append(keyed_rows(("a", "1"), ("b", "2"), ("a", "3"), ("c", "4"), partition=0))
@@ -278,7 +278,7 @@ def fixture_table(records: list[ExpectedRecord]) -> dict[bytes, tuple[int, bytes
     ],
 )
 def test_lookups_work_in_kafka_log_directories(name: str, stages: list[str]) -> None:
-    """Tables equal those of what Kafka's consumer read, and are the same before and after Kafka's cleaner."""
+    """Tables equal the records that Kafka's consumer read, before and after Kafka's cleaner."""
     fixture = fixture_tree() / name
     checked = 0
     for stage in stages:

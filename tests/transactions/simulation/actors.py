@@ -1,4 +1,4 @@
-"""Who takes part in a random run over several topics, and what is asked of what they see."""
+"""The participants of a random run across several topics, and the checks of their results."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ TIMEOUT_MS = 20_000
 
 @dataclass
 class Attempt:
-    """One transaction as its writer saw it: files by topic, and what it was told."""
+    """One transaction as its writer saw it: files by topic, and the reported outcome."""
 
     files: dict[str, list[str]] = field(default_factory=dict)
     outcome: str = "unknown"
     batch: tuple[str, int] | None = None
     txn: tuple[str, int] | None = None
-    """The transaction of another job that it is part of, once that is recorded."""
+    """The transaction of another job that this one is a part of, once it is recorded."""
     span: tuple[str, int, int] | None = None
-    """Group, and offsets `[start, end)` of its source that the files were made of."""
+    """The group, and the offsets `[start, end)` of its source from which the files were made."""
     span_txn: tuple[str, int] = ("", -1)
-    """The transaction that sends them."""
+    """The transaction that sends the offsets."""
 
 
 @dataclass
 class Run(SimulatedRun):
-    """A run over three topics: the ledger, and what each writer was told."""
+    """A run across three topics: the ledger, and the outcomes that were reported to each writer."""
 
     ledger: Ledger = field(default_factory=Ledger)
     attempts: list[Attempt] = field(default_factory=list)
     progress: dict[str, int] = field(default_factory=dict)
     board: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
-    """Shared transactions: id -> its number and the jobs that have prepared."""
+    """Shared transactions: id -> its number, and the jobs that have prepared."""
     followed: list[Followed] = field(default_factory=list)
 
     RESTARTS = 4
@@ -69,7 +69,7 @@ class Run(SimulatedRun):
             root.create_topic(name, partitions=2)
 
     def judge(self) -> None:
-        """At the end: what was acknowledged is there, in all topics, once; the rest nowhere; nothing is held back."""
+        """Check the end of a run: acknowledged transactions are visible once in all topics, and none is open."""
         files = (file for topic in self.ledger.files.values() for file in topic)
         self.count("in memory", sum(file.path.startswith("in memory") for file in files))
         self.world.now_ms += 10 * TIMEOUT_MS
@@ -126,7 +126,7 @@ class Run(SimulatedRun):
 
 
 def visible(snapshot: Snapshot) -> list[str]:
-    """Files whose records a reader under read_committed gets, in the order of partitions and offsets."""
+    """Return the files whose records a read_committed reader sees, in the order of partitions and offsets."""
     rows, stable = snapshot.slices.all(), snapshot.state.last_stable()
     found: dict[str, None] = {}
     for row in range(len(rows)):
@@ -137,7 +137,7 @@ def visible(snapshot: Snapshot) -> list[str]:
 
 
 def upload(actor: Actor, root: Root, attempt: Attempt, target: AppendTarget) -> list[FileSlices]:
-    """Write a file of made-up slices; a failed upload is tried again under a new name."""
+    """Write a file of generated slices. A failed upload is repeated with a new name."""
     parts: tuple[int, ...]
     if target.inline_bytes and actor.random.random() < 0.6:
         parts, crc = actor.random.choice([(0,), (1,), (0, 1)]), actor.random.randint(100, 2**31)
@@ -181,7 +181,7 @@ def fill(run: Run, actor: Actor, root: Root, transaction: Transaction, attempt: 
 
 
 def writer(run: Run, decide: Decide, name: str, rounds: int, pace_s: float) -> Callable[[Actor], None]:
-    """Transactions under one id, one after the other; several such actors are instances that fence one another."""
+    """Consecutive transactions of one id. Several such actors are instances that fence each other."""
 
     def body(actor: Actor) -> None:
         left = iter(range(rounds))
@@ -224,7 +224,7 @@ def writer(run: Run, decide: Decide, name: str, rounds: int, pace_s: float) -> C
 
 
 def driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float) -> Callable[[Actor], None]:
-    """A streaming query's driver over three topics; several of them replay and fence one another."""
+    """The driver of a streaming query across three topics. Several drivers replay and fence each other."""
 
     def body(actor: Actor) -> None:
         def life() -> None:
@@ -267,7 +267,7 @@ def driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float) ->
 
 
 def sharer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[Actor], None]:
-    """Begins transactions that another job takes part in, waits for it a while, and commits."""
+    """Begins transactions that another job joins, waits for that job for a while, and commits."""
 
     def body(actor: Actor) -> None:
         left = iter(range(rounds))
@@ -300,7 +300,7 @@ def sharer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[Actor]
 
 
 def joiner(run: Run, decide: Decide, name: str, looks: int) -> Callable[[Actor], None]:
-    """Takes part in the transactions of a sharer."""
+    """Joins the transactions of a sharer."""
 
     def body(actor: Actor) -> None:
         left = iter(range(looks))
@@ -331,7 +331,7 @@ def joiner(run: Run, decide: Decide, name: str, looks: int) -> Callable[[Actor],
 
 
 def appender(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """Plain appends, which record the decisions that they find open."""
+    """Plain appends, which record the decisions of open transactions."""
 
     def body(actor: Actor) -> None:
         def life() -> None:
@@ -353,7 +353,7 @@ def appender(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def keeper(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """Maintenance: records decisions, times out, forgets and collects."""
+    """Maintenance: records decisions, aborts transactions after their timeout, prunes and deletes entries."""
 
     def body(actor: Actor) -> None:
         def life() -> None:
@@ -374,7 +374,10 @@ def keeper(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
-    """Reads all topics at once, again and again: all of each transaction or none, nothing taken back, nothing late."""
+    """Repeatedly reads all topics.
+
+    Each transaction is visible completely or not at all, never disappears, and is never late.
+    """
     stale_reads = FaultKind.ABSENT in getattr(decide, "kinds", ())
 
     def body(actor: Actor) -> None:
@@ -395,7 +398,7 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
                     run.count(f"reader {type(error).__name__}")
                     view = None
                     if stale_reads:
-                        # Who comes anew through such a cache may see less than who came before.
+                        # A new reader with such a cache may see less than an earlier reader.
                         read, stable = {}, {}
                 actor.sleep(actor.random.random() * 3)
 

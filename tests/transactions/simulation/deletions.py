@@ -1,6 +1,7 @@
-"""Transactions over a topic that is deleted and created again, by writers whose store fails for minutes.
+"""Transactions across a topic that is deleted and recreated, by writers whose store fails for minutes.
 
-`SIDE` is that topic. Of each transaction the part in another topic is judged: all or nothing, as its writer was told.
+`SIDE` is this topic. The parts of the transactions in another topic are checked: they are atomic, and match the
+reported outcomes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from tests.support.simulation.scheduler import Actor
 from tests.transactions.simulation.actors import TIMEOUT_MS, Attempt, Run, fill
 
 DELETIONS = "deletions"
-"""A profile of its own."""
+"""A separate profile."""
 SIDE = "d"
 OUTAGE_S = 60, 400
 
 
 class Outages:
-    """Adds outages to another plan of faults: a decision lands, its writer is not told, and gets no answer for long."""
+    """Adds outages to a plan of faults: a decision is written, its response is lost, and requests fail for long."""
 
     def __init__(self, inner: Decide, source: random.Random, rate: float, clock: Callable[[], int]) -> None:
         self.inner = inner
@@ -45,7 +46,7 @@ class Outages:
 
 
 def remaker(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """Deletes the topic and creates it again, mostly at once."""
+    """Deletes the topic and creates it again, usually immediately."""
 
     def body(actor: Actor) -> None:
         def life() -> None:
@@ -67,7 +68,7 @@ def remaker(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def side_writer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[Actor], None]:
-    """Transactions over two topics. Whoever is not told the outcome aborts, and learns it by that."""
+    """Transactions across two topics. If the outcome is not reported, the writer aborts, which resolves the outcome."""
 
     def body(actor: Actor) -> None:
         left = iter(range(rounds))
@@ -99,7 +100,7 @@ def side_writer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[A
 
 
 def settled(transaction: Transaction | None) -> str:
-    """Abort, and return the outcome that its writer knows then."""
+    """Abort the transaction, and return the outcome that its writer knows then."""
     if transaction is None:
         return "unknown"
     try:
@@ -129,7 +130,7 @@ def side_keeper(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None
 
 
 def side_reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
-    """Reads both topics while one comes and goes."""
+    """Reads both topics while one of them is deleted and recreated."""
 
     def body(actor: Actor) -> None:
         def life() -> None:
@@ -155,7 +156,7 @@ def spawn_deletions(
     decide: Callable[[str], Decide],
     spawn: Callable[[str, Callable[[Actor], None]], None],
 ) -> None:
-    """The topic, who deletes it, and who uses it."""
+    """Spawn the topic, the actor that deletes it, and its users."""
     setup = Actor(run.world, "setup of the side topic", lambda actor: None, 0, 0)
     open_root(run.world.store, env=setup.env).create_topic(SIDE, partitions=2)
     spawn("remaker", remaker(run, lambda call: None, source.randint(4, 10)))
@@ -163,7 +164,7 @@ def spawn_deletions(
         label = f"side-{number}"
         outages = Outages(decide(label), random.Random(f"{run.seed}/outages/{label}"), 0.05, lambda: run.world.now_ms)
         spawn(label, side_writer(run, outages, label, source.randint(3, 6)))
-        # Long pauses between two requests, for the topic to go and come back in.
+        # Long pauses between two requests, during which the topic is deleted and recreated.
         for role, make, rate in (("keeper", side_keeper, 0.7), ("reader", side_reader, 1.5)):
             name = f"{label}-{role}"
             stalls = Stalls(decide(name), random.Random(f"{run.seed}/stalls/{name}"), rate, 8_000)

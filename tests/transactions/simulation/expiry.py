@@ -1,4 +1,6 @@
-"""Runs of months in which transactional ids expire, are used again, and processes sleep for weeks between requests."""
+"""Runs of months in which transactional ids expire and are reused, and processes are suspended for weeks between
+requests.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ DAY_S = DAY_MS // 1000
 
 
 class Sleepers:
-    """Adds sleeps of days to another plan of faults, before a request or before its answer; some die as they wake."""
+    """Adds suspensions of days to a plan of faults, before a request or before its response.
+
+    Some processes die afterwards.
+    """
 
     def __init__(self, inner: Decide, source: random.Random, rate: float) -> None:
         self.inner = inner
@@ -40,7 +45,7 @@ class Sleepers:
 
 
 def cleaner(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """Maintenance every few days, by which ids expire."""
+    """Runs maintenance every few days, which expires ids."""
 
     def body(actor: Actor) -> None:
         left = iter(range(rounds))
@@ -69,7 +74,7 @@ def cleaner(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 class ExpiryRun(Run):
-    """Writers and streaming queries that sleep for weeks, while two cleaners expire ids."""
+    """Writers and streaming queries that are suspended for weeks, while two cleaners expire ids."""
 
     PROFILES = ("calm", "crashes", "sleepers", "everything")
     STREAM = "expiry"

@@ -1,7 +1,8 @@
-"""Who reads on from where it stood, on a machine that may remember names: each record once, none passed over.
+"""Readers that continue from their positions, on hosts that may cache names. Each record is read once, and none is
+skipped.
 
-`follower` is a consumer that keeps its positions; `query` is a streaming query, which plans a batch, writes that down,
-and plans the same batch again after a restart, perhaps on another machine.
+`follower` is a consumer that keeps its positions. `query` is a streaming query, which plans a batch, writes its
+checkpoint, and plans the same batch again after a restart, possibly on another host.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Slice = tuple[str, int, int]
 
 @dataclass
 class Followed:
-    """How far somebody has read, and what it got."""
+    """The positions of a reader, and the slices that it has read."""
 
     name: str
     positions: dict[Place, int] = field(default_factory=dict)
@@ -38,7 +39,7 @@ class Followed:
 
 
 def shown(rows: Slices, topic: str, partition: int, start: int, end: int) -> list[Slice]:
-    """The slices of a range that a reader under read_committed gets."""
+    """Return the slices of a range that a read_committed reader sees."""
     return [
         (topic, partition, int(rows.base[row]))
         for row in range(len(rows))
@@ -49,7 +50,7 @@ def shown(rows: Slices, topic: str, partition: int, start: int, end: int) -> lis
 def follower(
     run: Run, decide: Decide, host: str, topics: Sequence[str], polls: int, pace_s: float
 ) -> Callable[[Actor], None]:
-    """Reads topics up to their ends, again and again, each time from where it stood."""
+    """Repeatedly reads topics from the last positions up to their ends."""
 
     def body(actor: Actor) -> None:
         left = iter(range(polls))
@@ -84,7 +85,7 @@ def follower(
 
 @dataclass
 class Checkpoint:
-    """A streaming query's: the newest batch that was planned, and whether it was done."""
+    """The checkpoint of a streaming query: the latest planned batch, and whether it is complete."""
 
     start: dict[str, object] | None = None
     end: dict[str, object] | None = None
@@ -93,7 +94,7 @@ class Checkpoint:
 
 
 def query(run: Run, decide: Decide, hosts: Sequence[str], batches: int, loss: str) -> Callable[[Actor], None]:
-    """A streaming query that is started again and again, each time on one of these machines."""
+    """A streaming query that is restarted repeatedly, each time on one of the hosts."""
 
     def body(actor: Actor) -> None:
         left = [batches]
@@ -125,7 +126,7 @@ def query(run: Run, decide: Decide, hosts: Sequence[str], batches: int, loss: st
                     kept.start, kept.end, kept.is_done = start, end, False
                     kept.planned = slices(planner, view)
                     if actor.random.random() < 0.4:
-                        return  # it dies: the batch is planned again
+                        return  # it dies, and the batch is planned again
                     done(planner, view)
                     start = end
                 actor.sleep(actor.random.random() * 3)
@@ -155,7 +156,7 @@ def query(run: Run, decide: Decide, hosts: Sequence[str], batches: int, loss: st
 
 
 def planner_of(view: RootView, actor: Actor, loss: str) -> StreamPlanner:
-    """What the process that plans a query makes: over all topics, from their beginning."""
+    """Return the planner of a query across all topics, from their start."""
     options = {"subscribe": ",".join(TOPICS), "startingoffsets": "earliest", "failondataloss": loss}
     read = parse_options(options).read
     subscriber = Subscriber(view, Location(ROOT, "/log", "/log"), read.subscription)
@@ -163,13 +164,13 @@ def planner_of(view: RootView, actor: Actor, loss: str) -> StreamPlanner:
 
 
 def stored(document: Mapping[str, object]) -> dict[str, object]:
-    """Through Spark's checkpoint and back."""
+    """Encode and decode offsets, like Spark's checkpoint."""
     found: dict[str, object] = json.loads(json.dumps(document))
     return found
 
 
 def judge_followers(run: Run, rows_of: Callable[[str], Slices]) -> None:
-    """At the end: whoever followed got each visible slice below its positions, once, and nothing else."""
+    """Check the end of a run: each follower has read each visible slice below its positions exactly once."""
     rows = {topic: rows_of(topic) for topic in TOPICS}
     for followed in run.followed:
         wanted: Counter[Slice] = Counter()

@@ -1,11 +1,11 @@
-"""An independent judge of transactions: reads raw objects as they land, and knows what must be visible and what not.
+"""An independent model of transactions, which reads raw objects as they are written and knows which must be visible.
 
-It shares no code with what it judges. A slice of a commit with `txn` is visible if the COMMIT of its n, the first
-decision there is, names its version in its topic; a slice of any other commit is. What topics record of decisions is
-compared with that the moment it lands.
+It shares no code with the tested modules. A slice of a commit with `txn` is visible if the COMMIT of its n, which is
+its first decision, references the version of the commit in its topic. A slice of any other commit is visible. The
+outcomes that topics record are compared with the decisions immediately.
 
-A writer that finds out that its entry follows a lost one takes the entry back. Then it never counted, unless it is put
-back because another entry follows it.
+If a writer finds that its entry follows a lost entry, it withdraws its entry. A withdrawn entry never counts, unless it
+is restored because another entry follows it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from tests.support.simulation.scheduler import expect
 _ENTRY = re.compile(r"([^_/][^/]*|_transactions/[^/]+)/_log/([0-9]{20})\.json\Z")
 N = tuple[str, int]
 YOUNG_MS = 3_600_000
-"""Maintenance deletes no younger object of a journal: its writer takes it back."""
+"""Maintenance does not delete younger objects of a journal. If one is deleted, its writer has withdrawn it."""
 WRITTEN_CRC = 7
-"""Of slices in files that writers have written."""
+"""CRC of slices in files that writers have written."""
 
 
 def label(path: str, crc: int) -> str:
-    """Return the name of made-up slices: the path of their file, or their CRC-32C where none was written for them."""
+    """Return the name of generated slices: the path of their file, or their CRC-32C if no file was written for them."""
     return path if crc == WRITTEN_CRC else f"in memory {crc}"
 
 
 def _follows(data: bytes, landed: list[bytes]) -> bool:
-    """Return True if the newest entry is the one that an entry was written after."""
+    """Return True if an entry was written after the latest entry."""
     previous: int | None = json.loads(data.partition(b"\n")[0])["prevCrc"]
     return previous == (crc32c.crc32c(landed[-1]) if landed else None)
 
 
 @dataclass(frozen=True)
 class Appended:
-    """A file that a commit of a topic names: of transaction `txn` (id, n), or of none."""
+    """A file that a commit of a topic references, of transaction `txn` (id, n), or without a transaction."""
 
     path: str
     version: int
@@ -52,34 +52,34 @@ class Appended:
 
 @dataclass
 class Ledger:
-    """All that happened to the topics and ids of a store."""
+    """The history of the topics and ids of a store."""
 
     files: dict[str, list[Appended]] = field(default_factory=dict)
     """Topic -> files in the order of the log."""
     landed: dict[str, list[bytes]] = field(default_factory=dict)
-    """Folder of a journal -> its entries."""
+    """Directory of a journal -> its entries."""
     created_entries: dict[str, int] = field(default_factory=dict)
-    """Folder of a journal -> one more than the highest number that was ever created."""
+    """Directory of a journal -> the highest number that was ever created, plus one."""
     early: dict[tuple[str, int], bytes] = field(default_factory=dict)
-    """Folder and number of entries that do not count yet: the one before was withdrawn meanwhile."""
+    """Directory and number of entries that do not count yet, because the previous entry was withdrawn."""
     decided: dict[N, dict[str, set[int]] | None] = field(default_factory=dict)
-    """(id, n) -> versions by topic of its COMMIT, None for ABORT."""
+    """(id, n) -> versions by topic of its COMMIT; None for ABORT."""
     groups: dict[N, set[tuple[str, int]]] = field(default_factory=dict)
-    """(id, n) -> group and number of the entries that its COMMIT names."""
+    """(id, n) -> group and number of the entries that its COMMIT references."""
     newest: dict[str, int] = field(default_factory=dict)
-    """Folder of an id -> its newest decision."""
+    """Directory of an id -> its latest decision."""
     recorded: dict[str, dict[tuple[N, int], int | None]] = field(default_factory=dict)
-    """Topic -> (id, n) and version of each prepare -> the version that records its outcome; None: none yet."""
+    """Topic -> (id, n) and version of each prepare -> the version that records its outcome; None: not recorded."""
 
     def created(self, key: str, data: bytes) -> None:
-        """An object has come to exist."""
+        """Handle the creation of an object."""
         found = _ENTRY.match(key)
         if not found:
             return
         folder, number = found[1], int(found[2])
         landed = self.landed.setdefault(folder, [])
         if number < len(landed):
-            return  # a number that was collected and used again: never in the journal
+            return  # a deleted number that was reused, which is never in the journal
         known = self.created_entries.get(folder, 0)
         expect(number <= known, f"entry {number} of {folder} leaves a gap")
         self.created_entries[folder] = max(known, number + 1)
@@ -90,7 +90,7 @@ class Ledger:
             self._counts(folder, len(landed) - 1, data)
 
     def taken_back(self, key: str, data: bytes) -> None:
-        """Forget an object that its writer has deleted, if it was the last one of its journal."""
+        """Remove an object that its writer has deleted, if it was the last one of its journal."""
         found = _ENTRY.match(key)
         if not found:
             return
@@ -170,7 +170,7 @@ class Ledger:
             expect(known is not None, f"entry {number} of {folder} turns ABORT {item['n']} into COMMIT")
 
     def visible(self, topic: str) -> list[str]:
-        """Paths of the files whose records are committed, in the order of the log."""
+        """Return the paths of the files whose records are committed, in the order of the log."""
         return [file.path for file in self.files.get(topic, []) if file.txn is None or self._named(topic, file)]
 
     def _named(self, topic: str, file: Appended) -> bool:
@@ -178,12 +178,12 @@ class Ledger:
         return names is not None and file.version in names.get(topic, set())
 
     def undecided(self, topic: str) -> list[Appended]:
-        """Files of transactions that nobody has decided."""
+        """Return the files of undecided transactions."""
         return [file for file in self.files.get(topic, []) if file.txn is not None and file.txn not in self.decided]
 
 
 class LedgerStore(MemoryStore):
-    """A memory store that shows the ledger every object the moment it exists."""
+    """A memory store that reports every created object to the ledger."""
 
     def __init__(self, clock: Callable[[], int], ledger: Ledger, name: str = "test") -> None:
         super().__init__(clock, name)

@@ -1,8 +1,8 @@
-"""Consume, transform, produce: what is written and how far the group has read go together, whoever dies when.
+"""Consume, transform, produce: the output and the offsets of the group are committed together, even if processes die.
 
-The source is topic a, of which only offsets matter; what a loop makes of offsets `[start, end)` is a file of made-up
-slices in other topics. Of all files that are visible the ranges must join without a gap or an overlap, up to the
-offset that the group has committed.
+The source is topic a, of which only offsets matter. The output of offsets `[start, end)` is a file of generated slices
+in other topics. The ranges of all visible files must be contiguous, without gaps or overlaps, up to the committed
+offset of the group.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SOURCE = TOPICS[0]
 
 
 def offset_of(state: GroupState) -> int:
-    """How far a group has read the source."""
+    """Return the committed offset of a group in the source."""
     return next((each.offset[0] for each in state.offsets if each.topic == SOURCE), 0)
 
 
 def loop(run: Run, decide: Decide, group: str, name: str, rounds: int, pace_s: float) -> Callable[[Actor], None]:
-    """One instance: joins, goes on from what is committed, and ends each step in a transaction of the id `name`."""
+    """An instance that joins, continues from the committed offset, and commits each step in a transaction."""
 
     def body(actor: Actor) -> None:
         left = iter(range(rounds))
@@ -79,7 +79,7 @@ def loop(run: Run, decide: Decide, group: str, name: str, rounds: int, pace_s: f
 
 
 def watcher(run: Run, decide: Decide, group: str, looks: int) -> Callable[[Actor], None]:
-    """Reads a group's offset again and again: only what a COMMIT sent, and never back."""
+    """Repeatedly reads the offset of a group: it contains only offsets of COMMITs, and never decreases."""
     stale_reads = FaultKind.ABSENT in getattr(decide, "kinds", ())
 
     def body(actor: Actor) -> None:
@@ -112,7 +112,7 @@ def watcher(run: Run, decide: Decide, group: str, looks: int) -> Callable[[Actor
 
 
 def expect_settled_as_decided(run: Run, raw: GroupState | None, state: GroupState) -> None:
-    """What a reader no longer shows as pending counts if, and only if, a COMMIT names it."""
+    """Check that offsets that are no longer pending are committed if and only if a COMMIT references them."""
     assert raw is not None
     waiting = {item.number for item in state.pending}
     truth = {
@@ -125,7 +125,7 @@ def expect_settled_as_decided(run: Run, raw: GroupState | None, state: GroupStat
 
 
 def committed_ends(run: Run, group: str) -> set[int]:
-    """The ends of the ranges that are committed by now, as the ledger saw it."""
+    """Return the ends of the ranges that are committed so far, according to the ledger."""
     spans = [
         attempt.span
         for attempt in run.attempts
@@ -137,7 +137,7 @@ def committed_ends(run: Run, group: str) -> set[int]:
 
 
 def judge_spans(run: Run, read: Callable[[str], int], is_visible: Callable[[Attempt], bool]) -> None:
-    """At the end: the ranges whose output is visible join up to what the group has committed (`read`)."""
+    """Check the end of a run: the ranges with visible output are contiguous up to the committed offset (`read`)."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for attempt in run.attempts:
         if attempt.span is not None:

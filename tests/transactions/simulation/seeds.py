@@ -1,4 +1,4 @@
-"""The seeds of transactions: each draws who takes part and what goes wrong."""
+"""The seeds of transaction simulations. Each seed determines the actors and the faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.transactions.simulation.loops import loop, watcher
 ROLES = ("writer", "instances", "driver", "drivers", "shared", "appender", "keeper", "reader", "loop", "loops")
 LONGEST_CACHE_MS = 60_000
 HIDDEN = "hidden"
-"""The profile in which machines cache names for minutes: longer than any process waits for a hidden object."""
+"""The profile in which hosts cache names for minutes, longer than any process waits for a hidden object."""
 HIDDEN_MS = [120_000, 240_000, 600_000]
 FAULTS = {
     "calm": (),
@@ -44,7 +44,7 @@ FAULTS = {
 
 
 class TransactionsRun(Run):
-    """Writers, streaming queries, shared transactions, consuming loops, maintenance and readers over three topics."""
+    """Writers, streaming queries, shared transactions, consuming loops, maintenance and readers across three topics."""
 
     PROFILES = ("calm", "answers", "errors", "crashes", "zombies", "everything", "damage")
     kinds: tuple[FaultKind, ...] = ()
@@ -58,7 +58,7 @@ class TransactionsRun(Run):
         kinds = self.possible(FAULTS.get(profile, ERRORS + ANSWERS + CRASHES))
         if profile in (*CACHES, HIDDEN):
             kinds = self.draw_caches(profile)
-        # A zombie sleeps past the timeout, also between a prepare and its decision.
+        # A zombie is suspended for longer than the timeout, also between a prepare and its decision.
         stall_rate = 0.15 if profile in ("zombies", "everything", DELETIONS) else 0.0
         self.kinds, self.stall_rate = kinds, stall_rate
 
@@ -79,7 +79,7 @@ class TransactionsRun(Run):
             self.spawn_role(source.choice(ROLES), number, decide, spawn)
 
     def draw_caches(self, profile: str) -> tuple[FaultKind, ...]:
-        """Draw how long machines cache names; return the faults that happen as well."""
+        """Draw the cache lifetimes of hosts, and return the faults of the profile."""
         source = self.source
         longest = source.choice(HIDDEN_MS if profile == HIDDEN else [2_000, 10_000, LONGEST_CACHE_MS])
         by_name = source.random() < 0.5 if profile == HIDDEN else profile == "names"
@@ -87,7 +87,7 @@ class TransactionsRun(Run):
         return tuple(source.choice([(), CRASHES]))
 
     def spawn_followers(self, decide: Callable[[str], Decide], spawn: Callable[[str, Body], None]) -> None:
-        """Two consumers on two machines, and a streaming query that starts on one or the other of these."""
+        """Two consumers on two hosts, and a streaming query that starts on either host."""
         source = self.source
         for number in range(2):
             topics = source.sample(TOPICS, source.choice([1, 1, 2]))
@@ -115,12 +115,12 @@ class TransactionsRun(Run):
             spawn(label, sharer(self, plan, f"s{number}", 3))
             spawn(label + "b", joiner(self, decide(label + "b"), f"s{number}", 8))
         elif role == "loop":
-            # A transactional id of its own, or one that writers without a group use as well.
+            # A separate transactional id, or one that writers without a group use as well.
             name = source.choice([f"l{number}", "w"])
             spawn(label, loop(self, plan, f"g{number}", name, source.randint(2, 5), source.choice([0.1, 5.0])))
             spawn(label + "w", watcher(self, decide(label + "w"), f"g{number}", 6))
         elif role == "loops":
-            # Two instances of one group, with one transactional id or with two.
+            # Two instances of one group, with one or two transactional ids.
             other = source.choice(["l", "m"])
             spawn(label, loop(self, plan, "g", "l", source.randint(3, 6), 3.0))
             spawn(label + "b", loop(self, decide(label + "b"), "g", other, source.randint(3, 6), 3.0))
@@ -134,7 +134,7 @@ class TransactionsRun(Run):
 
     def judge(self) -> None:
         super().judge()
-        # Processes wait longer than such caches hide names.
+        # Processes wait longer than these caches hide names.
         if self.machines and max(self.name_ms, self.folder_ms) <= SETTLE_MS:
             for who in ("reader", "follower", "query"):
                 expect(not self.counters[f"{who} Unavailable"], f"a {who} gave up only because of caches")

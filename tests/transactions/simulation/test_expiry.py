@@ -1,6 +1,6 @@
-"""Random runs of months in which transactional ids expire, and rules of expiry that are broken on purpose.
+"""Random runs of months in which transactional ids expire, and runs with broken rules of expiry.
 
-`SPARKLOG_SEEDS=2000 python -m pytest -m slow tests/transactions/simulation/test_expiry.py` sweeps more.
+`SPARKLOG_SEEDS=2000 python -m pytest -m slow tests/transactions/simulation/test_expiry.py` runs more seeds.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def test_one_seed() -> None:
 
 
 def numbers_begin_again(patch: Patch) -> None:
-    """Who finds no journal begins one, and does not look into the register."""
+    """A process that finds no journal starts a new one, without reading the archive."""
     patch.setattr(DecisionLog, "_archived_entry", lambda self: None)
 
 
 def all_of_the_folder_goes(patch: Patch) -> None:
-    """The objects of an expired id are deleted whatever their numbers are."""
+    """All objects of an expired id are deleted, regardless of their numbers."""
     real = completion.entry_in
 
     def newest(register: Decisions, name: str) -> Decisions | None:

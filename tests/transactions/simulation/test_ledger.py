@@ -1,4 +1,4 @@
-"""The judge of the simulations counts no entry that its writer has taken back."""
+"""The model of the simulations does not count withdrawn entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.transactions.simulation.ledger import WRITTEN_CRC, YOUNG_MS, Ledger, 
 
 
 class World:
-    """A store that a ledger watches, and its clock."""
+    """A store that a ledger observes, and its clock."""
 
     def __init__(self) -> None:
         self.now_ms = 0

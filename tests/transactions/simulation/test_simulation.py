@@ -1,7 +1,7 @@
-"""Random interleavings of transactions under faults, judged by an independent ledger.
+"""Random interleavings of transactions under faults, checked by an independent ledger.
 
 A failing seed prints the command that replays it. `SPARKLOG_SEEDS=20000 python -m pytest -m slow
-tests/transactions/simulation` sweeps more.
+tests/transactions/simulation` runs more seeds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OF_FOLLOWERS = ("follower polls", "query batches", "batches planned again")
         settings=lambda seed: {"inline": 700, "bucket": seed % 4 == 0},
         at_least=dict.fromkeys((*WHAT_HAPPENS, "in memory"), 3),
     ),
-    # Lost entries and commits are put back at the end, and all acknowledged transactions are whole.
+    # Lost entries and commits are restored at the end, and all acknowledged transactions are complete.
     Sweep(
         "lost objects",
         numbers.TRANSACTIONS_LOST,
