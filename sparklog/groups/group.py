@@ -101,7 +101,7 @@ class Group(GroupJournal):
         )
         timeout_ms = state.session_timeout_ms
         return GroupDescription(
-            self.id, name, state.generation, instance, timeout_ms, max(0, state.made_ms), pending, members
+            self.id, name, state.generation, instance, timeout_ms, max(0, state.created_ms), pending, members
         )
 
     # -- members

@@ -243,7 +243,7 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
         newest=state.newest,
         outcome=outcome,
         reason=state.reason,
-        time_ms=state.made_ms,
+        time_ms=state.created_ms,
         instance=state.run,
         batch=state.batch,
         held=held,

@@ -87,14 +87,14 @@ def test_closed_objects_may_also_be_listed_late() -> None:
 
 def test_times_are_whole_seconds_and_objects_never_look_too_old() -> None:
     world = CalmBucket(late_ms=0)
-    made_ms = world.now_ms = START_MS + 1_999
+    created_ms = world.now_ms = START_MS + 1_999
     world.bucket.create("a/b", b"x")
     info = world.bucket.stat("a/b")
     assert [info] == list(world.bucket.list(""))
     assert info is not None
     assert info.modified_ms == START_MS + 1_000
-    for world.now_ms in range(made_ms, made_ms + 3_000, 7):
-        age_ms = world.now_ms - made_ms
+    for world.now_ms in range(created_ms, created_ms + 3_000, 7):
+        age_ms = world.now_ms - created_ms
         assert age_ms - 2_000 < world.bucket.now_ms() - info.modified_ms <= age_ms
 
 

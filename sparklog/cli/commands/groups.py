@@ -346,7 +346,7 @@ def _group_entry(entry: GroupState, base: GroupState | None) -> GroupEntry:
         for partition in sorted(after.keys() | before.keys())
         if before.get(partition) != after.get(partition)
     ]
-    return GroupEntry(entry.number, iso_time(entry.made_ms), entry.op, entry.generation, len(entry.members), changes)
+    return GroupEntry(entry.number, iso_time(entry.created_ms), entry.op, entry.generation, len(entry.members), changes)
 
 
 def _positions(state: GroupState) -> dict[tuple[str, int], int]:

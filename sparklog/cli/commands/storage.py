@@ -227,7 +227,9 @@ class Version:
         counts: tuple[int | None, int | None] = None, None
         if commit.op not in (MERGE, SEAL, COMPACT):
             counts = sum(sum(file.records) for file in commit.files), sum(sum(file.nbytes) for file in commit.files)
-        return cls(commit.version, iso_time(commit.made_ms), commit.op, *counts, writer_of(commit), _changes_of(commit))
+        return cls(
+            commit.version, iso_time(commit.created_ms), commit.op, *counts, writer_of(commit), _changes_of(commit)
+        )
 
     def cells(self) -> tuple[object, ...]:
         nbytes = None if self.nbytes is None else size_text(self.nbytes)

@@ -110,7 +110,7 @@ def _decision(entry: Decisions) -> dict[str, Any]:
     prepared, groups = (commit.prepares, commit.groups) if commit else (entry.prepared, entry.prepared_groups)
     return {
         "entry": entry.number,
-        "timestamp": iso_time(entry.made_ms),
+        "timestamp": iso_time(entry.created_ms),
         "operation": entry.op,
         "n": entry.n,
         "reason": entry.reason,

@@ -112,7 +112,9 @@ class DecisionLog(EntryLog["Decisions"]):
             reached("transactions: the entry that decided was deleted")
             archived = self._archived_entry()
             return (
-                archived is not None and archived.number >= number and self.store.now_ms() - archived.made_ms > KEEP_MS
+                archived is not None
+                and archived.number >= number
+                and self.store.now_ms() - archived.created_ms > KEEP_MS
             )
         except (SparklogError, OSError):
             return False
@@ -160,7 +162,7 @@ class DecisionLog(EntryLog["Decisions"]):
             damage = error
         if opened is not None:
             state = opened.latest.state
-            if state.number >= 0 and abs(self.env.wall_ms() - state.made_ms) < MIN_EXPIRED_AGE_MS:
+            if state.number >= 0 and abs(self.env.wall_ms() - state.created_ms) < MIN_EXPIRED_AGE_MS:
                 return opened
         archived = self._archived_entry()
         if archived is not None and (opened is None or archived.number >= opened.latest.state.number):
@@ -527,7 +529,7 @@ def limited_to(snapshot: Snapshot, ends: Offsets) -> Snapshot:
         return snapshot
     first = {partition: int(ends[partition]) for partition in below}
     last = {partition: int(state.log_end[partition]) for partition in below}
-    hidden = Prepare(Txn("", 0), state.version, "", state.made_ms, first, last)
+    hidden = Prepare(Txn("", 0), state.version, "", state.created_ms, first, last)
     return replace(snapshot, state=replace(state, open=(*state.open, hidden)))
 
 

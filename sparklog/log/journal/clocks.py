@@ -40,7 +40,7 @@ class Dated(Protocol):
     @property
     def time_ms(self) -> int: ...
     @property
-    def made_ms(self) -> int: ...
+    def created_ms(self) -> int: ...
     @property
     def clock_since(self) -> int | None: ...
 
@@ -58,10 +58,10 @@ def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
 
     `now_ms` is the writer's clock, `store_ms` the store's.
     """
-    is_ahead = base.made_ms > store_ms + MAX_AHEAD_MS
-    made_ms = min(now_ms, store_ms) if is_ahead else max(now_ms, base.made_ms)
-    time_ms = max(made_ms, base.time_ms)
-    clock_ms = None if made_ms == time_ms else made_ms
+    is_ahead = base.created_ms > store_ms + MAX_AHEAD_MS
+    created_ms = min(now_ms, store_ms) if is_ahead else max(now_ms, base.created_ms)
+    time_ms = max(created_ms, base.time_ms)
+    clock_ms = None if created_ms == time_ms else created_ms
     return Times(time_ms=time_ms, clock_ms=clock_ms, clock_since=number if is_ahead else base.clock_since)
 
 
@@ -69,7 +69,7 @@ def latest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
     """Return the latest version from `first` to `last` created at or before a time; `first` - 1 if there is none."""
     while first <= last:
         since = max(first, commit(last).clock_since or 0)
-        count = bisect_right(range(since, last + 1), time_ms, key=lambda version: commit(version).made_ms)
+        count = bisect_right(range(since, last + 1), time_ms, key=lambda version: commit(version).created_ms)
         if count:
             return since + count - 1
         last = since - 1

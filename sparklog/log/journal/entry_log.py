@@ -66,7 +66,7 @@ class StateEntry:
     nbytes: int = field(default=0, compare=False)
 
     @property
-    def made_ms(self) -> int:
+    def created_ms(self) -> int:
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 

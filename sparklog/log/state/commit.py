@@ -241,7 +241,7 @@ class Commit(Changes):
         return self.nbytes + (0 if self.embedded is None else self.embedded.nbytes)
 
     @property
-    def made_ms(self) -> int:
+    def created_ms(self) -> int:
         """The commit time by the writer's clock (ms). It is the LogAppendTime of the commit's records."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 

@@ -90,7 +90,7 @@ def describe(snapshot: Snapshot, defaults: RootDefaults) -> TopicDescription:
         name=snapshot.topic,
         topic_id=state.topic_id,
         version=state.version,
-        time_ms=state.made_ms,
+        time_ms=state.created_ms,
         leader_epoch=state.leader_epoch,
         partitions=tuple(partitions),
         configs=describe_configs(snapshot.topic, state, defaults),

@@ -400,7 +400,7 @@ def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, co
     values["flags"] += file.flags
     values["leader_epoch"] += file.leader_epoch or (commit.leader_epoch,) * n
     values["index_crc"] += file.index_crc or (0,) * n
-    times = file.append_times(commit.made_ms)
+    times = file.append_times(commit.created_ms)
     values["append_time"] += times
     for name, stamps in (("min_ts", file.min_ts), ("max_ts", file.max_ts)):
         if max(times, default=-1) < 0:

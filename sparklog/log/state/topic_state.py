@@ -110,7 +110,7 @@ class TopicState:
         return not self.deleted
 
     @property
-    def made_ms(self) -> int:
+    def created_ms(self) -> int:
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
     @property
@@ -333,7 +333,7 @@ def _prepare(commit: Commit, log_end: Offsets) -> tuple[Prepare, ...]:
         for partition, base in zip(file.partition, file.base, strict=True):
             first[partition] = min(base, first.get(partition, base))
     end = {partition: int(log_end[partition]) for partition in first}
-    return (Prepare(commit.txn, commit.version, commit.commit_id, commit.made_ms, first, end),)
+    return (Prepare(commit.txn, commit.version, commit.commit_id, commit.created_ms, first, end),)
 
 
 def _kafka_open(state: TopicState, commit: Commit, log_start: Offsets) -> tuple[KafkaOpen, ...]:
@@ -392,7 +392,7 @@ def _registry(state: TopicState, commit: Commit) -> Mapping[str, WriterEntry]:
         return state.registry
     registry = dict(state.registry)
     for item in commit.writers if commit.writer is None else (commit.writer, *commit.writers):
-        registry[item.id] = advance(state.registry.get(item.id), item, commit.version, commit.made_ms)
+        registry[item.id] = advance(state.registry.get(item.id), item, commit.version, commit.created_ms)
     if commit.expired:
         # The loop above has renewed the entries of the commit's own writers, so they are not idle.
         registry = {id_: entry for id_, entry in registry.items() if commit.expired.get(id_) != entry.version}

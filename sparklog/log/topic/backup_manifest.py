@@ -165,7 +165,7 @@ ENTRIES_JSON = Document(
     *members(whole(0), "first", "number", "sinceMs"),
     check=lambda item, entries: item.integer("first", 0, entries.number),
 )
-LEFT_OUT_JSON = Document(DamagedJournal, Member("folder", TEXT), Member("id", TEXT), Member("damage", TEXT))
+DAMAGED_JOURNAL_JSON = Document(DamagedJournal, Member("folder", TEXT), Member("id", TEXT), Member("damage", TEXT))
 MANIFEST_JSON = StoredDocument(
     "backup",
     Manifest,
@@ -176,13 +176,13 @@ MANIFEST_JSON = StoredDocument(
     Member("topics", objects_of(TOPIC_JSON)),
     *members(objects_of(ENTRIES_JSON), "decisions", "groups"),
     Member("only", TEXTS, nullable=True),
-    Member("leftOut", objects_of(LEFT_OUT_JSON)),
+    Member("leftOut", objects_of(DAMAGED_JOURNAL_JSON)),
     Member("defaults", objects_of(ENTRIES_JSON), optional=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class AbandonedBackup:
     """A number that has no backup and will never have one."""
 
     number: int
@@ -190,8 +190,8 @@ class GivenUp:
     given_up_ms: int
 
 
-GIVEN_UP_JSON = StoredDocument(
-    "backup", GivenUp, Member("number", whole(1)), Member("rootId", TEXT), Member("givenUpMs", whole(0))
+ABANDONED_BACKUP_JSON = StoredDocument(
+    "backup", AbandonedBackup, Member("number", whole(1)), Member("rootId", TEXT), Member("givenUpMs", whole(0))
 )
 
 
@@ -214,10 +214,10 @@ def read_manifest(store: Store, number: int) -> Manifest | None:
     return None
 
 
-def _decoded(data: bytes, key: str, number: int) -> Manifest | GivenUp:
+def _decoded(data: bytes, key: str, number: int) -> Manifest | AbandonedBackup:
     item = MANIFEST_JSON.fields(data, key)
     if "givenUpMs" in item.document:
-        return GIVEN_UP_JSON.from_json(item)
+        return ABANDONED_BACKUP_JSON.from_json(item)
     manifest = MANIFEST_JSON.from_json(item)
     if manifest.number != number:
         raise Corrupt(f"expected backup {number}, found backup {manifest.number}", file=key)

@@ -274,7 +274,7 @@ def _cloned(log: TopicLog, snapshot: Snapshot, name: str, topic_id: str, files: 
         sum(sum(file.nbytes) for file in files),
         sum(sum(file.records) for file in files),
         len(snapshot.slices) - sum(len(file) for file in files),
-        state.made_ms,
+        state.created_ms,
     )
 
 

@@ -129,11 +129,11 @@ def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOf
     Raises `NotFound` if a commit is missing, and `Corrupt` if the chain is broken.
     """
     topic = history.topic
-    found = FilesOfVersions(base, base, times={base.version: base.state.made_ms})
+    found = FilesOfVersions(base, base, times={base.version: base.state.created_ms})
     state, table, paths, referenced = base.state, base.slices, base.slices.paths(), referenced_files(base)
     for after, commit in history.walk(base.state, version):
         state, table = after, table.apply(commit, after)
-        found.times[state.version] = state.made_ms
+        found.times[state.version] = state.created_ms
         if commit.files:
             referenced.add(added_slices(commit))
         for file in commit.files:

@@ -335,11 +335,11 @@ class _BackupRun:
             state.topic_id,
             state.version,
             state.crc or 0,
-            state.made_ms,
+            state.created_ms,
             state.deleted,
             files.base.version,
             since,
-            files.times.get(since, files.base.state.made_ms),
+            files.times.get(since, files.base.state.created_ms),
             sum(file.size for file in files.of_last()),
         )
 
@@ -366,7 +366,7 @@ class _BackupRun:
                 return None
             data, entry = stored
             if number == first and span.first > (0 if last is None else last.number):
-                since_ms = entry.made_ms
+                since_ms = entry.created_ms
             link = entry.crc
             self._put(commit_key(chain.prefix, number), data)
         return EntriesBackup(state.id, first, state.number, since_ms)

@@ -45,10 +45,10 @@ from sparklog.log.journal.create_object import create_or_read, read_if_there
 from sparklog.log.journal.documents import FORMAT
 from sparklog.log.state.history import History
 from sparklog.log.topic.backup_manifest import (
+    ABANDONED_BACKUP_JSON,
     BACKUPS_FOLDER,
-    GIVEN_UP_JSON,
     REPOSITORY_JSON,
-    GivenUp,
+    AbandonedBackup,
     Manifest,
     backup_key,
     backup_numbers,
@@ -85,7 +85,12 @@ def claim_number(store: Store, number: int, run: str, env: Env) -> bool:
 def abandon_claims(store: Store, root_id: str, env: Env) -> None:
     """Abandon all claimed numbers, so that runs that are dead or paused can no longer publish their backups."""
     for number in naming.numbers_below(store, f"{CLAIMS_FOLDER}/"):
-        create_or_read(store, backup_key(number), GIVEN_UP_JSON.encode(GivenUp(number, root_id, env.wall_ms())), env)
+        create_or_read(
+            store,
+            backup_key(number),
+            ABANDONED_BACKUP_JSON.encode(AbandonedBackup(number, root_id, env.wall_ms())),
+            env,
+        )
         store.delete(claim_key(number))
 
 

@@ -165,7 +165,7 @@ def _version_at(store: Store, backup: TopicBackup, time_ms: int) -> int | None:
         return version
     if backup.base < 0:
         return None
-    return backup.base if history.at(backup.base).state.made_ms <= time_ms else -1
+    return backup.base if history.at(backup.base).state.created_ms <= time_ms else -1
 
 
 def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms: int | None) -> Cut:
@@ -187,7 +187,7 @@ def _cut_at(store: Store, bounds: CutBounds, time_ms: int | None, damaged: Damag
     if time_ms is not None:
         _check_groups(bounds, time_ms, damaged)
         return cut_between(store, bounds, time_ms, damaged, exact=False)
-    latest_ms = max(_topic_state(store, name, version).made_ms for name, (_, version) in bounds.topics.items())
+    latest_ms = max(_topic_state(store, name, version).created_ms for name, (_, version) in bounds.topics.items())
     return cut_between(store, bounds, latest_ms, damaged, exact=True)
 
 
@@ -200,7 +200,7 @@ def _check_groups(bounds: CutBounds, time_ms: int, damaged: DamagedLogs) -> None
         state = damaged.read(span.chain.prefix, span.first_after, time_ms)
         if state is not None and any(offsets.topic in bounds.topics for offsets in all_offsets(state)):
             raise NotFound(
-                f"the offsets of group '{state.id}' are only known from {iso_time(state.made_ms)} on, not as of "
+                f"the offsets of group '{state.id}' are only known from {iso_time(state.created_ms)} on, not as of "
                 f"{iso_time(time_ms)}; choose a later time, or a version of one topic"
             )
 

@@ -45,7 +45,7 @@ from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.root_defaults import DEFAULTS, ID
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, TopicState
-from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, DamagedJournal, backup_numbers
+from sparklog.log.topic.backup_manifest import DAMAGED_JOURNAL_JSON, DamagedJournal, backup_numbers
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.backing_up import VersionLeases, write_checkpoint
@@ -109,7 +109,7 @@ RESTORE_JSON = StoredDocument(
     Member("decisions", numbers_by_text(-1)),
     Member("groups", numbers_by_text(-1)),
     Member("exact", BOOLEAN),
-    Member("leftOut", objects_of(LEFT_OUT_JSON)),
+    Member("leftOut", objects_of(DAMAGED_JOURNAL_JSON)),
     Member("defaults", whole(0), optional=True),
 )
 
@@ -350,7 +350,7 @@ def _restored(
         state = snapshot.state
         starts, ends = tuple(state.log_start.tolist()), tuple(state.log_end.tolist())
         topic = plan.topics[name].to
-        topics.append(RestoredTopic(topic, name, state.version, state.partitions, starts, ends, state.made_ms))
+        topics.append(RestoredTopic(topic, name, state.version, state.partitions, starts, ends, state.created_ms))
     return Restored(
         backup=plan.backup,
         root_id=plan.root_id,

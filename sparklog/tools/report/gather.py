@@ -201,7 +201,7 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
     checkpoint = max(history.checkpoints, default=None)
     return Activity(
         version=snapshot.version,
-        newest_ms=snapshot.state.made_ms,
+        newest_ms=snapshot.state.created_ms,
         last_hour=int((age < HOUR_MS).sum()),
         last_day=int((age < 24 * HOUR_MS).sum()),
         since_checkpoint=None if checkpoint is None else max(0, snapshot.version - checkpoint),

@@ -38,8 +38,8 @@ def test_walk_yields_the_states_up_to_the_latest_entry() -> None:
 def test_span_returns_the_states_up_to_a_time() -> None:
     span = chain_of(3).span()
     last = span.chain.existing(2)
-    assert span.number_by(last.made_ms) == 2
-    assert [state.number for state in span.states_by(last.made_ms)] == [0, 1, 2]
+    assert span.number_by(last.created_ms) == 2
+    assert [state.number for state in span.states_by(last.created_ms)] == [0, 1, 2]
     assert (span.number_by(-1), span.states_by(-1), span.first_after(-1)) == (-1, [], None)
 
 

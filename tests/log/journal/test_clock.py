@@ -35,7 +35,7 @@ class Made:
     clock_since: int | None = None
 
     @property
-    def made_ms(self) -> int:
+    def created_ms(self) -> int:
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
@@ -50,7 +50,7 @@ def log_of(clocks: list[tuple[int, int]]) -> list[Made]:
 
 def test_commits_have_no_clock_fields_without_a_jump() -> None:
     log = log_of([(100, 100), (90, 120), (90 + MAX_AHEAD_MS, 100), (130, 130)])
-    assert [each.made_ms for each in log] == [0, 100, 100, 90 + MAX_AHEAD_MS, 90 + MAX_AHEAD_MS]
+    assert [each.created_ms for each in log] == [0, 100, 100, 90 + MAX_AHEAD_MS, 90 + MAX_AHEAD_MS]
     assert {(each.clock_ms, each.clock_since) for each in log} == {(None, None)}
 
 
@@ -64,7 +64,7 @@ def test_commit_times_do_not_decrease_with_a_slow_writer_clock() -> None:
     log = log_of([(10 * hour, 10 * hour), (9 * hour, 10 * hour)])
     assert log[2] == Made(10 * hour)
     log = log_of([(YEAR, YEAR), (9 * hour, 10 * hour), (10 * hour, 10 * hour)])
-    assert [each.made_ms for each in log[2:]] == [9 * hour, 10 * hour]
+    assert [each.created_ms for each in log[2:]] == [9 * hour, 10 * hour]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -79,8 +79,8 @@ def test_latest_at_finds_the_version_despite_clock_jumps(seed: int) -> None:
     assert [each.time_ms for each in log] == sorted(each.time_ms for each in log)
     first = source.randrange(len(log))
     for _ in range(50):
-        time_ms = source.choice([source.randint(0, now + DAY), source.choice(log).made_ms])
-        made = [at for at in range(first, len(log)) if log[at].made_ms <= time_ms]
+        time_ms = source.choice([source.randint(0, now + DAY), source.choice(log).created_ms])
+        made = [at for at in range(first, len(log)) if log[at].created_ms <= time_ms]
         assert latest_at(log.__getitem__, first, len(log) - 1, time_ms) == (made[-1] if made else first - 1)
 
 
@@ -125,7 +125,7 @@ def test_a_recreated_topic_continues_the_times_of_the_deleted_topic() -> None:
     root.delete_topic("t")
     world.now_ms += 1000
     state = root.create_topic("t").log.state()
-    assert (state.time_ms, state.made_ms, state.clock_since) == (START_MS + YEAR + 1000, START_MS + 22_000, 3)
+    assert (state.time_ms, state.created_ms, state.clock_since) == (START_MS + YEAR + 1000, START_MS + 22_000, 3)
 
 
 def test_entry_times_are_not_pinned_by_a_clock_jump() -> None:
@@ -136,5 +136,5 @@ def test_entry_times_are_not_pinned_by_a_clock_jump() -> None:
     open_root(root.store, env=world.env()).engine.decisions.log("x").abort(1, BY_OWNER)
     world.set_wall_clock(-YEAR)
     state = open_root(root.store, env=world.env()).engine.decisions.log("x").abort(2, BY_OWNER)
-    assert (state.time_ms, state.made_ms, state.clock_since) == (START_MS + YEAR, START_MS, 2)
+    assert (state.time_ms, state.created_ms, state.clock_since) == (START_MS + YEAR, START_MS, 2)
     assert open_root(root.store, env=world.env()).engine.decisions.log("x").refresh() == state

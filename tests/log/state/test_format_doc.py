@@ -41,7 +41,13 @@ from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import PREPARE_JSON, TOPIC_STATE_JSON
 from sparklog.log.state.writer_runs import ENTRY_JSON
-from sparklog.log.topic.backup_manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, REPOSITORY_JSON, TOPIC_JSON
+from sparklog.log.topic.backup_manifest import (
+    DAMAGED_JOURNAL_JSON,
+    ENTRIES_JSON,
+    MANIFEST_JSON,
+    REPOSITORY_JSON,
+    TOPIC_JSON,
+)
 from sparklog.maintenance.leases import CLAIM_JSON, CLAIM_OPS, LEASE_JSON, LEASE_MS
 from sparklog.tools.backup.restoring import RESTORE_JSON
 
@@ -109,7 +115,7 @@ def names(table: str) -> list[str]:
         ("Backups: Field of a backup", MANIFEST_JSON),
         ("Backups: In `topics`", TOPIC_JSON),
         ("Backups: In `decisions`, `groups` and `defaults`", ENTRIES_JSON),
-        ("Backups: In `leftOut`", LEFT_OUT_JSON),
+        ("Backups: In `leftOut`", DAMAGED_JOURNAL_JSON),
         ("Restores: Field of `_restore.json`", RESTORE_JSON),
         ("The slice table: Column", tuple(COLUMN_NAMES.values())),
     ],

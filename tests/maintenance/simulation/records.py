@@ -105,7 +105,7 @@ class RecordLog:
     """All versions of one topic: `versions[v]` belongs to `TopicModel.states[v]`."""
 
     versions: list[Records] = field(default_factory=list)
-    made_ms: list[int] = field(default_factory=list)
+    created_ms: list[int] = field(default_factory=list)
     """The creation time of each version by the clock of the store."""
     unnamed_ms: dict[str, int] = field(default_factory=dict)
     """File -> the time when the latest version stopped referencing it."""
@@ -148,7 +148,7 @@ class RecordModel(Model):
 
     def superseded_ms(self, name: str, version: int) -> int | None:
         """Return when a version was replaced as the latest one, or None if it is the latest."""
-        made = self.log(name).made_ms
+        made = self.log(name).created_ms
         return made[version + 1] if version + 1 < len(made) else None
 
     # -- commits
@@ -165,7 +165,7 @@ class RecordModel(Model):
         where = f"{topic.name} version {version} ({doc['op']})"
         before = log.versions[-1] if log.versions else Records()
         log.versions.append(self._next(before, state, doc, where))
-        log.made_ms.append(self.clock())
+        log.created_ms.append(self.clock())
         named = {piece.path for piece in state.slices}
         if topic.states:
             for path in {piece.path for piece in topic.states[-1].slices} - named:
@@ -426,7 +426,7 @@ class RecordModel(Model):
         for name, log in self.logs.items():
             other.logs[name] = RecordLog(
                 list(log.versions),
-                list(log.made_ms),
+                list(log.created_ms),
                 dict(log.unnamed_ms),
                 dict(log.born_ms),
                 [dict(newest) for newest in log.newest],
