@@ -81,7 +81,7 @@ def test_an_older_backup_is_served(tmp_path: Path) -> None:
     place = resolve(str(tmp_path / "backup"))
     assert open_served(place, backup=2).poll(["t"])["t"].ends[0].log_end == 2
     assert open_served(place).poll(["t"])["t"].ends[0].log_end == 1, "the second is not of all topics"
-    with pytest.raises(NotFound, match="no backup 3"):
+    with pytest.raises(NotFound, match="backup 3 does not exist"):
         open_served(place, backup=3)
     with pytest.raises(NotFound, match="no backup 1"):
         open_served(resolve(str(tmp_path / "log")), backup=1)

@@ -16,8 +16,10 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Future;
+import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
@@ -62,6 +64,7 @@ public class Clients {
             case "join": return join(asked);
             case "offsets": return offsets(asked);
             case "produce": return produce(asked);
+            case "transact": return transact(asked);
             case "tool": return tool(asked);
             default: throw new IllegalArgumentException(asked.toString());
         }
@@ -150,9 +153,6 @@ public class Clients {
         List<Future<RecordMetadata>> sent = new ArrayList<>();
         try (KafkaProducer<byte[], byte[]> producer =
                 new KafkaProducer<>(options, new ByteArraySerializer(), new ByteArraySerializer())) {
-            if (options.containsKey("transactional.id")) {
-                producer.initTransactions();
-            }
             for (JsonNode row : asked.get("records")) {
                 List<Header> headers = new ArrayList<>();
                 row.get(4).forEach(one -> headers.add(new RecordHeader(one.get(0).asText(), bytes(one.get(1)))));
@@ -163,6 +163,32 @@ public class Clients {
         }
         for (Future<RecordMetadata> one : sent) {
             offsets.add(one.get().offset());
+        }
+        return answer;
+    }
+
+    /** Transactions of one producer, with the offsets of a group. */
+    static ObjectNode transact(JsonNode asked) throws Exception {
+        String topic = asked.get("topic").asText();
+        ObjectNode answer = JSON.createObjectNode();
+        try (KafkaProducer<byte[], byte[]> producer =
+                new KafkaProducer<>(options(asked), new ByteArraySerializer(), new ByteArraySerializer())) {
+            producer.initTransactions();
+            for (JsonNode transaction : asked.get("transactions")) {
+                producer.beginTransaction();
+                for (JsonNode value : transaction.get("values")) {
+                    producer.send(new ProducerRecord<>(topic, 0, null, bytes(value)));
+                }
+                producer.sendOffsetsToTransaction(
+                        Map.of(new TopicPartition(topic, 0), new OffsetAndMetadata(transaction.get("offset").asLong())),
+                        new ConsumerGroupMetadata(asked.get("group").asText()));
+                if (transaction.get("commit").asBoolean()) {
+                    producer.commitTransaction();
+                } else {
+                    producer.flush();
+                    producer.abortTransaction();
+                }
+            }
         }
         return answer;
     }

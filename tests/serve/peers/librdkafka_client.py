@@ -139,6 +139,26 @@ def produce(asked: dict[str, Any]) -> dict[str, Any]:
     return {"offsets": [placed[number] for number in sorted(placed)]}
 
 
+def transact(asked: dict[str, Any]) -> dict[str, Any]:
+    """Run transactions of one producer, with the offsets of a group."""
+    topic, group = asked["topic"], consumer({"server": asked["server"]}, **{"group.id": asked["group"]})
+    producer = Producer({"bootstrap.servers": asked["server"], **asked.get("options", {})})
+    producer.init_transactions(SECONDS)
+    for transaction in asked["transactions"]:
+        producer.begin_transaction()
+        for value in transaction["values"]:
+            producer.produce(topic, data(value), partition=0)
+        positions = [TopicPartition(topic, 0, transaction["offset"])]
+        producer.send_offsets_to_transaction(positions, group.consumer_group_metadata(), SECONDS)
+        if transaction["commit"]:
+            producer.commit_transaction(SECONDS)
+        else:
+            producer.flush(SECONDS)
+            producer.abort_transaction(SECONDS)
+    group.close()
+    return {}
+
+
 def version(asked: dict[str, Any]) -> dict[str, Any]:
     return {"version": confluent_kafka.libversion()[0]}
 

@@ -83,6 +83,26 @@ class KafkaPython:
         producer.close()
         return {"offsets": offsets}
 
+    def transact(self, asked: dict[str, Any]) -> dict[str, Any]:
+        from kafka import KafkaProducer, TopicPartition
+        from kafka.structs import OffsetAndMetadata
+
+        producer, topic = KafkaProducer(**options(asked)), asked["topic"]
+        producer.init_transactions()
+        for transaction in asked["transactions"]:
+            producer.begin_transaction()
+            for value in transaction["values"]:
+                producer.send(topic, data(value), partition=0)
+            offsets = {TopicPartition(topic, 0): OffsetAndMetadata(transaction["offset"], "", -1)}
+            producer.send_offsets_to_transaction(offsets, asked["group"])
+            if transaction["commit"]:
+                producer.commit_transaction()
+            else:
+                producer.flush()
+                producer.abort_transaction()
+        producer.close()
+        return {}
+
 
 class AioKafka:
     def read(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +153,27 @@ class AioKafka:
                 for number, ms, key, value, headers in asked["records"]
             ]
             return {"offsets": [(await future).offset for future in sent]}
+
+    def transact(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return asyncio.run(self._transact(asked))
+
+    async def _transact(self, asked: dict[str, Any]) -> dict[str, Any]:
+        from aiokafka import AIOKafkaProducer, TopicPartition
+
+        topic = asked["topic"]
+        async with AIOKafkaProducer(**options(asked)) as producer:
+            for transaction in asked["transactions"]:
+                await producer.begin_transaction()
+                for value in transaction["values"]:
+                    await producer.send(topic, data(value), partition=0)
+                offsets = {TopicPartition(topic, 0): transaction["offset"]}
+                await producer.send_offsets_to_transaction(offsets, asked["group"])
+                if transaction["commit"]:
+                    await producer.commit_transaction()
+                else:
+                    await producer.flush()
+                    await producer.abort_transaction()
+        return {}
 
 
 client: Any = {"kafka-python": KafkaPython, "aiokafka": AioKafka}[sys.argv[1]]()

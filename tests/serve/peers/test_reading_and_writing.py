@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 import sparklog
+from sparklog.groups.lag import Groups
 from tests.kafka_broker import Broker
 from tests.serve.clients import ISOLATIONS, ReadRecord
 from tests.serve.peers.calls import noting
 from tests.serve.peers.golden import Served
-from tests.serve.peers.peer import Peer, Place, Record
+from tests.serve.peers.peer import Peer, Place, Record, text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -65,6 +66,31 @@ def sent_records(peer: Peer, codec: str) -> list[Record]:
     if peer.library == "kafka-python":
         rows = [row for row in rows if ("null", None) not in row[4]]
     return [*rows, (0, START_MS, codec.encode(), b"y" * 300_000, ())]
+
+
+@pytest.mark.java
+def test_transactions_are_read_as_from_a_broker(
+    peer: Peer, java: Peer, broker: Broker, writable: tuple[Served, Any]
+) -> None:
+    """Values and offsets of a group; the offsets of records differ, because a broker's markers take some."""
+    if peer.library == "franz-go":
+        pytest.skip("its program has no transactions")
+    server, root = writable
+    topic, group = f"transactions-{peer.name}", f"group-{peer.name}"
+    broker.create(topic, 1)
+    root.create_topic(topic)
+    transactions = [
+        {"values": [text(b"%d-%d" % (n, m)) for m in range(n % 4)], "commit": n % 3 != 1, "offset": n} for n in range(9)
+    ]
+    options = {"transactional.id": f"id-{peer.name}"}
+    found = []
+    for address in (server.address, broker.address):
+        peer.ask("transact", address, topic=topic, group=group, transactions=transactions, options=options)
+        places: list[Place] = [(topic, 0)]
+        found.append([[row.value for row in java.read(address, places, level)[topic, 0]] for level in ISOLATIONS])
+    assert found[0] == found[1]
+    assert len(found[0][0]) != len(found[0][1])
+    assert Groups(root).group(group).committed()[topic, 0].offset == 8
 
 
 @pytest.mark.java
