@@ -166,9 +166,14 @@ def version(asked: dict[str, Any]) -> dict[str, Any]:
 for line in sys.stdin:
     asked = json.loads(line)
     try:
-        answer = {"read": read, "join": join, "offsets": offsets, "produce": produce, "version": version}[asked["do"]](
-            asked
-        )
+        answer = {
+            "read": read,
+            "join": join,
+            "offsets": offsets,
+            "produce": produce,
+            "transact": transact,
+            "version": version,
+        }[asked["do"]](asked)
     except Exception as error:  # noqa: BLE001 - the test fails with it
         answer = {"error": repr(error)}
     print(json.dumps(answer), flush=True)
