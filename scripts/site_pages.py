@@ -49,6 +49,7 @@ SEARCH_WEIGHTS = {
     "docs/start/": 1.5,
     "docs/reference/spark-options.md": 4,
     "docs/reference/configs.md": 4,
+    "docs/reference/glossary.md": 2,
     "docs/reference/kafka-format.md": 0.5,
     "docs/reference/format-": 0.7,
     "docs/design/": 0.7,
@@ -62,7 +63,8 @@ FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
 HEADER = re.compile(r"<th[^>]*>(.*?)</th>")
-CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+CODE = re.compile(r"(?<!<pre><code>)(?<!</span><code>)(?<=<code>)[^<]+(?=</code>)")
+LONG_WORD = 36
 CELL = re.compile(r"<td[^>]*>")
 DESCRIPTION = "what it does"
 """The header of the column that tables of settings have."""
@@ -223,13 +225,18 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(page_html: str, **_: object) -> str:
-    """Make tables fit: site.css shows each row of a table of settings as a block, and does not break identifiers."""
-    return TABLE.sub(lambda match: with_labels(with_breaks(match[0])), page_html)
+    """Make code and tables fit into a page of any width, with site.css."""
+    return TABLE.sub(lambda match: with_labels(match[0]), CODE.sub(lambda match: with_breaks(match[0]), page_html))
 
 
-def with_breaks(table: str) -> str:
-    """Return a table whose code can be broken after blanks and commas; site.css forbids all other breaks in it."""
-    return CODE.sub(lambda match: re.sub("[ ,]", r"\g<0><wbr>", match[0]), table)
+def with_breaks(code: str) -> str:
+    """Return code of a sentence or a cell with the positions at which a line may end; site.css forbids all others.
+
+    These are blanks and commas, and, in words that do not fit on a phone, also slashes, dots, hyphens and underscores.
+    """
+    words = re.findall(r"[^\s,]+,*\s*|[\s,]+", code)
+    parts = (re.split(r"(?<=[/._=-])(?=.)", word) if len(word) > LONG_WORD else [word] for word in words)
+    return "<wbr>".join(itertools.chain.from_iterable(parts))
 
 
 def with_labels(table: str) -> str:
