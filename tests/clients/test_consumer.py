@@ -74,12 +74,12 @@ def test_offsets_out_of_range_are_reset(place: Place, caplog: pytest.LogCaptureF
     append(place, "a", 0, "1", "2", "3")
     Groups(place.root()).group("g").alter({"a": {0: 1, 1: 7}})
     place.topic("a").delete_records({0: 2})
-    with pytest.raises(NotFound, match="offset 1 of a-0 is out of range; the valid offsets are 2 to 3"):
+    with pytest.raises(NotFound, match="offset 1 of a-0 is out of range: expected 2 to 3"):
         place.consumer(auto_offset_reset="none")
     with place.consumer(auto_offset_reset="latest", enable_auto_commit=False) as consumer:
         assert consumer.positions() == {"a": {0: 3, 1: 0}}
     consumer = place.consumer()
-    assert "offset 7 of a-1 is out of range; the valid offsets are 0 to 0; continuing at 0" in caplog.text
+    assert "offset 7 of a-1 is out of range: expected 0 to 0; continuing at 0" in caplog.text
     assert everything(consumer) == ["3"]
     append(place, "a", 0, "4", "5")
     place.topic("a").delete_records({0: 4})

@@ -205,7 +205,7 @@ class StartingPositions:
         if offset is None and self.topics.is_new(partition):
             return bounds.log_start
         problem = (
-            f"offset {offset} of {name} is out of range; the valid offsets are {bounds.log_start} to {bounds.log_end}"
+            f"offset {offset} of {name} is out of range: expected {bounds.log_start} to {bounds.log_end}"
         )
         if offset is None:
             reader = "a reader without a group" if self.group is None else f"group '{self.group.id}'"
