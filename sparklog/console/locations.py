@@ -53,8 +53,8 @@ class UserSettings:
 
 
 def settings_path() -> str:
-    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return os.environ.get(CONFIG_VARIABLE) or os.path.join(folder, "sparklog.toml")
+    directory = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.environ.get(CONFIG_VARIABLE) or os.path.join(directory, "sparklog.toml")
 
 
 def user_settings() -> UserSettings:

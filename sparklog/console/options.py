@@ -382,11 +382,11 @@ class TopicChoice(Topics):
             is_excluded = self.exclude_internal and name in INTERNAL
             return not is_excluded and (pattern is None or pattern.fullmatch(name) is not None)
 
-        folder = replace(source, accepts=accepts)
-        if pattern is not None and not may_be_none and not folder.topics():
+        selection = replace(source, accepts=accepts)
+        if pattern is not None and not may_be_none and not selection.topics():
             location = source.view.location
             raise NotFound(f"no topic in {location} matches {self.pattern!r}: see `sparklog topics list`")
-        return folder
+        return selection
 
 
 def _regex(text: str, option: str) -> re.Pattern[str]:

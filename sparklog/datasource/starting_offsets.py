@@ -67,7 +67,7 @@ class DataLoss:
             return start
         stop = min(end, limits.log_start)
         self.report(
-            f"Offsets {start} to {stop - 1} of {topic}-{partition} are gone: the log starts at {limits.log_start} "
+            f"Offsets {start} to {stop - 1} of {topic}-{partition} were deleted: the log starts at {limits.log_start} "
             "(retention or delete-records)",
             "continues at the log start",
         )

@@ -196,7 +196,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     """
     now = SYSTEM.now()
     root = root_at(plan.location)
-    looked = plan.location.last_read_of(root.id) or now
+    root_read_at = plan.location.last_read_of(root.id) or now
     expected = {part.target.root_id for message in messages for part in message.topics} | {plan.root_id or root.id}
     for root_id in sorted(expected - {root.id}):
         raise Conflict(
@@ -215,7 +215,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
         return
     for name, written in topics.items():
         if written.files or key is not None:
-            target = replace(written.target, root_checked=looked)
+            target = replace(written.target, root_checked=root_read_at)
             root.engine.log(name).commit_append(written.files, target, writer=key)
 
 

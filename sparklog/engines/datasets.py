@@ -198,7 +198,7 @@ def datasets(
 
     Args:
         root: An open root, or the location of a root or a Kafka log directory.
-        topics: The names of the topics; None: all topics.
+        topics: The names of the topics, or None for all topics.
         isolation_level: The isolation level, as in `Topic.scan`.
         threads: The number of threads that decode records, as in `Topic.scan`.
 
@@ -241,7 +241,7 @@ def duckdb(
     Args:
         con: A connection, as returned by `duckdb.connect()`.
         root: An open root, or the location of a root or a Kafka log directory.
-        topics: The names of the topics; None: all topics.
+        topics: The names of the topics, or None for all topics.
         isolation_level: The isolation level, as in `Topic.scan`.
         threads: The number of threads that decode records, as in `Topic.scan`.
 
@@ -339,7 +339,7 @@ def polars(
 
     Args:
         root: An open root, or the location of a root or a Kafka log directory.
-        topics: The names of the topics; None: all topics.
+        topics: The names of the topics, or None for all topics.
         isolation_level: The isolation level, as in `Topic.scan`.
         threads: The number of threads that decode records, as in `Topic.scan`.
 

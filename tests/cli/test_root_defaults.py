@@ -161,7 +161,7 @@ def test_each_setting_of_server_properties_is_reported(sparklog: Sparklog, tmp_p
     taken = {row.name: row.value for row in rows if row.verdict == IMPORTED}
     assert taken == {"num.partitions": "1", "log.retention.hours": "168", "log.segment.bytes": "1073741824"}
     assert {row.verdict for row in rows} == {IMPORTED, NOT_NEEDED}
-    (dry, real) = commands("docs/guides/import-from-kafka.md", "A broker's settings")
+    (dry, real) = commands("docs/guides/import-from-kafka.md", "Broker settings")
     places = {"/opt/kafka/config/server.properties": str(file), "/data/log": str(root)}
     lines = sparklog(*(places.get(word, word) for word in dry)).lines
     assert len(lines) == len(rows) + 1

@@ -111,7 +111,7 @@ def test_isolation(view: MemoryView) -> None:
     [
         ({"startingOffsets": '{"u":{"0":9}}'}, "Offset 9 of u-0 is out of range: the log ends at 3"),
         ({"endingOffsets": '{"u":{"0":9}}'}, "Offset 9 of u-0 is out of range: the log ends at 3"),
-        ({"startingOffsets": '{"u":{"0":0}}'}, "Offsets 0 to 0 of u-0 are gone: the log starts at 1"),
+        ({"startingOffsets": '{"u":{"0":0}}'}, "Offsets 0 to 0 of u-0 were deleted: the log starts at 1"),
     ],
 )
 def test_offsets_out_of_range(
@@ -121,8 +121,8 @@ def test_offsets_out_of_range(
     with pytest.raises(NotFound, match=expected) as raised:
         ranges(view, subscribe="u", **options)
     # The hint is given only if records were deleted.
-    assert ("failOnDataLoss" in str(raised.value)) is ("gone" in expected)
-    assert ("Offsets accepts 1 to 3" in str(raised.value)) is ("gone" not in expected)
+    assert ("failOnDataLoss" in str(raised.value)) is ("deleted" in expected)
+    assert ("Offsets accepts 1 to 3" in str(raised.value)) is ("deleted" not in expected)
     with caplog.at_level(logging.WARNING, "sparklog"):
         (found,) = ranges(view, subscribe="u", failOnDataLoss="false", **options)
     assert found in {("u", 0, 3, 3), ("u", 0, 1, 3)}

@@ -194,8 +194,8 @@ def test_a_batch_ends_at_the_ending_offsets(world: TopicsWorld) -> None:
         ({"startingoffsets": "group"}, "startingOffsets=group requires a consumer group: set kafka.group.id"),
         ({"startingoffsets": "grup"}, "must be 'earliest', 'latest', 'group' or JSON such as"),
         ({"endingoffsets": "group"}, "must be 'earliest', 'latest' or JSON such as"),
-        ({"kafka.group.id": ""}, "a kafka.group.id has 1 to"),
-        ({"kafka.group.instance.id": ""}, "a kafka.group.instance.id has 1 to"),
+        ({"kafka.group.id": ""}, "a kafka.group.id must have 1 to"),
+        ({"kafka.group.instance.id": ""}, "a kafka.group.instance.id must have 1 to"),
         (
             {"kafka.session.timeout.ms": "86400001"},
             "'kafka.session.timeout.ms' must be an integer from 1 to 86400000",

@@ -146,7 +146,7 @@ def test_a_micro_batch_that_reads_three_topics_as_a_group() -> None:
     assert requests(counting) == {"get commit": 6} | progress
 
 
-def test_a_root_made_again_between_the_tasks_and_the_commit(tmp_path: Path) -> None:
+def test_a_root_recreated_between_the_tasks_and_the_commit_is_an_error(tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     sparklog.open(path, create=True).create_topic("t0")
     options = parse_options({"path": path, "topic": "t0"})
@@ -155,5 +155,5 @@ def test_a_root_made_again_between_the_tasks_and_the_commit(tmp_path: Path) -> N
     message = write_task(sink, [pa.RecordBatch.from_pydict({"value": ["x"]})], "stream")
     shutil.rmtree(path)
     sparklog.open(path, create=True).create_topic("t0")
-    with pytest.raises(Conflict, match=r"changed its id from .* while this write ran: write again"):
+    with pytest.raises(Conflict, match=r"changed its id from .* during this write: repeat the write"):
         publish(plan_commit(resolve(path), options), [message], WriterKey("query", 0, "run"))

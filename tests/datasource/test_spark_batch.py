@@ -218,11 +218,13 @@ def test_deleted_records(spark: SparkSession, root: str, standard_error: Standar
     sparklog.open(root).topic("t").delete_records({0: 4})
     assert read(spark, root, subscribe="t").agg({"offset": "min"}).first()[0] == 4
     start = '{"t":{"0":1}}'
-    with pytest.raises(Exception, match=r"\[SPARKLOG_NOT_FOUND\]: Offsets 1 to 3 of t-0 are gone: the log starts at 4"):
+    with pytest.raises(
+        Exception, match=r"\[SPARKLOG_NOT_FOUND\]: Offsets 1 to 3 of t-0 were deleted: the log starts at 4"
+    ):
         read(spark, root, subscribe="t", startingOffsets=start).count()
     lenient = read(spark, root, subscribe="t", startingOffsets=start, failOnDataLoss=False)
     assert lenient.count() == 6
-    assert standard_error.shows("Offsets 1 to 3 of t-0 are gone")
+    assert standard_error.shows("Offsets 1 to 3 of t-0 were deleted")
     assert planned.count() == 6
 
 

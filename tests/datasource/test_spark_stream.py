@@ -123,11 +123,11 @@ def test_a_start_deleted_by_retention(
     feed(root, "in", range(10, 20), partitions=1)
     sparklog.open(root).topic("in").delete_records({0: 15})
     message = failure(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
-    assert "[SPARKLOG_NOT_FOUND]: Offsets 10 to 14 of in-0 are gone: the log starts at 15" in message
+    assert "[SPARKLOG_NOT_FOUND]: Offsets 10 to 14 of in-0 were deleted: the log starts at 15" in message
     assert "set failOnDataLoss=false" in message
     finish(copy(source(spark, f"{root}/in", failOnDataLoss=False), root, tmp_path / "c"))
     assert values(root, "out") == [*range(10), *range(15, 20)]
-    assert standard_error.shows("Offsets 10 to 14 of in-0 are gone")
+    assert standard_error.shows("Offsets 10 to 14 of in-0 were deleted")
 
 
 def test_once_and_starting_timestamp(spark: SparkSession, root: str, tmp_path: Path) -> None:

@@ -441,12 +441,14 @@ def test_start_deleted_by_retention(caplog: pytest.LogCaptureFixture) -> None:
     source = planner(view, maxOffsetsPerTrigger="2")
     end = source.latest(source.initial(), limited=True)
     view.partition("t").log_start = 6
-    with pytest.raises(NotFound, match=r"Offsets 2 to 5 of t-0 are gone: the log starts at 6.*failOnDataLoss=false"):
+    with pytest.raises(
+        NotFound, match=r"Offsets 2 to 5 of t-0 were deleted: the log starts at 6.*failOnDataLoss=false"
+    ):
         source.ranges(end, source.latest(end, limited=True))
     lenient = planner(view, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "sparklog"):
         assert read(lenient.ranges(end, lenient.latest(end, limited=True))) == [("t", 0, 6, 10)]
-    assert "Offsets 2 to 5 of t-0 are gone" in caplog.text
+    assert "Offsets 2 to 5 of t-0 were deleted" in caplog.text
 
 
 def test_a_log_that_ends_before_offsets_without_an_id_is_data_loss() -> None:

@@ -109,7 +109,7 @@ def test_a_topic_deleted_after_listing_is_skipped(root: Root, view: str, monkeyp
         ({"asOfOffsets": '{"t":{"0":-2}}'}, BadRequest, "Option 'asOfOffsets' must be JSON such as"),
         ({"asOfOffsets": '{"t":{"0":1}}'}, BadRequest, "asOfOffsets must contain each partition that is read; missing"),
         ({"asOfOffsets": '{"t":{"0":1,"1":1,"7":1}}'}, BadRequest, "asOfOffsets contains partitions that are not read"),
-        ({"asOfOffsets": '{"t":{"0":9,"1":1}}'}, NotFound, "as of offset 9 of t-0 is out of range: it has 0 to 4"),
+        ({"asOfOffsets": '{"t":{"0":9,"1":1}}'}, NotFound, "offset 9 of t-0 is out of range: expected 0 to 4"),
         ({"startingOffsets": "earliest"}, BadRequest, "Option 'startingOffsets' is for view=log"),
         ({"endingTimestamp": "1700000000000"}, BadRequest, "Option 'endingTimestamp' is for view=log"),
         ({"maxRecordsPerPartition": "5"}, BadRequest, "a table reads each partition in one task"),

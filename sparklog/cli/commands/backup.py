@@ -114,16 +114,17 @@ def backup(
         text = f"Would copy {files} of {count(len(plan.topics), 'topic')}."
         return Output.from_lines(plan, text, failures=errors_of_skipped(plan.left_out))
     with StatusLine("backup", quiet=quiet) as status:
-        made = back_up(opened, target, topics=topics, link=link, progress=status.files)
+        manifest = back_up(opened, target, topics=topics, link=link, progress=status.files)
     deletes = backups.keep is not None or backups.keep_ms is not None
     pruned = prune(target, keep=backups.keep, keep_ms=backups.keep_ms) if deletes else None
     text = (
-        f"Backup {made.number}: {count(sum(not item.deleted for item in made.topics), 'topic')}, "
-        f"{count(len(made.groups), 'group')}, {count(made.objects, 'object')} ({size_text(made.nbytes)}) copied."
+        f"Backup {manifest.number}: {count(sum(not item.deleted for item in manifest.topics), 'topic')}, "
+        f"{count(len(manifest.groups), 'group')}, {count(manifest.objects, 'object')}"
+        f" ({size_text(manifest.nbytes)}) copied."
     )
     more = () if pruned is None else (_shown_pruned(pruned, False),)
-    document = json_value(made) | {"pruned": json_value(pruned)}
-    return Output.from_lines(document, text, *more, failures=errors_of_skipped(made.left_out))
+    document = json_value(manifest) | {"pruned": json_value(pruned)}
+    return Output.from_lines(document, text, *more, failures=errors_of_skipped(manifest.left_out))
 
 
 def _show_backups(backups: list[Manifest]) -> None:
@@ -168,7 +169,7 @@ class RestoreSelection:
         list[str] | None, Option(metavar="OLD=NEW", help="Restore topic OLD under the name NEW. May be repeated.")
     ] = None
 
-    def wanted(self) -> RestorePoint:
+    def restore_point(self) -> RestorePoint:
         from sparklog.tools.backup.restore_point import RestorePoint
 
         version, time_ms = opt.parse_as_of(None if self.as_of == "latest" else self.as_of)
@@ -214,7 +215,7 @@ def restore(
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as restore_root
 
-    point = past.wanted()
+    point = past.restore_point()
     names = dict(opt.name_and_value(text, "--rename", "OLD=NEW") for text in past.rename or ())
     reject_inside(to)
     store = open_directory_store(opt.required(source, from_, "PATH --from"))
@@ -272,14 +273,14 @@ def clone(
     version, time_ms = opt.parse_as_of(as_of)
     with StatusLine("clone", quiet=quiet) as status:
         status(f"reading the log of {topic}")
-        made = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
-    offsets = sum(end - start for start, end in zip(made.log_starts, made.log_ends, strict=True))
+        cloned = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
+    offsets = sum(end - start for start, end in zip(cloned.log_starts, cloned.log_ends, strict=True))
     text = (
-        f"{'Would clone' if dry_run else 'Cloned'} topic {topic} at version {made.version} as {name}: "
-        f"{count(made.partitions, 'partition')}, {count(offsets, 'offset')}, {count(made.files, 'file')} "
-        f"({size_text(made.nbytes)}) shared."
+        f"{'Would clone' if dry_run else 'Cloned'} topic {topic} at version {cloned.version} as {name}: "
+        f"{count(cloned.partitions, 'partition')}, {count(offsets, 'offset')}, {count(cloned.files, 'file')} "
+        f"({size_text(cloned.nbytes)}) shared."
     )
-    return Output.from_lines(json_value(made) | {"dryRun": dry_run}, text)
+    return Output.from_lines(json_value(cloned) | {"dryRun": dry_run}, text)
 
 
 PAUSE_SECONDS = 1.0
@@ -330,30 +331,32 @@ def repartition(
             status(f"{count(total + records, 'record')}, {size} copied")
 
         while True:
-            made = copy_topic(opened, topic, to, partitions, move_groups, progress, STEP_BYTES)
+            result = copy_topic(opened, topic, to, partitions, move_groups, progress, STEP_BYTES)
             if not follow:
                 break
-            total += made.records
-            if not made.records:
+            total += result.records
+            if not result.records:
                 opened.env.sleep(PAUSE_SECONDS)
-    failures = [Conflict(f"group '{item.group}' was not moved: {item.problem}") for item in made.groups if item.problem]
-    return Output.from_lines(made, *_lines(made, move_groups), failures=failures)
+    failures = [
+        Conflict(f"group '{item.group}' was not moved: {item.problem}") for item in result.groups if item.problem
+    ]
+    return Output.from_lines(result, *_lines(result, move_groups), failures=failures)
 
 
-def _lines(made: Repartitioned, move_groups: bool) -> list[str]:
-    new = f"{made.topic} ({count(made.partitions, 'partition')})"
-    lines = [f"Copied {count(made.records, 'record')} of {made.source} to {new}, which now has {made.total:,}."]
-    if made.waiting:
+def _lines(result: Repartitioned, move_groups: bool) -> list[str]:
+    new = f"{result.topic} ({count(result.partitions, 'partition')})"
+    lines = [f"Copied {count(result.records, 'record')} of {result.source} to {new}, which now has {result.total:,}."]
+    if result.waiting:
         lines.append(
-            f"{made.waiting:,} offsets are in or after open transactions: run the command again once they have ended."
+            f"{result.waiting:,} offsets are in or after open transactions: run the command again once they have ended."
         )
-    for item in made.groups:
+    for item in result.groups:
         if not item.problem:
             repeated = f"at most {count(item.again, 'record')}" if item.again else "no records"
-            lines.append(f"Group {printable(item.group)} continues in {made.topic}, and reads {repeated} again.")
+            lines.append(f"Group {printable(item.group)} continues in {result.topic}, and reads {repeated} again.")
     if not move_groups:
         lines.append(
-            f"To cut over: stop the writers of {made.source}, run the command again with --move-groups, and start "
-            f"writers and groups on {made.topic}."
+            f"To cut over: stop the writers of {result.source}, run the command again with --move-groups, and start "
+            f"writers and groups on {result.topic}."
         )
     return lines

@@ -83,13 +83,13 @@ class SelectedRecords(opt.TopicChoice):
 
     def topics_of(self, source: OpenLocation) -> list[str]:
         """Return the topics to read: the given topics, the topics that match the pattern, or the only topic."""
-        names, folder = self.names, self.of(source)
+        names, selection = self.names, self.of(source)
         for name in names or ():
             if "%" in name:
                 raise BadParameter(
                     f"expected a topic, found {name!r}: use --format to give a format, because -f means --follow"
                 )
-        return folder.selected(names) if names or self.pattern is not None else [folder.one_topic(None)]
+        return selection.selected(names) if names or self.pattern is not None else [selection.one_topic(None)]
 
     def keys(self, formats: Formats) -> KeySet | None:
         """Return the keys of --key, which have the same format as for `sparklog get`."""

@@ -67,11 +67,11 @@ def conf(
     The files contain settings, and schedules for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1.
     Save it to a directory such as ~/.local/share/man/man1.
     """
-    folder = PACKAGE / "conf"
-    if not folder.is_dir():
+    directory = PACKAGE / "conf"
+    if not directory.is_dir():
         # sparklog runs from a checkout of the repository instead of an installed wheel.
-        folder = PACKAGE.parent / "conf"
-    files = {file.name: file for file in (*folder.iterdir(), NOTEBOOK) if file.is_file()}
+        directory = PACKAGE.parent / "conf"
+    files = {file.name: file for file in (*directory.iterdir(), NOTEBOOK) if file.is_file()}
     names = sorted((*files, PAGE))
     if name is None:
         print("\n".join(names))

@@ -204,9 +204,7 @@ class StartingPositions:
         name = f"{partition[0]}-{partition[1]}"
         if offset is None and self.topics.is_new(partition):
             return bounds.log_start
-        problem = (
-            f"offset {offset} of {name} is out of range: expected {bounds.log_start} to {bounds.log_end}"
-        )
+        problem = f"offset {offset} of {name} is out of range: expected {bounds.log_start} to {bounds.log_end}"
         if offset is None:
             reader = "a reader without a group" if self.group is None else f"group '{self.group.id}'"
             problem = f"{reader} has no committed offset for {name}"
