@@ -30,9 +30,7 @@ def machine(
     environ: Mapping[str, str] | None = None,
     free: tuple[int, int] = (50 * GIB, 100 * GIB),
 ) -> Machine:
-    """Return a machine with `programs`, a dictionary from path to output; a name without a directory is in /bin, which
-    is on PATH.
-    """
+    """Return a machine with `programs` by path. A name without a directory is in /bin, which is on PATH."""
 
     def which(name: str) -> str | None:
         path = name if "/" in name else f"/bin/{name}"

@@ -1,6 +1,4 @@
-"""Leases: two runs of a job never work on one topic, the topics of a crashed run are available after five minutes, and
-old entries are deleted.
-"""
+"""Leases: runs of a job never share a topic, a crashed run frees it after five minutes, and old entries are deleted."""
 
 from __future__ import annotations
 

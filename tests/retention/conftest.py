@@ -11,6 +11,6 @@ from tests.support.small_limits import small_limits
 
 @pytest.fixture(autouse=True)
 def few_commits_per_checkpoint() -> Iterator[None]:
-    """A checkpoint every four commits, so that short stories have some."""
+    """Write a checkpoint every four commits, so that short tests have checkpoints."""
     with small_limits(checkpoint_commits=4):
         yield

@@ -1,4 +1,4 @@
-"""Stages of the fixtures as retention sees them: segments from Kafka's own files, checked against what Kafka told."""
+"""Segments of the fixtures for the retention rules, from Kafka's files, checked against the output of Kafka."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparklog.retention.expiry_plan import Expiry, plan_expiry
 
 
 def fixture(folder: Path) -> tuple[TopicConfigs, dict[str, dict[str, Any]]]:
-    """Configs and stages by name."""
+    """Return configs and stages by name."""
     document = json.loads((folder / "fixture.json").read_text())
     configs = dict(document["configs"])
     if "internal.segment.bytes" in configs:
@@ -23,7 +23,7 @@ def fixture(folder: Path) -> tuple[TopicConfigs, dict[str, dict[str, Any]]]:
 
 
 def segments(told: Sequence[Mapping[str, int]], log_end: int) -> list[Segment]:
-    """Segments as fixture.json tells them; `first_ts` is nothing retention asks for."""
+    """Return segments from fixture.json; retention does not use `first_ts`."""
     bases = [item["baseOffset"] for item in told] + [log_end]
     return [
         Segment(
@@ -44,7 +44,7 @@ def segments(told: Sequence[Mapping[str, int]], log_end: int) -> list[Segment]:
 
 
 def stage_segments(folder: Path, stage: Mapping[str, Any]) -> list[Segment]:
-    """The same, with sizes and times found in the stage's files."""
+    """Return the same segments with the sizes and timestamps of the files of the stage."""
     (partition,) = (path for path in (folder / stage["stage"]).iterdir() if path.is_dir())
     told = []
     for log in sorted(partition.glob("*.log")):
@@ -60,7 +60,7 @@ def stage_segments(folder: Path, stage: Mapping[str, Any]) -> list[Segment]:
 def expired(
     found: Sequence[Segment], stage: Mapping[str, Any], after: Mapping[str, Any], configs: TopicConfigs
 ) -> Expiry:
-    """Retention of a stage at the time at which Kafka made the stage after it."""
+    """Apply retention to a stage at the time of Kafka's next stage."""
     return plan_expiry(
         found,
         partition=0,

@@ -1,4 +1,4 @@
-"""What maintenance of a bucket costs in requests: what goes, goes in bulk, and what a prune keeps is never broken."""
+"""Requests of maintenance in a bucket: deletes in bulk, and prunes that leave all kept backups complete."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_vacuum_deletes_in_bulk_and_lists_each_directory_once(bucket: CountedRoo
     vacuumed = vacuum(bucket.reopened(), Settings(now_ms=world.now_ms))
     assert vacuumed.objects >= 140
     counts = bucket.store.counts
-    # Data files, heads of checkpoints, their tables: one after the other.
+    # Data files, documents of checkpoints and tables of checkpoints are deleted in this order.
     assert counts["delete"] == 0
     assert 1 <= counts["delete_many"] <= 3
-    # Commits, checkpoints and data of both kinds; and the first two once more to open the topic.
+    # Listings of commits, checkpoints and both kinds of data; the first two are repeated to open the topic.
     assert counts["list"] <= 6
-    # Of 141 commits the last of the first 128 carries the others, and so do four those after it.
+    # Of 141 commits, the last of the first 128 contains the others, and so do four of the later ones.
     assert bucket.store.by_kind["get", "commit"] <= 24
 
 
@@ -100,7 +100,7 @@ def test_prune_deletes_in_bulk() -> None:
 
 
 class HalfDone(WrapperStore):
-    """Its bulk deletes remove the last half of the keys, and fail."""
+    """A store whose bulk deletes remove the second half of the keys and fail."""
 
     def delete_many(self, keys: Iterable[str]) -> None:
         names = list(keys)
@@ -117,7 +117,7 @@ def test_interrupted_prune_leaves_only_complete_backups() -> None:
     left = {info.key for info in target.list("")}
     assert len(repository.manifests()) == 2
     for manifest in repository.manifests():
-        # A file of rows may have a filter of keys beside it, or none.
+        # A file of rows may have a key filter.
         assert {key for key in needed_keys(target, manifest) if not key.endswith(".bloom")} <= left
     world.now_ms += DAY_MS
     assert len(prune(target, keep=1, env=world.env()).dropped) == 1
@@ -133,7 +133,7 @@ def test_creating_a_root_does_not_list_all_keys() -> None:
     inner.create("stream/offsets/0", b"x")
     store = CountingStore(inner)
     assert foreign_name(store) is None
-    # One key of each folder, the query's two objects, and nothing after them.
+    # One key per directory, the two objects of the query, and nothing else.
     assert store.counts == {"list": 4, "stat": 1}
     open_root(store, create=True, env=world.env())
     inner.create("zoo/1.parquet", b"x")

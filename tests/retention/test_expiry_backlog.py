@@ -1,4 +1,4 @@
-"""What waits for a run of `retain`: records that have expired, since when, and how long their config lets them wait."""
+"""The backlog of `retain`: expired records, the time since they expired, and the allowed wait by their config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparklog.testing.world import DAY_MS, HOUR_MS, World
 
 
 def topic_of_two(world: World, **configs: object) -> Topic:
-    """Two records in segments of their own, the first stamped an hour before the second."""
+    """Return a topic with two records in segments of their own; the first is an hour older than the second."""
     settings = {"segment.bytes": 1024, "compression.type": "uncompressed"}
     settings |= {name.replace("_", "."): value for name, value in configs.items()}
     topic = world.root().create_topic("t", configs=settings)

@@ -1,4 +1,4 @@
-"""Retention: the same segments go as in Kafka, for the same reasons."""
+"""Retention rules: the same segments expire as in Kafka, for the same reasons."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_fixtures_expire_as_in_kafka(fixtures: Path, name: str, before: str, aft
     found = stage_segments(folder, stages[before])
     expiry = expired(found, stages[before], stages[after], configs)
     gone = {item.segment.base for item in expiry.expired}
-    # Kafka makes a new, empty segment where all have gone.
+    # Kafka creates a new, empty segment if all segments expire.
     left = [item["baseOffset"] for item in stages[after]["segments"] if item["size"]]
     assert [segment.base for segment in found if segment.base not in gone] == left
     assert expiry.log_start == stages[after]["logStartOffset"]
@@ -117,7 +117,7 @@ def test_log_start_inside_a_segment_never_moves_backwards() -> None:
 
 
 def test_size_rule_applies_to_the_remaining_segments() -> None:
-    """Two of four go by the log start; of the 140 bytes left, one more may go for 70."""
+    """Two of four segments are below the log start; of the remaining 140 bytes, one segment exceeds the limit of 70."""
     expiry = plan(FOUR, log_start=4, retention_ms=-1, retention_bytes=70)
     assert [(item.segment.base, item.reason) for item in expiry.expired] == [(0, START), (2, START), (4, SIZE)]
     assert expiry.log_start == 6

@@ -1,4 +1,4 @@
-"""A time in the future holds retention up, as in Kafka: retain, doctor and the report say where and until when."""
+"""Timestamps in the future delay retention, as in Kafka; retain, doctor and the report show where and until when."""
 
 from __future__ import annotations
 

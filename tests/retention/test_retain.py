@@ -1,4 +1,4 @@
-"""A run of retention over topics and roots: log starts that move, sealed or not, and what goes wrong."""
+"""Runs of retention over topics and roots: new log starts of sealed and unsealed segments, and failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.retention.vacuum_world import VacuumWorld
 
 
 class RecordsWorld(World):
-    """A world with real records; `opened` is the root of the process that writes and retains."""
+    """A world with records; `opened` is the root of the process that writes and runs retention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class RecordsWorld(World):
         return self.opened.create_topic(name, partitions=partitions, configs=named)
 
     def hours(self, topic: Topic, count: int, records: int = 10, partition: int = 0) -> None:
-        """One append an hour, stamped with it."""
+        """Append once per hour, with the time of the append as timestamp."""
         for _ in range(count):
             table = pa.table(
                 {
@@ -58,7 +58,7 @@ class RecordsWorld(World):
 
 
 def test_old_records_expire_in_unsealed_slices() -> None:
-    """The roll rule cuts what was appended: an hour a segment, and five hours are kept."""
+    """The roll rule divides the appended records into segments of one hour, and five hours are kept."""
     world = RecordsWorld()
     topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     world.hours(topic, 24)
@@ -343,7 +343,7 @@ def test_summary_without_changes() -> None:
 
 
 def test_imported_fixtures_keep_the_same_segments_as_kafka(fixtures: Path) -> None:
-    """Through a root: imported, retained at the fixture's clock, the log starts where Kafka's does."""
+    """Import a fixture and run retention with its clock; the log starts equal those of Kafka."""
     checked = 0
     for name, before, after in (
         ("bytes", "before", "after"),

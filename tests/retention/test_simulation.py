@@ -1,7 +1,7 @@
-"""Random weeks of appenders, readers, two mergers and two jobs of retention at once, under faults, crashes and stalls.
+"""A simulation of weeks with appenders, readers, two mergers and two retention jobs, with faults, crashes and stalls.
 
-Judged by the simulation's independent model: whatever a reader planned on within `file.delete.delay.ms` is there,
-nothing that was acknowledged is lost, and in the end two more runs leave nothing that no version names.
+An independent model checks the results: files that a reader has planned within `file.delete.delay.ms` exist,
+acknowledged records are not lost, and two more runs at the end delete all unreferenced files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONFIGS = {"segment.bytes": 150, "retention.ms": -1, "retention.bytes": 1500, "f
 
 
 def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
-    """Retention and vacuum, from cron."""
+    """Run retention and the vacuum from cron."""
 
     def body(actor: Actor) -> None:
         left = iter(range(rounds))
@@ -54,7 +54,7 @@ def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 
 def old_reader(run: Run, rounds: int) -> Callable[[Actor], None]:
-    """Plans, and reads its files one by one until almost a delay later."""
+    """Plan a scan, and read its files one by one until shortly before the end of the delay."""
 
     def body(actor: Actor) -> None:
         for _ in range(rounds):
@@ -107,7 +107,7 @@ class RetentionRun(Run):
 
 
 def slowly(body: Callable[[Actor], None], rounds: int) -> Callable[[Actor], None]:
-    """Again and again, with up to a day between."""
+    """Repeat with pauses of up to a day."""
 
     def paced(actor: Actor) -> None:
         for _ in range(rounds):
@@ -118,7 +118,7 @@ def slowly(body: Callable[[Actor], None], rounds: int) -> Callable[[Actor], None
 
 
 def finish(run: Run) -> None:
-    """All is quiet: two more runs, a delay apart, leave what the newest version names and nothing else."""
+    """Run retention twice, a delay apart, and check that only files of the latest version remain."""
     world = run.world
     run.land_late_requests()
     actor = world.spawn("end", lambda actor: None)
@@ -152,7 +152,7 @@ WHAT_HAPPENS = ("acked", "merged", "retained", "append file", "files read")
         "disk",
         numbers.RETENTION,
         per_seed=dict.fromkeys((*WHAT_HAPPENS, "commit", "checkpoint"), 1),
-        # Conflicts: slow writers whose files are below the retention floor.
+        # Conflicts are those of slow writers whose files are below the retention floor.
         at_least={"expired": 1, "append Conflict": 1},
     ),
     Sweep(

@@ -1,4 +1,4 @@
-"""Temporary files on a disk: those of dead writers go, those of living ones stay."""
+"""Temporary files on a disk: those of dead writers are deleted, and those of running writers are kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def leftovers(store: LocalStore) -> dict[str, Path]:
-    """Files as a writer that died leaves them: in the root, in the log, in a data folder."""
+    """Create temporary files of a dead writer in the root, in a log and in a data directory."""
     base = Path(store.location)
     found = {}
     for folder in ("", "t/_log", "t/_log/checkpoints", "t/append", "t/sealed/0/run"):

@@ -1,4 +1,4 @@
-"""The vacuum: what it deletes and what it must not, one story for each rule, on a store in memory."""
+"""The vacuum: the files that it deletes and keeps, with one test per rule, on a store in memory."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class TestUnnamedFiles:
 
 
 class TestWriters:
-    """The upload floor against writers that take longer than the delay."""
+    """The upload floor and writers that take longer than the delay."""
 
     def test_slow_writer_must_upload_again(self) -> None:
         world = VacuumWorld()
@@ -158,7 +158,7 @@ class TestWriters:
         world.assert_promises()
 
     def test_slow_writer_at_every_request_of_the_vacuum(self) -> None:
-        """Whatever it is between: its commit is refused, or its file is there."""
+        """Either the commit of the writer is rejected, or its file exists."""
         outcomes = set()
         for number in range(200):
             world = VacuumWorld()
@@ -205,7 +205,7 @@ class TestWriters:
 
     @pytest.mark.parametrize("skew", [-2 * DAY_MS, 2 * DAY_MS, 400 * DAY_MS])
     def test_wrong_clock_does_not_lose_records(self, skew: int) -> None:
-        """A vacuum may think it is next year: uploads are asked for again, records stay."""
+        """With a clock a year ahead, writers must upload again, and no records are lost."""
         world = VacuumWorld()
         writer = world.process()
         target = writer.target()
@@ -337,7 +337,7 @@ class TestOtherTopics:
         old = world.append(3)
         world.hold("clone of t", 3)
         other = world.process()
-        # The model knows no files of other topics.
+        # The model does not contain files of other topics.
         world.model.created = lambda key, data: None  # type: ignore[method-assign]
         clone = other.root.create_topic("c", partitions=2)
         rows = other.topic().log.snapshot().slices.select(0)
@@ -413,7 +413,7 @@ class TestRegistry:
         driver.append({0: 1}, driver.target(), WriterKey("old", 3))
         driver.append({0: 1}, driver.target(), WriterKey("alive", 3, "run-1"))
         world.advance(IDLE_MS - DAY_MS)
-        # A replay by a new run writes no batch, but it is a sign of life.
+        # A replay of a new run writes no batch, but proves that the writer is active.
         driver.append({0: 1}, driver.target(), WriterKey("alive", 3, "run-2"))
         world.advance(DAY_MS)
         assert world.vacuum().idle_writers == ()

@@ -1,4 +1,4 @@
-"""The vacuum where listings are late and times are whole seconds."""
+"""The vacuum with delayed listings and timestamps in whole seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits with records in them are data files: vacuum, clones, backups, restores, dumps and verification."""
+"""Commits with inline records are data files for the vacuum, clones, backups, restores, dumps and verification."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def world() -> World:
 
 
 def filled(world: World, days: int = 20, *, each: int = 2, name: str = "t") -> Topic:
-    """A topic with a few small commits each day, and its vacuums."""
+    """Return a topic with a few small commits per day, and run the vacuum each day."""
     topic = world.root().create_topic(name, configs=KEEP)
     for day in range(days):
         for number in range(each):
@@ -71,7 +71,7 @@ def values(topic: Topic) -> list[bytes]:
 
 @pytest.mark.parametrize("deleted", [False, True])
 def test_expired_inline_records_of_an_idle_topic_are_deleted(deleted: bool) -> None:
-    """It has too few commits for a checkpoint, of which two must be newer: the vacuum writes them, and no more."""
+    """The topic has too few commits for a checkpoint; the vacuum writes the two newer checkpoints that it requires."""
     world = World()
     topic = world.root().create_topic("t", configs={"retention.ms": 3 * DAY_MS, "segment.ms": DAY_MS})
     for number in range(4):
@@ -122,7 +122,7 @@ def test_commits_are_kept_for_as_long_as_slices_reference_them(world: World) -> 
 def test_records_are_lost_without_the_rule(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vacuum_plan, "without_records", lambda topic, commits, kept: commits)
     filled(world)
-    # Another process, which has not read the commits as they came.
+    # Another process has not read the commits one by one.
     with small_limits(cached_inline_commits=0), pytest.raises(SparklogError):
         values(World(CountingStore(world.store), now_ms=world.now_ms, seed=99).root().topic("t"))
 
@@ -181,7 +181,7 @@ def test_inline_records_are_backed_up_and_restored(world: World, of: str) -> Non
         again.topic(of).append(pa.table({"value": [b"goes on"]}))
         compact_topic(again.topic(of), Settings(world.now_ms), InProcess())
         assert values(again.topic(of))[-1] == b"goes on"
-        # A backup of what was restored, and a restore of that.
+        # Back up the restored root, and restore that backup.
         third = MemoryStore(world.clock, f"place {number}")
         back_up(again, third, at_once=1)
         last = MemoryStore(world.clock, f"last {number}")

@@ -1,4 +1,4 @@
-"""The vacuum and the log itself: commits and checkpoints that go, crashes at every step, vacuums at once."""
+"""The vacuum of a log: deleted commits and checkpoints, crashes at each step, and concurrent vacuums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEEK = 7 * DAY_MS
 
 
 def busy(world: VacuumWorld, days: int, per_day: int = 6, *, vacuum: bool = True) -> None:
-    """Days of appends, a rewrite and a vacuum each."""
+    """Run days of appends, each with a rewrite and a vacuum."""
     for _ in range(days):
         for _ in range(per_day):
             world.append(1)
@@ -80,7 +80,7 @@ class TestCommits:
         assert world.checkpoints()[0] == 3
 
     def test_slow_clock_does_not_delete_commits_above_its_floor(self) -> None:
-        """Whoever holds a version that is not below the floor finds it rebuildable."""
+        """A leased version that is not below the floor can be rebuilt."""
         world = VacuumWorld()
         world.append(6)
         world.advance(30 * DAY_MS)
@@ -125,7 +125,7 @@ class TestCommits:
         world.assert_promises()
 
     def test_checkpoint_with_another_crc_is_ignored(self) -> None:
-        """One whose commit is another than the one that lies there."""
+        """The checkpoint belongs to another commit than the stored one."""
         world, elsewhere = VacuumWorld(), VacuumWorld()
         elsewhere.sleep(MINUTE_MS)
         for place in (world, elsewhere):
@@ -208,7 +208,7 @@ class TestCheckpoints:
         assert History(world.store, "t").checkpoint(3) is not None
 
     def test_checkpoint_writer_that_stalls_between_table_and_document(self) -> None:
-        """The vacuum must not take the table of what becomes the newest checkpoint."""
+        """The vacuum must not delete the table of a checkpoint whose document is written later."""
         world = VacuumWorld()
         world.append(10)
         writer = world.process()
@@ -248,7 +248,7 @@ def damage(world: VacuumWorld, version: int, part: str) -> None:
 
 @built_once
 def lived() -> VacuumWorld:
-    """A topic with something of every kind to delete."""
+    """Return a topic with deletable files of all kinds."""
     world = VacuumWorld()
     world.append(5)
     world.rewrite(sealed=True)
@@ -281,7 +281,7 @@ def test_vacuum_after_a_crash_at_every_request(kind: FaultKind, step: int) -> No
         world.assert_promises()
         files, commits, checkpoints = expected
         assert world.files() == files
-        # The run after the crash may find one commit more: the floor that the dead one committed.
+        # The next run may find one more commit: the floor of the crashed run.
         assert set(world.commits()) - set(commits) <= {world.log.state.version}
         assert set(world.checkpoints()) >= set(checkpoints)
     assert crashed > 40 // step
@@ -300,13 +300,13 @@ def crash_at(world: VacuumWorld, number: int, kind: FaultKind) -> bool:
         world.vacuum(cleaner)
     except Crash:
         return True
-    # A request that finds nothing has no effect to die after.
+    # A request that finds nothing has no effect, so there is no crash after it.
     return False
 
 
 @pytest.mark.parametrize("step", thinned(8))
 def test_vacuum_with_a_failure_at_every_request(step: int) -> None:
-    """A failure ends the run, or is reported; nothing that is needed goes, and the next run does the rest."""
+    """A failure stops the run or is reported; no referenced file is deleted, and the next run deletes the rest."""
     whole = lived()
     count = requests(cleaner := whole.process(), lambda: whole.vacuum(cleaner))
     for number in range(0, count, step):
@@ -374,7 +374,7 @@ def test_checkpoint_document_always_has_its_table(step: int) -> None:
 @pytest.mark.parametrize("deleted", [False, True])
 @pytest.mark.parametrize("hidden_ms", [60_000, 10 * MINUTE_MS])
 def test_vacuum_waits_for_a_commit_that_a_cache_hides(deleted: bool, hidden_ms: int) -> None:
-    """A mount that remembers "no such name" says so of what its own listing shows."""
+    """A mount with a cache of missing names returns "not found" for a commit that its listing contains."""
     world = VacuumWorld(configs={"file.delete.delay.ms": 3 * DAY_MS})
     paths = world.append(3)
     world.rewrite()
@@ -411,7 +411,7 @@ def test_hidden_delete_does_not_shorten_the_delay() -> None:
 
 
 def test_vacuum_does_not_change_a_replaced_log() -> None:
-    """A root restored from a backup under a running process: its versions are others now."""
+    """The root is restored from a backup while a process runs, so the process knows other versions."""
     world, elsewhere = VacuumWorld(), VacuumWorld()
     elsewhere.sleep(MINUTE_MS)
     for place in (world, elsewhere):
@@ -429,7 +429,7 @@ def test_vacuum_does_not_change_a_replaced_log() -> None:
 
 @pytest.mark.parametrize("step", thinned(3))
 def test_reader_of_an_old_snapshot_at_every_request(step: int) -> None:
-    """Planned within the delay: no file is missed, whatever the vacuum is at."""
+    """A reader that planned within the delay finds all files at each request of the vacuum."""
     for number in range(0, 200, step):
         world = VacuumWorld()
         world.append(4)

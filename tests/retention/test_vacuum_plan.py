@@ -1,4 +1,4 @@
-"""What a vacuum may delete, from listings alone."""
+"""Deletable files by listings alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOW = 1_700_000_000_000
 
 
 def commits(*versions: tuple[int, int]) -> CommitFiles:
-    """(version, age in ms)."""
+    """Return commits from (version, age in ms)."""
     columns = np.array([(version, 100, NOW - age) for version, age in versions], np.int64).reshape(-1, 3)
     return CommitFiles(columns[:, 0], columns[:, 1], columns[:, 2])
 
@@ -26,9 +26,9 @@ def commits(*versions: tuple[int, int]) -> CommitFiles:
         ([(0, 5 * DAY), (1, 5 * DAY)], 1),
         ([(0, 0)], -1),
         ([], -1),
-        # An old one above a young one: a clock that jumped; nothing after the young one counts.
+        # After a clock change, an old commit may follow a young one; commits after the young one are ignored.
         ([(0, 5 * DAY), (1, 0), (2, 5 * DAY), (3, 0)], 0),
-        # What a sleeper put under a number long collected says nothing of the log.
+        # A commit of a stalled writer with a number that was deleted long ago is not part of the log.
         ([(3, 0), (10, 5 * DAY), (11, 2 * DAY), (12, 0)], 11),
         ([(9, 0), (10, 5 * DAY), (11, 2 * DAY), (12, 0)], -1),
     ],

@@ -1,4 +1,4 @@
-"""A world whose files exist, for stories about the vacuum: rewrites, holds, and what every reader may rely on."""
+"""A world with files for tests of the vacuum: rewrites, leases, and checks of the guarantees for readers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.support.maintaining import maintain
 
 
 class VacuumWorld(WatchedWorld):
-    """A world with a topic `t`, and maintenance."""
+    """A world with a topic `t` and its maintenance."""
 
     def settings(self, **more: object) -> Settings:
         return Settings(now_ms=self.now_ms, **more)  # type: ignore[arg-type]
 
     def vacuum(self, process: HookedProcess | None = None, topic: str = "t", **how: object) -> VacuumReport:
-        """A vacuum by this process (a new one, if None) as the clock stands."""
+        """Run a vacuum at the current time in this process, or in a new process if `process` is None."""
         chosen = process or self.process()
         return vacuum(topic_of(chosen.root, topic), self.settings(), **how)  # type: ignore[arg-type]
 
     def append(self, n: int = 1, topic: str = "t") -> list[str]:
-        """`n` appends by somebody; the files' paths."""
+        """Append `n` times in another process; return the paths of the files."""
         writer = self.process()
         paths = []
         for _ in range(n):
@@ -41,7 +41,7 @@ class VacuumWorld(WatchedWorld):
         return paths
 
     def rewrite(self, topic: str = "t", *, sealed: bool = False) -> str:
-        """Everything of partition 0 becomes one file, as one commit; its path."""
+        """Rewrite partition 0 as one file in one commit; return its path."""
         worker = self.process()
         snapshot = worker.topic(topic).log.snapshot()
         rows = snapshot.slices.select(0)
@@ -78,28 +78,28 @@ class VacuumWorld(WatchedWorld):
         return path
 
     def hold(self, name: str, version: int | None, expires_ms: int | None = None, topic: str = "t") -> None:
-        """Take a hold, or let go of it (version None)."""
+        """Acquire a lease, or release it if `version` is None."""
         hold = None if version is None else VersionLease(version, expires_ms)
         maintain(topic_of(self.process().root, topic), holds={name: hold})
 
-    # -- looking
+    # -- checks
 
     def files(self, folder: str = "t/") -> set[str]:
-        """Data files that exist, as commits name them."""
+        """Return the existing data files by the paths that commits use."""
         keys = (info.key for info in self.store.list(folder))
         return {key.split("/", 1)[1] for key in keys if "/_log/" not in key}
 
     def commits(self, topic: str = "t") -> list[int]:  # type: ignore[override]
-        """Versions of the commits that exist."""
+        """Return the versions of the existing commits."""
         return [int(info.key[-25:-5]) for info in self.store.list(f"{topic}/_log/0")]
 
     def checkpoints(self, topic: str = "t") -> list[int]:
-        """Versions of the checkpoints that exist."""
+        """Return the versions of the existing checkpoints."""
         keys = (info.key for info in self.store.list(f"{topic}/_log/checkpoints/"))
         return [int(key[-25:-5]) for key in keys if key.endswith(".json")]
 
     def assert_promises(self, delay_ms: int = DAY_MS, topic: str = "t", held: Mapping[str, int] | None = None) -> None:
-        """Whatever a reader planned on within the delay, or holds, is there; and so is the log's newest state."""
+        """Check that the latest state can be read, with all files of versions within the delay or under a lease."""
         states = self.model.topic(topic).states
         for version, state in enumerate(states):
             newer = states[version + 1].time_ms if version + 1 < len(states) else self.now_ms + 1
@@ -117,7 +117,7 @@ class VacuumWorld(WatchedWorld):
 
 
 def meanwhile(process: HookedProcess, number: int, action: Callable[[], object]) -> list[int]:
-    """Do `action` before this process' request of this number from now on; the list says whether it came to that."""
+    """Run `action` before the request of this number of the process; the returned list shows if the action ran."""
     first: list[int] = []
     struck: list[int] = []
 
@@ -133,7 +133,7 @@ def meanwhile(process: HookedProcess, number: int, action: Callable[[], object])
 
 
 def requests(process: HookedProcess, work: Callable[[], object]) -> int:
-    """How many requests a piece of work makes."""
+    """Return the number of requests of a function."""
     before = process.store.calls.total()
     work()
     return process.store.calls.total() - before

@@ -1,4 +1,4 @@
-"""The comparison of a root with the ledgers of what was tried and acknowledged."""
+"""The comparison of a root with the ledgers of attempts and acknowledgments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = list[tuple[int, int, bytes | None, bytes | None]]
 
 
 class Counts(Counter[str]):
-    """What was counted, by name."""
+    """Counts by name."""
 
 
 def rows_of(root: sparklog.Root, topic: str) -> Rows:
@@ -42,7 +42,7 @@ def values_of(root: sparklog.Root, topic: str) -> list[bytes]:
 
 
 def check_root(world: World, counts: Counts) -> Iterator[str]:
-    """Compare the whole root with the ledgers, after all roles have ended; yield what is wrong."""
+    """Compare the root with the ledgers after all roles have ended; yield the differences."""
     root = sparklog.open(world.disk)
     for topic, ledger in ((PLAIN, "plain"), (EXPIRING, "expiring")):
         yield from check_appends(world, root, topic, ledger, counts)
@@ -57,7 +57,7 @@ def check_root(world: World, counts: Counts) -> Iterator[str]:
 
 
 def check_restored(world: World, folder: Path) -> Iterator[str]:
-    """Check what a restored root says by itself: bytes, whole transactions, copies that agree with their group."""
+    """Check a restored root without ledgers: bytes, complete transactions, and copies that match their group."""
     root = sparklog.open(folder)
     yield from check_transactions(world, root, Counts(), complete=False)
     yield from check_copies(root, Counts())
@@ -66,7 +66,7 @@ def check_restored(world: World, folder: Path) -> Iterator[str]:
 
 
 def in_order(topic: str, rows: Rows) -> list[str]:
-    """Check that offsets have no gap after the first, and that each writer's numbers are in order in each partition."""
+    """Check that offsets have no gap after the first, with the numbers of each writer in order per partition."""
     check = OrderCheck(topic)
     problems = []
     for partition, offset, _, value in rows:
@@ -76,9 +76,9 @@ def in_order(topic: str, rows: Rows) -> list[str]:
 
 
 def check_appends(world: World, root: sparklog.Root, topic: str, ledger: str, counts: Counts) -> Iterator[str]:
-    """Check plain appends: what was acknowledged is there once, at its offsets; each append is there whole or not.
+    """Check appends: acknowledged records are present once at their offsets, and each append is complete or missing.
 
-    Of the topic whose records expire, only those behind the log starts count.
+    For the topic whose records expire, only records at or after the log starts are checked.
     """
     rows = rows_of(root, topic)
     starts = {partition: bounds.log_start for partition, bounds in root.topic(topic).bounds().items()}
@@ -115,7 +115,7 @@ def check_appends(world: World, root: sparklog.Root, topic: str, ledger: str, co
 
 
 def check_sequences(world: World, root: sparklog.Root, counts: Counts) -> Iterator[str]:
-    """Check producers with sequences: 1 to the last, each once, in order, and where it was acknowledged."""
+    """Check producers with sequences: numbers from 1 to the last, once, in order, and at the acknowledged offsets."""
     rows = rows_of(root, SEQUENCED)
     yield from in_order(SEQUENCED, rows)
     numbers: dict[str, list[int]] = defaultdict(list)
@@ -139,7 +139,7 @@ def check_sequences(world: World, root: sparklog.Root, counts: Counts) -> Iterat
 
 
 def check_served(world: World, root: sparklog.Root, counts: Counts) -> Iterator[str]:
-    """Check what kafka-python sent: each record at most once, in order, and acknowledged ones where they were told."""
+    """Check records of kafka-python: at most once, in order, and acknowledged ones at the returned offsets."""
     rows = rows_of(root, SERVED)
     yield from in_order(SERVED, rows)
     at = {(partition, offset): identity(value or b"/0") for partition, offset, _, value in rows}
@@ -155,7 +155,7 @@ def check_served(world: World, root: sparklog.Root, counts: Counts) -> Iterator[
 
 
 def check_transactions(world: World, root: sparklog.Root, counts: Counts, *, complete: bool = True) -> Iterator[str]:
-    """Check that transactions are whole; if `complete`, that committed ones are there, and aborted ones are not."""
+    """Check that transactions are complete or missing; with `complete`, that exactly the committed ones are present."""
     values = TransactionView(root).new_values()
     problems = TransactionCheck().look(values)
     counts["transactions: torn"] += len(problems)
@@ -173,7 +173,7 @@ def check_transactions(world: World, root: sparklog.Root, counts: Counts, *, com
 
 
 def check_keys(world: World, root: sparklog.Root, counts: Counts) -> Iterator[str]:
-    """Compact to the end, and check that each key has one record with the latest value."""
+    """Compact the entire log, and check that each key has one record with the latest value."""
     states = KeyStates()
     states.take(world.entries("keyed"))
     before = latest_values(root)
@@ -190,7 +190,7 @@ def check_keys(world: World, root: sparklog.Root, counts: Counts) -> Iterator[st
 
 
 def check_copies(root: sparklog.Root, counts: Counts) -> Iterator[str]:
-    """Check that copies are the input up to the committed offsets of the group of copiers, partition by partition."""
+    """Check that copies equal the input up to the committed offsets of the group, partition by partition."""
     sources: dict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
     copies: dict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
     committed = sparklog.Groups(root).group(COPIERS).committed()
@@ -211,7 +211,7 @@ def check_copies(root: sparklog.Root, counts: Counts) -> Iterator[str]:
 
 
 def check_groups(world: World, root: sparklog.Root, counts: Counts) -> Iterator[str]:
-    """Check that members have read each record below the committed offsets of their group."""
+    """Check that members have read all records below the committed offsets of their group."""
     for group, ledger, topic in ((SHARERS, "sharer", PLAIN), ("kafka-readers", "kafka-reader", SERVED)):
         read: dict[int, set[int]] = defaultdict(set)
         for kind, content in world.entries(ledger):
@@ -227,7 +227,7 @@ def check_groups(world: World, root: sparklog.Root, counts: Counts) -> Iterator[
 
 
 def check_grown(root: sparklog.Root, counts: Counts) -> Iterator[str]:
-    """Check the copy with more partitions: each record once, and each key in order."""
+    """Check the copy with more partitions: each record once, and the records of each key in order."""
     sources: dict[bytes | None, list[bytes | None]] = defaultdict(list)
     copies: dict[bytes | None, list[bytes | None]] = defaultdict(list)
     for topic, values in ((SEQUENCED, sources), (GROWN, copies)):
@@ -240,7 +240,7 @@ def check_grown(root: sparklog.Root, counts: Counts) -> Iterator[str]:
 
 
 def check_spark(world: World, root: sparklog.Root, counts: Counts) -> Iterator[str]:
-    """Check that the streaming query has written its input once, and each batch append as a whole and once."""
+    """Check that the streaming query has written its input once, and that batch appends are complete and unique."""
     if not any(True for _ in world.entries("spark")):
         return
     want = Counter(values_of(root, PLAIN)) + Counter(values_of(root, SEQUENCED))

@@ -1,4 +1,4 @@
-"""Roles that maintain, copy and check the root, and programs: servers and Spark."""
+"""Roles that maintain, copy and check the root, and roles that run servers and Spark."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def compactor(process: Process) -> Step:
 
 
 def retainer(process: Process) -> Step:
-    """Expire records and delete files; without a mount sometimes by a clock that is ahead, so that many files are due.
+    """Expire records and delete files. Without a mount, the clock is sometimes ahead, so that more files are deleted.
 
-    On a mount that caches names, readers need the time that `file.delete.delay.ms` gives them.
+    With a mount that caches names, readers need the time of `file.delete.delay.ms`.
     """
     root = process.root()
 
@@ -48,7 +48,7 @@ def retainer(process: Process) -> Step:
 
 
 def repairer(process: Process) -> Step:
-    """Repair the root, which is sound: nothing is damaged, and nothing is left."""
+    """Repair the root, and check that nothing is damaged."""
 
     def step() -> None:
         report = sparklog.repair(process.place, execute=True)
@@ -123,7 +123,7 @@ def keeper(process: Process) -> Step:
 
 
 def age_marks(backups: Path) -> None:
-    """Make the mark of a killed run look six hours old, after which backups are pruned again."""
+    """Set the age of the mark of a killed run to six hours, after which backups are pruned again."""
     for mark in (backups / "_backups" / "running").glob("*"):
         age_s = time.time() - mark.stat().st_mtime
         if 60 < age_s < 6 * 3600:
@@ -131,7 +131,7 @@ def age_marks(backups: Path) -> None:
 
 
 def server(process: Process) -> Step:
-    """Become `sparklog serve`."""
+    """Replace the process by `sparklog serve`."""
     own = int(process.name.rpartition("-")[2])
     addresses = process.world.addresses[own:] + process.world.addresses[:own]
     options = ["--listen", addresses[0], "--advertise", ",".join(addresses)]
@@ -140,7 +140,7 @@ def server(process: Process) -> Step:
 
 
 def spark(process: Process) -> Step:
-    """Become the Spark program."""
+    """Replace the process by the Spark program."""
     world = process.world
     become(process, ["-m", "tests.torture.spark_program", str(world.folder), str(process.place), process.name])
     raise AssertionError("unreachable")

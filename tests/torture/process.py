@@ -1,4 +1,4 @@
-"""A process of the torture test: its root, its ledger and its faults, and the loop around its steps."""
+"""A process of the torture test: its root, its ledger, its faults, and the loop that repeats its steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sparklog.errors import BadRequest, Corrupt, Fenced, SparklogError
 Step = Callable[[], object]
 MARK = "SPARKLOG_TORTURE"
 FAULTS = "faults"
-"""The name of the ledger of faults: what must never happen."""
+"""The name of the ledger of faults, which are events that must never happen."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Where a run takes place. `mount`: the caching mount of `disk`, if there is one; `ports`: of the servers."""
+    """The environment of a run. `mount` is the caching mount of `disk`, if any; `ports` are those of the servers."""
 
     folder: Path
     seed: int
@@ -48,13 +48,13 @@ class World:
         return self.folder / "ledgers" / f"{name}.jsonl"
 
     def entries(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """Yield kind and content of each entry of the ledgers whose names begin with `prefix`."""
+        """Yield kind and content of each entry of the ledgers whose names start with `prefix`."""
         for path in sorted((self.folder / "ledgers").glob(f"{prefix}*.jsonl")):
             yield from LedgerTail(path).new()
 
 
 class LedgerTail:
-    """Follows a ledger: `new` returns the entries since the last call."""
+    """A reader of a ledger; `new` returns the entries since the last call."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._position = path, 0
@@ -72,7 +72,7 @@ class LedgerTail:
 
 @dataclass
 class Process:
-    """One incarnation of a role. `id` names it in the records that it writes."""
+    """One process of a role. `id` is part of the records that it writes."""
 
     world: World
     name: str
@@ -92,11 +92,11 @@ class Process:
         return sparklog.open(self.place)
 
     def log(self, kind: str, *content: object) -> None:
-        """Add an entry to the ledger: one write, so that a kill leaves it whole or out."""
+        """Add an entry to the ledger in one write, so that a kill leaves it complete or missing."""
         os.write(self._ledger, json.dumps([kind, *content]).encode() + b"\n")
 
     def fault(self, message: str) -> None:
-        """Report what must never happen."""
+        """Report an event that must never happen."""
         with self.world.ledger(FAULTS).open("a") as file:
             file.write(json.dumps(["fault", self.id, message[:20000]]) + "\n")
 
@@ -104,9 +104,9 @@ class Process:
         time.sleep(self.random.expovariate(self.world.pace / mean_s))
 
     def run(self, role: Callable[[Process], Step], pause_s: float) -> None:
-        """Repeat the steps of the role until it is killed, is fenced or fails; half of the errors are survived.
+        """Repeat the steps of the role until the process is killed, is fenced or fails. Half of the errors are ignored.
 
-        A `Corrupt` or a `BadRequest` is a fault, and so is what is no error of sparklog's.
+        `Corrupt`, `BadRequest` and errors that are not errors of sparklog are faults.
         """
         self.log("began", str(self.place))
         step: Step | None = None
@@ -129,7 +129,7 @@ class Process:
 
 
 def environment(world: World) -> dict[str, str]:
-    """Return the environment of the programs of a run, by which the last ones of them are found."""
+    """Return the environment of the programs of a run, by which remaining programs are found."""
     path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, MARK: str(world.folder), "PYTHONPATH": path}
 

@@ -1,4 +1,4 @@
-"""Roles that read: members of groups, copiers, and readers that check while the others write."""
+"""Roles that read: members of groups, copiers, and readers that check the root during the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SESSION_MS = 8_000
 
 
 def ranges_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[int, int, int]]:
-    """Return partition, first and next offset of each run of records without a gap."""
+    """Return partition, first and next offset of each range of records without a gap."""
     ranges: list[tuple[int, int, int]] = []
     for batch in batches:
         for partition, offset in zip(*(batch[name].to_pylist() for name in ("partition", "offset")), strict=True):
@@ -37,7 +37,7 @@ def ranges_of(batches: Iterable[pa.RecordBatch]) -> list[tuple[int, int, int]]:
 
 
 def sharer(process: Process) -> Step:
-    """Read as one member of a group, and commit by hand. The first member is static."""
+    """Read as a member of a group with manual commits. The first member is static."""
     consumer = sparklog.consumer(
         process.root(),
         SHARERS,
@@ -125,11 +125,11 @@ def kafka_reader(process: Process) -> Step:
     return step
 
 
-# -- checks while others write
+# -- checks during the test
 
 
 class OrderCheck:
-    """Offsets of a partition in order, without a gap if `dense`, and the numbers of each writer in order there."""
+    """Checks the order of the offsets of a partition (without gaps if `dense`) and of the numbers of each writer."""
 
     def __init__(self, topic: str, *, dense: bool = True) -> None:
         self.topic, self._dense = topic, dense
@@ -137,7 +137,7 @@ class OrderCheck:
         self._latest: dict[tuple[int, str], int] = {}
 
     def add(self, partition: int, offset: int, value: bytes) -> list[str]:
-        """Take the next record; return what is wrong with it."""
+        """Add the next record; return its errors."""
         place = f"{self.topic}-{partition} at offset {offset}"
         expected = self.positions[partition]
         is_wrong = offset != expected if self._dense else offset < expected
@@ -152,9 +152,9 @@ class OrderCheck:
 
 
 def order_reader(process: Process) -> Step:
-    """Follow topics from their beginnings, with slow reads of snapshots in between."""
+    """Follow topics from their start, with slow reads of snapshots in between."""
     root = process.root()
-    # Aborted transactions take offsets.
+    # Aborted transactions use offsets.
     checks = [OrderCheck(topic, dense=topic != COPIES) for topic in (PLAIN, SEQUENCED, COPIES)]
 
     def step() -> None:
@@ -175,13 +175,13 @@ def order_reader(process: Process) -> Step:
 
 
 class TransactionCheck:
-    """Transactions over several topics: at each look all records of one are there, or none."""
+    """Checks transactions over several topics: each read must return all records of a transaction or none."""
 
     def __init__(self) -> None:
         self._whole: set[str] = set()
 
     def look(self, values: Mapping[str, Iterable[bytes]]) -> list[str]:
-        """Take the records that are new in each topic; return what is wrong with them."""
+        """Add the new records of each topic; return their errors."""
         found: dict[str, list[tuple[str, int]]] = defaultdict(list)
         planned: dict[str, dict[str, int]] = defaultdict(dict)
         names: dict[str, set[str]] = {}
@@ -201,7 +201,7 @@ class TransactionCheck:
 
 
 class TransactionView:
-    """All transactional topics at once. The scan of one topic ends before an open transaction, the others go on."""
+    """All transactional topics. The scan of a topic ends before an open transaction; scans of other topics continue."""
 
     def __init__(self, root: sparklog.Root) -> None:
         self._view = RootView(root)
@@ -223,7 +223,7 @@ class TransactionView:
 
 
 def transaction_reader(process: Process) -> Step:
-    """Look at all transactional topics, again and again: each transaction comes as a whole."""
+    """Read all transactional topics repeatedly, and check that each transaction is visible completely or not at all."""
     view, check = TransactionView(process.root()), TransactionCheck()
 
     def step() -> None:
@@ -236,7 +236,7 @@ def transaction_reader(process: Process) -> Step:
 
 
 class KeyStates:
-    """Values that each key of the compacted topic may have, by the ledgers of its writers."""
+    """The possible values of each key of the compacted topic by the ledgers of its writers."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[str, int] = {}
@@ -251,7 +251,7 @@ class KeyStates:
                     self.tombstones[key] = number
 
     def problems(self, acknowledged: Mapping[str, int], latest: Mapping[str, int]) -> list[str]:
-        """Compare the latest values that a reader found with what was acknowledged before it began."""
+        """Compare the latest values of a reader with the values that were acknowledged before the read."""
         problems = []
         for key, number in acknowledged.items():
             if key not in latest and self.tombstones.get(key, -1) < number:
@@ -269,7 +269,7 @@ def latest_values(root: sparklog.Root) -> dict[str, int]:
 
 
 def key_reader(process: Process) -> Step:
-    """Read the compacted topic as a table: no key goes back behind what was acknowledged before the read."""
+    """Read the compacted topic as a table, and check that no key has a value older than those acknowledged before."""
     root, states = process.root(), KeyStates()
     tails = [LedgerTail(path) for path in process.world.folder.glob("ledgers/keyed*.jsonl")]
 

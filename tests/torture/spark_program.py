@@ -1,10 +1,9 @@
-"""The Spark program of the torture test: a streaming query, and batch appends beside it until it is killed.
+"""The Spark program of the torture test: a streaming query and concurrent batch appends, until it is killed.
 
     python -m tests.torture.spark_program FOLDER ROOT NAME [--finish]
 
 The query reads two topics and writes each record to one of two others, in one transaction per micro-batch. With
-`--finish` it reads to the end, and the program ends. A batch append that a killed program had begun is made again under
-its number.
+`--finish`, it reads to the end and exits. A batch append of a killed program is repeated with its number.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def append_batch(spark: SparkSession, root: str, number: int) -> None:
 
 
 def last_error(error: Exception) -> str:
-    """Return the line that names the cause: the last one with an error of Python's, else the first."""
+    """Return the line with the cause: the last line with an error of Python, or else the first line."""
     lines = str(error).strip().splitlines()
     return next((line for line in reversed(lines) if "Error: " in line or line.startswith("sparklog.")), lines[0])
 

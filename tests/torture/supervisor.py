@@ -1,4 +1,4 @@
-"""The supervisor: starts each role, kills, stops and replaces processes at random, and finishes the run."""
+"""The supervisor: it starts each role, kills, suspends and replaces processes at random, and completes the run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ TOPIC_CONFIGS = {"segment.bytes": 60_000, "file.delete.delay.ms": 120_000, "inli
 
 @dataclass(frozen=True)
 class Role:
-    """A role: how many processes have it, how often they are chosen to be killed, the mean pause between steps.
+    """A role: the number of its processes, the weight for kills, and the mean pause between steps.
 
-    `place`: `disk`, `mount` or `either`. `least_s`: how long a process lives at least. `overlaps`: a stopped process
-    may be replaced, and continue beside its successor, which must fence it.
+    `place` is `disk`, `mount` or `either`. `least_s` is the minimum lifetime of a process. With `overlaps`, a suspended
+    process may be replaced and continue next to its successor, which must fence it.
     """
 
     name: str
@@ -60,7 +60,7 @@ ROLES = (
     Role("keeper", jobs.keeper, pause_s=15, least_s=20),
     Role("order-reader", readers.order_reader, 2, weight=0.3, pause_s=1),
     Role("transaction-reader", readers.transaction_reader, 2, weight=0.3, pause_s=1),
-    # A mount shows acknowledged records late.
+    # A mount shows acknowledged records with a delay.
     Role("key-reader", readers.key_reader, weight=0.3, pause_s=3, place="disk"),
     Role("server", jobs.server, 2, weight=2, least_s=10),
     Role("kafka-producer", writers.kafka_producer, least_s=8),
@@ -71,7 +71,7 @@ ROLES = (
 
 @dataclass
 class Member:
-    """A process of a role. `until`: when a stopped process continues."""
+    """A process of a role. `until` is the time when a suspended process continues."""
 
     role: Role
     name: str
@@ -102,7 +102,7 @@ class Supervisor:
         self.members[pid] = Member(role, name, pid, time.monotonic())
 
     def _be(self, role: Role, name: str, number: int, place: Path) -> None:
-        """Be the process of a role until it ends."""
+        """Run a role until the process ends."""
         try:
             os.setsid()
             output = os.open(self.world.folder / "logs" / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -113,7 +113,7 @@ class Supervisor:
             os._exit(0)
 
     def _reap(self) -> None:
-        """Replace processes that have ended by themselves."""
+        """Replace processes that have exited."""
         for member in list(self.members.values()):
             if os.waitpid(member.pid, os.WNOHANG)[0]:
                 del self.members[member.pid]
@@ -130,7 +130,7 @@ class Supervisor:
         del self.members[member.pid]
 
     def _trouble(self) -> None:
-        """Kill or stop a random process."""
+        """Kill or suspend a random process."""
         now = time.monotonic()
         candidates = [each for each in self.members.values() if not each.until and now - each.began > each.role.least_s]
         if not candidates:
@@ -156,7 +156,7 @@ class Supervisor:
                 os.killpg(member.pid, signal.SIGCONT)
 
     def watch(self, seconds: float) -> None:
-        """Run all roles for so long."""
+        """Run all roles for a time."""
         for role in self.roles:
             for number in range(role.count):
                 self.start(role, f"{role.name}-{number}")
@@ -173,7 +173,7 @@ class Supervisor:
         for member in list(self.members.values()):
             self._kill(member)
 
-    # -- the end
+    # -- final checks
 
     def report_faults(self) -> None:
         for _, (name, message) in self._faults.new():
@@ -247,7 +247,7 @@ def kill(pid: int) -> None:
 
 
 def kill_all(folder: Path) -> None:
-    """Kill the programs that are left of a run."""
+    """Kill the remaining programs of a run."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             pid = int(path.parent.name)
@@ -265,7 +265,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[bool]:
-    """Mount `disk` of a folder at `mount`, with caches of names and attributes for 3 s. False: it cannot be done."""
+    """Mount `disk` of a directory at `mount` with caches of names and attributes for 3 s; return False if it fails."""
     (folder / "disk").mkdir()
     (folder / "mount").mkdir()
     bindfs = shutil.which("bindfs")
@@ -282,7 +282,7 @@ def mounted(folder: Path) -> Iterator[bool]:
 
 
 def create_root(world: World) -> None:
-    """Create the topics, and load what each process needs once: they are forked."""
+    """Create the topics, and load the modules that each process needs before it is forked."""
     root = sparklog.open(world.disk, create=True)
     root.alter_defaults({"log.retention.ms": -1})
     compacted: dict[str, object] = {
@@ -310,7 +310,7 @@ def create_root(world: World) -> None:
 
 
 def run(folder: Path, *, minutes: float, seed: int, pace: float = 1.0, roles: Sequence[Role] = ROLES) -> bool:
-    """Run these roles for so long in a new folder, and print the counts. True: nothing was wrong."""
+    """Run these roles for a time in a new directory, and print the counts. Return True if there were no errors."""
     for name in ("ledgers", "logs", "spark", "restored"):
         (folder / name).mkdir(parents=True)
     with mounted(folder) as has_mount:

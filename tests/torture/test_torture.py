@@ -1,4 +1,4 @@
-"""The torture test for a few seconds: its roles and its checks work. `python -m tests.torture` runs it for longer."""
+"""The torture test for a few seconds, as a test of its roles. `python -m tests.torture` runs it for longer."""
 
 from __future__ import annotations
 

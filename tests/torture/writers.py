@@ -1,6 +1,6 @@
-"""Roles that write: appends, producers with sequences, transactions, keys of a compacted topic, clients of the servers.
+"""Roles that write: appends, producers with sequences, transactions, keys of a compacted topic, and Kafka clients.
 
-The value of a record is `<process id>/<number>`, padded with dots for sizes that vary.
+The value of a record is `<process id>/<number>`, padded with dots to varying sizes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TRANSACTED = ("first", "second", "third")
 KEYS = 20
 """Keys of one writer of the compacted topic."""
 INCARNATION = 1_000_000
-"""Numbers of one incarnation of a keyed writer: those of the next are higher."""
+"""The numbers of one process of a keyed writer; those of its successor are higher."""
 
 
 def value_of(process: Process, number: int, writer: str = "") -> bytes:
-    """Return a value; one in twenty is large, so that some appends become files and some are written into commits."""
+    """Return a value; one in twenty is large, so that some appends become files and others inline records."""
     size = process.random.choice([0] * 19 + [8_000])
     return f"{writer or process.id}/{number} ".encode() + b"." * size
 
@@ -35,7 +35,7 @@ def identity(value: bytes) -> tuple[str, int]:
 
 
 def appender(process: Process, topic_name: str = PLAIN) -> Step:
-    """Append rows with `Topic.append`; what is not acknowledged is not tried again."""
+    """Append rows with `Topic.append`; unacknowledged appends are not repeated."""
     topic = process.root().topic(topic_name)
     number = 0
 
@@ -55,7 +55,7 @@ def expiring_appender(process: Process) -> Step:
 
 
 def sequenced_producer(process: Process) -> Step:
-    """Send with a producer id and sequences, from the last published sequence on."""
+    """Send with a producer id and sequences, starting after the last published sequence."""
     linger = process.random.choice([0, 5, 50])
     producer = sparklog.producer(process.root(), producer_id=process.name, linger_ms=linger)
     last: int | None = None
@@ -77,9 +77,9 @@ def sequenced_producer(process: Process) -> Step:
 
 
 def transactor(process: Process) -> Step:
-    """Write transactions over some of three topics, some of them aborted, some prepared for a while first.
+    """Write transactions to some of three topics; some are aborted, and some remain prepared for a while.
 
-    Each value names its transaction, its number in its topic, the number of records there, and the topics.
+    Each value contains its transaction, its number in the topic, the number of records there, and the topics.
     """
     timeout_ms = process.random.choice([2_000, 60_000])
     producer = sparklog.transactional(process.root(), process.name, timeout_ms=timeout_ms)
@@ -133,7 +133,7 @@ def keyed_writer(process: Process) -> Step:
 
 
 def kafka_producer(process: Process) -> Step:
-    """Send through the servers with kafka-python, idempotently."""
+    """Send to the servers with kafka-python, with an idempotent producer."""
     from kafka import KafkaProducer
     from kafka.errors import KafkaError
 

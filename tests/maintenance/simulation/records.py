@@ -301,9 +301,7 @@ class RecordModel(Model):
         configs: Mapping[str, str],
         where: str,
     ) -> None:
-        """Check that only old records expire. Aborted records have no age, because a merge may have dropped them
-        earlier.
-        """
+        """Check that only old records expire. Aborted records have no age, because a merge may have dropped them."""
         expect("delete" in configs.get("cleanup.policy", "delete"), f"{where}: the topic is compacted only")
         if "retention.bytes" in configs:
             return

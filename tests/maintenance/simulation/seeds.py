@@ -253,9 +253,7 @@ def check_data_files(run: Run) -> None:
 
 
 def check_log_files(run: Run) -> None:
-    """Check that the log has the latest checkpoints, with their tables, all commits since the oldest of them, and
-    nothing else.
-    """
+    """Check that the log has only the latest checkpoints, their tables, and all commits since the oldest of them."""
     commits = [int(info.key[-25:-5]) for info in run.store.list(f"{TOPIC}/_log/0")]
     below = [info.key.rsplit("/", 1)[1] for info in run.store.list(f"{TOPIC}/_log/checkpoints/")]
     heads = [int(name[:20]) for name in below if name.endswith(".json")]

@@ -198,9 +198,7 @@ NAMES = ("seal", "merge", "clean", "vacuum", "clean again", "expire and vacuum",
 
 
 def turning_points(point: Point) -> list[Call]:
-    """Return the numbers of all commit requests of a step, and of the first and last request of each other changing
-    kind.
-    """
+    """Return the numbers of all commit requests of a step, and of the first and last of each other kind of change."""
     changing = [call for call in point.calls if changes(call.label)]
     last = {call.label: call for call in changing}
     return [call for call in changing if call.label == "create:commit" or call.nth == 0 or call is last[call.label]]

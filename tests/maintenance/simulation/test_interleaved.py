@@ -83,9 +83,7 @@ def shared(run: Run, name: str, *topics: str) -> Transaction:
 
 
 def story() -> tuple[Run, Transaction]:
-    """Return a root where `first` is committed, visible in u and w, and hidden behind `open` in v, which has not
-    recorded it.
-    """
+    """Return a root where `first` is committed: visible in u and w, and not recorded in v, behind `open`."""
     run = Run(0)
     for name in ("below", "too"):
         shared(run, name, "u", "v", "w").commit()

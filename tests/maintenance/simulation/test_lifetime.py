@@ -20,9 +20,7 @@ def lived(life: Lifetime, days: int) -> list[Spell]:
 
 
 def check_flat(days: list[Spell], slack: float) -> None:
-    """Check that the last week is as large as the week before. Copies of journals are created and deleted within a
-    week.
-    """
+    """Check that the last week is as large as the week before. Copies of journals are deleted within a week."""
     for what in ("objects", "metadata", "data", "requests"):
         sizes = [{"objects": day.objects, "requests": day.requests.total(), **day.bytes}[what] for day in days]
         assert max(sizes[-7:]) <= slack * max(sizes[-14:-7]), f"{what} of each day: {sizes}"
@@ -49,9 +47,7 @@ def check_bill(life: Lifetime, day: Spell, names: tuple[str, ...], slack: float)
 
 
 def test_bill_matches_the_counted_requests() -> None:
-    """On the fifth day of a small topic, journals have not reached their maximum length; the test of a month covers
-    that.
-    """
+    """On the fifth day of a small topic, journals have not reached their maximum length; see the test of a month."""
     life = Lifetime(
         partitions=2, interval_ms=HOUR_MS, records=4, poll_every=24, job_ms=6 * HOUR_MS, retention_ms=2 * DAY_MS
     )

@@ -1,4 +1,4 @@
-"""A world whose roots are backed up and restored: append, rewrite, retain, read it all."""
+"""A world with roots to back up and restore, and helpers that append, rewrite, expire and read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Rows = dict[tuple[int, int], tuple[bytes | None, bytes | None, int]]
 
 
 class BackupWorld(World):
-    """Stores that share one clock, and roots opened in them as new processes do."""
+    """Stores with one clock, and roots that are opened as in new processes."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed=1_000_000 * seed)
@@ -43,17 +43,17 @@ class BackupWorld(World):
         self.store: MemoryStore = self.another("source")
 
     def another(self, name: str) -> MemoryStore:
-        """One more store."""
+        """Return another store."""
         return MemoryStore(self.clock, f"memory://{name}-{self.seed}")
 
     def retain(self, store: Store | None = None) -> list[RetainReport]:
-        """Retention and vacuum over all topics; nothing may fail."""
+        """Run retention and the vacuum over all topics without failures."""
         reports = retain_root(self.root(store), Settings(now_ms=self.now_ms))
         assert not [failure for report in reports for failure in report.failures]
         return reports
 
     def compact(self, name: str, store: Store | None = None, *, roll: bool = True) -> None:
-        """Seal, merge and clean a topic; nothing may fail."""
+        """Seal, merge and clean a topic without failures."""
         report = compact_topic(
             self.root(store).topic(name), Settings(now_ms=self.now_ms), InProcess(), CompactOptions(roll=roll)
         )
@@ -94,7 +94,7 @@ class RestoringWorld(BackupWorld):
 def batch(
     values: Sequence[bytes | None], *, keys: Sequence[bytes | None] | None = None, partition: int = 0
 ) -> pa.Table:
-    """Rows for one partition."""
+    """Return rows for one partition."""
     return pa.table(
         {
             "key": pa.array([None] * len(values) if keys is None else list(keys), pa.binary()),
@@ -106,7 +106,7 @@ def batch(
 
 
 def rows_of(topic: Topic, *, uncommitted: bool = False) -> Rows:
-    """(partition, offset) -> key, value, timestamp of all a reader sees."""
+    """Return (partition, offset) -> key, value and timestamp of all visible records."""
     found: Rows = {}
     scan = topic.scan(columns=COLUMNS, **({"isolation_level": READ_UNCOMMITTED} if uncommitted else {}))
     for part in scan:
@@ -118,25 +118,25 @@ def rows_of(topic: Topic, *, uncommitted: bool = False) -> Rows:
 
 
 def contents(root: Root) -> Mapping[str, Rows]:
-    """All topics of a root."""
+    """Return the records of all topics of a root."""
     return {name: rows_of(root.topic(name)) for name in root.topics()}
 
 
 def end_what_is_open(root: Root) -> None:
-    """Abort what is undecided: in one topic and not in another it holds back what was committed later."""
+    """Abort all open transactions, because they delay later committed records of only some topics."""
     for standing in list_transactions(root):
-        # To end one topic's transaction also ends another's there whose timeout is over.
+        # Ending the transaction of one topic may also abort expired transactions of other topics.
         if describe_transaction(root, standing.id, []).is_open:
             abort_transaction(root, standing.id)
     for name in root.topics():
         if root.topic(name).log.state().open:
-            # Decided before it arrived: what a client took for lost may land late.
+            # The transaction was decided before the request arrived, because lost requests may take effect late.
             resolve_topic(root.topic(name))
         assert not root.topic(name).log.state().open
 
 
 class Dying:
-    """The process dies at the first call that fits, and makes none after it."""
+    """A process that crashes at the first matching request and makes no further requests."""
 
     def __init__(self, fits: object) -> None:
         self.fits = fits

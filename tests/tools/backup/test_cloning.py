@@ -1,4 +1,4 @@
-"""Clones: what they show, what they share, and that no vacuum takes it from them."""
+"""Clones: their records, the files that they share, and vacuums that keep these files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def filled(world: BackupWorld, *, configs: dict[str, str] | None = None, appends
 
 
 def shared(root: Root, name: str) -> set[str]:
-    """Files of other topics that a topic names."""
+    """Return the files of other topics that a topic references."""
     return {path for path in root.topic(name).log.snapshot().slices.paths() if path.startswith("/")}
 
 
@@ -103,7 +103,7 @@ class TestWhatItShows:
         world.now_ms += 30 * DAY_MS
         world.retain()
         assert rows_of(world.topic("b")) == rows
-        # Under its own name, too: a new topic whose files lie where the old one's do.
+        # The new topic may have the name of the deleted source, whose files are in the same directory.
         clone_topic(world.root(), "b", "a")
         for _ in range(3):
             world.now_ms += 30 * DAY_MS
@@ -181,7 +181,7 @@ class TestWhatItShows:
 
 @pytest.mark.parametrize("cloned", [False, True])
 def test_clone_of_an_imported_topic_with_transactions(tmp_path: Path, cloned: bool) -> None:
-    """Segments are sought through the indexes beside them, aborted records left out by `.txnindex` files."""
+    """Reads use the index files of the shared segments, and `.txnindex` files to skip aborted records."""
     root = open_root(tmp_path / "root", create=True)
     for name in import_log_dir(root, LOG_DIR).names:
         clone_topic(root, name, f"{name}-2")
@@ -201,7 +201,7 @@ def test_clone_of_an_imported_topic_with_transactions(tmp_path: Path, cloned: bo
 
 class TestVacuums:
     def years(self, world: BackupWorld, *names: str) -> None:
-        """Both topics are rewritten and vacuumed until nothing more goes."""
+        """Rewrite and vacuum both topics until nothing more is deleted."""
         for _ in range(6):
             world.now_ms += 2 * DAY_MS
             for name in names:
@@ -337,7 +337,7 @@ def test_clone_is_atomic_if_killed_at_any_request(point: int, kind: FaultKind) -
     world = BackupWorld()
     rows = rows_of(filled(world).topic("a"))
     dying = FaultyStore(world.store, lambda call: Fault(kind) if call.number == point else None)
-    # A request that finds nothing fails before the process can die of it.
+    # A request that finds nothing fails before the process can crash after it.
     with contextlib.suppress(Crash):
         clone_topic(world.root(dying), "a", "b")
     TestVacuums().years(world, "a")
@@ -352,7 +352,7 @@ def test_clone_is_atomic_if_killed_at_any_request(point: int, kind: FaultKind) -
 @pytest.mark.sweep
 @pytest.mark.parametrize("moment", first_of([*range(0, 40, 4), *(n for n in range(40) if n % 4)], 10))
 def test_vacuum_between_any_two_requests_does_not_affect_the_clone(moment: int) -> None:
-    """Also where the source was rewritten long ago and its vacuum is due."""
+    """Also run with a source that was rewritten long ago, whose files the vacuum would delete."""
     world = BackupWorld()
     filled(world)
     version = world.topic("a").log.state().version
@@ -386,7 +386,7 @@ def test_intent_of_another_process_is_validated_again() -> None:
 
 
 class TestMutations:
-    """The tests above see what they are for: a protocol with one step left out fails them."""
+    """The tests above must fail if one step of the protocol is omitted."""
 
     @pytest.mark.usefixtures("records_in_files")
     def test_fails_without_a_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,10 +433,10 @@ class TestMutations:
 
 
 class TestAProcessThatSleeps:
-    """Between the hold and the creation, until the vacuum has ended the hold and taken the files."""
+    """A process that is suspended between lease and creation, until the vacuum has deleted the lease and the files."""
 
     def asleep(self, world: BackupWorld) -> Root:
-        """A root in which days pass, with vacuums, just before the clone's first commit."""
+        """Return a root in which days and vacuums pass just before the first commit of the clone."""
         nights = [3]
 
         def sleep(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Backups of some topics beside damaged logs of ids and groups: what is left out of them, and what cannot be."""
+"""Backups of selected topics with damaged journals of transactional ids and groups: skipped journals, and failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ID, GROUP = "writer of z/1", "readers of z"
 
 
 def newest_key(store: MemoryStore, prefix: str) -> str:
-    """The newest entry of a log."""
+    """Return the latest entry of a journal."""
     return max(info.key for info in store.list(f"{prefix}/_log/0"))
 
 
@@ -37,7 +37,7 @@ def flip(store: MemoryStore, key: str, position: int = 30, bit: int = 4) -> None
 
 
 def move(root: Root, id_: str, topics: tuple[str, ...], offsets: dict[str, dict[str, dict[int, int]]]) -> None:
-    """One committed transaction."""
+    """Commit one transaction."""
     writing = transactional(root, id_).begin()
     for name in topics:
         writing.append(name, batch([b"moved"]))
@@ -48,7 +48,7 @@ def move(root: Root, id_: str, topics: tuple[str, ...], offsets: dict[str, dict[
 
 @pytest.fixture
 def world() -> RestoringWorld:
-    """Topics a and z; an id and a group of each."""
+    """Return a root with topics a and z, each with a transactional id and a group."""
     made = RestoringWorld()
     for name in ("a", "z"):
         made.fill(name, 2, {})
@@ -60,7 +60,7 @@ def world() -> RestoringWorld:
 
 
 def damaged(world: RestoringWorld) -> list[str]:
-    """The newest entries of the group and the id of z are; their keys."""
+    """Damage the latest entries of the group and the id of z; return their keys."""
     keys = [newest_key(world.store, prefix) for prefix in (groups_prefix(GROUP), transactions_prefix(ID))]
     for key in keys:
         flip(world.store, key)
@@ -68,7 +68,7 @@ def damaged(world: RestoringWorld) -> list[str]:
 
 
 def check_restored(world: RestoringWorld, restored: Root) -> None:
-    """Topic a with its id and group, sound, and nothing of what was left out."""
+    """Check topic a with its id and group, and that the skipped journals are missing."""
     assert contents(restored) == {"a": rows_of(world.topic("a"))}
     assert Groups(restored).names() == ["readers of a"]
     assert Groups(restored).group("readers of a").committed()["a", 0].offset == 1
@@ -100,7 +100,7 @@ def test_backup_of_all_topics_rejects_damaged_journals(world: RestoringWorld) ->
             with pytest.raises(Corrupt, match=key):
                 attempt()
         assert world.place.snapshot() == before
-        # From here on it is the other one.
+        # From here on, the other object is damaged.
         world.store.replace(key, world.place.get(key))
     assert world.back_up().left_out == ()
 
@@ -135,7 +135,7 @@ def test_damaged_older_entry(world: RestoringWorld) -> None:
 
 
 def test_unreadable_entry(world: RestoringWorld) -> None:
-    """What an id has to do with topics, they say themselves; of a group nobody does."""
+    """The topics record which ids they have transactions of, but no topic records its groups."""
     store = world.store
     for left in (b"", bytes(600), store.get(newest_key(store, transactions_prefix(ID)))[:100]):
         before = store.snapshot()
@@ -164,7 +164,7 @@ def pending(root: Root) -> None:
 
 
 def recorded_and_forgotten(root: Root) -> None:
-    """Only slices still name the id, and entries that are older than the damage."""
+    """Return a root where only slices and entries older than the damage reference the id."""
     move(root, ID, ("a",), {})
     root.topic("a").append(batch([b"records"]))
     collect(root)
@@ -172,7 +172,7 @@ def recorded_and_forgotten(root: Root) -> None:
 
 
 def collected(root: Root) -> None:
-    """Only slices still name the id: a week has gone by."""
+    """Return a root where only slices reference the id, because a week has passed."""
     recorded_and_forgotten(root)
     for info in list(root.store.list(f"{transactions_prefix(ID)}/_log/")):
         if b'"topic":"a"' in root.store.get(info.key):
@@ -193,7 +193,7 @@ def test_journal_that_concerns_a_selected_topic_is_not_skipped(
 
 
 def test_pending_offsets_of_a_skipped_id_are_removed(world: RestoringWorld) -> None:
-    """It goes: nobody could decide it."""
+    """Without the id, no process could end the transaction."""
     root = world.root()
     move(root, "writer of a", ("a",), {GROUP: {"z": {0: 2}}})
     writing = transactional(root, ID).begin()
@@ -210,7 +210,7 @@ def test_pending_offsets_of_a_skipped_id_are_removed(world: RestoringWorld) -> N
 
 
 def test_transaction_of_a_selected_topic_and_a_skipped_group(world: RestoringWorld) -> None:
-    """It is there, and its COMMIT waits for no group that is not: whole, forgotten when the topic has recorded it."""
+    """The transaction is complete, and its COMMIT can be deleted when the topic has recorded it, without the group."""
     root = world.root()
     move(root, "writer of a", ("a", "z"), {GROUP: {"z": {0: 3}}})
     flip(world.store, newest_key(world.store, groups_prefix(GROUP)))

@@ -1,4 +1,4 @@
-"""Defaults of a root in its backups: copied whole, shown where a backup is read, and there again after a restore."""
+"""Root defaults in backups: complete copies that are listed and restored."""
 
 from __future__ import annotations
 

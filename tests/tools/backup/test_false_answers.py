@@ -1,4 +1,4 @@
-"""a backup repository, and a restored root, in a store whose "it exists" is wrong: a bucket's 409, or a lost answer."""
+"""Repositories and restored roots in a store that falsely reports existing objects (a 409 or a lost response)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_backups_and_restores_are_complete_despite_false_responses(kind: FaultKi
 
 
 def test_number_abandoned_by_a_prune_remains_abandoned() -> None:
-    """Else the run that has taken it could still publish a backup of what the prune deletes."""
+    """Otherwise, the run with this number could publish a backup whose files the prune deletes."""
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()

@@ -1,4 +1,4 @@
-"""Backups of roots that lost a commit or an entry, and repositories that lost an object: errors that name it."""
+"""Backups of roots with lost commits or entries, and repositories with lost objects: errors report the object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backup while others write, maintain and die, at each of its requests in turn; and the same of a restore."""
+"""Backups and restores with writers, maintenance and crashes at each of their requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ID = "mover"
 
 
 class Story:
-    """Two topics that are written to by transactions, a group that follows, and whoever backs up."""
+    """Two topics with transactions, a group that reads them, and a backup."""
 
     def __init__(self) -> None:
         self.world = BackupWorld()
@@ -50,7 +50,7 @@ class Story:
             self.move()
 
     def move(self) -> None:
-        """One transaction over both topics, with the offsets of a group; then what reads and records it."""
+        """Write one transaction to both topics with the offsets of a group; then read and record it."""
         root = self.world.root()
         self.moved += 1
         value = b"move %d" % self.moved
@@ -62,7 +62,7 @@ class Story:
         Groups(root).group("readers").join("one").commit(ends)
 
     def begin(self) -> None:
-        """The same, prepared and not decided."""
+        """Prepare such a transaction without ending it."""
         root = self.world.root()
         self.moved += 1
         self.open = transactional(root, ID, timeout_ms=HOUR_MS).begin()
@@ -75,13 +75,13 @@ class Story:
         self.open.commit()
 
     def give_up(self) -> None:
-        """A transaction that is aborted: the COMMIT before it is the newest decision no more, and can be forgotten."""
+        """Abort a transaction; after that, the previous COMMIT is not the latest decision and can be deleted."""
         writing = transactional(self.world.root(), ID).begin()
         writing.append("a", batch([b"never"]))
         writing.abort()
 
     def record(self) -> None:
-        """Topics and groups record what is decided, and the COMMITs are forgotten."""
+        """Record all outcomes in topics and groups, and delete the COMMITs."""
         root = self.world.root()
         for name in ("b", "a"):
             root.topic(name).append(batch([b"plain"]))
@@ -89,7 +89,7 @@ class Story:
         collect(root)
 
     def tidy(self) -> None:
-        """Files of a moment ago are replaced, hours pass, and the vacuum deletes what it may."""
+        """Replace recent files, advance the clock by hours and run the vacuum."""
         for name in ("a", "b"):
             self.world.compact(name)
         for _ in range(2):
@@ -99,7 +99,7 @@ class Story:
             self.world.retain()
 
     def at(self, moments: Callable[[int], bool], *acts: Callable[[], None]) -> Callable[[Call], None]:
-        """Others act before these requests."""
+        """Run other actions before these requests."""
         seen = [0]
 
         def decide(call: Call) -> None:
@@ -115,7 +115,7 @@ class Story:
         return decide
 
     def back_up(self, decide: Callable[[Call], Fault | None] = lambda call: None) -> Root:
-        """A backup and a root made of it."""
+        """Back up, and restore the backup."""
         source = FaultyStore(self.world.store, decide)
         back_up(self.world.root(source), FaultyStore(self.place, decide), at_once=1)
         return self.restored()
@@ -126,7 +126,7 @@ class Story:
         return self.world.root(target)
 
     def check(self, root: Root, least: int) -> None:
-        """Whole transactions, at least those acknowledged before; groups that know of just these; it goes on."""
+        """Check that the root works, with complete transactions, all acknowledged ones, and matching groups."""
         moves = {
             name: [value for _, value, _ in rows_of(root.topic(name)).values() if value and value.startswith(b"move")]
             for name in ("a", "b")
@@ -150,13 +150,13 @@ class Story:
 
 @built_once
 def begun() -> Story:
-    """Return a story that has begun."""
+    """Return a story after its first steps."""
     return Story()
 
 
 @pytest.fixture(autouse=True)
 def long_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours pass between two requests, and no run is to take itself for dead."""
+    """Let hours pass between two requests without expiring the marks of runs."""
     monkeypatch.setattr(place_module, "MARK_MS", 4 * DAY_MS)
 
 
@@ -178,11 +178,11 @@ ACTS: dict[str, tuple[Callable[[Story], None], Callable[[Story], list[Callable[[
     "commit, record and forget": (Story.begin, lambda story: [story.decide, story.record, story.give_up, story.record]),
     "tidy": (lambda story: None, lambda story: [story.move, story.tidy]),
 }
-"""What is there before a backup, and what others do in the middle of it."""
+"""The steps before a backup and the concurrent actions during the backup."""
 
 
 def sweep(act: str, step: int = 1, start: int = 0) -> int:
-    """How many backups were taken and found right."""
+    """Return the number of backups that were made and checked."""
     before, acts = ACTS[act]
     total = requests(begun().back_up)
     assert total > 40
@@ -216,7 +216,7 @@ def test_backup_with_continuous_actions(every: int) -> None:
 
 
 def dying(number: int) -> Callable[[Call], Fault | None]:
-    """The process dies at its request of this number, and makes none after it."""
+    """Crash the process at its request of this number."""
     seen = [0]
 
     def decide(call: Call) -> Fault | None:
@@ -227,7 +227,7 @@ def dying(number: int) -> Callable[[Call], Fault | None]:
 
 
 def killed(step: int, start: int = 0) -> int:
-    """How many times a backup was killed, and run again."""
+    """Return the number of backups that were killed and repeated."""
     total = requests(begun().back_up)
     for number in range(start, total, step):
         story = begun()
@@ -235,7 +235,7 @@ def killed(step: int, start: int = 0) -> int:
             story.back_up(dying(number))
         finished = [info.key for info in story.place.list("_backups/0")]
         if finished:
-            # It died letting go of its holds.
+            # The process crashed while it released its leases.
             assert contents(story.restored()) == contents(story.world.root())
             assert number > total - 20
         story.move()
@@ -299,7 +299,7 @@ def test_backup_exists_while_earlier_times_are_restored() -> None:
 
 @pytest.mark.usefixtures("records_in_files")
 class TestMutations:
-    """The sweeps see what they are for. Each begins a few requests before the one that shows it."""
+    """The sweeps must fail without a rule. Each test starts a few requests before the one that shows the error."""
 
     def test_fails_without_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backing_up.VersionLeases, "acquire", lambda self, heads: None)
@@ -326,7 +326,7 @@ class TestMutations:
             sweep(act, 1, start)
 
     def test_fails_if_groups_are_read_after_topics(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without the rule for offsets, and with groups read last."""
+        """Groups are read last, without the rule for offsets."""
         now = consistent_cut.cut_now
 
         def late(root: Root, chosen: object = None) -> consistent_cut.Cut:
@@ -386,7 +386,7 @@ def test_lease_below_the_floor_is_rejected_and_a_new_cut_is_taken() -> None:
 
 @pytest.mark.parametrize("kind", ["name_ms", "folder_ms"])
 def test_backup_waits_for_an_object_that_a_cache_hides(kind: str) -> None:
-    """The machine that makes it does not see that topic a has recorded a COMMIT, which the decisions have forgotten."""
+    """The backup machine does not see that topic a has recorded a COMMIT which has been deleted from the decisions."""
     world = BackupWorld()
     root = world.root()
     for name in ("a", "b"):
@@ -410,7 +410,7 @@ def test_backup_waits_for_an_object_that_a_cache_hides(kind: str) -> None:
 
 
 def test_hidden_decision_is_not_treated_as_an_abort() -> None:
-    """A mount hides for minutes what a has recorded, and the entries that have the decision; the newest is seen."""
+    """A mount hides the recorded outcome in a and the entries with the decision, but not the latest entry."""
     world = BackupWorld()
     root = world.root()
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""Entries of consumer groups go after a day: what backups and restores as of a time make of that."""
+"""Entries of consumer groups are deleted after a day: the effect on backups and on restores of a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def offsets(root: object, group: str = "g") -> dict[tuple[str, int], int]:
 
 
 def busy(world: RestoringWorld) -> list[tuple[int, int]]:
-    """A group that reads topic `a` for two days, beside writers that nobody compacts: (time, offset) of each step."""
+    """A group reads topic `a` for two days, with uncompacted writes; return (time, offset) of each step."""
     member = Groups(world.root()).group("g").join("one")
     found = []
     for offset in range(1, 17):
@@ -56,7 +56,7 @@ def test_restore_as_of_a_time_within_the_last_day() -> None:
         root = world.restore(world.store, RestorePoint(time_ms=time_ms))
         assert offsets(root)["a", 0] == offset
         assert len(contents(root)["a"]) == before + offset
-    # The topics of then are all there. With the offsets that are, they would be of a day later.
+    # The topics of that time can be restored, but the existing offsets would be a day newer.
     with pytest.raises(NotFound, match=r"offsets of group 'g' are only known from .* on, not as of .*; choose a later"):
         world.restore(world.store, RestorePoint(time_ms=steps[2][0]))
     assert contents(world.restore(world.store, RestorePoint(time_ms=steps[2][0], topics=("b",))))["b"]
@@ -82,7 +82,7 @@ def test_daily_backups_contain_all_offsets() -> None:
         second.append((world.now_ms, offset))
         world.now_ms += 3 * HOUR_MS
         world.retain()
-    # Later than a day after the one before.
+    # More than a day after the previous backup.
     world.now_ms += HOUR_MS - 2 * MINUTE_MS
     world.retain()
     whole = world.back_up()

@@ -1,4 +1,4 @@
-"""On a disk, with processes: a backup is killed with SIGKILL while four writers append and maintenance runs."""
+"""Backups on a disk that are killed with SIGKILL while four processes write and maintenance runs."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.sweep
 REPOSITORY = Path(__file__).parents[3]
 TOPICS = ("a", "b")
 TURNS = 200
-"""Of a writer: where backups take long because much else runs, there is not more and more to compare."""
+"""The maximum number of appends of a writer, which bounds the records to compare if backups are slow."""
 
 
 def writer(place: Path, number: int, over: threading.Event, failed: list[BaseException]) -> None:
-    """Appends plainly (odd numbers) or moves the same value into both topics, and commits what it has read."""
+    """Append odd numbers, and write other values to both topics in a transaction; commit group offsets."""
     try:
         root = open_root(LocalStore(place, durable=False))
         i = 0
@@ -54,7 +54,7 @@ def writer(place: Path, number: int, over: threading.Event, failed: list[BaseExc
                             writing.append(name, rows)
                         writing.send_offsets(f"group-{number}", {"a": {0: i}})
             except Conflict:
-                # So slow that the vacuum, hours ahead, has passed the upload.
+                # The writer is so slow that the vacuum, whose clock is hours ahead, has passed the upload.
                 continue
             time.sleep(0.01)
     except BaseException as error:  # noqa: BLE001
@@ -62,7 +62,7 @@ def writer(place: Path, number: int, over: threading.Event, failed: list[BaseExc
 
 
 def keeper(place: Path, over: threading.Event, failed: list[BaseException]) -> None:
-    """Merges, seals and vacuums by a clock that runs hours ahead, so that files go while they are being copied."""
+    """Merge, seal and vacuum with a clock hours ahead, so that files are deleted while they are copied."""
     try:
         root = open_root(LocalStore(place, durable=False))
         while not over.is_set():
@@ -86,12 +86,12 @@ def backup_process(source: Path, place: Path) -> subprocess.Popen[bytes]:
 
 
 def marks(place: Path) -> set[str]:
-    """Return what the runs at work, and those that were killed, have left."""
+    """Return the marks of running and killed runs."""
     return {path.name for path in (place / "_backups" / "running").glob("*")}
 
 
 def check(restored: Path, source: Root) -> None:
-    """A sound root: of each transaction all or nothing, groups that fit, nothing that the source does not hold."""
+    """Check that a root is sound, transactions are complete, groups match, and all records are in the source."""
     assert not verify_root(LocalStore(restored)).findings
     root = sparklog.open(restored)
     end_what_is_open(root)
@@ -128,7 +128,7 @@ def test_killed_backup_is_repeated_with_four_concurrent_writers(tmp_path: Path, 
         for _ in range(4):
             before = marks(place)
             process = backup_process(source, place)
-            # Imports take most of a process' life on a slow machine: wait until it has begun to work, then a moment.
+            # Imports take most of the life of a process on a slow machine, so wait until it starts to work.
             while process.poll() is None and marks(place) <= before:
                 time.sleep(0.002)
             time.sleep(chances.uniform(0, 1))

@@ -1,4 +1,4 @@
-"""Backups that overlap are numbered in the order of their cuts, and one that was taken for dead is not published."""
+"""Concurrent backups are numbered in the order of their cuts, and a run considered dead publishes none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tools.backup.backup_world import Dying, RestoringWorld, batch, conten
 
 
 def before(store: Store, verb: str, key: str, act: Callable[[], object]) -> FaultyStore:
-    """A store in which others act before the first such call."""
+    """Return a store in which other actions run before the first matching request."""
     left = [act]
 
     def decide(call: Call) -> Fault | None:
@@ -30,7 +30,7 @@ def before(store: Store, verb: str, key: str, act: Callable[[], object]) -> Faul
 
 
 def versions(world: RestoringWorld) -> dict[int, int]:
-    """The version of topic a in each backup, by its number."""
+    """Return the version of topic a in each backup, by backup number."""
     return {each.number: each.topics[0].version for each in Repository.open(world.place).manifests()}
 
 
@@ -125,7 +125,7 @@ def test_delayed_manifest_after_a_prune_is_rejected() -> None:
     held: list[tuple[str, bytes]] = []
 
     class Late(FaultyStore):
-        """The manifest is on its way when the connection breaks."""
+        """A store whose connection breaks while the manifest is being sent."""
 
         def create(self, key: str, data: bytes) -> bool:
             if key == backup_key(2):

@@ -1,4 +1,4 @@
-"""Old backups go, and only what they alone named; a prune and a backup do not meet."""
+"""Pruning deletes old backups and the files that only they reference; prunes and backups conflict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tools.backup.backup_world import Dying, RestoringWorld, Rows, batch, 
 
 
 def five_days(world: RestoringWorld) -> list[Rows]:
-    """A backup a day of a topic that is rewritten each day; its rows at each backup."""
+    """Back up a topic that is rewritten every day; return its rows at each backup."""
     world.fill()
     found = []
     for day in range(5):
@@ -131,7 +131,7 @@ def test_prune_killed_at_any_request_leaves_complete_backups() -> None:
 
 
 def test_prune_during_a_restore() -> None:
-    """At whatever moment: it is whole, or there is no root, and it is said what happened."""
+    """At each request, the restored root is either complete, or missing with an error message."""
     world = RestoringWorld()
     rows = five_days(world)
     full = world.place.snapshot()
@@ -162,7 +162,7 @@ def test_prune_during_a_restore() -> None:
 
 
 def test_prune_keeps_other_files() -> None:
-    """A root that somebody restored below the place, notes, a probe that is at work."""
+    """A restored root below the repository, notes, and the objects of a running probe."""
     world = RestoringWorld()
     five_days(world)
     kept = {

@@ -1,4 +1,4 @@
-"""A root that this process may read and not write: backed up, restored from and read all the same."""
+"""Roots without write permission can be backed up, restored from and read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def world() -> RestoringWorld:
 
 
 def test_backup_of_a_read_only_root(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
-    """What was read is whole, one line warns, and the source has no new object."""
+    """The backup is complete, one line warns, and the source has no new objects."""
     before = [info.key for info in world.store.list("")]
     source, target = world.root(read_only(world.store)), world.another("target")
     assert plan_backup(source, target).files > 0
@@ -79,14 +79,14 @@ def test_missing_directory_is_writable(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root to be another user")
 def test_root_of_another_user(tmp_path: Path) -> None:
-    """As a user who may read each file and write none."""
+    """Run as a user who may read all files and write none."""
     root, to = tmp_path / "log", tmp_path / "to"
     topic = package.open(root, create=True).create_topic("t")
     topic.append(pa.table({"value": ["a", "b"]}))
     to.mkdir()
     for path in (root, *root.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
-    # Root without the right to pass over permissions.
+    # The user root without the capability to override file permissions.
     powerless = (
         "setpriv",
         "--bounding-set",

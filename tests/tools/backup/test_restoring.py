@@ -1,4 +1,4 @@
-"""Roots made from backups and from live roots: what they hold, what they take afterwards, what is refused."""
+"""Roots restored from backups and from live roots: their contents, later use, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class TestTheCut:
             assert rows_of(world.root(each.store).topic("c")) == before["c"]
 
     def test_restored_clone_without_rewrites(self) -> None:
-        """Its one commit names the files of another topic, which are its own in the restored root."""
+        """The only commit of the clone references files of another topic. They belong to the clone after a restore."""
         world = RestoringWorld()
         world.fill()
         clone_topic(world.root(), "a", "b")
@@ -224,7 +224,7 @@ class TestTransactionsAndGroups:
 
 class TestPointsInTime:
     def history(self, world: RestoringWorld) -> list[tuple[int, int, Rows]]:
-        """Four days of appends, compaction and vacuum, backed up each day: time, version and rows after each append."""
+        """Back up a topic on four days with compaction and vacuums; return time, version and rows after each append."""
         world.fill(appends=1)
         found = []
         for day in range(4):
@@ -293,7 +293,7 @@ class TestPointsInTime:
         assert contents(world.restore(wanted=RestorePoint(topics=("a",), version=item.since)))["a"]
 
     def test_group_offset_beyond_the_version_is_set_to_the_log_end(self) -> None:
-        """By a clock that runs behind; what it had left to read stays so, and so does another topic."""
+        """The clock is behind; unread records remain unread, and the other topic is not affected."""
         world = RestoringWorld()
         world.fill("a", 2, {})
         world.fill("b", 2, {})

@@ -1,4 +1,4 @@
-"""Batches and records of a `.log`: large ones in parts, damaged ones up to the damage."""
+"""Batches and records of a `.log`: large batches in parts, and damaged ones up to the damage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def batch(count: int, codec: str = "none", batch_bytes: int = 1 << 20) -> bytes:
 
 
 def read(file: DumpFile, options: DumpOptions) -> tuple[list[str], Corrupt | None]:
-    """The lines behind the first one, and the error that ends them."""
+    """Return the lines after the first line, and the error at the end."""
     lines: list[str] = []
     try:
         for line in dump([file], options):

@@ -1,6 +1,7 @@
-"""Every dump that Kafka's DumpLogSegments made of the fixtures: the same lines and findings of every sound file.
+"""Dumps of the fixtures: the same lines and findings as Kafka's DumpLogSegments for all valid files.
 
-Where Kafka's tool dies of a damaged file, the lines before that are the same, and an error of ours says where.
+For a damaged file on which Kafka's tool crashes, the lines before the damage are equal, and an error reports the
+position.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ DAMAGED = {
 
 
 def expectations(group: Path) -> Iterator[tuple[Path, str, str]]:
-    """The fixture, a file's path in it, and the lines of Kafka's tool behind the first one."""
+    """Return the fixture, the path of a file in it, and the lines of Kafka's tool after the first line."""
     for file in sorted(group.rglob("*.dump.txt.gz")):
         fixture = next(parent for parent in file.parents if parent.name == "expected").parent
         first, _, rest = gzip.decompress(file.read_bytes()).decode().partition("\n")
@@ -47,7 +48,7 @@ def expectations(group: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def options_for(path: str, expected: str) -> DumpOptions:
-    """The options that the dump was made with: contents where these are text, decoders for internal topics."""
+    """Return the options of the dump: contents for text files, and decoders for internal topics."""
     contents = " key: " in expected or " payload: " in expected
     decoders: dump_decoders.Decoders = dump_decoders.plain()
     if "__consumer_offsets" in path:
@@ -84,7 +85,7 @@ def test_lines_equal_those_of_kafkas_tool(fixtures: Path, name: str) -> None:
 
 
 def test_json_objects_agree_with_the_lines(fixtures: Path) -> None:
-    """Offsets, keys and values of a partition, from objects instead of lines."""
+    """Compare offsets, keys and values of a partition in JSON objects with those in lines."""
     for fixture, path, expected in expectations(fixtures / "transactions"):
         options = options_for(path, expected)
         as_json = DumpOptions(replace(options.log, json=True))

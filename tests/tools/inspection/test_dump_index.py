@@ -1,4 +1,4 @@
-"""Lines and findings of index files: each entry against the batch that it leads to, whatever lies before."""
+"""Lines and findings of index files: each entry is compared with its batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERIFY, SANITY = IndexOptions(verify=True), IndexOptions(sanity=True)
 
 
 def file_of(folder: Path, suffix: str, data: bytes) -> DumpFile:
-    """A file of the segment at offset 100, beside the `.log` of three batches."""
+    """Return a file of the segment at offset 100, next to its `.log` of three batches."""
     path = folder / f"{BASE:020}.{suffix}"
     log = path.with_suffix(".log")
     if suffix != "log" and not log.exists():
@@ -41,7 +41,7 @@ def time_entries(*pairs: tuple[int, int]) -> bytes:
 
 
 def lines_of(source: DumpFile, options: IndexOptions = IndexOptions()) -> tuple[list[str], list[str]]:  # noqa: B008
-    """The lines of an index, and those of its findings."""
+    """Return the lines of an index and the lines of its findings."""
     findings = Findings()
     rows = dump_index.index_rows if source.suffix == "index" else dump_index.time_index_rows
     lines = [row.text for row in rows(source, findings, options)]
@@ -95,7 +95,7 @@ def test_batch_larger_than_max_message_size_is_rejected(tmp_path: Path) -> None:
 def test_sanity_check(tmp_path: Path) -> None:
     right = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1])))
     assert lines_of(right, SANITY) == ([f"{right.shown} passed sanity check."], [])
-    # It looks at the length and the last entry, and at no batch.
+    # The sanity check reads the length and the last entry, but no batch.
     wrong_place = file_of(tmp_path, "index", offset_entries((LASTS[1], 7)))
     assert lines_of(wrong_place, SANITY)[0] == [f"{right.shown} passed sanity check."]
     longer = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1])) + b"x")
@@ -125,7 +125,7 @@ def test_preallocated_zeros_end_the_entries(tmp_path: Path) -> None:
     zeros = bytes(8 * 5)
     index = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1]), (LASTS[2], STARTS[2])) + zeros)
     assert len(lines_of(index)[0]) == 2
-    # The first entry may be of the base offset itself.
+    # The first entry may have the base offset.
     times = file_of(tmp_path, "timeindex", time_entries((HOUR_MS, BASE)) + bytes(12 * 3))
     assert lines_of(times)[0] == [f"timestamp: {HOUR_MS} offset: {BASE}"]
 
@@ -161,7 +161,7 @@ def test_valid_time_index_has_no_findings(tmp_path: Path) -> None:
 def test_mismatches_of_a_time_index(tmp_path: Path, beside: bool) -> None:
     if beside:
         file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1]), (LASTS[2], STARTS[2])))
-    # Another time; the same one again; an offset within a batch; and one beyond the end.
+    # A different timestamp; a repeated timestamp; an offset within a batch; an offset after the end.
     wrong = time_entries(
         (HOUR_MS - 1, LASTS[0]), (HOUR_MS, LASTS[1]), (HOUR_MS, LASTS[2]), (1, BASE + 4), (2, BASE + 7)
     )

@@ -1,4 +1,4 @@
-"""Our lines against a run of Kafka's own tool, over files that no fixture has: segments of ours, odd contents."""
+"""Lines compared with a run of Kafka's tool on files that are not fixtures: sparklog segments and odd contents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sealed and cleaned segments with their indexes, and one of odd records."""
+    """Create sealed and cleaned segments with their indexes, and a segment of odd records."""
     place = tmp_path_factory.mktemp("dump")
     configs = {"cleanup.policy": "compact", "segment.bytes": 20000, "index.interval.bytes": 500}
     topic = sparklog.open(place / "root", create=True).create_topic("t", configs=configs)
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compact_topic(topic, Settings(now_ms=NOW_MS), InProcess(), CompactOptions(roll=True))
     odd = place / "root" / "odd-0"
     odd.mkdir()
-    # What ends a line is left out: the tool's output is compared line by line.
+    # Line endings in contents are removed, because the output is compared line by line.
     payloads = [rng.bytes(int(size)).translate(None, LINE_ENDS) for size in rng.integers(0, 40, 300)]
     payloads += [bytes.fromhex(text) for text in ("eda080", "eda0", "ed", "eda041", "f4908080", "e28282", "c0af", "00")]
     values = pa.array(payloads, pa.binary())
@@ -78,7 +78,7 @@ def test_lines_equal_those_of_kafkas_tool(kafka_tools: KafkaTools, folder: Path,
         else:
             (errors if line.error else current).append(line.text)
     assert lines == answer.files
-    # Kafka's tool names the files of its findings in no order.
+    # Kafka's tool prints the files of its findings in random order.
     assert sorted(errors) == sorted(answer.errors)
 
 
@@ -92,7 +92,7 @@ def test_dump_stops_at_undecodable_contents_like_kafka(kafka_tools: KafkaTools, 
     options = DumpOptions(LogOptions(deep=True, contents=True, decoders=dump_decoders.plain("string", "long")))
     theirs = answer.files[str(odd)]
     rest = dump(find([str(odd)]), options)
-    # Kafka's tool prints the beginning of the line that it dies in.
+    # Kafka's tool prints the start of the line in which it fails.
     assert [line.text for line in islice(rest, len(theirs))][1:] == theirs[:-1]
     with pytest.raises(Corrupt, match="expected an integer of 8 bytes, found "):
         next(rest)

@@ -1,4 +1,4 @@
-"""The files that paths name: in which order, under which names, and what is refused."""
+"""The files of the given paths: their order, their printed names, and rejected paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST, SECOND = f"{0:020}", f"{30:020}"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A partition with two segments and the files that a broker keeps beside them, one folder above another one."""
+    """Create a partition directory with two segments and the other files of a broker, next to a second directory."""
     place = tmp_path / "orders-0"
     place.mkdir()
     for stem in (SECOND, FIRST):
@@ -123,7 +123,7 @@ def test_dump_file_reads_ranges_and_finds_related_files(folder: Path) -> None:
 
 
 def test_suffix_of_a_file_name_with_two_dots(folder: Path) -> None:
-    """Files that a broker is about to delete."""
+    """A broker adds .deleted to the names of files that it is about to delete."""
     deleted = DumpFile(open_store(folder), f"{FIRST}.log.deleted", "x", "x")
     assert (deleted.stem, deleted.suffix) == (FIRST, "deleted")
 

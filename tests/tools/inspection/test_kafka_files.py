@@ -1,4 +1,4 @@
-"""Tables over what Kafka wrote: equal to what its own DumpLogSegments and consumer say of the same files."""
+"""Tables of Kafka's files, compared with the output of DumpLogSegments and of Kafka's consumer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH = re.compile(
 
 
 def dumped(fixture: Path, folder: Path, name: str, stage: str) -> list[tuple[Any, ...]]:
-    """Batches of one file as Kafka's tool prints them."""
+    """Return the batches of one file as printed by Kafka's tool."""
     found = []
     for match in BATCH.finditer(expected_dump(fixture, folder.name, name, stage)):
         numbers = {place: match.group(place) for place in range(1, 16)}
@@ -34,7 +34,7 @@ def dumped(fixture: Path, folder: Path, name: str, stage: str) -> list[tuple[Any
 
 
 def rows(table: pa.Table) -> list[tuple[Any, ...]]:
-    # Python's times end with the year 9999, Kafka's do not.
+    # Python supports timestamps to the year 9999, and Kafka supports later ones.
     times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
     for name in times:
         table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(pa.int64()))
@@ -75,7 +75,7 @@ def test_batches_equal_those_of_kafkas_dump(fixtures: Path, fixture: str, stage:
 
 
 def judged(records: list[ExpectedRecord]) -> dict[str, Any]:
-    """What the table must say of these records, the plain way."""
+    """Return the expected statistics of these records, computed record by record."""
     newest, late, latest_by, keys, keys_new = -1, 0, 0, set(), 0
     for record in records:
         late += record.timestamp < newest

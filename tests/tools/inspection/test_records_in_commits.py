@@ -1,4 +1,4 @@
-"""Inspection, hot keys and the report say the same of records in commits as of records in files."""
+"""Inspection, hot keys and the report have the same results for inline records and for records in files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMS = {"in commits": 16384, "in files": 0}
 
 
 def records(first: int, count: int) -> pa.Table:
-    """Of which every third has the hot key."""
+    """Return records; every third has the hot key."""
     numbers = range(first, first + count)
     return pa.table(
         {
@@ -31,7 +31,7 @@ def records(first: int, count: int) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """A topic of each form: with appends, a transaction that is open and one that was aborted."""
+    """A topic of each form, with appends, an open transaction and an aborted one."""
     world = World()
     root = world.root()
     for name, inline in FORMS.items():
@@ -52,7 +52,7 @@ def world() -> World:
 def test_hot_keys_and_batches_include_inline_records(world: World) -> None:
     both: list[Inspected] = [inspect_topic(RootView(world.root()), name.replace(" ", "-")) for name in FORMS]
     commits, files = ([is_commit(name) for name in found.batches["file"].to_pylist()] for found in both)
-    # A transaction that was prepared by hand is in a file.
+    # The records of a transaction that was prepared without a writer are in a file.
     assert sum(commits) >= 6 * 3
     assert not any(files)
     for table, unlike in (

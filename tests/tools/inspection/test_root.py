@@ -1,4 +1,4 @@
-"""Tables over a sparklog root: append files, sealed segments, compaction, transactions."""
+"""Tables of a sparklog root: append files, sealed segments, compaction, transactions."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_transactions_have_ranges_and_outcomes(root: Root) -> None:
     assert found.bounds.to_pylist()[0] | {"topic": ""} == {
         "topic": "", "partition": 0, "log_start": 0, "last_stable": 30, "log_end": 40,
     }  # fmt: skip
-    # What nobody will see has no say in which records of a key are the latest.
+    # Aborted records do not count for the latest record of a key.
     assert found.batches["keys_latest"].to_pylist() == [0, 10, 0, 0]
 
 

@@ -1,11 +1,12 @@
-"""Roots on a disk with one damage each: read, verified, repaired and read again.
+"""Roots on a disk with one damaged object: they are read, verified, repaired and read again.
 
-`rich_root` makes a small root with all kinds of objects. `Trial` puts it into a folder, damages one object, and judges:
+`rich_root` creates a small root with all types of objects. `Trial` copies it to a directory, damages one object, and
+checks:
 
-* no read gives another result than before the damage, unless it raises a `SparklogError`;
-* verify, or a read, names the damage;
-* after a repair whose report is sound, every read gives what it gave before, and what was repaired has the bytes that
-  it had before.
+* each read has the same result as before the damage, or raises a `SparklogError`
+* verify or a read reports the damage
+* after a repair whose report is sound, each read has the same result as before the damage, and the repaired objects
+  have their original bytes
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ CONFIGS = {"cleanup.policy": "compact", "segment.bytes": 4096, "index.interval.b
 
 
 def rich_root(fixtures: Path) -> dict[str, bytes]:
-    """Return the objects of a root: compacted segments with filters, append files, records in commits, checkpoints,
-    imported transactions, own transactions with a register, groups, leases, outcomes and defaults."""
+    """Return the objects of a root with all types of objects.
+
+    The root has compacted segments with filters, append files, inline records, checkpoints, imported transactions, own
+    transactions with a register, groups, leases, outcomes and defaults.
+    """
     world = World()
     with small_limits(checkpoint_commits=4, checkpoint_entries=3, filter_min_bytes=200):
         root = world.root()
@@ -81,7 +85,7 @@ def rich_root(fixtures: Path) -> dict[str, bytes]:
 
 
 def _transactions(root: Root, world: World) -> None:
-    """An id that has expired, one that goes on, and a transaction that is not decided."""
+    """Create an expired transactional id, an active one, and an open transaction."""
     for number, id_ in enumerate(("gone", *("job",) * 4)):
         transaction = transactional(root, id_, timeout_ms=DAY_MS).begin()
         for name in ("left", "right"):
@@ -103,11 +107,11 @@ def _transactions(root: Root, world: World) -> None:
 # ---------------------------------------------------------------- reads
 
 Reads = dict[str, object]
-"""By what was read: the result, or the error."""
+"""The result or the error by the name of the read."""
 
 
 def read_all(root_of: Callable[[], Root]) -> Reads:
-    """Read everything of a root; an error of sparklog is the result of what raised it."""
+    """Read everything of a root; the result of a failed read is the error of sparklog."""
     found: Reads = {}
 
     def take(what: str, read: Callable[[], object]) -> None:
@@ -143,7 +147,7 @@ def read_all(root_of: Callable[[], Root]) -> Reads:
 
 
 def differing(before: Reads, after: Reads) -> list[str]:
-    """Return what has another result that is no error."""
+    """Return the names of reads with another result that is not an error."""
     root_error = after.get("root")
     if root_error is not None:
         return []
@@ -151,7 +155,7 @@ def differing(before: Reads, after: Reads) -> list[str]:
 
 
 def is_older(before: object, after: object) -> bool:
-    """Return True if a result may be that of an earlier version: of a topic its first records, in order."""
+    """Return True if a result may be that of an earlier version; for a topic, the first records in order."""
     if isinstance(before, pa.Table) and isinstance(after, pa.Table):
         return bool(after.equals(before.slice(0, len(after))))
     return not isinstance(before, pa.Table)
@@ -178,7 +182,7 @@ def _flipped(data: bytes, at: int, rng: random.Random) -> bytes:
 
 
 def _edited(data: bytes, rng: random.Random) -> bytes:
-    """Change one number of a document and make its checksum right; other objects have a bit flipped."""
+    """Change one number of a document and correct its checksum; flip a bit of other objects."""
     whole = document_of(data)
     try:
         document = json.loads(whole)
@@ -234,11 +238,11 @@ MOVES = ("swap", "overwrite with another", "next number", "folder", "fifo", "dan
 DAMAGES = (*CHANGES, *MOVES)
 assert len(DAMAGES) >= 29
 LOSSES = ("folder", "fifo", "dangling link", "delete", "move away")
-"""The loss of the newest entry of a log leaves an older state, which no reader can tell from the newest."""
+"""After the loss of the latest entry of a log, readers cannot distinguish the older state from the latest one."""
 
 
 def type_of(key: str) -> str:
-    """Name the type of an object, finer than its suffix."""
+    """Return the type of an object, which is more specific than its suffix."""
     owner, _, rest = key.partition("/")
     if not rest:
         return "root"
@@ -255,7 +259,7 @@ def type_of(key: str) -> str:
 
 @dataclass
 class Trial:
-    """One damaged root in `folder`."""
+    """A root with one damaged object in `folder`."""
 
     folder: Path
     objects: Objects
@@ -276,7 +280,7 @@ class Trial:
         return self.folder / key
 
     def world(self) -> World:
-        # Its sleep takes no time, and its clock is that of the disk.
+        # Sleeping takes no time, and the clock is the clock of the disk.
         return World(LocalStore(self.folder, durable=False), now_ms=int(time.time() * 1000), seed=self.seed)
 
     def root(self) -> Root:
@@ -284,7 +288,7 @@ class Trial:
         return sparklog.open(world.store, env=world.env())
 
     def run(self) -> Trial:
-        """Damage the root, and judge what becomes of it."""
+        """Damage the root and check the results."""
         begun = time.monotonic()
         shutil.rmtree(self.folder, ignore_errors=True)
         for key, data in self.objects.items():
@@ -332,7 +336,7 @@ class Trial:
                 path.symlink_to("nowhere")
 
     def _numbered(self, key: str, more: int) -> Path:
-        """Return the place of a later number of the same log; of an object without a number one beside it."""
+        """Return the key of a later number of the same log, or a key next to an object without a number."""
         folder, _, name = key.rpartition("/")
         number, rest = name[:20], name[20:]
         if not number.isdigit():
@@ -348,7 +352,8 @@ class Trial:
         other = differing(self.before, after)
         is_lost = self.damage in LOSSES and type_of(self.key).partition(" ")[0] not in ("log", "slices")
         allowed = is_lost or (not report.sound and self.key.startswith("_transactions/"))
-        # A number of a newest entry is written nowhere else. A head of another topic is taken until its table is read.
+        # The number of the latest entry is stored nowhere else. The document of another topic is accepted until its
+        # table is read.
         is_forged = self.damage == "edit a number" or (not report.sound and "/checkpoints/" in self.key)
         if is_forged:
             other = [what for what in other if isinstance(self.before[what], pa.Table)]

@@ -1,4 +1,4 @@
-"""A root with one of each kind of file that a repair can build again."""
+"""A small root with one file of each type that a repair can rebuild."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIGS = {"cleanup.policy": "compact", "segment.bytes": 4096, "index.interval.b
 
 
 def small_root() -> World:
-    """A compacted topic with filters of keys, append files, checkpoints; a topic with records in commits; a group."""
+    """Return a root with a compacted topic with key filters, a topic with inline records, and a group."""
     world = World()
     with small_limits(checkpoint_commits=3, checkpoint_entries=3, filter_min_bytes=200):
         root = world.root()

@@ -1,4 +1,4 @@
-"""`sparklog.repair`, of a root, a topic's folder and a Kafka directory."""
+"""`sparklog.repair` of a root, a topic directory and a Kafka directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verify advises about a Kafka directory, followed on a real broker: its consumers read what they read before."""
+"""The remedies of verify for a Kafka directory, applied to a running broker: consumers read the same as before."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def fill(broker: Broker) -> None:
-    """Eight transactions in segments of 1 MiB, every other one aborted; then one that stays open."""
+    """Write eight transactions in segments of 1 MiB, every other one aborted, and a last one that remains open."""
     from kafka import KafkaProducer
 
     for topic in TOPICS:
@@ -60,14 +60,14 @@ def fill(broker: Broker) -> None:
     for topic in TOPICS[1:]:
         open_.send(topic, key=b"k", value=b"v", partition=0)
     open_.flush()
-    # Closing it would abort the transaction.
+    # Closing the producer would abort the transaction.
     broker.stop()
     made.close(0)
     open_.close(0)
 
 
 def read(broker: Broker) -> dict[tuple[str, str], tuple[int, int]]:
-    """By topic and level: where a reader ends, and how many records it gets."""
+    """Return the end of a reader and its number of records by topic and isolation level."""
     found = {}
     for topic in TOPICS:
         for level in LEVELS:
@@ -111,7 +111,7 @@ def test_consumers_read_the_same_records_after_the_remedy(broker: Broker) -> Non
     report = repair_log_dir(broker.data, execute=True, env=ENV)
     assert [finding.file for finding in report.left] == [relative[snapshot]], "the only snapshot stays"
     assert {path: path.read_bytes() for path in kept} == kept
-    # Why the advice is not to delete it.
+    # This is why the remedy does not recommend deleting it.
     next((broker.data / "forgotten-0").glob("*.snapshot")).unlink()
     with broker:
         assert read(broker) == {**before, ("forgotten", "read_committed"): (1, 1)}

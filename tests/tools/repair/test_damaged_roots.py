@@ -1,4 +1,4 @@
-"""Roots with one damage each: no wrong record, hang or traceback, every damage named, and repairs byte for byte."""
+"""Roots with one damaged object: no wrong records, hangs or tracebacks, and the damage is reported and repaired."""
 
 from __future__ import annotations
 

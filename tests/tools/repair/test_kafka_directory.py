@@ -1,4 +1,4 @@
-"""Index files of Kafka's directories, built again: byte for byte those of a broker, or of its recovery."""
+"""Rebuilt index files of Kafka directories are identical to those of a broker or of its recovery."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def damage(path: Path, how: str, rng: random.Random) -> bytes:
 
 
 def sweep(folder: Path, seed: int, many: int) -> None:
-    """Damage indexes one after the other: each is what the broker wrote again."""
+    """Damage the indexes one by one, and check that each rebuilt index equals that of the broker."""
     rng = random.Random(seed)
     files = indexes(folder)
     for number in range(many):
         path, how = rng.choice(files), ("flip", "gone", "cut")[number % 3]
         is_last = path.name[:20] == max(other.name[:20] for other in path.parent.glob("*.log"))
         if path.suffix == ".txnindex" and how == "gone" and is_last:
-            # A broker that is writing may not have made it yet.
+            # A running broker may not have created the index yet.
             continue
         data = damage(path, how, rng)
         report = repair_log_dir(folder, topics=[path.parent.name.rsplit("-", 1)[0]], execute=True, env=ENV)
@@ -116,7 +116,7 @@ def _hold(path: str, ready: multiprocessing.synchronize.Event, done: multiproces
 
 
 def test_directory_of_a_running_broker_is_rejected(fixtures: Path, tmp_path: Path) -> None:
-    """Its lock is one of the system, which a process does not hold against itself."""
+    """The broker is another process, because a process does not conflict with its own file lock."""
     folder = copied(fixtures / "damaged/indexes-missing/data", tmp_path / "log")
     context = multiprocessing.get_context("fork")
     ready, done = context.Event(), context.Event()
@@ -145,7 +145,7 @@ def test_index_interval_is_rounded_if_indexes_do_not_change(fixtures: Path, tmp_
 
 
 INTERVAL_CONFIG = bytes.fromhex("01040002") + b"\x08damaged\x15index.interval.bytes\x04512\x00"
-"""The value of a record of the metadata log: `index.interval.bytes` of the topic `damaged`, 512."""
+"""The value of a record of the metadata log that sets `index.interval.bytes` of topic `damaged` to 512."""
 
 
 @pytest.mark.parametrize("source", ["metadata log", "other partition"])
@@ -184,7 +184,7 @@ def test_kafka_directory_in_an_object_store(fixtures: Path) -> None:
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_missing_transaction_index_of_the_active_segment(fixtures: Path, tmp_path: Path, is_stopped: bool) -> None:
-    """After a clean stop Kafka believes that nothing was aborted; after another it builds the index again."""
+    """After a clean stop, Kafka assumes that no transaction was aborted; otherwise it rebuilds the index."""
     folder = copied(fixtures / "transactions/data", tmp_path / "log")
     if not is_stopped:
         (folder / ".kafka_cleanshutdown").unlink()

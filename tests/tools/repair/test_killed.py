@@ -1,4 +1,4 @@
-"""A repair dies at each of its requests: the root is no worse than before, and the next repair ends what it began."""
+"""A repair that is killed at each request: the root is not worse than before, and the next repair completes it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DAMAGED = ("index", "timeindex", "bloom", "arrow checkpoint", "_groups checkpoin
 
 
 def damaged_root() -> World:
-    """Damage to several files at once, each of which a repair builds again."""
+    """Return a root with several damaged files that a repair can rebuild."""
     world = small_root()
     keys = by_kind(world)
     for kind in DAMAGED:
-        # The oldest entry has no copy, the newest one has to be whole.
+        # The oldest entry has no copy, and the latest entry must be valid.
         key = keys[kind][3 if kind == "_groups" else -1]
         data = world.store.get(key)
         middle = len(data) - 20
@@ -47,7 +47,7 @@ def calls_of(world: World) -> list[Call]:
 
 
 def die(world: World, number: int, kind: FaultKind) -> None:
-    """Die at a request; then verify, repair again, verify."""
+    """Crash at a request; then verify, repair again and verify."""
     before, damage = world.store.snapshot(), {finding.file for finding in verify_root(world.store).findings}
 
     def decide(call: Call) -> Fault | None:
@@ -115,7 +115,7 @@ def test_repair_after_a_failed_request_can_be_repeated(world: World, calls: list
 def test_fails_if_a_checkpoint_is_created_before_its_table(
     world: World, calls: list[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rule that a fix creates what it names first, broken on purpose."""
+    """The mutation creates a document before the objects that it references."""
 
     def apply(repairer: Repairer, fix: Fix) -> None:
         right(repairer, replace(fix, creates=()))

@@ -1,4 +1,4 @@
-"""Documents and the keys that have some: what reads which, and what a checksum tells of the rest."""
+"""Documents, the keys that contain documents, and repairs by the checksum of a document."""
 
 from __future__ import annotations
 

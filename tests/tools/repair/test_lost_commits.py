@@ -1,4 +1,4 @@
-"""Lost commits: built again from the copies that later ones carry, byte for byte, or named."""
+"""Lost commits are rebuilt byte for byte from copies in later commits, or reported."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_lost_records_are_reported_and_the_log_can_be_read() -> None:
         topic.scan().to_table()
     rest = topic.scan(start={0: 8, 1: 8}, end={0: 12, 1: 12}).to_table()
     assert rest.num_rows == 8
-    # The object itself, once it is found again, takes the place of what was built.
+    # The original object, if it is found again, replaces the rebuilt one.
     for key, data in saved.items():
         world.store.replace(key, data)
     assert verify_root(world.store, env=world.env()).sound

@@ -1,4 +1,4 @@
-"""Repair of a root: objects get their original bytes back if these follow from others, otherwise valid ones."""
+"""Repair of a root: objects get their original bytes if these follow from other objects, and valid bytes otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tools.verification.damage import by_kind, flip, sampled, undone, veri
 from tests.tools.verification.whole_root import WholeRoot, rows
 
 EXACT = ("index", "timeindex", "txnindex", "_groups checkpoint", "_transactions checkpoint")
-"""Kinds of files of which not one byte is lost, whatever happens to them."""
+"""Types of files that are restored byte for byte after any damage."""
 FIXED = (*EXACT, "arrow checkpoint", "json checkpoint")
 KINDS = (*FIXED, "_groups", "_transactions", "json", "log", "root", "slices")
 
@@ -52,7 +52,7 @@ def smashed(data: bytes, position: int) -> bytes:
 
 
 def flips(whole: World, rng: random.Random, kinds: tuple[str, ...], times: int) -> None:
-    """Flip bits one after the other, anywhere: each one is turned back."""
+    """Flip bits one by one at random positions, and check that each is repaired."""
     keys = by_kind(whole)
     for kind in kinds * times:
         key = rng.choice(keys[kind])
@@ -67,7 +67,7 @@ def flips(whole: World, rng: random.Random, kinds: tuple[str, ...], times: int) 
 
 
 def other_damage(whole: World, rng: random.Random, kinds: tuple[str, ...], times: int) -> None:
-    """Overwrite, cut off, lengthen, delete: what can be had from elsewhere comes back, the rest is no worse."""
+    """Overwrite, truncate, extend and delete files; check that derived files are rebuilt and others are not worse."""
     keys = by_kind(whole)
     changes: list[Callable[[bytes, int], bytes | None]] = [
         smashed,
@@ -90,7 +90,7 @@ def other_damage(whole: World, rng: random.Random, kinds: tuple[str, ...], times
             report = repaired(whole, key)
             if kind in FIXED:
                 assert report.sound, (key, number, report.left)
-            # A copy of an entry that is gone is no damage.
+            # A missing copy of a deleted entry is not damage.
             if kind in EXACT and before:
                 assert whole.store.get(key) == data, (key, number)
             assert {finding.file for finding in report.left} <= before, (key, number)
@@ -168,7 +168,7 @@ def test_repaired_file_is_set_aside(small: World) -> None:
 
 
 def test_latest_checkpoint_that_cannot_be_rebuilt_is_kept() -> None:
-    """Without it readers would take an older state for the newest, or none for a topic that is gone."""
+    """Without it, readers would use an older state, or find no state of a deleted topic."""
     world = small_root()
     newest = max(info.key for info in world.store.list(checkpoint_prefix("latest")) if info.key.endswith(".json"))
     for info in list(world.store.list("latest/_log/")):
@@ -196,7 +196,7 @@ def test_group_is_readable_after_a_damaged_entry(damaged: int) -> None:
         report = repair_root(world.store, execute=True, env=world.env())
         again = Groups(world.root()).group("g")
         assert [offset.offset for offset in again.committed().values()] == [6]
-        # Two copies above it: it is not needed any more. With one the next copy makes it so.
+        # Two copies are above the entry, so it is not needed. If there is only one, the next copy makes it unnecessary.
         assert report.sound == (damaged == 4)
 
 
@@ -251,7 +251,7 @@ def test_files_that_the_vacuum_would_delete_are_set_aside() -> None:
     topic.append(rows(50, 5, 1))
     world.store.create(f"t/append/{topic.log.state().version:020d}-young.slices", b"an upload in flight")
     assert not repair_root(world.store, execute=True, env=world.env()).repaired, "the floor is not above them"
-    # The floor is raised, and the vacuum dies before it deletes anything.
+    # The floor is raised, and the vacuum crashes before it deletes any file.
     before = world.store.snapshot()
     vacuum(topic, Settings(world.now_ms))
     world.store.restore({**before, **world.store.snapshot()})
@@ -298,7 +298,7 @@ def test_checkpoint_is_rebuilt_from_the_commits(small: World) -> None:
 
 
 def test_file_deleted_by_the_vacuum_during_the_repair_is_missing(small: World) -> None:
-    """A file that is gone when its bit is to be turned back."""
+    """The file is deleted just before its flipped bit is repaired."""
     with undone(small):
         key = next(info.key for info in small.store.list("latest/sealed/") if info.key.endswith(".log"))
         small.store.replace(key, flip(small.store.get(key), 200, 3))

@@ -1,4 +1,4 @@
-"""Which unreferenced files may be set aside."""
+"""Unreferenced files that may be set aside."""
 
 from __future__ import annotations
 

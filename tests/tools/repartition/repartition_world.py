@@ -1,4 +1,4 @@
-"""A world with a topic to copy: its records have names, and what a right copy of them is can be said of any state."""
+"""A world with a topic to copy: each record has a unique name, so that any state of the copy can be checked."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from sparklog.tools.repartition import MovedGroup, Repartitioned, repartition
 
 KEYS = [None, b"", *(b"key %d" % number for number in range(40))]
 SMALL_STEPS = 900
-"""Bytes: a few dozen records."""
+"""Bytes of a step, which are a few dozen records."""
 
 
 @cache
 def partition_of(key: bytes, partitions: int) -> int:
-    """The number that kafka-python's default partitioner computes."""
+    """Return the partition that kafka-python's default partitioner computes."""
     return int((murmur2(key) & 0x7FFFFFFF) % partitions)
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record without its place. The first header is a name that no other has."""
+    """A record without partition and offset. The first header is a unique name."""
 
     key: bytes | None
     value: bytes | None
@@ -38,7 +38,7 @@ class Record:
     headers: tuple[tuple[str, bytes | None], ...]
 
     def partition(self, old: int, partitions: int) -> int:
-        """Where kafka-python puts it; without a key as it is promised."""
+        """Return the partition that kafka-python computes, or the documented partition of a record without a key."""
         return old % partitions if self.key is None else partition_of(self.key, partitions)
 
 
@@ -51,7 +51,7 @@ class RepartitionWorld(World):
         self.root().create_topic("old", partitions=partitions, configs=configs)
 
     def rows(self, keys: Sequence[bytes | None], partition: int | None = None) -> pa.Table:
-        """Records with names, each fifth without a value; a partition that is chosen by hand if it is given."""
+        """Return records with names; every fifth has no value. If `partition` is given, it is set explicitly."""
         numbers = range(self.names, self.names + len(keys))
         self.names += len(keys)
         columns = {
@@ -63,7 +63,7 @@ class RepartitionWorld(World):
         return pa.table(columns if partition is None else {**columns, "partition": [partition] * len(keys)})
 
     def append(self, count: int = 40, *, by_hand: bool = False, topic: str = "old") -> None:
-        """Append rows with keys in turn; `by_hand`: all of them to partition 0."""
+        """Append rows with alternating keys; with `by_hand`, all of them to partition 0."""
         keys = [KEYS[(self.names + number) * 5 % len(KEYS)] for number in range(count)]
         self.root().topic(topic).append(self.rows(keys, 0 if by_hand else None))
 
@@ -75,14 +75,14 @@ class RepartitionWorld(World):
         )
 
     def group(self, name: str, **offsets: Mapping[int, int]) -> Group:
-        """A group with these offsets by topic."""
+        """Create a group with these offsets by topic."""
         group = Groups(self.root()).group(name)
         group.alter(offsets)
         return group
 
 
 def records_of(root: Root, topic: str) -> dict[int, dict[int, Record]]:
-    """The committed records by partition and offset."""
+    """Return the committed records by partition and offset."""
     records: dict[int, dict[int, Record]] = defaultdict(dict)
     for row in root.topic(topic).scan().to_table().to_pylist():
         headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
@@ -92,7 +92,7 @@ def records_of(root: Root, topic: str) -> dict[int, dict[int, Record]]:
 
 
 def check_copy(root: Root, partitions: int) -> None:
-    """Check that `new` has each record of `old` once, in its partition, those of one partition and one key in order."""
+    """Check that `new` has each record of `old` once in its partition, in order for one old partition and one key."""
     old, new = records_of(root, "old"), records_of(root, "new")
     before = {record: (partition, offset) for partition, rows in old.items() for offset, record in rows.items()}
     after = [(partition, record) for partition, rows in new.items() for _, record in sorted(rows.items())]
@@ -107,9 +107,9 @@ def check_copy(root: Root, partitions: int) -> None:
 
 
 def check_group(root: Root, committed: Mapping[int, int], moved: MovedGroup) -> int:
-    """Check that a group which had read `old` so far skips nothing in `new`, and reads no more again than it is told.
+    """Check that a group with these offsets in `old` skips nothing in `new`, and repeats only the reported records.
 
-    One that had read all reads nothing. Returns the number of records that it had not read.
+    A group that had read everything reads nothing. Return the number of unread records.
     """
     assert not moved.problem
     old, new = records_of(root, "old"), records_of(root, "new")

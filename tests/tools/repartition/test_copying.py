@@ -1,4 +1,4 @@
-"""The copy: what is where, that it is there once however often it was killed, and what is refused."""
+"""The copy of a topic: its contents, kills and repeated runs, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.tools.repartition.repartition_world import RepartitionWorld, check_co
 
 
 def test_request_counts_match_the_cost_page(tmp_path: Path) -> None:
-    """The counts of docs/reference/cost.md, those of the scan of a commit among them."""
+    """The counts of docs/reference/cost.md include those of the scan of a commit."""
     place = CountedRoot("bucket", tmp_path)
     old = place.topic(2, name="old")
     old.append({"key": ["a", "b"], "value": ["1", "2"]})
@@ -143,7 +143,7 @@ class TestCopy:
         done: list[int] = []
 
         def expire(records: int, nbytes: int, of_nbytes: int) -> None:
-            # Files of what is not copied yet go as well.
+            # Files that have not been copied yet are deleted as well.
             if nbytes and not done:
                 world.topic("old").delete_records({0: 320})
                 paths = world.topic("old").log.snapshot().slices.paths()
@@ -164,7 +164,7 @@ class TestCopy:
         world.append()
         world.copy()
         assert not caplog.records
-        # It grows meanwhile: the new partitions are copied as well.
+        # Partitions are added during the copy, and the new partitions are copied as well.
         world.topic("old").alter(partitions=7)
         world.append(100)
         assert world.copy().total == 140
@@ -177,7 +177,7 @@ class TestCopy:
 
 
 def story(world: RepartitionWorld, store: FaultyStore) -> None:
-    """What is killed somewhere: a copy of several steps, one file among them, and groups."""
+    """The killed work: a copy in several steps, including one file, and groups."""
     world.copy(root=world.root(store), groups=True)
 
 
@@ -191,7 +191,7 @@ def furnished() -> RepartitionWorld:
 
 @pytest.fixture(scope="module")
 def labels() -> list[str]:
-    """The requests of the story when nothing fails."""
+    """Return the requests of the story without faults."""
     seen: list[str] = []
 
     def watch(call: Call) -> Fault | None:
@@ -204,13 +204,13 @@ def labels() -> list[str]:
 
 
 def die_at(point: int, kind: FaultKind, labels: list[str]) -> None:
-    """Die there, and check that the next run has all once."""
+    """Crash at a request, and check that the next run copies each record once."""
     world = furnished()
 
     def die(call: Call) -> Fault | None:
         return Fault(kind) if call.number == point else None
 
-    # Of a request that finds nothing there is no after.
+    # A request that finds nothing has no state after it.
     with suppress(Crash):
         story(world, FaultyStore(world.store, die, world.sleep))
         assert kind is FaultKind.CRASH_AFTER
@@ -259,7 +259,7 @@ class TestKilled:
         taken: list[int] = []
 
         def interrupt(call: Call) -> Fault | None:
-            # Just before a commit: the other run is faster, with steps of another size.
+            # Just before a commit, the other run is faster and has steps of another size.
             if call.label == "create:commit" and call.key.startswith("new/") and call.nth in (1, 3):
                 taken.append(world.copy(root=other, step_bytes=2_000 if call.nth == 1 else 800).records)
                 if call.nth == 1:

@@ -1,4 +1,4 @@
-"""Groups of a topic that was copied: where they go on, how little they read again, and why they are not moved."""
+"""Groups of a copied topic: their new offsets, the number of repeated records, and groups that are not moved."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_moved_group_skips_no_record() -> None:
     assert groups["end"].offsets == log_ends(world, "new")
     assert groups["end"].again == groups["start"].again == 0
     assert set(groups["start"].offsets.values()) == {0}
-    # As the steps take the same share of each partition, little more than one of them.
+    # The steps copy the same share of each partition, so a group repeats little more than one step.
     assert 0 < groups["half"].again < 60
     assert groups["late"].again < 60 < groups["uneven"].again
 

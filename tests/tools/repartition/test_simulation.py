@@ -1,6 +1,6 @@
-"""Stories by seed: writers, transactions, groups, new partitions and copies at once, on a store that fails and kills.
+"""A simulation of writers, transactions, groups, added partitions and concurrent copies, with faults and crashes.
 
-More by hand: `python -m tests.tools.repartition.test_simulation 0 1000`.
+Run more seeds with `python -m tests.tools.repartition.test_simulation 0 1000`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROUPS = ("a", "b", "c")
 
 
 class Story:
-    """One seed: what happens to `old`, and runs that copy it, two at once among them."""
+    """The events of one seed in `old`, and runs that copy it, two of them concurrent."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -88,7 +88,7 @@ class Story:
             self.counters["grown"] += 1
 
     def commit(self) -> None:
-        """A group reads on in some of the partitions."""
+        """Advance a group in some of the partitions."""
         group = Groups(self.world.root()).group(self.random.choice(GROUPS))
         before = {partition: item.offset for (topic, partition), item in group.committed().items() if topic == "old"}
         offsets = {
@@ -100,7 +100,7 @@ class Story:
             group.alter({"old": offsets})
 
     def copy(self) -> None:
-        """A run that may fail, and another one between two of its requests."""
+        """Run a copy that may fail, with another copy between two of its requests."""
         faults = Seeded(self.random, self.random.choice([0, 0.01, 0.05]), KINDS)
         other = self.random.randint(0, 60)
 

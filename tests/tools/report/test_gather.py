@@ -1,4 +1,4 @@
-"""What a report says is what the topics themselves, and the dry runs of the jobs, say."""
+"""The contents of a report match the descriptions of the topics and the dry runs of the jobs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def records(first: int, count: int) -> pa.Table:
 
 @pytest.fixture
 def world() -> TopicsWorld:
-    """Topic a with appends over two days, b compacted and dirty, c with an open transaction."""
+    """A root with topic a with appends over two days, b compacted and dirty, and c with an open transaction."""
     world = TopicsWorld(partitions=2)
     root = world.root()
     for number in range(10):
@@ -103,11 +103,11 @@ def test_skew_is_the_ratio_of_the_largest_partition_to_the_mean(world: TopicsWor
 def test_recent_commits_are_counted_by_the_clock_of_the_store(world: TopicsWorld) -> None:
     a = reported(world).topics[0].activity
     assert a is not None
-    # One commit every five hours, the last one half an hour ago.
+    # There is one commit every five hours, and the last one was half an hour ago.
     assert (a.last_day, a.last_hour, a.newest_ms) == (5, 1, START_MS + 45 * HOUR_MS)
     earlier = reported(world, Settings(START_MS + 11 * HOUR_MS)).topics[0].activity
     assert earlier is not None
-    # Creation, and the appends of hours 0, 5 and 10.
+    # The commits are the creation and the appends of hours 0, 5 and 10.
     assert (earlier.last_day, earlier.last_hour) == (4, 0)
 
 
@@ -165,7 +165,7 @@ def test_next_expiry_matches_the_retain_job(world: TopicsWorld) -> None:
     assert [part.log_start for part in after.partitions] == [part.next_log_start for part in before.partitions]
     assert after.expiring == 0
     assert after.expires_ms is not None
-    # Nothing goes up to that time, and something behind it.
+    # Nothing is deleted until that time, and something is deleted after it.
     assert reported(world, Settings(after.expires_ms)).topics[0].expiring == 0
     assert reported(world, Settings(after.expires_ms + 1)).topics[0].expiring
     assert reported(world, settings).topics[1].expires_ms is None
@@ -176,10 +176,10 @@ def test_commits_and_bytes_are_counted_per_hour(world: TopicsWorld) -> None:
     assert a.activity is not None
     commits = a.activity.commits_by_hour
     assert (len(commits), len(a.bytes_by_hour)) == (HOURS, HOURS)
-    # An append every five hours, the last one in the hour before this one; the first beside the creation.
+    # There is an append every five hours, the last one in the previous hour; the first is in the hour of the creation.
     assert [HOURS - 1 - hour for hour, number in enumerate(commits) if number] == [*range(0, 50, 5)][::-1]
     assert sum(commits) == 11
-    # All records are of one hour and its neighbour.
+    # All records are in one hour and its neighbor.
     assert sum(a.bytes_by_hour) == pytest.approx(a.bytes, abs=2)
     assert [HOURS - 1 - hour for hour, nbytes in enumerate(a.bytes_by_hour) if nbytes] in ([45], [45, 44])
     later = reported(world, Settings(START_MS + 4 * DAY_MS)).topics[0]
@@ -356,7 +356,7 @@ def test_open_transaction_of_an_import_has_its_transactional_id(fixtures: Path, 
         assert each.transactional_id is not None
         assert item.owner == f"Kafka's {each.transactional_id}"
         assert item.age_ms is not None
-        # Its timeout is Kafka's affair: nobody here aborts it for being late.
+        # The timeout belongs to Kafka, and no process of sparklog aborts the transaction.
         assert not item.overdue
 
 

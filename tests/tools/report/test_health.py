@@ -1,4 +1,4 @@
-"""Notes follow from the facts, and each one says what to do."""
+"""Notes follow from the contents of a report, and each contains a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: well-formed, alone, with every topic and figure, and nothing that a name could smuggle in."""
+"""The page is well-formed and self-contained, contains all topics and statistics, and escapes all names."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def report(*topics: TopicFacts, **changes: object) -> RootReport:
 
 @dataclass
 class Page(HTMLParser):
-    """Reads a page strictly: every tag is closed where it was opened. Tables come as rows of cells' texts, a table in
-    a cell as one of its own; the row around it is left out."""
+    """A strict parser of a page: each tag must be closed in its parent.
+
+    Tables are rows of cell texts. A table in a cell is a separate table, and the row that contains it is skipped.
+    """
 
     stack: list[str] = field(default_factory=list)
     tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
@@ -109,7 +111,7 @@ class Page(HTMLParser):
 
 
 def everything() -> RootReport:
-    """A report with a row in every table, all names hostile."""
+    """Return a report with a row in each table and names that contain HTML."""
     parts = (GroupPartition(HOSTILE, 0, 5, 0, 10, 5, 90.0), GroupPartition(HOSTILE, 1, None, 0, 10, None, None))
     return report(
         topic(HOSTILE, configs={"x": HOSTILE}, cleanup_policy=HOSTILE),
@@ -237,7 +239,7 @@ def test_hourly_bars_have_a_text_with_the_same_values() -> None:
     ]
     assert text.count("<path") == 2
     assert "<path" not in as_html(report(topic()))
-    # Of several topics, each one's bars are behind its row.
+    # With several topics, the bars of a topic follow its row.
     assert as_html(report(busy, replace(busy, topic="other"))).count("<path") == 6
 
 

@@ -1,4 +1,4 @@
-"""Damage to a root in memory, what verify says of it, and undoing it."""
+"""Damage of a root in memory, the findings of verify, and undoing the damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparklog.tools.verification.run import verify_root
 
 
 def kind_of(key: str) -> str:
-    """Which sort of file a key is, finer than its suffix."""
+    """Return the type of a file by its key, which is more specific than its suffix."""
     suffix = key.rsplit(".", 1)[-1]
     if key.startswith(("_transactions/", "_groups/")):
         suffix = key.split("/", 1)[0]
@@ -21,7 +21,7 @@ def kind_of(key: str) -> str:
 
 
 def by_kind(whole: World) -> dict[str, list[str]]:
-    """Keys of all files that have bytes, by kind."""
+    """Return the keys of all files with contents by type."""
     found: dict[str, list[str]] = defaultdict(list)
     for info in whole.store.list(""):
         if info.size:
@@ -30,7 +30,7 @@ def by_kind(whole: World) -> dict[str, list[str]]:
 
 
 def verified(whole: World, key: str = "", **how: bool) -> Report:
-    """The root, or only the topic that `key` is of; for one of another log, all but the bytes of data files."""
+    """Verify the topic of `key`, the entire root without a key, or all but data files for a key of another log."""
     owner = key.split("/", 1)[0]
     topics = () if not key or owner.startswith("_") else (owner,)
     if key and not topics:
@@ -40,7 +40,7 @@ def verified(whole: World, key: str = "", **how: bool) -> Report:
 
 @contextmanager
 def replaced(whole: World, key: str, data: bytes) -> Iterator[None]:
-    """An object has other bytes for a while."""
+    """Replace the bytes of an object during the block."""
     before = whole.store.get(key)
     whole.store.replace(key, data)
     try:
@@ -51,7 +51,7 @@ def replaced(whole: World, key: str, data: bytes) -> Iterator[None]:
 
 @contextmanager
 def undone(whole: World) -> Iterator[None]:
-    """Whatever happens to the store is taken back."""
+    """Undo all changes of the store after the block."""
     before = whole.store.snapshot()
     try:
         yield
@@ -60,14 +60,14 @@ def undone(whole: World) -> Iterator[None]:
 
 
 def flip(data: bytes, at: int, bit: int) -> bytes:
-    """One bit is the other one."""
+    """Return the data with one flipped bit."""
     wrong = bytearray(data)
     wrong[at] ^= 1 << bit
     return bytes(wrong)
 
 
 def sampled(data: bytes, rng: random.Random) -> int:
-    """A position: anywhere, at the beginning, or near the end, where footers and trailers are."""
+    """Return a random position: anywhere, at the start, or near the end, where footers and trailers are."""
     drawn = rng.randrange(4)
     if drawn == 0:
         return rng.randrange(min(len(data), 64))
@@ -77,5 +77,5 @@ def sampled(data: bytes, rng: random.Random) -> int:
 
 
 def named(report: Report, key: str) -> list[Finding]:
-    """What is said of one file."""
+    """Return the findings about one file."""
     return [finding for finding in report.findings if finding.file == key]

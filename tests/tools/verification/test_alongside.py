@@ -1,7 +1,7 @@
-"""Verify beside writers, transactions, compaction, retention and the vacuum: nothing of what they do is called damage.
+"""Verify runs concurrently with writers, transactions, compaction, retention and the vacuum, and reports no damage.
 
-The simulation of maintenance with one more actor. Each request of one lets another go first, so files, commits and
-checkpoints vanish between being listed and being read; what is begun crashes and lies around.
+Verifiers are added to the simulation of maintenance. Processes are interleaved at each request, so files, commits and
+checkpoints are deleted between a listing and a read, and crashed processes leave unreferenced files.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from tests.tools.verification.whole_root import rows
 
 
 def healthy(call: Call) -> None:
-    """No request of a verifier fails."""
+    """A store without faults for verifiers."""
 
 
 def verifier(run: Run, met: Counter[str]) -> Callable[[Actor], None]:
-    """Looks at the topic again and again."""
+    """Verify the topic repeatedly."""
 
     def body(actor: Actor) -> None:
         source = random.Random(f"{run.seed}/{actor.name}")
@@ -105,7 +105,7 @@ def test_one_seed() -> None:
 
 
 class Interrupted:
-    """A store to read from, in which something happens before one of the reader's requests."""
+    """A store that runs an action before one of the reader's requests."""
 
     def __init__(self, store: MemoryStore, at: int, action: Callable[[], None]) -> None:
         self._store = store
@@ -128,7 +128,7 @@ class Interrupted:
 
 
 class Busy:
-    """A topic whose versions, files and checkpoints a vacuum has reason to delete, once a few days have passed."""
+    """A topic whose versions, files and checkpoints a vacuum deletes after a few days."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -143,7 +143,7 @@ class Busy:
 
     @property
     def topic(self) -> Topic:
-        """As one more process sees it."""
+        """Return the topic as opened by another process."""
         return self.world.topic("t")
 
     def append(self, times: int) -> None:
@@ -163,7 +163,7 @@ class Busy:
         assert not vacuum(self.topic, Settings(self.world.now_ms)).failures
 
     def commotion(self) -> None:
-        """All that was there is rewritten and deleted, commits and checkpoints too."""
+        """Rewrite and delete all files, including commits and checkpoints."""
         self.append(6)
         self.seal()
         self.append(6)
@@ -182,7 +182,7 @@ def busy() -> Busy:
 
 
 def looks(every: int) -> Iterator[Report]:
-    """What verify finds with the commotion before each of its requests (every so many-th), one after the other."""
+    """Yield a report for each run of the commotion before one request of verify, in steps of `every` requests."""
     with small_limits(checkpoint_commits=4):
         requests = busy().verify(0)[1]
         assert requests > 50
@@ -205,7 +205,7 @@ def test_fails_if_verify_does_not_read_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _first_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic's log is read once and never again: what the first look said stands."""
+    """Read the log of a topic only once, so that the first result is final."""
     seen: dict[str, tuple[Store, CheckedTopic]] = {}
 
     def once(store: Store, name: str, now_ms: int) -> CheckedTopic:
@@ -239,7 +239,7 @@ def test_objects_hidden_by_a_name_cache_are_not_missing(name: str) -> None:
     report = repair_root(store, execute=True, env=world.env())
     assert (report.before, report.repaired, report.left) == (0, (), ())
     assert world.now_ms - begun < SETTLE_MS
-    # What is really lost is named after the time that caches last.
+    # Lost objects are reported after the lifetime of cache entries.
     world.store.delete(commit_key(prefix, number))
     begun = world.now_ms
     assert not verify_root(store, env=world.env()).sound

@@ -1,4 +1,4 @@
-"""Logs whose objects vanish while they are read, the end that readers reach, and the place of damage in a document."""
+"""Logs whose objects are deleted during a read, the readable end, and the position of damage in a document."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def test_position_of_a_flipped_bit_is_reported(position: int) -> None:
     stored = read_object(store, "k", _text)
     assert stored.value is None
     (finding,) = findings_of(LOG, stored)
-    # A digit of the checksum is not told from its other digits: the place of the whole number is named.
+    # A wrong digit of the checksum cannot be located, so the position of the number is reported.
     digits = DOCUMENT.rfind(b":") + 1
     assert finding.position == (digits if position >= digits else position)

@@ -1,4 +1,4 @@
-"""Logs that are each whole and do not fit together: a group against the decisions of its transactions."""
+"""Valid logs that do not match: a group and the decisions of its transactions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ID, GROUP = "mover", "readers"
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Two transactions that commit a group's offsets, and a third that is open."""
+    """A root with two transactions that commit offsets of a group, and an open third one."""
     world = World()
     store = world.store
     root = world.root()
@@ -79,7 +79,7 @@ def test_root_on_a_read_only_mount_is_verified() -> None:
 
 
 def test_outcomes_of_a_recreated_topic() -> None:
-    """The earlier topic of the name recorded them, so its id is in the decisions, not the later one's."""
+    """The decisions contain the id of the deleted topic that recorded them, not the id of the recreated one."""
     world = World()
     root = world.root()
     for name in ("a", "b"):

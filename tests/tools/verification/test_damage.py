@@ -1,4 +1,4 @@
-"""Verify finds whatever happens to a file that somebody names, and names the file and the place."""
+"""Verify finds any damage of a referenced file, and reports the file and the position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = (
 
 
 TOPICS_READ = ("plain", "latest", "left", "right", "old")
-"""No files of `_transactions` are damaged: if one is unreadable, its transactions count as open, with a warning."""
+"""No files of `_transactions` are damaged, because transactions with unreadable decisions count as open."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_valid_root_is_sound_and_all_bytes_are_counted(whole: WholeRoot) -> None
 
 
 def sweep(whole: WholeRoot, seed: int, many: int) -> Counter[str]:
-    """Flip `many` bits, one after the other; how many were named to the very byte, by kind of file."""
+    """Flip `many` bits, one after the other; return how many findings had the exact byte by file type."""
     rng = random.Random(seed)
     exact: Counter[str] = Counter()
     kinds = by_kind(whole)
@@ -79,7 +79,7 @@ def test_thousands_of_flipped_bits_are_reported(whole: WholeRoot, seed: int) -> 
 def test_all_indexes_are_reported_if_only_their_checksum_is_wrong(whole: WholeRoot) -> None:
     key = min(by_kind(whole)["txnindex"])
     data = whole.store.get(key)
-    # The last stable offset of a transaction is known from other segments only.
+    # The last stable offset of a transaction is only known from other segments.
     with replaced(whole, key, data[:-8] + bytes(8)):
         findings = verified(whole, key).findings
     assert data[-8:] != bytes(8)
@@ -134,7 +134,7 @@ def test_deleted_file_is_reported_as_missing(whole: WholeRoot, kind: str) -> Non
 
 
 def _contents(whole: WholeRoot) -> dict[str, object]:
-    """What readers get of each topic in a process of its own: its records, or the error."""
+    """Return the records of each topic in another process, or the error."""
     root, found = whole.root(), dict[str, object]()
     for name in TOPICS_READ:
         try:
@@ -173,7 +173,7 @@ def test_missing_commits_and_entries_are_reported(whole: WholeRoot) -> None:
 @pytest.mark.parametrize("prefix", ["_maintenance/compact", "_groups/billing", "_transactions/job", "plain", "old"])
 @pytest.mark.parametrize("copied", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_object_with_a_large_number_is_reported_in_constant_memory(whole: WholeRoot, prefix: str, copied: bool) -> None:
-    """A name decides no loop: numbers may be as far apart as 20 digits allow."""
+    """No loop runs over the numbers between two names, which have up to 20 digits."""
     far = 3_000_000
     with undone(whole):
         with job_lease(whole.root(), "compact", (), enabled=True):
@@ -194,7 +194,7 @@ def test_object_with_a_large_number_is_reported_in_constant_memory(whole: WholeR
 
 
 def test_unneeded_commits_are_unreferenced(whole: WholeRoot) -> None:
-    """Below the second newest checkpoint the vacuum may delete, the oldest first: what is left there is no damage."""
+    """The vacuum may delete commits below the second latest checkpoint, so remaining ones are not damage."""
     with undone(whole):
         whole.store.delete(commit_key("old", 13))
         report = verified(whole, "old")
@@ -203,7 +203,7 @@ def test_unneeded_commits_are_unreferenced(whole: WholeRoot) -> None:
 
 
 def test_replaced_commit_breaks_the_chain_of_checksums(whole: WholeRoot) -> None:
-    """Whole in itself, in the place of the one that was made."""
+    """The commit is valid, but replaces the original one."""
     from dataclasses import replace
 
     from sparklog.log.state.commit import decode_commit, encode_commit

@@ -1,4 +1,4 @@
-"""One file, checked by itself: slices that only its footer names, footers that lie, long slices."""
+"""Checks of one file: slices that only its footer contains, wrong footers, and long slices."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_file_with_extra_or_missing_bytes(whole: WholeRoot) -> None:
 
 @pytest.mark.parametrize("topic", ["plain", "latest", "merged", "txn-a", "stamped"])
 def test_slices_longer_than_a_window_have_the_same_findings(whole: WholeRoot, topic: str) -> None:
-    """A window of 300 bytes holds few batches, or less than one."""
+    """A window of 300 bytes contains a few batches, or a part of one."""
     for file in [*files(whole, topic), *files(whole, topic, sealed=True)]:
         usual = check_file(whole.store, file, silent)
         with small_limits(span_bytes=300):

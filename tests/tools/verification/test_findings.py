@@ -1,4 +1,4 @@
-"""What a verification found, as lines for people and as data."""
+"""The findings of a verification as text lines and as a document."""
 
 from __future__ import annotations
 

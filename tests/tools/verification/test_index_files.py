@@ -1,4 +1,4 @@
-"""Index files against batches: which entries are right, and the place of each that is not."""
+"""Index files compared with batches: valid entries, and the position of each invalid entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POSITIONS, LASTS, STAMPS = [0, 500, 900, 1300], [104, 109, 110, 119], [50, 70, 7
 
 
 def batches(*, old: bool = False, stamps: list[int] = STAMPS) -> CollectedBatches:
-    """Four batches at bytes 0, 500, 900 and 1300; the second has the greatest time, which the third repeats."""
+    """Return four batches at bytes 0, 500, 900 and 1300; the second and the third have the maximum timestamp."""
     bases = [BASE, *(last + 1 for last in LASTS[:-1])]
     columns = (np.array(column, np.int64) for column in (POSITIONS, bases, LASTS, stamps))
     found = CollectedBatches()
@@ -26,12 +26,12 @@ def batches(*, old: bool = False, stamps: list[int] = STAMPS) -> CollectedBatche
 
 
 def offsets(*pairs: tuple[int, int]) -> bytes:
-    """Entries of an `.index`: last offset, position."""
+    """Return entries of an `.index` from last offset and position."""
     return b"".join(struct.pack(">ii", last - BASE, position) for last, position in pairs)
 
 
 def times(*pairs: tuple[int, int]) -> bytes:
-    """Entries of a `.timeindex`: timestamp, offset."""
+    """Return entries of a `.timeindex` from timestamp and offset."""
     return b"".join(struct.pack(">qi", stamp, last - BASE) for stamp, last in pairs)
 
 
@@ -45,7 +45,7 @@ def check(suffix: str, data: bytes, found: CollectedBatches | None = None, *, ac
         offsets(),
         offsets((109, 500)),
         offsets((109, 500), (110, 900), (119, 1300)),
-        # One entry for several batches: the first one's position, the last one's offset.
+        # One entry covers several batches, with the position of the first and the offset of the last.
         offsets((110, 500), (119, 1300)),
         offsets((119, 500)),
     ],
@@ -60,7 +60,7 @@ def test_valid_offset_index(data: bytes) -> None:
         (offsets((108, 500)), 0, 108),
         (offsets((109, 501)), 0, 109),
         (offsets((109, 500), (110, 1300)), 1, 110),
-        # The batches of the first entry would go on behind the second.
+        # The batches of the first entry would end after the second entry.
         (offsets((110, 500), (119, 900)), 0, 110),
         (offsets((109, 500), (150, 1300)), 1, 150),
         (offsets((109, 2000)), 0, 109),

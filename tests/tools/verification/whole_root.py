@@ -1,4 +1,4 @@
-"""One root that holds everything, with small data: all kinds of files, in all states that operation leaves them in."""
+"""A root with all types of files in all states that operation creates, with small data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def rows(first: int, count: int, partitions: int = 2, keys: int = 5) -> pa.Table:
-    """Records with keys, values, headers in some, and times one second apart."""
+    """Return records with keys, values and timestamps one second apart; some have headers."""
     numbers = range(first, first + count)
     return pa.table(
         {
@@ -64,7 +64,7 @@ class WholeRoot(World):
         return Settings(self.now_ms + 3650 * DAY_MS)
 
     def _plain(self, root: Root) -> None:
-        """Append files of every codec, several slices and partitions in each; a hold; null keys."""
+        """Create append files of each codec with several slices and partitions, a lease, and null keys."""
         topic = root.create_topic("plain", partitions=3, configs={"compression.type": "producer"})
         for number, codec in enumerate(CODECS):
             topic.alter(configs={"compression.type": "uncompressed" if codec == "none" else codec})
@@ -83,7 +83,7 @@ class WholeRoot(World):
         topic.append(rows(30, 10, 1))
 
     def _compacted(self, root: Root) -> None:
-        """Merged, sealed and cleaned segments, indexes with several entries."""
+        """Create merged, sealed and cleaned segments whose indexes have several entries."""
         configs = {"cleanup.policy": "compact", "segment.bytes": 8192, "index.interval.bytes": 200}
         topic = root.create_topic("latest", partitions=2, configs=configs)
         for number in range(12):
@@ -99,12 +99,12 @@ class WholeRoot(World):
         compact_topic(merged, Settings(self.now_ms), InProcess())
 
     def _imported(self, root: Root) -> None:
-        """Kafka's own segments: transactions, old messages, several codecs; some sealed by us."""
+        """Import Kafka's segments with transactions, old messages and several codecs; seal some of them."""
         import_log_dir(root, self.fixtures / "transactions" / "data")
         import_log_dir(root, self.fixtures / "segments" / "data")
 
     def _transactions(self, root: Root) -> None:
-        """Committed, aborted, undecided; decided and not recorded; copies of entries."""
+        """Create committed, aborted, open and decided transactions, unrecorded outcomes, and copies of entries."""
         for name in ("left", "right"):
             root.create_topic(name)
         producer = transactional(root, "job", timeout_ms=DAY_MS)
@@ -132,7 +132,7 @@ class WholeRoot(World):
         undecided._prepare_topics()
 
     def _old(self, root: Root) -> None:
-        """A topic that the vacuum has been at, and a deleted one."""
+        """Create a topic after a vacuum, and a deleted topic."""
         topic = root.create_topic("old", configs={"file.delete.delay.ms": 3_600_000, "inline.records.bytes": 0})
         for number in range(10):
             topic.append(rows(5 * number, 5, 1))

@@ -1,4 +1,4 @@
-"""Backups of a root in use, judged by what can be restored from each of them."""
+"""Backups of a root in use, checked by restoring each of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_backups_with_a_name_cache(seed: int, profile: str) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("bucket", [False, True])
 def test_trusting_a_false_exists_only_breaks_backups_in_a_bucket(bucket: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object that a manifest names, or the mark of a run, is missing although the store said that it exists."""
+    """An object of a manifest or the mark of a run is missing, although the store reported that it exists."""
 
     def heedless(store: Store, key: str, data: bytes, env: Env) -> None:
         store.create(key, data)

@@ -1,8 +1,8 @@
-"""One seed is one story: writers, movers of transactions, a consumer, maintenance, and a backup that comes again.
+"""One simulated run per seed: writers, transactions, a consumer, maintenance and repeated backups.
 
-What must be true is asked of the source itself, not of the code under test: records never change, so what a restored
-root holds must be what the source holds up to the same log ends, transactions aside, which are there whole or not at
-all; whatever was acknowledged before a backup began is in it.
+The checks use the source itself: records never change, so a restored root must contain the records of the source up to
+the same log ends, each transaction must be complete or missing, and records that were acknowledged before a backup
+started must be present.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ Rows = dict[tuple[int, int], tuple[bytes | None, bytes | None, int]]
 
 @dataclass
 class BackupRun(SimulatedRun):
-    """Writers, jobs and backups of one root: the world has its store, `repository` is the store of the backups.
+    """Writers, jobs and backups of one root, in the store of the world. `repository` is the store of the backups.
 
-    Profiles: `names` and `folders` are caches of the machine that makes backups, and no requests fail; `faults`.
+    Profiles: with `names` and `folders`, the machine that makes backups has caches, and no requests fail; `faults`
+    injects faults.
     """
 
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
-    """When a writer was told that its value is in the log."""
+    """The times when a writer was told that its value is in the log."""
 
     STREAM = "backup"
 
@@ -61,7 +62,7 @@ class BackupRun(SimulatedRun):
         self.world = SimulatedWorld(self.seed, max_steps=200_000)
         self.repository = MemoryStore(lambda: self.world.now_ms, f"place-{self.seed}")
         self.shared_repository: Store = self.repository
-        """The repository as processes reach it: itself, or a bucket around it."""
+        """The repository as processes access it, directly or as a bucket."""
         root = self.outsider()
         for name in TOPICS:
             root.create_topic(name, configs={"file.delete.delay.ms": str(HOUR_MS), "segment.bytes": "500"})
@@ -75,7 +76,7 @@ class BackupRun(SimulatedRun):
             names = self.profile == "names"
             self.name_ms, self.folder_ms = (LONGEST_CACHE_MS, 0) if names else (0, LONGEST_CACHE_MS)
         if self.bucket:
-            # A prune needs listings of the repository that are not late: S3, Azure and Google have them.
+            # A prune requires complete listings of the repository, which S3, Azure and Google provide.
             self.shared_repository = self.world.bucket(self.repository, late_ms=0)
         rates = [0.0, 0.001, 0.003, 0.01] if self.bucket else [0.0, 0.0, 0.003, 0.01]
         rate = 0.0 if self.profile in CACHES else source.choice(rates)
@@ -96,7 +97,7 @@ class BackupRun(SimulatedRun):
 
 
 class Life:
-    """One process: faults by chance, and death at one of its requests, after which it makes none."""
+    """One process with random faults that crashes at one of its requests."""
 
     def __init__(self, run: BackupRun, name: str, rate: float, dies_at: int | None = None) -> None:
         kinds = (*BUCKET_FAULTS, *ERRORS[-2:]) if run.world.is_bucket else ERRORS
@@ -112,7 +113,7 @@ class Life:
 
 
 def false_answers(run: BackupRun, life: Life, name: str) -> Decide:
-    """Also let every tenth create in a bucket say falsely that its object exists."""
+    """Also let every tenth create in a bucket report falsely that the object exists."""
     if not run.world.is_bucket:
         return life
     answers = Seeded(random.Random(f"{run.seed}/answers/{name}"), 0.1, (FaultKind.TWICE, FaultKind.FALSE_EXISTS))
@@ -124,7 +125,7 @@ def nap(actor: Actor, longest_ms: int) -> None:
 
 
 def writer(run: BackupRun, rate: float, turns: int) -> Callable[[Actor], None]:
-    """Appends a value to one topic at a time."""
+    """Append a value to one topic at a time."""
 
     def body(actor: Actor) -> None:
         store, root = actor.store(Life(run, actor.name, rate)), None
@@ -142,7 +143,7 @@ def writer(run: BackupRun, rate: float, turns: int) -> Callable[[Actor], None]:
 
 
 def mover(run: BackupRun, rate: float, turns: int) -> Callable[[Actor], None]:
-    """Writes a value to both topics, with the offset of a group, in one transaction; some it aborts or leaves."""
+    """Write to both topics and commit the offset of a group in one transaction; some are aborted or left open."""
 
     def body(actor: Actor) -> None:
         store = actor.store(Life(run, actor.name, rate))
@@ -170,7 +171,7 @@ def mover(run: BackupRun, rate: float, turns: int) -> Callable[[Actor], None]:
 
 
 def consumer(run: BackupRun, turns: int) -> Callable[[Actor], None]:
-    """Commits the ends of the topics as what it has read."""
+    """Commit the log ends as group offsets."""
 
     def body(actor: Actor) -> None:
         root = open_root(actor.store(), env=actor.env)
@@ -186,7 +187,7 @@ def consumer(run: BackupRun, turns: int) -> Callable[[Actor], None]:
 
 
 def plans(env: Env) -> Plans:
-    """The planners of a story: ids of what they write are the seed's, too."""
+    """Return planners whose ids are drawn by the seed."""
     return Plans(
         seal=lambda snapshot, settings, roll: plan_sealing(snapshot.store, snapshot, settings, roll=roll, env=env),
         merge=lambda snapshot, settings: plan_merges(snapshot.store, snapshot, settings, env=env),
@@ -195,7 +196,7 @@ def plans(env: Env) -> Plans:
 
 
 def keeper(run: BackupRun, turns: int) -> Callable[[Actor], None]:
-    """Compaction and retention of all topics, and a clone now and then."""
+    """Run compaction and retention of all topics, and sometimes clone a topic."""
 
     def body(actor: Actor) -> None:
         for turn in range(turns):
@@ -220,7 +221,7 @@ def keeper(run: BackupRun, turns: int) -> Callable[[Actor], None]:
 
 
 def keeper_of_backups(run: BackupRun, rate: float, turns: int) -> Callable[[Actor], None]:
-    """Backs up, dies in the middle, tries again; sometimes drops what is old."""
+    """Back up, crash during a backup, repeat it, and sometimes prune old backups."""
 
     def body(actor: Actor) -> None:
         for turn in range(turns):
@@ -244,14 +245,14 @@ def keeper_of_backups(run: BackupRun, rate: float, turns: int) -> Callable[[Acto
             except SparklogError as error:
                 actor.note(f"backup: {error.code} {error}")
                 run.count(f"backup {error.code}")
-            # In a bucket what comes soon after meets listings that are late.
+            # In a bucket, requests shortly afterwards meet delayed listings.
             nap(actor, 20_000 if run.world.is_bucket and actor.random.random() < 0.5 else 3 * HOUR_MS)
 
     return body
 
 
 def pruner(run: BackupRun, turns: int) -> Callable[[Actor], None]:
-    """Drops old backups from another machine, whatever the other does at that moment."""
+    """Prune old backups from another machine, concurrently with backups."""
 
     def body(actor: Actor) -> None:
         inner = ActorStore(actor)
@@ -270,7 +271,7 @@ def pruner(run: BackupRun, turns: int) -> Callable[[Actor], None]:
 
 
 def look(root: Root, actor: Actor) -> None:
-    """Somebody else on the machine that makes backups follows some logs, until a moment before the backup."""
+    """Follow some logs in another process on the backup machine, until shortly before the backup."""
     groups = Groups(root)
     for _ in range(actor.random.randint(1, 4)):
         for name in actor.random.sample(TOPICS, actor.random.randint(0, 2)):
@@ -284,8 +285,8 @@ BACKUPS = Simulation(BackupRun, "tests/tools/backup/simulation/test_simulation.p
 
 
 def check(run: BackupRun, source: random.Random) -> None:
-    """Every backup can be restored, and so can what lies between."""
-    # What a dead run left in the place counts for some hours.
+    """Check that each backup, and states between backups, can be restored."""
+    # The mark of a crashed run in the repository is valid for some hours.
     run.world.now_ms += 7 * HOUR_MS
     root = run.outsider()
     end_what_is_open(root)
@@ -317,7 +318,7 @@ def restored_root(run: BackupRun, wanted: RestorePoint) -> Root:
 
 
 def check_root(run: BackupRun, root: Root, held: dict[str, Rows], since_ms: int) -> None:
-    """What a restored root must be whatever came between."""
+    """Check a restored root, regardless of concurrent actions."""
     where = f"restored as of {since_ms}"
     end_what_is_open(root)
     found = {name: rows_of(root.topic(name)) for name in root.topics()}
@@ -331,7 +332,7 @@ def check_root(run: BackupRun, root: Root, held: dict[str, Rows], since_ms: int)
         moved[name] = {value for _, value, _ in rows.values() if value is not None and value.startswith(b"mover")}
     expect(moved["a"] == moved["b"], f"{where}: torn {sorted(moved['a'] ^ moved['b'])[:5]}")
     there = {row[1] for name in TOPICS for row in found[name].values()}
-    # A backup may lack what the machine that made it did not see yet.
+    # A backup may lack objects that the machine could not see yet.
     seen_ms = since_ms - max(run.name_ms, run.folder_ms)
     lost = [value for time_ms, value in run.acknowledged if time_ms < seen_ms and value not in there]
     expect(not lost, f"{where}: lost {lost[:5]}, acknowledged before")
