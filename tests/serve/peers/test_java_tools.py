@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(600)]
 
 TOOLS = "org.apache.kafka.tools."
 CLASSES = {
+    "transactions": TOOLS + "TransactionsCommand",
     "topics": TOOLS + "TopicCommand",
     "configs": "kafka.admin.ConfigCommand",
     "offsets": TOOLS + "GetOffsetShell",
@@ -244,3 +245,33 @@ def test_what_is_not_served_is_refused_in_words(java: Peer, writable: tuple[Serv
     newer = ("--consumer-property", "group.protocol=consumer", "--timeout-ms", "5000")
     answer = java.run(CLASSES["consume"], [*where, *newer], "")
     assert "does not support the new CONSUMER group protocol" in answer["err"]
+
+
+def test_kafka_transactions_describes_an_open_transaction(java: Peer, writable: tuple[Served, Any]) -> None:
+    from kafka import KafkaProducer
+
+    server, root = writable
+    root.create_topic("described")
+    producer = KafkaProducer(bootstrap_servers=str(server.address), transactional_id="described-id")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("described", b"1", partition=0).get(20)
+
+    def run(*arguments: str) -> list[list[str]]:
+        answer = java.run(CLASSES["transactions"], ["--bootstrap-server", str(server.address), *arguments], "")
+        assert (answer["status"], answer["err"]) == (0, ""), answer
+        return [line.split() for line in answer["out"].splitlines() if line.strip()]
+
+    header, *rows = run("list")
+    assert header[0] == "TransactionalId"
+    (listed,) = (row for row in rows if row[0] == "described-id")
+    assert listed[-1] == "Ongoing"
+    described = dict(zip(*run("describe", "--transactional-id", "described-id"), strict=True))
+    assert described["TransactionState"] == "Ongoing"
+    assert described["TopicPartitions"] == "described-0"
+    producers = dict(zip(*run("describe-producers", "--topic", "described", "--partition", "0"), strict=True))
+    assert (producers["ProducerId"], producers["CurrentTransactionStartOffset"]) == (described["ProducerId"], "0")
+    producer.commit_transaction()
+    described = dict(zip(*run("describe", "--transactional-id", "described-id"), strict=False))
+    assert described["TransactionState"] == "CompleteCommit"
+    producer.close()
