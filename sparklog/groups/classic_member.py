@@ -64,10 +64,10 @@ class ClassicMember:
         self.membership.subscribe(topics, partitions, assignors)
         stopped = self.membership.member.revoked - owned
         if stopped:
-            reached("groups: a classic member gives up partitions when it rejoins")
+            reached("groups: a classic member releases partitions when it rejoins")
             self.membership.revoke(stopped)
         elif self.membership.member.revoked:
-            reached("groups: a cooperative classic member still reads what it has to revoke")
+            reached("groups: a cooperative classic member still reads partitions that it must revoke")
         self.generation = self.membership.state.generation
         self._synced = None
 
@@ -89,7 +89,7 @@ class ClassicMember:
     def check_generation(self, generation: int) -> None:
         """Raise `Fenced` if the generation of a request is not that of the client's latest JoinGroup."""
         if generation != self.generation:
-            reached("groups: a request of an older generation of a classic member is refused")
+            reached("groups: a request of an older generation of a classic member is rejected")
             raise Fenced(
                 f"member {self.membership.metadata.member_id} of group '{self.membership.group.id}' has rejoined in "
                 f"generation {self.generation}; the request has generation {generation}"

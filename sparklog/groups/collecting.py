@@ -92,7 +92,7 @@ def _expire(group: Group, retention_ms: int, now_ms: int, topic_states: dict[str
     everything = state.exists and now_ms - _empty_since_ms(group, state) >= retention_ms
 
     def step(base: GroupState) -> GroupState | None:
-        return steps.expire(base, everything=everything and base.touched == state.touched, gone=deleted)
+        return steps.expire(base, everything=everything and base.touched == state.touched, deleted=deleted)
 
     planned = step(state)
     if planned is not None and not dry_run:

@@ -148,8 +148,8 @@ def subscribed_partitions(members: Sequence[GroupMember], partitions: Mapping[st
     return {topic: n for topic, n in sorted(partitions.items()) if topic in topics}
 
 
-def without_members(members: Sequence[GroupMember], gone: Collection[str]) -> tuple[GroupMember, ...]:
-    return tuple(member for member in members if member.id not in gone)
+def without_members(members: Sequence[GroupMember], removed: Collection[str]) -> tuple[GroupMember, ...]:
+    return tuple(member for member in members if member.id not in removed)
 
 
 # -- JSON

@@ -131,14 +131,16 @@ def merged(base: Sequence[TopicOffsets], newer: Sequence[TopicOffsets]) -> tuple
     return tuple(tables[topic_and_id] for topic_and_id in sorted(tables))
 
 
-def without(base: Sequence[TopicOffsets], gone: Mapping[tuple[str, str], Collection[int]]) -> tuple[TopicOffsets, ...]:
-    left = []
+def without(
+    base: Sequence[TopicOffsets], removed: Mapping[tuple[str, str], Collection[int]]
+) -> tuple[TopicOffsets, ...]:
+    remaining = []
     for item in base:
-        lost = gone.get(item.topic_and_id, ())
-        rows = {partition: row for partition, row in item.rows().items() if partition not in lost}
+        partitions = removed.get(item.topic_and_id, ())
+        rows = {partition: row for partition, row in item.rows().items() if partition not in partitions}
         if rows:
-            left.append(topic_offsets(item.topic, item.topic_id, rows))
-    return tuple(left)
+            remaining.append(topic_offsets(item.topic, item.topic_id, rows))
+    return tuple(remaining)
 
 
 def _collapsed(values: tuple[object, ...]) -> tuple[object, ...]:

@@ -69,7 +69,7 @@ def join(
     if owner is not None:
         check_member(state, owner)
     if owner is not None and not joining[0].is_exclusive:
-        reached("groups: an exclusive owner is replaced by the members that it stood for")
+        reached("groups: an exclusive owner is replaced by its clients")
     others = _others(state, joining, expired, owner)
     static = {item.instance_id: item for item in state.members if item.instance_id is not None}
     generation, number = _next_generation(state), state.number + 1
@@ -77,7 +77,7 @@ def join(
     for member in joining:
         before = None if member.instance_id is None else static.get(member.instance_id)
         if before is not None:
-            reached("groups: a static member replaces the process before it")
+            reached("groups: a static member replaces the previous member")
         owned = member.owned if before is None else before.owned
         members.append(replace(member, generation=generation, seen=number, owned=owned))
     # Pending offsets of a replaced member stay pending without a member, so they are aborted.
@@ -263,14 +263,14 @@ def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
     return _by_others(state, "alter", deleted=False, **_with(state, offsets))
 
 
-def delete_offsets(state: GroupState, gone: Mapping[str, Collection[int]]) -> GroupState | None:
+def delete_offsets(state: GroupState, partitions: Mapping[str, Collection[int]]) -> GroupState | None:
     """Delete the offsets of partitions, for all ids of a topic, and fence the members.
 
     Return None if there are no such offsets.
     """
     pending = (item for prepare_item in state.pending for item in prepare_item.offsets)
     partitions_by_topic = {
-        item.topic_and_id: gone[item.topic] for item in (*state.offsets, *pending) if item.topic in gone
+        item.topic_and_id: partitions[item.topic] for item in (*state.offsets, *pending) if item.topic in partitions
     }
     remaining = without(state.offsets, partitions_by_topic)
     unresolved = _without_resolved(state.pending, partitions_by_topic)
@@ -310,8 +310,8 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
     )
 
 
-def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, str]]) -> GroupState | None:
-    """Delete the offsets of deleted topics (`gone`), or all offsets (`everything`), except pending ones.
+def expire(state: GroupState, *, everything: bool, deleted: Collection[tuple[str, str]]) -> GroupState | None:
+    """Delete the offsets of deleted topics (`deleted`), or all offsets (`everything`), except pending ones.
 
     Return None if there is nothing to delete.
     """
@@ -321,7 +321,7 @@ def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, s
         return None
     if everything and not state.pending:
         return replace(_by_others(state, "expire", deleted=True, offsets=()), touched=state.touched)
-    remaining = () if everything else tuple(item for item in state.offsets if item.topic_and_id not in gone)
+    remaining = () if everything else tuple(item for item in state.offsets if item.topic_and_id not in deleted)
     return None if remaining == state.offsets else replace(state, op="expire", offsets=remaining)
 
 
@@ -336,7 +336,7 @@ def is_member(state: GroupState, member: GroupMetadata) -> bool:
 def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets] = ()) -> None:
     """Raise `Fenced` if the member may not write this entry, which commits `offsets`."""
     if not is_member(state, member):
-        reached("groups: an entry of a superseded member is refused")
+        reached("groups: an entry of a superseded member is rejected")
         raise Fenced(
             f"generation {member.generation} ({member.member_id}) of group '{state.id}' was superseded: "
             f"{_newer(state, member)}; stop this consumer, or join again"
@@ -388,11 +388,11 @@ def _with(state: GroupState, offsets: Sequence[TopicOffsets]) -> dict[str, Any]:
 
 
 def _without_resolved(
-    pending: Sequence[Pending], gone: Mapping[tuple[str, str], Collection[int]]
+    pending: Sequence[Pending], partitions: Mapping[tuple[str, str], Collection[int]]
 ) -> tuple[Pending, ...]:
-    """Return the prepares without the partitions in `gone`, which a later entry has resolved.
+    """Return the prepares without `partitions`, which a later entry has resolved.
 
     Empty prepares are removed.
     """
-    remaining = (replace(item, offsets=without(item.offsets, gone)) for item in pending)
+    remaining = (replace(item, offsets=without(item.offsets, partitions)) for item in pending)
     return tuple(item for item in remaining if item.offsets)

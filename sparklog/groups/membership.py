@@ -129,7 +129,7 @@ class MemberLeases:
             # If the entry is missing, it was deleted by maintenance, so it is more than a day old.
             left_ms = 0 if since_ms is None else since_ms + member.session_timeout_ms - store_ms
             if left_ms > 0:
-                reached("groups: a session that seemed to have timed out goes on by the store's clock")
+                reached("groups: a session that seemed to have timed out is valid by the store's clock")
             if left_ms <= 0:
                 expired[member.id] = member.seen
             self._leases[member.id] = MemberLease(member.seen, now, max(left_ms, 0))

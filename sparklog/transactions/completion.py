@@ -77,7 +77,7 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
             topic.log.commit(MaintainIntent(state.topic_id, resolved=resolved), state)
         except Conflict:
             # The topic was deleted and created again, so the outcomes of slices of the old topic are irrelevant.
-            reached("transactions: a topic is created again before outcomes are recorded in it")
+            reached("transactions: a topic is recreated before outcomes are recorded in it")
             return ()
     return resolved
 

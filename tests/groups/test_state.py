@@ -153,7 +153,7 @@ def test_administrators_fence_members_and_maintenance_does_not() -> None:
     assert (gone.exists, gone.offsets) == (False, ())
     assert steps.delete(gone) is None
     assert joined("new", gone).generation == 3
-    without_b = after(steps.expire(state, everything=False, gone={("b", "id-b")}))
+    without_b = after(steps.expire(state, everything=False, deleted={("b", "id-b")}))
     assert offsets_of(without_b) == {("a", 0): 1, ("a", 1): 1}
     assert steps.commit(without_b, ONE, []).generation == 1
     assert without_b.touched == state.touched
@@ -161,14 +161,14 @@ def test_administrators_fence_members_and_maintenance_does_not() -> None:
 
 def test_expiry_deletes_offsets_that_are_not_pending() -> None:
     state = after(steps.commit(joined(), ONE, [at("a", {0: 1})]))
-    expired = after(steps.expire(state, everything=True, gone=()))
+    expired = after(steps.expire(state, everything=True, deleted=()))
     assert (expired.exists, expired.offsets, expired.generation) == (False, (), 2)
-    assert steps.expire(expired, everything=True, gone=()) is None
-    assert steps.expire(state, everything=False, gone={("b", "id-b"), ("a", "other")}) is None
+    assert steps.expire(expired, everything=True, deleted=()) is None
+    assert steps.expire(state, everything=False, deleted={("b", "id-b"), ("a", "other")}) is None
     pending = after(steps.prepare(state, None, "t", 0, 1, [at("a", {0: 9})]))
-    left = after(steps.expire(pending, everything=True, gone=()))
+    left = after(steps.expire(pending, everything=True, deleted=()))
     assert (left.exists, left.offsets, left.pending) == (True, (), pending.pending)
-    assert steps.expire(left, everything=True, gone=()) is None
+    assert steps.expire(left, everything=True, deleted=()) is None
 
 
 def test_pending_offsets_are_resolved_by_number() -> None:

@@ -69,15 +69,15 @@ def parts_with_keys(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[Re
 
 def _slices_with_keys(part: NativeReadPart, marked: Sequence[int], hashes: Hashes) -> PlannedSlices:
     slices = part.slices
-    pieces: dict[int, _MatchingBlocks] = {}
+    blocks_by_row: dict[int, _MatchingBlocks] = {}
     for row, planned in zip(marked, slices[np.array(marked)].rows(), strict=True):
         identity = (planned.position, planned.size, planned.crc)
         for key_filter in key_filters_of(part.store, planned.file):
             if (key_filter.position, key_filter.nbytes, key_filter.crc) == identity:
-                held = _MatchingBlocks.of(key_filter, planned, hashes)
-                if held is not None:
-                    pieces[row] = held.within(part.range)
-    return _replaced(slices, pieces) if pieces else slices
+                blocks = _MatchingBlocks.of(key_filter, planned, hashes)
+                if blocks is not None:
+                    blocks_by_row[row] = blocks.within(part.range)
+    return _replaced(slices, blocks_by_row) if blocks_by_row else slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,13 @@ class _MatchingBlocks:
         return len(self.columns["base"])
 
 
-def _replaced(slices: PlannedSlices, pieces: Mapping[int, _MatchingBlocks]) -> PlannedSlices:
+def _replaced(slices: PlannedSlices, blocks_by_row: Mapping[int, _MatchingBlocks]) -> PlannedSlices:
     """Replace slices by their matching blocks, which readers treat as small slices."""
     counts = np.ones(len(slices), np.int64)
-    counts[list(pieces)] = [len(held) for held in pieces.values()]
+    counts[list(blocks_by_row)] = [len(blocks) for blocks in blocks_by_row.values()]
     columns = slices[np.repeat(np.arange(len(slices)), counts)].columns
     ends = np.cumsum(counts)
-    for row, held in pieces.items():
-        for name, column in held.columns.items():
+    for row, blocks in blocks_by_row.items():
+        for name, column in blocks.columns.items():
             columns[name][ends[row] - counts[row] : ends[row]] = column
     return replace(slices, columns=columns)
