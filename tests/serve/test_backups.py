@@ -83,7 +83,7 @@ def test_an_older_backup_is_served(tmp_path: Path) -> None:
     assert open_served(place).poll(["t"])["t"].ends[0].log_end == 1, "the second is not of all topics"
     with pytest.raises(NotFound, match="backup 3 does not exist"):
         open_served(place, backup=3)
-    with pytest.raises(NotFound, match="no backup 1"):
+    with pytest.raises(NotFound, match="backup 1 does not exist"):
         open_served(resolve(str(tmp_path / "log")), backup=1)
 
 

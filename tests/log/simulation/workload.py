@@ -216,7 +216,7 @@ def stream_driver(run: Run, decide: Decide, query: str, batches: int, pace_s: fl
                 except Conflict as error:
                     actor.note(f"conflict: {error}")
                     run.count("stream Conflict")
-                    if "checkpoint older" in str(error):
+                    if "checkpoint is older" in str(error):
                         return
                     failures += 1
                     topic = None
@@ -273,7 +273,7 @@ def administrator(run: Run, decide: Decide, steps: int, *, destructive: bool) ->
                     topic.alter(partitions=state.partitions + 1)
                 except BadRequest as error:
                     # Somebody added the partition between our look and our request.
-                    expect("can only grow" in str(error), str(error))
+                    expect("can only increase" in str(error), str(error))
             elif what == "records":
                 partition = actor.random.randrange(state.partitions)
                 end = int(state.log_end[partition])

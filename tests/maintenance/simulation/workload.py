@@ -344,7 +344,7 @@ def deleter(run: Run, decide: Decide, deletions: int) -> Callable[[Actor], None]
                 try:
                     topic.alter(partitions=state.partitions + 1)
                 except BadRequest as error:
-                    expect("can only grow" in str(error), str(error))
+                    expect("can only increase" in str(error), str(error))
                 run.count("partitions added")
                 return
             if "delete" in run.configs["cleanup.policy"]:

@@ -252,7 +252,7 @@ def driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float) ->
                 except Conflict as error:
                     attempt.outcome = "aborted"
                     run.count("driver Conflict")
-                    if "checkpoint older" in str(error):
+                    if "checkpoint is older" in str(error):
                         return
                     failures += 1
                 except (Unavailable, NotFound, Corrupt, BadRequest) as error:
