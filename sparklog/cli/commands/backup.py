@@ -1,4 +1,4 @@
-"""`sparklog backup`, `restore`, `clone` and `repartition`, which copy roots and topics as of any time."""
+"""The commands `sparklog backup`, `restore`, `clone` and `repartition`, which copy roots and topics as of any time."""
 
 from __future__ import annotations
 

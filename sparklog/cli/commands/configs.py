@@ -1,4 +1,4 @@
-"""`sparklog configs`, which describes, alters and explains topic configs and root defaults, as `kafka-configs` does."""
+"""The command `sparklog configs`, which describes, alters and explains topic configs and root defaults."""
 
 from __future__ import annotations
 

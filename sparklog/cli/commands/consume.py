@@ -1,4 +1,4 @@
-"""`sparklog consume`, `get`, `table` and `offsets`, which read records and offsets of topics."""
+"""The commands `sparklog consume`, `get`, `table` and `offsets`, which read records and offsets of topics."""
 
 from __future__ import annotations
 

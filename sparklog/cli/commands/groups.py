@@ -1,4 +1,4 @@
-"""`sparklog groups`, which has the commands of `kafka-consumer-groups` for the groups of a root."""
+"""The command `sparklog groups`, which has the commands of `kafka-consumer-groups` for the groups of a root."""
 
 from __future__ import annotations
 

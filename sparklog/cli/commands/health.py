@@ -1,5 +1,5 @@
-"""`sparklog verify`, `repair`, `doctor`, `jobs`, `report` and `metrics`, which show and fix problems, and print
-metrics.
+"""The commands that find and fix problems or print metrics: `verify`, `repair`, `doctor`, `jobs`, `report` and
+`metrics`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""`sparklog compact`, `retain`, `stream`, `mirror`, `to-delta` and `from-delta`, which run the jobs, and `sparklog
-conf`.
+"""The commands that run the jobs, such as `sparklog compact` and `sparklog retain`, and `sparklog conf`.
 
 Jobs parse their own arguments. Spark starts with the defaults of this host. On a cluster, use spark-submit.
 """

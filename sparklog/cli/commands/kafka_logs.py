@@ -1,4 +1,4 @@
-"""`sparklog import` and `export`, which copy Kafka log directories to topics, and topics to Kafka log directories."""
+"""The commands `sparklog import` and `export`, which copy between Kafka log directories and topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sparklog perf`, which runs Kafka's performance tools on a root, with the same options and output."""
+"""The command `sparklog perf`, which runs Kafka's performance tools on a root, with the same options and output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sparklog produce`, which appends lines of text or JSON from standard input or a file."""
+"""The command `sparklog produce`, which appends lines of text or JSON from standard input or a file."""
 
 from __future__ import annotations
 

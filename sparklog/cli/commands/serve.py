@@ -1,4 +1,4 @@
-"""`sparklog serve`, which serves a root to Kafka clients with Kafka's protocol."""
+"""The command `sparklog serve`, which serves a root to Kafka clients with Kafka's protocol."""
 
 from __future__ import annotations
 

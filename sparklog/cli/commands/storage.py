@@ -1,4 +1,4 @@
-"""`sparklog delete-records`, `log-dirs`, `history` and `dump-log`, which show and delete the stored data of topics."""
+"""The commands for stored data: `sparklog delete-records`, `log-dirs`, `history` and `dump-log`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sparklog topics`, which creates, lists, describes, alters and deletes topics."""
+"""The command `sparklog topics`, which creates, lists, describes, alters and deletes topics."""
 
 from __future__ import annotations
 

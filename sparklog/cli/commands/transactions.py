@@ -1,4 +1,4 @@
-"""`sparklog transactions`, which lists, describes and aborts transactions."""
+"""The command `sparklog transactions`, which lists, describes and aborts transactions."""
 
 from __future__ import annotations
 
