@@ -285,7 +285,7 @@ def test_store_settings_can_be_spark_options(bucket: str) -> None:
     for name in ("endpoint", "Endpoint", "fs.s3a.endpoint"):
         source("schema", subscribe="t", **{name: endpoint, "fs.s3a.path.style.access": "true"})(url, "")
     for options, words in {
-        ("endpoint", "http://other:1"): "the URL has endpoint=http://127.0.0.1",
+        ("endpoint", "http://other:1"): "the URL sets endpoint=http://127.0.0.1",
         ("regoin", "x"): "Unknown option 'regoin': did you mean 'region'?",
         ("fs.s3a.endpiont", "x"): "has no setting fs.s3a.endpiont for s3://",
         ("fs.s3a.secret.key", SECRET): "the options must not contain the secret fs.s3a.secret.key",
