@@ -64,7 +64,7 @@ LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
 HEADER = re.compile(r"<th[^>]*>(.*?)</th>")
 CODE = re.compile(r"(?<!<pre><code>)(?<!</span><code>)(?<=<code>)[^<]+(?=</code>)")
-LONG_WORD = 36
+LONG_WORD = 40
 CELL = re.compile(r"<td[^>]*>")
 DESCRIPTION = "what it does"
 """The header of the column that tables of settings have."""
