@@ -105,8 +105,8 @@ def _notes(report: RetainReport) -> list[str]:
         notes.append(f"{vacuumed.held:,} files are kept because of leases")
     if vacuumed.foreign:
         notes.append(f"{vacuumed.foreign:,} unrecognized objects in the data directories are kept")
-    if vacuumed.ended_holds:
-        notes.append(f"expired leases {would} removed: {', '.join(vacuumed.ended_holds)}")
+    if vacuumed.ended_leases:
+        notes.append(f"expired leases {would} removed: {', '.join(vacuumed.ended_leases)}")
     if vacuumed.expired_groups:
         names = ", ".join(vacuumed.expired_groups)
         notes.append(f"expired offsets of {len(vacuumed.expired_groups):,} groups {would} deleted: {names}")

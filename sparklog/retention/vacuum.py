@@ -148,7 +148,7 @@ class VacuumReport:
     removed: tuple[Removed, ...] = ()
     held: int = 0  # number of data files below the retention floor that are only kept because of leases
     foreign: int = 0  # number of objects in the data directories with unrecognized names, which are kept
-    ended_holds: tuple[str, ...] = ()
+    ended_leases: tuple[str, ...] = ()
     idle_writers: tuple[str, ...] = ()
     # groups with expired offsets or offsets of deleted topics; only set for the root
     expired_groups: tuple[str, ...] = ()
@@ -262,7 +262,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
         (*_summed(deleted), *temporary.removed),
         held=sum(file.path in only_leased for file in run.files),
         foreign=run.foreign,
-        ended_holds=tuple(expired_leases(state, run.cautious_now_ms, run.needed)),
+        ended_leases=tuple(expired_leases(state, run.cautious_now_ms, run.needed)),
         idle_writers=tuple(idle_writers(state, run.cautious_now_ms)),
         failures=(*temporary.failures, *failures),
     )

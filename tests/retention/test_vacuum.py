@@ -135,7 +135,7 @@ class TestUnnamedFiles:
         told = world.vacuum(dry_run=True)
         assert world.store.snapshot() == before
         done = world.vacuum()
-        assert (told.removed, told.floor, told.ended_holds) == (done.removed, done.floor, done.ended_holds)
+        assert (told.removed, told.floor, told.ended_leases) == (done.removed, done.floor, done.ended_leases)
         assert told.objects > 9
 
 
@@ -246,10 +246,10 @@ class TestHolds:
         world.hold("scan", 3, world.now_ms + 2 * DAY_MS)
         world.rewrite()
         world.advance(DAY_MS + HOUR_MS)
-        assert world.vacuum().ended_holds == ()
+        assert world.vacuum().ended_leases == ()
         assert set(old) < world.files()
         world.advance(DAY_MS)
-        assert world.vacuum().ended_holds == ("scan",)
+        assert world.vacuum().ended_leases == ("scan",)
         assert not set(old) & world.files()
         assert not world.process().topic().log.state().holds
 

@@ -108,7 +108,7 @@ def test_dry_run_writes_nothing(fixtures: Path, tmp_path: Path) -> None:
     assert not verify_log_dir(folder, env=ENV).sound
 
 
-def _hold(path: str, ready: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
+def lock_file(path: str, ready: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
     with open(path, "w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         ready.set()
@@ -120,7 +120,7 @@ def test_directory_of_a_running_broker_is_rejected(fixtures: Path, tmp_path: Pat
     folder = copied(fixtures / "damaged/indexes-missing/data", tmp_path / "log")
     context = multiprocessing.get_context("fork")
     ready, done = context.Event(), context.Event()
-    broker = context.Process(target=_hold, args=(str(folder / ".lock"), ready, done))
+    broker = context.Process(target=lock_file, args=(str(folder / ".lock"), ready, done))
     broker.start()
     try:
         assert ready.wait(30)
