@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -227,6 +228,29 @@ def test_a_transaction_past_its_timeout_is_aborted_in_an_idle_topic(
     records = next(iter(consumer.poll(20_000).values()))
     assert [record.value for record in records] == [b"kept"]
     consumer.close()
+    assert root.engine.decisions.log("job").refresh().reason == BY_TIMEOUT
+
+
+def test_pending_offsets_of_a_transaction_past_its_timeout_are_dropped(root: sparklog.Root, steps: _Steps) -> None:
+    """The group has no members whose heartbeats would resolve them."""
+    steps.init(timeout_ms=200)
+    position = {"partitionIndex": 0, "committedOffset": 7, "committedMetadata": ""}
+    fields = {"transactionalId": "job", "groupId": "g", "topics": [{"name": "a", "partitions": [position]}]}
+    id_, epoch = steps.producer
+    answer = steps.wire.ask("TxnOffsetCommit", 3, {**fields, "producerId": id_, "producerEpoch": epoch})
+    assert answer["topics"][0]["partitions"][0]["errorCode"] == 0
+    asked = {"groupId": "g", "topics": [{"name": "a", "partitionIndexes": [0]}], "requireStable": True}
+
+    def fetched() -> tuple[int, int]:
+        row = steps.wire.ask("OffsetFetch", 7, asked)["topics"][0]["partitions"][0]
+        return row["errorCode"], row["committedOffset"]
+
+    assert fetched() == (Code.UNSTABLE_OFFSET_COMMIT, -1)
+    deadline = time.monotonic() + 20
+    while fetched()[0] == Code.UNSTABLE_OFFSET_COMMIT:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert fetched() == (0, -1)
     assert root.engine.decisions.log("job").refresh().reason == BY_TIMEOUT
 
 

@@ -246,6 +246,9 @@ def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]]
     }
     waiting = set[TopicPartition]()
     if request.fields["requireStable"]:
+        if group.root.store.writable and group.description().pending:
+            # Abort transactions past their timeout, because no entry of a member may ever do so.
+            group.resolve_pending()
         waiting = {(topic, partition) for _, _, topic, partition, _ in group.description().pending}
 
     def row(topic_partition: TopicPartition) -> Fields:
