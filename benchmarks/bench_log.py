@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparklog.format import compression
-from sparklog.format.append_file import TAIL_BYTES, footer_length
+from sparklog.format.append_file import TRAILER_BYTES, footer_length
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import LZ4_BLOCK
 from sparklog.format.crc32c import crc32c
@@ -161,7 +161,7 @@ def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], r
     written = {path: path.read_bytes() for path in sorted(topic.rglob("*.slices"))}
     for whole in written.values():
         data = memoryview(whole)
-        data = data[: -footer_length(bytes(data[-TAIL_BYTES:]))]
+        data = data[: -footer_length(bytes(data[-TRAILER_BYTES:]))]
         headers = scan_headers(data)
         for position, size in zip(headers.position.tolist(), headers.size.tolist(), strict=True):
             stored.append(data[position + HEADER_BYTES : position + size])

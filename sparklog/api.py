@@ -339,7 +339,7 @@ def import_kafka(
 
     Args:
         root: An open root, or its location. If there is no root at the location, a root is created.
-        log_dir: Log directory of a stopped broker, or a copy of a log directory. It is not changed.
+        log_dir: Log directory of a stopped broker, or a copy of a log directory. The directory is not changed.
         topics: Names of topics. None: all topics except Kafka's internal topics.
         configs: Configs to set on each topic. They override the configs in the metadata log of a KRaft broker.
         corrupt_records: As in `open_view`.

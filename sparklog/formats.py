@@ -99,9 +99,9 @@ def decode_records(
         rows = formats.decode_records(clicks.scan().to_table(), key="string", value="long")
         assert rows["value"].to_pylist() == [3]
     """
-    opened = _both(key, key_schema, value, value_schema)
-    for name, opened_format in opened.items():
-        records = _with(records, name, opened_format.decode(_column(records, name), place_in(records, name)))
+    formats = _open_formats(key, key_schema, value, value_schema)
+    for name, opened_format in formats.items():
+        records = _with(records, name, opened_format.decode(_column(records, name), row_names(records, name)))
     return records
 
 
@@ -132,9 +132,9 @@ def encode_records(
         rows = formats.encode_records(pa.table({"value": [{"page": "/home"}]}), value="json")
         assert rows["value"].to_pylist() == [b'{"page": "/home"}']
     """
-    opened = _both(key, key_schema, value, value_schema)
-    for name, opened_format in opened.items():
-        records = _with(records, name, opened_format.encode(_column(records, name), _row_in(name)))
+    formats = _open_formats(key, key_schema, value, value_schema)
+    for name, opened_format in formats.items():
+        records = _with(records, name, opened_format.encode(_column(records, name), _numbered_rows(name)))
     return records
 
 
@@ -175,31 +175,33 @@ def read_schema(schema: Any) -> Any:
         raise BadRequest(f"expected an Avro schema as JSON; {source} is invalid: {error}") from None
 
 
-def place_in(records: pa.Table | pa.RecordBatch, name: str) -> RowName:
+def row_names(records: pa.Table | pa.RecordBatch, name: str) -> RowName:
     """Return a function that describes a row in error messages: by topic, partition and offset, if these
     columns exist.
     """
     columns = [column for column in ("topic", "partition", "offset") if column in records.schema.names]
 
-    def place(row: int) -> str:
+    def row_name(row: int) -> str:
         parts = [f"{column} {records.column(column)[row].as_py()}" for column in columns]
         return f"{name} of {', '.join(parts) or f'row {row}'}"
 
-    return place
+    return row_name
 
 
-def _row_in(name: str) -> RowName:
+def _numbered_rows(name: str) -> RowName:
     return lambda row: f"{name} of row {row}"
 
 
-def _both(key: str | None, key_schema: Schemas, value: str | None, value_schema: Schemas) -> dict[str, ValueFormat]:
-    opened = {}
+def _open_formats(
+    key: str | None, key_schema: Schemas, value: str | None, value_schema: Schemas
+) -> dict[str, ValueFormat]:
+    formats = {}
     for column, name, schema in (("key", key, key_schema), ("value", value, value_schema)):
         if name is not None:
-            opened[column] = open_format(name, schema)
+            formats[column] = open_format(name, schema)
         elif schema is not None:
             raise BadRequest(f"{column}_schema requires {column}='avro'")
-    return opened
+    return formats
 
 
 def _column(records: pa.Table | pa.RecordBatch, name: str) -> pa.Array | pa.ChunkedArray:

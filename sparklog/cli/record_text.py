@@ -83,10 +83,10 @@ class RecordValues:
 
     def show(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """Convert keys and values from bytes to text."""
-        from sparklog.formats import place_in
+        from sparklog.formats import row_names
 
         for name, form in self._formats_in(records):
-            records = _with(records, name, form.show(records.column(name), place_in(records, name)))
+            records = _with(records, name, form.show(records.column(name), row_names(records, name)))
         return records
 
     def parse(self, records: pa.RecordBatch, lines: Sequence[int]) -> pa.RecordBatch:

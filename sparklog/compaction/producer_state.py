@@ -36,7 +36,7 @@ from sparklog.format.batch_walk import Window
 from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
 from sparklog.format.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
-from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
+from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, matches_markers, merge_markers
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.slice_files import MissingFile, SliceFile, check_slice, read_range, read_windows, whole_batches
 from sparklog.log.state.slices import SliceFlag
@@ -131,7 +131,9 @@ def replay(
             producer.open_since = NONE
     open_since = [producer.open_since for producer in state.producers.values() if producer.open_since != NONE]
     return PartitionProducers(
-        last_stable=min(open_since, default=log_end), aborted=unite(indexed, state.aborts), producers=state.producers
+        last_stable=min(open_since, default=log_end),
+        aborted=merge_markers(indexed, state.aborts),
+        producers=state.producers,
     )
 
 
@@ -232,7 +234,7 @@ def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMa
         index = transaction_index.parse(store.get(key), source.base, file=key)
     except (NotFound, Corrupt):
         return transaction_index.none()
-    return index if agrees(index, markers) else transaction_index.none()
+    return index if matches_markers(index, markers) else transaction_index.none()
 
 
 Bools = npt.NDArray[np.bool_]

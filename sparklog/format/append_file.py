@@ -11,18 +11,18 @@ The footer (all integers are big-endian, as in Kafka's files):
 
     | part           | size   | fields                                                                          |
     |----------------|--------|---------------------------------------------------------------------------------|
-    | head           | 16     | magic 4, format version u32, slices u32, index entries of all slices u32        |
+    | header         | 16     | magic 4, format version u32, slices u32, index entries of all slices u32        |
     |                | 4      | version 2 only: entries of aborted transactions u32                             |
     | slice table    | 56 each| partition i32, flags u32, bytes i64, offsets i64, records i64, minTs i64,       |
     |                |        | maxTs i64, crc u32, index entries u32                                           |
     | index entries  | 24 each| position i64 (in the slice), offset i64 (in the slice), max timestamp before i64|
     | aborted        | 28 each| version 2 only: slice u32, producer id i64, first offset i64 (of the log), last |
     |                |        | offset i64 (in the slice)                                                       |
-    | tail           | 12     | CRC-32C u32 of all footer bytes before it, footer length u32, magic 4           |
+    | trailer        | 12     | CRC-32C u32 of all footer bytes before it, footer length u32, magic 4           |
 
 A commit contains a copy of the slice table, so readers need the footer only to seek inside a slice. The commit also
 contains the length of the footer, so a single ranged read returns the footer, without a request for the size of the
-file. The tail allows tools to read a file that no commit references.
+file. The trailer allows tools to read a file that no commit references.
 
 Two kinds of files contain the document of a commit before their first slice: a commit with inline records
 (`_log/<version>.json`), and the copy of such a commit that a restore made (`append/<read
@@ -64,11 +64,11 @@ MAGIC = b"SLFT"
 FORMAT_VERSION = 1
 ABORTED_VERSION = 2
 """Format version of footers that contain aborted transactions."""
-HEAD = struct.Struct(">4sIII")
+HEADER = struct.Struct(">4sIII")
 ABORTED_COUNT = struct.Struct(">I")
-TAIL = struct.Struct(">II4s")
-HEAD_BYTES = HEAD.size
-TAIL_BYTES = TAIL.size
+TRAILER = struct.Struct(">II4s")
+HEADER_BYTES = HEADER.size
+TRAILER_BYTES = TRAILER.size
 
 SLICE_DTYPE = np.dtype([*FOOTER_FIELDS, ("entries", ">u4")])
 INDEX_DTYPE = np.dtype([("position", ">i8"), ("offset", ">i8"), ("max_ts", ">i8")])
@@ -161,15 +161,15 @@ def build_index(
     """
     if nbytes <= min_bytes or len(position) == 0:
         return None
-    chosen = [0]
+    indexed_rows = [0]
     last = int(position[0])
     # Search for the next entry, which is faster than iterating over all batches.
     while (following := int(np.searchsorted(position, last + interval))) < len(position):
-        chosen.append(following)
+        indexed_rows.append(following)
         last = int(position[following])
-    rows = np.asarray(chosen, np.int64)
-    running = np.maximum.accumulate(max_ts)
-    before = np.where(rows > 0, running[np.maximum(rows, 1) - 1], -1)
+    rows = np.asarray(indexed_rows, np.int64)
+    running_max = np.maximum.accumulate(max_ts)
+    before = np.where(rows > 0, running_max[np.maximum(rows, 1) - 1], -1)
     return SliceIndex(position[rows].astype(np.int64), offset[rows].astype(np.int64), before.astype(np.int64))
 
 
@@ -179,14 +179,14 @@ def encode_footer(slices: Sequence[WrittenSlice]) -> bytes:
     rows = [(*written_values(entry), count) for entry, count in zip(slices, entries, strict=True)]
     table = np.array(rows, SLICE_DTYPE)
     aborted = _aborted_rows(slices)
-    version, count, rest = FORMAT_VERSION, b"", b""
+    version, count, aborted_bytes = FORMAT_VERSION, b"", b""
     if aborted is not None:
-        version, count, rest = ABORTED_VERSION, ABORTED_COUNT.pack(len(aborted)), aborted.tobytes()
-    parts = [HEAD.pack(MAGIC, version, len(slices), sum(entries)), count, table.tobytes()]
+        version, count, aborted_bytes = ABORTED_VERSION, ABORTED_COUNT.pack(len(aborted)), aborted.tobytes()
+    parts = [HEADER.pack(MAGIC, version, len(slices), sum(entries)), count, table.tobytes()]
     parts += [_rows(INDEX_DTYPE, index.position, index.offset, index.max_ts).tobytes() for index in indexes if index]
-    parts.append(rest)
+    parts.append(aborted_bytes)
     body = b"".join(parts)
-    return body + TAIL.pack(crc32c(body), len(body) + TAIL_BYTES, MAGIC)
+    return body + TRAILER.pack(crc32c(body), len(body) + TRAILER_BYTES, MAGIC)
 
 
 def _rows(kind: np.dtype[np.void], *columns: Int64Array) -> npt.NDArray[np.void]:
@@ -205,15 +205,15 @@ def _aborted_rows(slices: Sequence[WrittenSlice]) -> npt.NDArray[np.void] | None
     return _rows(ABORTED_DTYPE, number, *(getattr(transactions, name) for name in names))
 
 
-def footer_length(tail: bytes, *, file: str | None = None) -> int:
-    """Return the length of the footer, given the last `TAIL_BYTES` bytes of a file.
+def footer_length(trailer: bytes, *, file: str | None = None) -> int:
+    """Return the length of the footer, given the last `TRAILER_BYTES` bytes of a file.
 
-    Raises `Corrupt` if the bytes are not a valid tail.
+    Raises `Corrupt` if the bytes are not a valid trailer.
     """
-    if len(tail) != TAIL_BYTES:
-        raise Corrupt(f"expected the last {TAIL_BYTES} bytes of an append file, found {len(tail)}", file=file)
-    _, length, magic = TAIL.unpack(tail)
-    if magic != MAGIC or not HEAD_BYTES + TAIL_BYTES <= length <= MAX_FOOTER_BYTES:
+    if len(trailer) != TRAILER_BYTES:
+        raise Corrupt(f"expected the last {TRAILER_BYTES} bytes of an append file, found {len(trailer)}", file=file)
+    _, length, magic = TRAILER.unpack(trailer)
+    if magic != MAGIC or not HEADER_BYTES + TRAILER_BYTES <= length <= MAX_FOOTER_BYTES:
         raise Corrupt(f"expected an append file's footer, found magic {magic!r} and length {length}", file=file)
     return int(length)
 
@@ -225,7 +225,7 @@ def read_footer(read: Callable[[int, int], bytes], size: int, *, file: str | Non
 
     Raises the errors of `footer_length` and `decode_footer`.
     """
-    length = footer_length(read(max(0, size - TAIL_BYTES), TAIL_BYTES), file=file)
+    length = footer_length(read(max(0, size - TRAILER_BYTES), TRAILER_BYTES), file=file)
     if length > size:
         raise Corrupt(f"the footer has a length of {length} bytes in a file of {size} bytes", file=file)
     return decode_footer(read(size - length, length), file_size=size, file=file)
@@ -240,20 +240,20 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
     Raises `Corrupt` if bytes are damaged, and `BadRequest` if the format version is unknown.
     """
     data_bytes = file_size - len(data)
-    if len(data) < HEAD_BYTES + TAIL_BYTES or data_bytes < 0:
+    if len(data) < HEADER_BYTES + TRAILER_BYTES or data_bytes < 0:
         raise Corrupt(
             f"expected an append file's footer, found {len(data)} bytes", file=file, position=max(data_bytes, 0)
         )
-    if footer_length(data[-TAIL_BYTES:], file=file) != len(data):
+    if footer_length(data[-TRAILER_BYTES:], file=file) != len(data):
         raise Corrupt(
             f"expected a footer of {len(data)} bytes, but its length field has another value",
             file=file,
             position=data_bytes,
         )
-    crc, _, _ = TAIL.unpack(data[-TAIL_BYTES:])
-    if crc != crc32c(data[:-TAIL_BYTES]):
+    crc, _, _ = TRAILER.unpack(data[-TRAILER_BYTES:])
+    if crc != crc32c(data[:-TRAILER_BYTES]):
         raise Corrupt("the footer's CRC-32C does not match its bytes: restore the file", file=file, position=data_bytes)
-    magic, version, count, entries = HEAD.unpack(data[:HEAD_BYTES])
+    magic, version, count, entries = HEADER.unpack(data[:HEADER_BYTES])
     if magic != MAGIC:
         raise Corrupt(f"expected the footer to begin with {MAGIC!r}, found {magic!r}", file=file, position=data_bytes)
     if version not in (FORMAT_VERSION, ABORTED_VERSION):
@@ -261,13 +261,13 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
             f"append file {file} has format version {version}, but the latest supported version is {ABORTED_VERSION}:"
             " upgrade sparklog"
         )
-    head, markers = HEAD_BYTES, 0
+    head, markers = HEADER_BYTES, 0
     if version == ABORTED_VERSION:
         markers = int.from_bytes(data[head : head + ABORTED_COUNT.size], "big")
         head += ABORTED_COUNT.size
     index_at = head + count * SLICE_BYTES
     aborted_at = index_at + entries * INDEX_BYTES
-    if aborted_at + markers * ABORTED_BYTES + TAIL_BYTES != len(data):
+    if aborted_at + markers * ABORTED_BYTES + TRAILER_BYTES != len(data):
         raise Corrupt(
             f"{count} slices and {entries} index entries do not fill the footer", file=file, position=data_bytes
         )

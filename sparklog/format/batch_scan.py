@@ -73,7 +73,7 @@ def scan_headers(
     file: str | None = None,
     file_position: int = 0,
 ) -> BatchHeaders:
-    """Scan `data` for batches. The scan uses Kafka's rules.
+    """Scan `data` for batches, like Kafka's file scan.
 
     Args:
         data: the bytes to scan.

@@ -8,10 +8,10 @@ Integers are big-endian:
 
     | part    | size    | fields                                                                                |
     |---------|---------|---------------------------------------------------------------------------------------|
-    | head    | 12      | magic `SLBF`, format version u32 (2), slices u32                                      |
+    | header  | 12      | magic `SLBF`, format version u32 (2), slices u32                                      |
     | table   | 28 each | position i64 and bytes i64 of the slice in its file, crc u32 (of the slice's bytes),  |
     |         |         | pieces u32, pieces crc u32 (CRC-32C of the slice's rows of pieces)                    |
-    | crc     | 4       | CRC-32C of head and table                                                             |
+    | crc     | 4       | CRC-32C of header and table                                                             |
     | pieces  | 24 each | offset i64 (base offset of its first batch, as the batch says), bytes u32, crc u32    |
     |         |         | (of the piece's bytes), blocks u32, filter crc u32 (CRC-32C of the filter's blocks)   |
     | filters | 32 each | blocks, filter after filter: eight words of 32 bits, little-endian                    |

@@ -78,7 +78,7 @@ def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) ->
     count = len(offsets)
     start, hash_at, offset_at = address(table), address(hashes), address(offsets)
     table_end = start + SLOT_BYTES * slots
-    taken, added = 0, 0
+    set_keys, added = 0, 0
     for row in range(count):
         if entries + added >= limit:
             break
@@ -98,8 +98,8 @@ def put_keys(table: Any, hashes: Any, offsets: Any, entries: int, limit: int) ->
             if slot == table_end:
                 slot = start
         store_i64(slot + 16, load_i64(offset_at + 8 * row) + 1)
-        taken += 1
-    return taken | added << 32
+        set_keys += 1
+    return set_keys | added << 32
 
 
 @kernel(VOID(INT64_IN, INT64_IN, INT64))

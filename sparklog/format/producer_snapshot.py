@@ -30,7 +30,7 @@ from sparklog.errors import Corrupt
 from sparklog.format.crc32c import crc32c
 
 VERSION = 1
-_HEAD = struct.Struct(">hIi")
+_HEADER = struct.Struct(">hIi")
 ENTRY = struct.Struct(">qhiqiqiq")
 
 
@@ -60,13 +60,13 @@ def parse_snapshot(data: bytes, *, file: str | None = None) -> list[ProducerEntr
 
     Raises `Corrupt` for an unknown version, a wrong checksum or a wrong length.
     """
-    if len(data) < _HEAD.size:
-        raise Corrupt(f"a producer snapshot must have at least {_HEAD.size} bytes, found {len(data)}", file=file)
-    version, crc, count = _HEAD.unpack_from(data)
+    if len(data) < _HEADER.size:
+        raise Corrupt(f"a producer snapshot must have at least {_HEADER.size} bytes, found {len(data)}", file=file)
+    version, crc, count = _HEADER.unpack_from(data)
     if version != VERSION:
         raise Corrupt(f"expected a producer snapshot of version {VERSION}, found {version}", file=file)
     if crc32c(data[6:]) != crc:
         raise Corrupt("the CRC-32C of the producer snapshot does not match its bytes: restore the file", file=file)
-    if count < 0 or len(data) != _HEAD.size + count * ENTRY.size:
+    if count < 0 or len(data) != _HEADER.size + count * ENTRY.size:
         raise Corrupt(f"the producer snapshot should have {count} entries, but has {len(data)} bytes", file=file)
-    return [ProducerEntry(*fields) for fields in ENTRY.iter_unpack(data[_HEAD.size :])]
+    return [ProducerEntry(*fields) for fields in ENTRY.iter_unpack(data[_HEADER.size :])]

@@ -151,7 +151,7 @@ class AbortMarker:
     after: int
 
 
-def agrees(index: AbortedTransactions, markers: Sequence[AbortMarker]) -> bool:
+def matches_markers(index: AbortedTransactions, markers: Sequence[AbortMarker]) -> bool:
     """Return True if each entry of a segment's index has a marker in the segment, and does not include an earlier
     marker.
     """
@@ -160,7 +160,7 @@ def agrees(index: AbortedTransactions, markers: Sequence[AbortMarker]) -> bool:
     return all((producer, last) in earlier and first > earlier[producer, last] for producer, last, first in entries)
 
 
-def unite(indexed: Sequence[AbortedTransactions], markers: Sequence[AbortMarker]) -> AbortedTransactions:
+def merge_markers(indexed: Sequence[AbortedTransactions], markers: Sequence[AbortMarker]) -> AbortedTransactions:
     """Return the aborted transactions of indexes and markers.
 
     If a marker has two entries, the entry that begins earlier is used. If both entries begin at the same offset, the

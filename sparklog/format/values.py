@@ -35,7 +35,7 @@ from sparklog.format.arrow_numpy import binary_array, bytes_array, fixed_array, 
 RowName = Callable[[int], str]
 """Function that returns the name of a row for error messages, given the index of the row."""
 Step = Callable[[pa.Array], pa.Array]
-SHOWN = 40
+MAX_SHOWN_BYTES = 40
 """Maximum number of bytes of an invalid value that an error message shows."""
 
 
@@ -94,7 +94,7 @@ def apply_step(step: Step, column: pa.Array | pa.ChunkedArray, row_name: RowName
     if isinstance(column, pa.ChunkedArray):
         first, parts = 0, []
         for chunk in column.chunks or [pa.nulls(0, column.type)]:
-            parts.append(apply_step(step, chunk, _shifted(first, row_name), expected))
+            parts.append(apply_step(step, chunk, _names_after(first, row_name), expected))
             first += len(chunk)
         return pa.chunked_array(parts)
     try:
@@ -110,10 +110,10 @@ def apply_step(step: Step, column: pa.Array | pa.ChunkedArray, row_name: RowName
     reason = _failure(step, column.slice(low, 1))
     if reason is None:
         raise BadRequest(f"{row_name(0)} and later rows: expected {expected}, all of one type: {message[:200]}")
-    raise BadRequest(f"{row_name(low)}: expected {expected}, found {_shown(column, low)}{reason}")
+    raise BadRequest(f"{row_name(low)}: expected {expected}, found {_describe_value(column, low)}{reason}")
 
 
-def _shifted(first: int, row_name: RowName) -> RowName:
+def _names_after(first: int, row_name: RowName) -> RowName:
     return lambda row: row_name(first + row)
 
 
@@ -130,15 +130,15 @@ def _failure(step: Step, column: pa.Array) -> str | None:
     return None
 
 
-def _shown(column: pa.Array, row: int) -> str:
+def _describe_value(column: pa.Array, row: int) -> str:
     cell = column[row].as_py() if len(column) else None
     if not isinstance(cell, bytes):
         text = repr(cell)
-        return text if len(text) <= 2 * SHOWN else text[: 2 * SHOWN] + "…"
-    text = cell[:SHOWN].decode(errors="replace")
-    start = repr(text) if "\ufffd" not in text and text.isprintable() else f"0x{cell[:SHOWN].hex()}"
+        return text if len(text) <= 2 * MAX_SHOWN_BYTES else text[: 2 * MAX_SHOWN_BYTES] + "…"
+    text = cell[:MAX_SHOWN_BYTES].decode(errors="replace")
+    start = repr(text) if "\ufffd" not in text and text.isprintable() else f"0x{cell[:MAX_SHOWN_BYTES].hex()}"
     size = f"{len(cell)} byte{'' if len(cell) == 1 else 's'}"
-    return f"{size}: {start}{'…' if len(cell) > SHOWN else ''}" if cell else size
+    return f"{size}: {start}{'…' if len(cell) > MAX_SHOWN_BYTES else ''}" if cell else size
 
 
 def _binary(column: pa.Array) -> pa.Array:

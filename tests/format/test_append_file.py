@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sparklog.errors import BadRequest, Corrupt, SparklogError
 from sparklog.format import append_file
 from sparklog.format.append_file import (
-    HEAD,
+    HEADER,
     INDEX_BYTES,
     SLICE_BYTES,
-    TAIL,
-    TAIL_BYTES,
+    TRAILER,
+    TRAILER_BYTES,
     Footer,
     SliceIndex,
     WrittenSlice,
@@ -69,10 +69,10 @@ def test_footer_round_trip() -> None:
     assert index is not None
     assert index.position.tolist() == [0, 300_000, 600_000, 900_000, 1_200_000]
     assert index.max_ts.tolist() == [-1, 1001, 1002, 1003, 1004]
-    assert footer.footer_length == len(data) == 16 + 4 * SLICE_BYTES + 6 * INDEX_BYTES + TAIL_BYTES
+    assert footer.footer_length == len(data) == 16 + 4 * SLICE_BYTES + 6 * INDEX_BYTES + TRAILER_BYTES
     assert footer.at(100) is footer.slices[1]
     assert footer.at(101) is None
-    assert footer_length(data[-TAIL_BYTES:]) == len(data)
+    assert footer_length(data[-TRAILER_BYTES:]) == len(data)
 
 
 def test_index_contains_first_batch_and_one_per_interval() -> None:
@@ -133,8 +133,8 @@ def resealed(data: bytes) -> bytes:
     """Return the footer with a correct checksum, as a faulty writer (not a faulty disk) would produce it."""
     from crc32c import crc32c
 
-    body = data[:-TAIL_BYTES]
-    return body + TAIL.pack(crc32c(body), len(data), append_file.MAGIC)
+    body = data[:-TRAILER_BYTES]
+    return body + TRAILER.pack(crc32c(body), len(data), append_file.MAGIC)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def resealed(data: bytes) -> bytes:
 )
 def test_contradictory_footer_with_valid_checksum_is_rejected(field: str, value: int) -> None:
     data = bytearray(footer_of((3, 2 << 20, index_of(3)), (4, 10, None)))
-    table = np.frombuffer(data, append_file.SLICE_DTYPE, 2, append_file.HEAD_BYTES)
+    table = np.frombuffer(data, append_file.SLICE_DTYPE, 2, append_file.HEADER_BYTES)
     table[field][0] = value
     with pytest.raises(Corrupt):
         decode_footer(resealed(bytes(data)), file_size=(2 << 20) + 10 + len(data))
@@ -152,16 +152,16 @@ def test_contradictory_footer_with_valid_checksum_is_rejected(field: str, value:
 @pytest.mark.parametrize(("field", "value"), [("position", 2 << 20), ("offset", 20), ("max_ts", 2**40), ("offset", -1)])
 def test_unordered_index_is_rejected(field: str, value: int) -> None:
     data = bytearray(footer_of((3, 2 << 20, index_of(3))))
-    rows = np.frombuffer(data, append_file.INDEX_DTYPE, 3, append_file.HEAD_BYTES + SLICE_BYTES)
+    rows = np.frombuffer(data, append_file.INDEX_DTYPE, 3, append_file.HEADER_BYTES + SLICE_BYTES)
     rows[field][1 if value > 0 else 0] = value
     with pytest.raises(Corrupt):
         decode_footer(resealed(bytes(data)), file_size=(2 << 20) + len(data))
 
 
 def test_excessive_counts_are_rejected_before_allocation() -> None:
-    body = HEAD.pack(append_file.MAGIC, 1, 2**32 - 1, 2**32 - 1)
+    body = HEADER.pack(append_file.MAGIC, 1, 2**32 - 1, 2**32 - 1)
     with pytest.raises(Corrupt, match="do not fill"):
-        decode_footer(resealed(body + bytes(TAIL_BYTES)), file_size=1 << 30)
+        decode_footer(resealed(body + bytes(TRAILER_BYTES)), file_size=1 << 30)
 
 
 def test_newer_format_version_is_rejected() -> None:
@@ -238,7 +238,7 @@ def test_damaged_aborted_transactions_are_detected() -> None:
         damaged[i] ^= 0x10
         with pytest.raises(Corrupt):
             decode_footer(bytes(damaged), file_size=size)
-    for at, value, said in ((16, 4, "do not fill"), (-TAIL_BYTES - 28, 3, "refers to another slice")):
+    for at, value, said in ((16, 4, "do not fill"), (-TRAILER_BYTES - 28, 3, "refers to another slice")):
         wrong = bytearray(data)
         wrong[at : at + 4] = value.to_bytes(4, "big")
         with pytest.raises(Corrupt, match=said):

@@ -42,12 +42,12 @@ def test_aborted_transaction_matches_documentation() -> None:
 def test_parts_sizes_and_magic_match_documentation() -> None:
     sizes = {name: size for name, size, _ in rows("## Footer")}
     assert sizes == {
-        "header": str(append_file.HEAD_BYTES),
+        "header": str(append_file.HEADER_BYTES),
         "aborted count": str(append_file.ABORTED_COUNT.size),
         "slice table": f"{append_file.SLICE_BYTES} each",
         "index": f"{append_file.INDEX_BYTES} each",
         "aborted": f"{append_file.ABORTED_BYTES} each",
-        "trailer": str(append_file.TAIL_BYTES),
+        "trailer": str(append_file.TRAILER_BYTES),
     }
     text = DOCUMENT.read_text()
     assert text.count(f"`{append_file.MAGIC.decode()}`") == 2
@@ -62,5 +62,5 @@ def test_integers_are_big_endian() -> None:
         fields = dtype.fields
         assert fields is not None
         assert all(kind.byteorder == ">" for kind, *_ in fields.values())
-    assert append_file.HEAD.format.startswith(">")
-    assert append_file.TAIL.format.startswith(">")
+    assert append_file.HEADER.format.startswith(">")
+    assert append_file.TRAILER.format.startswith(">")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
+from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, matches_markers, merge_markers
 from tests.fixture_data import expected_dump
 from tests.support.seeds import examples
 
@@ -284,13 +284,13 @@ def entries_of(*rows: Entry) -> AbortedTransactions:
     ],
 )
 def test_index_is_used_if_each_entry_has_a_marker(rows: list[tuple[int, int, int, int]], right: bool) -> None:
-    assert agrees(entries_of(*rows), MARKERS) == right
+    assert matches_markers(entries_of(*rows), MARKERS) == right
 
 
 def test_index_and_markers_are_merged_by_marker() -> None:
-    found = unite([entries_of((1, 5, 20, 7), (2, 16, 22, 8))], MARKERS)
+    found = merge_markers([entries_of((1, 5, 20, 7), (2, 16, 22, 8))], MARKERS)
     assert found.first_offsets.tolist() == [5, 16, 25]
     assert found.last_offsets.tolist() == [20, 22, 30]
     assert found.last_stable_offsets.tolist() == [7, 8, 26]
-    assert unite([], MARKERS).last_offsets.tolist() == [20, 30]
-    assert len(unite([], [])) == 0
+    assert merge_markers([], MARKERS).last_offsets.tolist() == [20, 30]
+    assert len(merge_markers([], [])) == 0

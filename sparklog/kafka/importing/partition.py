@@ -23,7 +23,7 @@ from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.checksums import index_crc
-from sparklog.format.transaction_index import AbortedTransactions, agrees, unite
+from sparklog.format.transaction_index import AbortedTransactions, matches_markers, merge_markers
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
     LegacyMessages,
@@ -329,7 +329,7 @@ class _Copies:
             return transaction_index.none()
         index = aborted_by_index(name.path, name.base)
         index = index.select(index.last_offsets >= self._imported_end)
-        return unite([index] if agrees(index, markers) else [], markers)
+        return merge_markers([index] if matches_markers(index, markers) else [], markers)
 
     def _add_indexes(self, name: SegmentName, copied: CopiedSegment, path: str) -> int:
         """Write the index files of a sealed segment, and return their `index_crc`."""

@@ -3,8 +3,9 @@
 **A closed segment** becomes a sealed segment: a copy of the `.log` file and, if they are valid, of its index files.
 Indexes have no checksum, so each entry is compared with the batches. A missing, truncated or wrong index is rebuilt, as
 in Kafka's recovery. An index with entries that a follower wrote for several batches together is also rebuilt: Kafka can
-read these entries, but its tools report mismatches. An index may have fewer entries than possible. It is retained,
-because the cleaner considers the size of indexes, unless it skips more bytes than a follower's fetch would.
+read these entries, but its tools report mismatches. An index with fewer entries than possible is retained,
+because the cleaner considers the size of indexes. It is rebuilt only if two entries are farther apart than a batch and
+a follower's fetch.
 
 **The active segment** becomes a single slice of an append file. The slice consists of the segment's batches, whose base
 offsets are offsets of the log (`shift` 0), and the footer contains the entries of a `.txnindex`. Only complete, valid

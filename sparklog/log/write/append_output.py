@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from sparklog.errors import SparklogError
-from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
+from sparklog.format.append_file import HEADER_BYTES, SLICE_BYTES, TRAILER_BYTES, WrittenSlice, encode_footer
 from sparklog.format.slice_columns import WRITTEN, written_values
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.names import append_path, file_key
@@ -167,7 +167,7 @@ def inline_file(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
 
 def inline_file_bytes(slices: int, nbytes: int) -> int:
     """Return the size of an inline file with this number of slices and `nbytes` bytes in total."""
-    return nbytes + HEAD_BYTES + TAIL_BYTES + slices * SLICE_BYTES
+    return nbytes + HEADER_BYTES + TRAILER_BYTES + slices * SLICE_BYTES
 
 
 def task_inline_bytes(max_bytes: int) -> int:

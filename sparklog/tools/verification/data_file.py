@@ -26,7 +26,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import transaction_index
-from sparklog.format.append_file import TAIL_BYTES, Footer, WrittenSlice, build_index, decode_footer
+from sparklog.format.append_file import TRAILER_BYTES, Footer, WrittenSlice, build_index, decode_footer
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.checksums import SUFFIXES, flipped_bit, index_crc
 from sparklog.format.crc32c import crc32c
@@ -308,10 +308,10 @@ def _footer(checked: CheckedFile) -> Footer | None:
         return decode_footer(data, file_size=file.size, file=file.key)
     except (Corrupt, BadRequest) as error:
         finding = Finding.of(FOOTER, error, file.key)
-    body, expected = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
+    body, expected = data[:-TRAILER_BYTES], int.from_bytes(data[-TRAILER_BYTES : -TRAILER_BYTES + 4], "big")
     crc = crc32c(body)
     # If the checksum is valid, the length or the magic bytes after it are damaged, or the writer had a defect.
-    position = file.size - TAIL_BYTES + 4 if crc == expected else finding.position or start
+    position = file.size - TRAILER_BYTES + 4 if crc == expected else finding.position or start
     flipped = None if crc == expected else finding.at_flipped_bit(start, len(body), crc, expected)
     checked.findings.append(flipped or replace(finding, position=position))
     return None

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, NotFound, SparklogError
-from sparklog.format.append_file import TAIL_BYTES, decode_footer, footer_length
+from sparklog.format.append_file import TRAILER_BYTES, decode_footer, footer_length
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import CODECS
 from sparklog.log.read.read_plan import read_parts
@@ -40,7 +40,7 @@ def memory(tmp_path: Path) -> CountedRoot:
 def headers_of(place: CountedRoot, key: str) -> np.ndarray:
     """Return the codec numbers of all batches in an append file."""
     data = place.inner.get(key)
-    length = footer_length(data[-TAIL_BYTES:])
+    length = footer_length(data[-TRAILER_BYTES:])
     return scan_headers(data[:-length]).codec
 
 
@@ -86,7 +86,7 @@ def test_one_file_per_task_with_a_slice_per_flush_and_partition(place: CountedRo
     topic.append(random_rows(2000), options=small(buffer_bytes=30_000, batch_bytes=4_000))
     (key,) = place.append_files()
     data = place.inner.get(key)
-    footer = decode_footer(data[-footer_length(data[-TAIL_BYTES:]) :], file_size=len(data))
+    footer = decode_footer(data[-footer_length(data[-TRAILER_BYTES:]) :], file_size=len(data))
     flushes = len(footer.slices) // 3
     assert flushes >= 3
     assert [entry.partition for entry in footer.slices] == [0, 1, 2] * flushes
@@ -378,7 +378,7 @@ def test_a_huge_batch_is_split_into_buffers(memory: CountedRoot) -> None:
     topic.append(table.to_batches()[0], options=small(buffer_bytes=50_000))
     (key,) = memory.append_files()
     data = memory.inner.get(key)
-    footer = decode_footer(data[-footer_length(data[-TAIL_BYTES:]) :], file_size=len(data))
+    footer = decode_footer(data[-footer_length(data[-TRAILER_BYTES:]) :], file_size=len(data))
     assert len(footer.slices) >= 6
     assert max(entry.nbytes for entry in footer.slices) < 50_000
     assert topic.scan().to_table()["value"].to_pylist() == table["value"].to_pylist()
