@@ -261,17 +261,17 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
             f"append file {file} has format version {version}, but the latest supported version is {ABORTED_VERSION}:"
             " upgrade sparklog"
         )
-    head, markers = HEADER_BYTES, 0
+    table_at, markers = HEADER_BYTES, 0
     if version == ABORTED_VERSION:
-        markers = int.from_bytes(data[head : head + ABORTED_COUNT.size], "big")
-        head += ABORTED_COUNT.size
-    index_at = head + count * SLICE_BYTES
+        markers = int.from_bytes(data[table_at : table_at + ABORTED_COUNT.size], "big")
+        table_at += ABORTED_COUNT.size
+    index_at = table_at + count * SLICE_BYTES
     aborted_at = index_at + entries * INDEX_BYTES
     if aborted_at + markers * ABORTED_BYTES + TRAILER_BYTES != len(data):
         raise Corrupt(
             f"{count} slices and {entries} index entries do not fill the footer", file=file, position=data_bytes
         )
-    table = np.frombuffer(data, SLICE_DTYPE, count, head)
+    table = np.frombuffer(data, SLICE_DTYPE, count, table_at)
     rows = np.frombuffer(data, INDEX_DTYPE, entries, index_at)
     aborted = np.frombuffer(data, ABORTED_DTYPE, markers, aborted_at)
     return Footer(_slices(table, rows, aborted, data_bytes, file), len(data))

@@ -236,10 +236,10 @@ def filter_batches(
     misplaced = (headers.position < 0) | (headers.size < min_size) | (headers.position > len(source) - headers.size)
     if code != kernels.OK or misplaced.any():
         raise BadRequest("a record is outside of the payloads, or a batch is outside of the data")
-    kept = totals[:, kernels.KEPT_RECORDS]
+    retained = totals[:, kernels.KEPT_RECORDS]
     plan = np.zeros((len(headers), kernels.PLAN_FIELDS), np.int64)
     plan[:, kernels.ACTION] = np.select(
-        [drop, kept == 0, (kept == rows) & (horizon < 0) & ~headers.is_legacy],
+        [drop, retained == 0, (retained == rows) & (horizon < 0) & ~headers.is_legacy],
         [kernels.NOTHING, np.where(empty, kernels.EMPTY, kernels.NOTHING), kernels.COPY],
         kernels.REBUILD,
     )

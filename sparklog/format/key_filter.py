@@ -88,9 +88,9 @@ class FilterPiece:
     def may_contain(self, hashes: Hashes) -> bool:
         """Return False if no record of the piece has any of these keys."""
         for start in range(0, len(hashes) if len(self.words) else 0, HASHES_PER_STEP):
-            some = hashes[start : start + HASHES_PER_STEP]
-            block = ((some >> np.uint64(32)) * np.uint64(len(self.words)) >> np.uint64(32)).astype(np.int64)
-            low = (some & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+            chunk = hashes[start : start + HASHES_PER_STEP]
+            block = ((chunk >> np.uint64(32)) * np.uint64(len(self.words)) >> np.uint64(32)).astype(np.int64)
+            low = (chunk & np.uint64(0xFFFFFFFF)).astype(np.uint32)
             bits = np.uint32(1) << ((low[:, None] * _SALTS) >> np.uint32(27))
             if ((self.words[block] & bits) == bits).all(axis=1).any():
                 return True
@@ -202,9 +202,9 @@ class FilterBuilder:
         edges = np.flatnonzero(np.diff(before // RECORDS_PER_STEP)) + 1
         hashes = [np.empty((0, 2), np.uint64)]
         for rows in np.split(plain, edges):
-            some = headers[rows]
-            for group in payload_groups(as_bytes_array(data), some, DataLocation(None, 0)):
-                fields = record_fields(group, some[group.first : group.last])
+            chunk = headers[rows]
+            for group in payload_groups(as_bytes_array(data), chunk, DataLocation(None, 0)):
+                fields = record_fields(group, chunk[group.first : group.last])
                 starts, lengths, batch, keyed = fields.key_start, fields.key_length, fields.batch, fields.has_key
                 if not keyed.all():
                     starts, lengths, batch = starts[keyed], lengths[keyed], batch[keyed]
@@ -291,8 +291,8 @@ def encode_filters(filters: Sequence[KeyFilter]) -> bytes:
         row["pieces"], row["pieces_crc"] = len(pieces), crc32c(pieces.tobytes())
         piece_table.append(pieces.tobytes())
         blocks += words
-    head = HEADER.pack(MAGIC, FORMAT_VERSION, len(filters)) + table.tobytes()
-    return b"".join([head, CRC.pack(crc32c(head)), *piece_table, *blocks])
+    header = HEADER.pack(MAGIC, FORMAT_VERSION, len(filters)) + table.tobytes()
+    return b"".join([header, CRC.pack(crc32c(header)), *piece_table, *blocks])
 
 
 def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, ...]:

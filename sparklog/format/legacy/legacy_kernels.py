@@ -69,20 +69,22 @@ CRC_TABLE = _crc_table()
 
 
 @helper
-def big_u32(place: int) -> int:
-    value: int = (load_u8(place) << 24) | (load_u8(place + 1) << 16) | (load_u8(place + 2) << 8) | load_u8(place + 3)
+def big_u32(pointer: int) -> int:
+    value: int = (
+        (load_u8(pointer) << 24) | (load_u8(pointer + 1) << 16) | (load_u8(pointer + 2) << 8) | load_u8(pointer + 3)
+    )
     return value
 
 
 @helper
-def big_i32(place: int) -> int:
-    value = big_u32(place)
+def big_i32(pointer: int) -> int:
+    value = big_u32(pointer)
     return value - (1 << 32) if value >= (1 << 31) else value
 
 
 @helper
-def big_i64(place: int) -> int:
-    return wrap((big_u32(place) << 32) | big_u32(place + 4))
+def big_i64(pointer: int) -> int:
+    return wrap((big_u32(pointer) << 32) | big_u32(pointer + 4))
 
 
 @kernel(INT(BYTES_IN, INT, TABLE, INT64))

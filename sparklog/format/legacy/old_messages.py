@@ -78,8 +78,8 @@ def find_entries(data: BytesLike, start: int) -> BatchHeaders:
 
     source = as_bytes_array(data)
     state = np.zeros(kernels.STATE_SIZE, np.int64)
-    least = kernels.LOG_OVERHEAD + kernels.V0_BYTES
-    table = new_array(kernels.TABLE_ROWS * ((len(source) - start) // least + 1), np.int64)
+    minimum = kernels.LOG_OVERHEAD + kernels.V0_BYTES
+    table = new_array(kernels.TABLE_ROWS * ((len(source) - start) // minimum + 1), np.int64)
     table = table.reshape(kernels.TABLE_ROWS, -1)
     count = kernels.find_messages.sized((len(source) - start) // USUAL_MESSAGE + 1)(source, start, table, state)
     return _headers(table[:, :count], int(state[kernels.END]))

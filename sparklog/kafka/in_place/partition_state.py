@@ -488,5 +488,5 @@ class PartitionState:
             edges.extend(state.block_position[1:])
             edges.extend([state.end] if state.block_position else ())
         base, stop, records, position, batches = (np.array(column, np.int64) for column in columns)
-        runs = BatchRanges(base, stop, records, np.array(edges, np.int64) - position, batches)
-        return Stored(start, end, runs.ordered().clipped(start, end))
+        ranges = BatchRanges(base, stop, records, np.array(edges, np.int64) - position, batches)
+        return Stored(start, end, ranges.ordered().clipped(start, end))
