@@ -35,7 +35,7 @@ previous entry. `offset` is the base offset of the batch. `max timestamp before`
 the last entry whose value is below the timestamp and the next entry. The same entries serve lookups by offset and by
 timestamp.
 
-Aborted transactions exist only in imported Kafka partitions. Their entries are those of the `.txnindex` of a Kafka
+Aborted transactions exist only in imported Kafka partitions. The entries are the same as in the `.txnindex` of a Kafka
 segment. `last offset` is the offset of the ABORT marker. `first offset` is the start of the transaction, which may be
 in another file, far below the slice. A footer without such entries has version 1.
 

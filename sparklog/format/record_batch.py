@@ -155,7 +155,7 @@ class BatchHeaders:
     change `end`, `stop` and `reason`.
 
     `magic` (int8[len(self)]) is None if all batches have magic 2. Rows of magic 0 and 1 are messages, which have no
-    batch header. The base offset and the count of such a row are those of the records in the message.
+    batch header. The base offset and the count of such a row describe the records in the message.
     """
 
     position: Int64Array
@@ -269,9 +269,10 @@ IN_MEMORY = DataLocation()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payloads:
-    """Uncompressed records of batches `[first, last)`: those of batch `first + i` are `data[start[i] : stop[i]]`.
+    """The uncompressed records of batches `[first, last)`.
 
-    The range of a batch without records is empty, whatever follows its header. `stored` is the stored size of the
+    `data[start[i] : stop[i]]` contains the records of batch `first + i`. The range of a batch without records is empty,
+    regardless of the bytes after its header. `stored` is the stored size of the
     payloads in bytes. If `plain` is True, `data` is the input itself. Do not write to `data`.
     """
 

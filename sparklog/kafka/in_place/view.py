@@ -199,7 +199,7 @@ class KafkaView:
     def refresh(self, topics: Sequence[str]) -> None:
         """Take a new snapshot of topics.
 
-        The first refresh reads the headers of all batches; later ones read only appended batches.
+        The first refresh reads the headers of all batches. Later refreshes read only appended batches.
         """
         self._refresh_listing()
         starts = self._checkpoint(LOG_STARTS_FILE)
