@@ -438,7 +438,7 @@ def test_valid_arguments_are_accepted(place: Place) -> None:
         (lambda p: sparklog.datasets(p.root, isolation="x"), "did you mean 'isolation_level'?"),
         (lambda p: p.topic.get(), "get: missing a required argument: 'key'"),
         (lambda p: p.topic.alter({"retention.ms": 7}),
-         "too many positional arguments; pass these arguments by name: configs=..., partitions=..."),
+         "; pass these arguments by name: configs=..., partitions=..., force=..., since=..."),
         (lambda p: p.topic.append({"value": ["a"]}, compression="lz4"),
          "append: got an unexpected keyword argument 'compression'; its arguments are data, options, writer"),
         (lambda p: p.root.topic(5), "name must be a string, found 5"),

@@ -526,7 +526,7 @@ def test_damage_leaves_no_files(place: CountedRoot, tmp_path: Path, sealed: bool
     assert raised.value.file is not None
     assert raised.value.file.endswith(path.name)
     path.unlink()
-    with pytest.raises(Conflict, match=r"(plan|export) again"):
+    with pytest.raises(Conflict, match=r"(compaction|export) again"):
         export(topic, tmp_path / "out")
     assert nothing_new(tmp_path, "root")
 
