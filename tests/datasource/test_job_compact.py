@@ -249,7 +249,7 @@ def test_a_default_in_a_file_drops_no_records_without_a_key(tmp_path: Path, caps
     given = ("--properties", str(file), "--roll")
     assert job(InProcess(), root, *given, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "rejected: topic 'logs' contains records without keys" in said
+    assert "rejected: topic 'logs' contains records without a key" in said
     assert "rejected: topic 'clicks'" not in said
     assert job(InProcess(), root, *given) == 1
     assert records(logs) == before

@@ -87,7 +87,7 @@ def test_a_restored_checkpoint_is_an_error_and_never_a_silent_skip(
     shutil.copytree(tmp_path / "c", tmp_path / "one-back")
     run(range(20, 25))
     older = failure(copy(source(spark, f"{root}/in"), root, tmp_path / "old"))
-    assert "[SPARKLOG_CONFLICT]: checkpoint is older than the log" in older
+    assert "[SPARKLOG_CONFLICT]: the checkpoint is older than the log" in older
     assert "continue with a new txnAppId" in older
     feed(root, "in", range(25, 27))
     back = failure(copy(source(spark, f"{root}/in"), root, tmp_path / "one-back"))
