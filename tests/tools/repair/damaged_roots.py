@@ -297,7 +297,7 @@ class Trial:
         self._damage(random.Random(self.seed))
         try:
             self._judge()
-        except Exception as error:  # noqa: BLE001 - the trial checks the type of the exception
+        except Exception as error:  # noqa: BLE001 - any exception is an error of the trial
             self.wrong.append(f"raised {type(error).__name__}: {error}"[:300])
         self.seconds = time.monotonic() - begun
         return self
