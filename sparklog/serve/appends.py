@@ -48,6 +48,7 @@ MAX_WAIT_SECONDS = 0.5
 COMMIT_BYTES = 64 << 20
 """The approximate maximum size of a commit. The remaining batches are added to the next commit."""
 _LOG = logging.getLogger("sparklog.serve")
+INTERNAL_ERROR = ProduceResponse(Code.UNKNOWN_SERVER_ERROR)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,21 +139,29 @@ class Appends:
 
     async def _commit_pending(self, topic: str, queue: TopicQueue) -> None:
         """Commit the pending batches of a topic until no batches are pending."""
-        loop = asyncio.get_running_loop()
+        loop, responses = asyncio.get_running_loop(), Responses()
         while queue.pending:
             await queue.wait_for_start()
             started, batches = loop.time(), queue.drain()
-            responses = await self._commit(topic, batches)
-            queue.schedule_next(len(batches), started, loop.time())
-            self._log.notify()
-            for batch in batches:
-                if not batch.response.done():
-                    batch.response.set_result(responses[batch])
+            responses = Responses()
+            try:
+                responses = await self._commit(topic, batches)
+                queue.schedule_next(len(batches), started, loop.time())
+                self._log.notify()
+            finally:
+                # Every batch needs a response, even if this task is cancelled: its client waits, and its memory is
+                # reserved.
+                for batch in batches:
+                    if not batch.response.done():
+                        batch.response.set_result(responses.get(batch, INTERNAL_ERROR))
+        if all(response.code is Code.UNKNOWN_TOPIC_OR_PARTITION for response in responses.values()):
+            # Clients choose the names of topics that do not exist, so do not keep their queues.
+            del self._topics[topic]
 
     async def _commit(self, topic: str, batches: Sequence[PendingBatch]) -> Responses:
         try:
             responses: Responses = await self._run(commit_batches, self._root.engine.log(topic), batches)
-        except Exception:  # noqa: BLE001 - every batch needs a response: its client waits, and its memory is reserved
+        except Exception:  # noqa: BLE001 - the batches of other producers must still be committed
             _LOG.exception("internal error while appending to topic '%s'", topic)
-            return dict.fromkeys(batches, ProduceResponse(Code.UNKNOWN_SERVER_ERROR))
+            return Responses()
         return responses

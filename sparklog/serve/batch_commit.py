@@ -26,14 +26,12 @@ from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import inline_file, inline_file_bytes, write_file
 from sparklog.log.write.append_target import AppendTarget
 from sparklog.serve.batch_checks import ProducedBatch, checked_batch, next_number, writer_id
-from sparklog.serve.codes import FAILURES, Code, CodeError, ProduceResponse, code_of
+from sparklog.serve.codes import FAILURES, Code, CodeError, ProduceResponse, code_of, known_code
 
 if TYPE_CHECKING:
     from sparklog.serve.transactions import ClientTransaction
 
 MAX_ATTEMPTS = 8
-ABORTABLE_SINCE = 11
-"""The first version of Produce in which clients know TRANSACTION_ABORTABLE."""
 BASE_OFFSET_BYTES = 8
 _WRITTEN = (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER)
 """Codes of responses to batches that are in the log."""
@@ -84,14 +82,9 @@ def _commit_transactional(log: TopicLog, batches: Sequence[ReceivedBatch], trans
         return responses
     except FAILURES as error:
         code, message = code_of(error), str(error)
-        return {batch: ProduceResponse(_transactional_code(code, batch.version), message=message) for batch in batches}
-
-
-def _transactional_code(code: Code, version: int) -> Code:
-    """Return the error code that clients know in this version of Produce."""
-    if code is Code.PRODUCER_FENCED or (code is Code.TRANSACTION_ABORTABLE and version < ABORTABLE_SINCE):
-        return Code.INVALID_PRODUCER_EPOCH
-    return code
+        return {
+            batch: ProduceResponse(known_code(code, "Produce", batch.version), message=message) for batch in batches
+        }
 
 
 def _commit_group(log: TopicLog, batches: Sequence[ReceivedBatch], txn: Txn | None = None) -> Responses:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -80,6 +80,29 @@ class Code(IntEnum):
     UNSUPPORTED_ENDPOINT_TYPE = 115
     TRANSACTION_ABORTABLE = 120
     INVALID_REGULAR_EXPRESSION = 128
+
+
+_KNOWN_SINCE: Mapping[Code, tuple[Mapping[str, int], Code]] = {
+    Code.TRANSACTION_ABORTABLE: (
+        {"Produce": 11, "AddOffsetsToTxn": 4, "EndTxn": 4, "TxnOffsetCommit": 4},
+        Code.PRODUCER_FENCED,
+    ),
+    Code.PRODUCER_FENCED: (
+        {"InitProducerId": 4, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "EndTxn": 2},
+        Code.INVALID_PRODUCER_EPOCH,
+    ),
+}
+"""The first version of each API in which clients know a newer code, and the code to return in other versions."""
+
+
+def known_code(code: Code, api: str, version: int) -> Code:
+    """Return an error code that clients know in this version of an API."""
+    while code in _KNOWN_SINCE:
+        versions, older = _KNOWN_SINCE[code]
+        if version >= versions.get(api, version + 1):
+            break
+        code = older
+    return code
 
 
 _BY_KIND: dict[type[SparklogError], Code] = {

@@ -55,6 +55,7 @@ from sparklog.log.decisions.decision import (
     prepare,
 )
 from sparklog.log.decisions.decision_log import DecisionLog, timeout_of
+from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.topic_state import TopicState
@@ -146,12 +147,12 @@ class TransactionCoordinator:
 
     def producer(self, state: Decisions, epoch: int | None = None) -> ProducerEpoch:
         """Return the producer of an epoch in the journal of a transactional id; None: of the latest one."""
-        number = state.epoch if epoch is None else epoch
-        assert number is not None
-        cycle, number = divmod(number - 1, EPOCHS)
+        latest = state.epoch if epoch is None else epoch
+        assert latest is not None
+        cycle, producer_epoch = divmod(latest - 1, EPOCHS)
         name = f"{self.root.id}/{state.id}/{cycle}"
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-        return ProducerEpoch(MIN_PRODUCER_ID + (int.from_bytes(digest, "big") >> 3), number)
+        return ProducerEpoch(MIN_PRODUCER_ID + (int.from_bytes(digest, "big") >> 3), producer_epoch)
 
     def open_starts(self, topic: TopicState) -> dict[tuple[int, int], int]:
         """Return the first offset of each open transaction of a Kafka client, by producer id and partition."""
@@ -163,10 +164,10 @@ class TransactionCoordinator:
                     starts.setdefault((self.producer(state).producer_id, partition), first)
         return starts
 
-    def check(self, transactional_id: str, producer: ProducerEpoch) -> Decisions:
+    def checked_state(self, transactional_id: str, producer: ProducerEpoch) -> Decisions:
         """Return the latest state of an id, after checking that `producer` may write its next transaction."""
         state = self.latest(transactional_id)
-        self._check(state, producer)
+        self._check_may_write(state, producer)
         return state
 
     def end(self, transactional_id: str, producer: ProducerEpoch, *, is_commit: bool) -> None:
@@ -179,7 +180,7 @@ class TransactionCoordinator:
         if not is_commit:
             log.write(lambda base: self._aborted(base, producer, n))
             return
-        self._check(state, producer)
+        self._check_may_write(state, producer)
         if state.prepared or state.prepared_groups:
             found = self._prepares(state, n)
             log.write(lambda base: self._committed(base, producer, n, found))
@@ -200,7 +201,7 @@ class TransactionCoordinator:
         return is_changed
 
     def _aborted(self, base: Decisions, producer: ProducerEpoch, n: int) -> Decisions | None:
-        self._check_producer(base, producer)
+        self._check_instance(base, producer)
         if base.is_decided(n) and base.reason in ABORTED_BY_OTHERS:
             # This entry shows that the producer knows of the abort.
             return abort(base, base.newest + 1, BY_OWNER)
@@ -212,7 +213,7 @@ class TransactionCoordinator:
         if base.commit_of(n) is not None:
             # An attempt whose response was lost.
             return None
-        self.check_open(base, producer, n)
+        self.check_undecided(base, producer, n)
         recorded = {(item.topic, item.version) for item in base.prepared}
         prepares = [item for item in found if (item.topic, item.version) not in recorded]
         resolved = recorded_everywhere(self.root, base)
@@ -240,24 +241,28 @@ class TransactionCoordinator:
         """Return the journal of a transactional id."""
         return self.root.engine.decisions.log(transactional_id)
 
+    def now_ms(self) -> int:
+        """Return the store's time, with which the ages of transactions are computed."""
+        return reading_clock_ms(self.root.store, self.root.env)
+
     def latest(self, transactional_id: str) -> Decisions:
         """Return the latest state of a transactional id, with one request."""
         return self.log(transactional_id).refresh()
 
-    def check_open(self, state: Decisions, producer: ProducerEpoch, n: int) -> None:
+    def check_undecided(self, state: Decisions, producer: ProducerEpoch, n: int) -> None:
         """Raise `CodeError` unless `producer` may write transaction `n`, which is undecided."""
-        self._check(state, producer)
+        self._check_may_write(state, producer)
         if state.is_decided(n):
             raise CodeError(Code.INVALID_TXN_STATE, f"transaction {n} of '{state.id}' is decided")
 
-    def _check(self, state: Decisions, producer: ProducerEpoch) -> None:
+    def _check_may_write(self, state: Decisions, producer: ProducerEpoch) -> None:
         """Raise `CodeError` unless `producer` is the latest instance and knows the latest decision."""
-        self._check_producer(state, producer)
+        self._check_instance(state, producer)
         if state.reason in ABORTED_BY_OTHERS:
             message = f"transaction {state.newest} of '{state.id}' was aborted ({state.reason})"
             raise CodeError(Code.TRANSACTION_ABORTABLE, message)
 
-    def _check_producer(self, state: Decisions, producer: ProducerEpoch) -> None:
+    def _check_instance(self, state: Decisions, producer: ProducerEpoch) -> None:
         """Raise `CodeError` unless `producer` is the latest instance."""
         if ClientInstance.parse(state.run) is None or state.epoch is None:
             raise CodeError(Code.INVALID_PRODUCER_ID_MAPPING)
@@ -278,7 +283,7 @@ class ClientTransaction:
 
     def open(self, topic: str) -> Txn:
         """Return the transaction for a commit to `topic`."""
-        state = self.coordinator.check(self.transactional_id, self.producer)
+        state = self.coordinator.checked_state(self.transactional_id, self.producer)
         siblings = {item.topic: item.version for item in state.prepared if item.topic != topic}
         return Txn(state.id, state.newest + 1, siblings, _timeout_ms(state))
 
@@ -295,22 +300,23 @@ class ClientTransaction:
         prepared = Prepared(log.topic, topic.topic_id, latest.version, latest.commit_id, part=log.topic)
 
         def step(base: Decisions) -> Decisions | None:
-            self.coordinator.check_open(base, self.producer, txn.n)
+            self.coordinator.check_undecided(base, self.producer, txn.n)
             return prepare(base, txn.n, [prepared], part=log.topic)
 
-        is_added = any(item.topic == log.topic for item in decisions.current().prepared)
+        known = decisions.current()
+        is_added = known.newest + 1 == txn.n and any(item.topic == log.topic for item in known.prepared)
         if not is_added or log.store.hides_names:
             log.make_durable()
             decisions.write(step)
 
     def add_offsets(self, group: Group, member: GroupMetadata | None, offsets: Offsets) -> None:
         """Add pending offsets of a group to the transaction."""
-        state = self.coordinator.check(self.transactional_id, self.producer)
+        state = self.coordinator.checked_state(self.transactional_id, self.producer)
         n = state.newest + 1
         number = group.prepare(member, state.id, n, _timeout_ms(state), group.checked(offsets))
 
         def step(base: Decisions) -> Decisions | None:
-            self.coordinator.check_open(base, self.producer, n)
+            self.coordinator.check_undecided(base, self.producer, n)
             return prepare(base, n, (), groups=[PreparedGroup(group.id, number)])
 
         self.coordinator.log(state.id).write(step)

@@ -61,7 +61,7 @@ def aborts_of_others_are_not_noticed(patch: Patch) -> None:
 
 def older_instances_are_not_fenced(patch: Patch) -> None:
     """Any producer may write."""
-    patch.setattr(TransactionCoordinator, "_check_producer", lambda self, state, producer: None)
+    patch.setattr(TransactionCoordinator, "_check_instance", lambda self, state, producer: None)
 
 
 def prepares_in_one_topic_are_shown_one_by_one(patch: Patch) -> None:
@@ -77,10 +77,10 @@ def prepares_in_one_topic_are_shown_one_by_one(patch: Patch) -> None:
 def decided_transactions_are_written(patch: Patch) -> None:
     """A topic or a group is added to the journal although the transaction was decided in the meantime."""
 
-    def check_open(self: TransactionCoordinator, state: Decisions, producer: ProducerEpoch, n: int) -> None:
-        self._check(state, producer)
+    def check_undecided(self: TransactionCoordinator, state: Decisions, producer: ProducerEpoch, n: int) -> None:
+        self._check_may_write(state, producer)
 
-    patch.setattr(TransactionCoordinator, "check_open", check_open)
+    patch.setattr(TransactionCoordinator, "check_undecided", check_undecided)
     patch.setattr(decision, "check_undecided", lambda state, n, run=None: None)
 
 

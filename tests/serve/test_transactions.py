@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from sparklog.groups.lag import Groups
 from sparklog.limits import MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.decisions.decision import BY_TIMEOUT
 from sparklog.serve import server
-from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.apis.transactions import _matching
+from sparklog.serve.appends import Appends
+from sparklog.serve.codes import Code, CodeError, known_code
 from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import serving
 from sparklog.serve.transactions import (
@@ -30,7 +33,7 @@ from sparklog.serve.users import hashed, read_users
 from sparklog.testing.world import World
 from sparklog.transactions.listing import abort_transaction
 from sparklog.transactions.producer import transactional
-from tests.serve.wire import Wire
+from tests.serve.wire import Wire, batch_of
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.records import rows
 
@@ -165,8 +168,6 @@ class _Steps:
         return int(answer["errorCode"])
 
     def produce(self, topic: str, value: bytes, version: int = 11) -> int:
-        from tests.serve.wire import batch_of
-
         sequence = self.sequences.get(topic, 0)
         batch = batch_of([value], producer=(*self.producer, sequence), transactional=True)
         row = {"name": topic, "partitionData": [{"index": 0, "records": [batch]}]}
@@ -272,7 +273,7 @@ def test_producers_of_the_root_and_kafka_clients_write_the_same_topics(root: spa
     steps.init()
     steps.produce("a", b"kafka")
     with transactional(root, "other").begin() as native:
-        native.append("a", rows("native"))
+        native.append("a", rows("native", partition=0))
     # The native records lie after the open transaction in the same partition.
     assert values(root, "a") == []
     steps.end(commit=True)
@@ -441,3 +442,65 @@ def test_topics_that_were_deleted_do_not_keep_a_transaction_from_its_commit(root
     root.topic("a").delete()
     assert steps.end(commit=True) == 0
     assert values(root, "b") == [b"2"]
+
+
+@pytest.mark.parametrize(
+    ("code", "api", "version", "expected"),
+    [
+        (Code.TRANSACTION_ABORTABLE, "Produce", 11, Code.TRANSACTION_ABORTABLE),
+        (Code.TRANSACTION_ABORTABLE, "Produce", 10, Code.INVALID_PRODUCER_EPOCH),
+        (Code.TRANSACTION_ABORTABLE, "EndTxn", 4, Code.TRANSACTION_ABORTABLE),
+        (Code.TRANSACTION_ABORTABLE, "EndTxn", 3, Code.PRODUCER_FENCED),
+        (Code.TRANSACTION_ABORTABLE, "EndTxn", 1, Code.INVALID_PRODUCER_EPOCH),
+        (Code.PRODUCER_FENCED, "InitProducerId", 4, Code.PRODUCER_FENCED),
+        (Code.PRODUCER_FENCED, "InitProducerId", 3, Code.INVALID_PRODUCER_EPOCH),
+        (Code.PRODUCER_FENCED, "TxnOffsetCommit", 4, Code.INVALID_PRODUCER_EPOCH),
+        (Code.NONE, "EndTxn", 0, Code.NONE),
+    ],
+)
+def test_clients_get_codes_of_their_version(code: Code, api: str, version: int, expected: Code) -> None:
+    assert known_code(code, api, version) is expected
+
+
+def test_patterns_of_clients_are_matched_in_linear_time() -> None:
+    """A backtracking engine takes longer than the age of the universe for this name."""
+    names = ["a" * 100 + "!", "a" * 100]
+    assert _matching("(a+)+", names) == {names[1]}
+    assert _matching(None, names) == names
+
+
+def test_queues_of_unknown_topics_are_removed() -> None:
+    """Clients choose these names."""
+
+    async def run() -> None:
+        served = server.in_memory()
+        assert served.root is not None
+        served.root.create_topic("t")
+        appends = Appends(served, asyncio.to_thread)
+        for name in ("nosuch", "t"):
+            response = await appends.add(name, 0, memoryview(batch_of([b"1"])), 7)
+            assert response.code is (Code.NONE if name == "t" else Code.UNKNOWN_TOPIC_OR_PARTITION)
+        await asyncio.sleep(0)
+        assert list(appends._topics) == ["t"]
+
+    asyncio.run(run())
+
+
+def test_batches_of_a_cancelled_commit_get_a_response() -> None:
+    async def run() -> None:
+        served = server.in_memory()
+        started = asyncio.Event()
+
+        async def stuck(*_: object) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        appends = Appends(served, stuck)
+        response = appends.add("t", 0, memoryview(batch_of([b"1"])), 7)
+        await started.wait()
+        worker = appends._topics["t"].worker
+        assert worker is not None
+        worker.cancel()
+        assert (await response).code is Code.UNKNOWN_SERVER_ERROR
+
+    asyncio.run(run())

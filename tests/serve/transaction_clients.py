@@ -59,7 +59,7 @@ class Client:
 
     def send_offsets(self, attempt: Attempt, end: int) -> None:
         transaction = self.transaction()
-        n = transaction.coordinator.check(self.name, self.producer).newest + 1
+        n = transaction.coordinator.checked_state(self.name, self.producer).newest + 1
         attempt.span, attempt.span_txn = (self.group, self.position, end), (self.name, n)
         transaction.add_offsets(Group(transaction.coordinator.root, self.group), None, {SOURCE: {0: end}})
 

@@ -9,14 +9,14 @@ only with a cluster whose feature `transaction.version` is 2.
 
 from __future__ import annotations
 
-import re
+import logging
+from collections.abc import Collection, Sequence
 
 from sparklog.errors import BadRequest, Fenced, NotFound, SparklogError
 from sparklog.kafka.messages.coordinator_records import Status
 from sparklog.kafka.messages.message_schema import Fields
-from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.serve.apis.groups import check_group, checked_positions
-from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, partition_rows
+from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, known_code, partition_rows
 from sparklog.serve.coordinator import Positions
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.transactions import (
@@ -30,11 +30,7 @@ from sparklog.serve.users import TRANSACTION, WRITE
 from sparklog.transactions.listing import describe_transaction
 from sparklog.transactions.listing import list_transactions as transactions_of
 
-FENCED_SINCE = {"InitProducerId": 4, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "EndTxn": 2}
-"""The first version of each API in which clients know PRODUCER_FENCED."""
-ABORTABLE_SINCE = {"AddOffsetsToTxn": 4, "EndTxn": 4, "TxnOffsetCommit": 4}
-"""The first version of each API in which clients know TRANSACTION_ABORTABLE."""
-NEVER = 1 << 15
+_LOG = logging.getLogger("sparklog.serve")
 
 
 async def init_producer_id(request: ServedRequest) -> Fields:
@@ -69,7 +65,7 @@ async def add_partitions_to_txn(request: ServedRequest) -> Fields:
     codes = {(topic["name"], number): code(topic["name"], number) for topic in topics for number in topic["partitions"]}
     try:
         coordinator = _coordinator_of(request, name)
-        await request.services.run(coordinator.check, name, producer)
+        await request.services.run(coordinator.checked_state, name, producer)
         if any(codes.values()):
             # As in Kafka, no partition is added if one of them is invalid.
             codes = {key: value or Code.OPERATION_NOT_ATTEMPTED for key, value in codes.items()}
@@ -93,7 +89,7 @@ async def add_offsets_to_txn(request: ServedRequest) -> Fields:
     try:
         check_group(request, request.fields["groupId"])
         name, producer = _producer(request)
-        await request.services.run(_coordinator_of(request, name).check, name, producer)
+        await request.services.run(_coordinator_of(request, name).checked_state, name, producer)
     except FAILURES as error:
         return {"errorCode": _code(request, error)}
     return {}
@@ -143,7 +139,10 @@ def describe_transactions(request: ServedRequest) -> Fields:
 def _described(request: ServedRequest, name: str) -> Fields:
     try:
         coordinator = _coordinator_of(request, name, reading=True)
-        described = describe_transaction(coordinator.root, name, [])
+        failures: list[SparklogError] = []
+        described = describe_transaction(coordinator.root, name, failures)
+        for failure in failures:
+            _LOG.warning("DescribeTransactions: %s", failure)
     except NotFound:
         return {"transactionalId": name, "errorCode": Code.TRANSACTIONAL_ID_NOT_FOUND}
     except FAILURES as error:
@@ -152,13 +151,13 @@ def _described(request: ServedRequest, name: str) -> Fields:
     for item in described.held:
         if item.partition not in partitions.setdefault(item.topic, []):
             partitions[item.topic].append(item.partition)
-    now_ms = reading_clock_ms(coordinator.root.store, coordinator.root.env)
+    ages_ms = [item.age_ms for item in described.held]
     timeouts = [instance.timeout_ms] if instance is not None else [item.timeout_ms for item in described.held]
     return {
         "transactionalId": name,
         "transactionState": described.state,
         "transactionTimeoutMs": min(timeouts, default=0),
-        "transactionStartTimeMs": now_ms - max((item.age_ms for item in described.held), default=now_ms + 1),
+        "transactionStartTimeMs": coordinator.now_ms() - max(ages_ms) if ages_ms else -1,
         **_producer_fields(coordinator, name, instance),
         "topics": [{"topic": topic, "partitions": sorted(numbers)} for topic, numbers in sorted(partitions.items())],
     }
@@ -171,24 +170,43 @@ def list_transactions(request: ServedRequest) -> Fields:
     unknown = [state for state in fields["stateFilters"] if state not in known]
     if coordinator is None:
         return {"unknownStateFilters": unknown, "transactionStates": []}
+    failures: list[SparklogError] = []
+    transactions = transactions_of(coordinator.root, failures)
+    for error in failures:
+        _LOG.warning("ListTransactions: %s", error)
     try:
-        pattern = re.compile(fields["transactionalIdPattern"] or "")
-    except re.error:
+        matching = _matching(fields["transactionalIdPattern"], [item.id for item in transactions])
+    except ValueError:
         return {"errorCode": Code.INVALID_REGULAR_EXPRESSION}
     rows = []
-    for item in transactions_of(coordinator.root, []):
+    for item in transactions:
         age_ms = max((held.age_ms for held in item.held), default=-1)
         row = _producer_fields(coordinator, item.id, ClientInstance.parse(item.instance))
         if (
             (not fields["stateFilters"] or item.state in fields["stateFilters"])
             and (not fields["producerIdFilters"] or row["producerId"] in fields["producerIdFilters"])
             and (fields["durationFilter"] < 0 or age_ms > fields["durationFilter"])
-            and (not pattern.pattern or pattern.fullmatch(item.id))
+            and item.id in matching
             and request.services.peers.coordinates(item.id)
             and request.may(TRANSACTION, item.id)
         ):
             rows.append({"transactionalId": item.id, "transactionState": item.state, "producerId": row["producerId"]})
     return {"unknownStateFilters": unknown, "transactionStates": rows}
+
+
+def _matching(pattern: str | None, names: Sequence[str]) -> Collection[str]:
+    """Return the names that match a regular expression. Raises `ValueError` if the expression is invalid.
+
+    As in Kafka, RE2 matches in linear time, so that the expression of a client cannot block the server.
+    """
+    if not pattern:
+        return names
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # The empty name is added because Arrow does not compile the expression for an empty array.
+    matches = pc.match_substring_regex(pa.array([*names, ""]), f"^(?:{pattern})$").to_pylist()
+    return {name for name, is_match in zip(names, matches, strict=False) if is_match}
 
 
 def _producer_fields(coordinator: TransactionCoordinator, name: str, instance: ClientInstance | None) -> Fields:
@@ -216,12 +234,7 @@ def _coordinator_of(request: ServedRequest, transactional_id: str, *, reading: b
 def _code(request: ServedRequest, error: CodeError | SparklogError) -> Code:
     """Return the error code of a failed request, which is one that the API has in its version."""
     code = error.code if isinstance(error, CodeError) else _CODES.get(type(error), Code.COORDINATOR_NOT_AVAILABLE)
-    api = request.api.name
-    if code is Code.TRANSACTION_ABORTABLE and request.version < ABORTABLE_SINCE.get(api, NEVER):
-        code = Code.PRODUCER_FENCED
-    if code is Code.PRODUCER_FENCED and request.version < FENCED_SINCE.get(api, NEVER):
-        code = Code.INVALID_PRODUCER_EPOCH
-    return code
+    return known_code(code, request.api.name, request.version)
 
 
 _CODES: dict[type[SparklogError], Code] = {
