@@ -10,14 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sparklog
 from sparklog.clients.consumer.consumer import Consumer
-from sparklog.errors import BadRequest, Fenced
+from sparklog.errors import BadRequest, Fenced, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.lag import Groups
+from sparklog.groups.membership import Membership
 from tests.support.consumers import Place, append, everything, settle, values
 from tests.support.records import rows
 from tests.support.seeds import CONSUMERS
@@ -166,6 +168,62 @@ def test_a_member_leaves_after_max_poll_interval(place: Place, caplog: pytest.Lo
     assert "leaves group 'g': it has not polled for 20 s" in line
     one.poll()
     assert noted.take() == [("assigned", [0, 1, 2, 3]), ("lost", [0, 1, 2, 3]), ("assigned", [0, 1, 2, 3])]
+
+
+def test_a_failed_leave_after_max_poll_interval_is_retried(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = Noted()
+    one = place.consumer(listener=noted, max_poll_interval_ms=20_000)
+    one.poll()
+    place.now_ms += 20_000
+    with caplog.at_level(logging.WARNING):
+        with monkeypatch.context() as broken:
+            broken.setattr(one.membership, "leave", fail)
+            one.poll()
+        assert "leaves group" not in caplog.text
+        one.poll()
+    assert caplog.text.count("leaves group 'g': it has not polled for 20 s") == 1
+    one.poll()
+    assert noted.take() == [("assigned", [0, 1, 2, 3]), ("lost", [0, 1, 2, 3]), ("assigned", [0, 1, 2, 3])]
+
+
+def test_a_member_that_polls_while_a_heartbeat_waits_for_the_lock_does_not_leave(place: Place) -> None:
+    one = place.consumer(max_poll_interval_ms=20_000)
+    one.poll()
+    place.now_ms += 20_000
+    member: Any = one._member
+
+    class PolledMeanwhile:
+        """A lock that another thread holds until it has recorded a poll."""
+
+        def __enter__(self) -> None:
+            member._polled_at = member._env.now()
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    member._lock = PolledMeanwhile()
+    member.heartbeat()
+    assert len(one.group.state().members) == 1
+
+
+def test_a_failed_subscribe_clears_the_subscription_even_if_leaving_fails(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = place.consumer()
+    one.unsubscribe()
+    with monkeypatch.context() as broken:
+        broken.setattr(one._rebalances, "follow", fail)
+        broken.setattr(Membership, "leave", fail)
+        with pytest.raises(Unavailable):
+            one.subscribe("a")
+    with pytest.raises(BadRequest, match="has nothing to read"):
+        one.poll()
+
+
+def fail(*given: object) -> None:
+    raise Unavailable("the store is unavailable")
 
 
 def test_a_static_member_keeps_its_partitions_after_a_restart(place: Place) -> None:
@@ -334,6 +392,28 @@ def test_a_busy_consumer_is_a_member_until_max_poll_interval(local: str) -> None
     consumer.poll()
     until(lambda: consumer.poll() == [] and consumer.assignment())
     assert noted.take()[-2:] == [("lost", [0, 1]), ("assigned", [0, 1])]
+    consumer.close()
+
+
+def test_the_heartbeat_thread_retries_a_failed_leave(local: str, caplog: pytest.LogCaptureFixture) -> None:
+    consumer = sparklog.consumer(
+        local, "g", topics="a", client_id="beats",
+        session_timeout_ms=300_000, heartbeat_interval_ms=50, max_poll_interval_ms=200,
+    )  # fmt: skip
+    leave, tries = consumer.membership.leave, 0
+
+    def leave_at_the_second_try() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            fail()
+        leave()
+
+    consumer.membership.leave = leave_at_the_second_try  # type: ignore[method-assign]
+    group = Groups(local).group("g")
+    with caplog.at_level(logging.WARNING):
+        until(lambda: group.state().members == ())
+    assert "a heartbeat failed and will be retried" in caplog.text
     consumer.close()
 
 

@@ -177,8 +177,10 @@ class Consumer(PartitionReader, GroupConsumer):
         try:
             self._rebalances.follow(self._member)
         except SparklogError:
-            self._member.leave()
-            self._clear_subscription()
+            try:
+                self._member.leave()
+            finally:
+                self._clear_subscription()
             raise
 
     def _join(self) -> ConsumerMember:

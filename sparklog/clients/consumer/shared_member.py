@@ -1,7 +1,9 @@
 """The membership of a consumer in a group: the owned partitions as of the last read of the group, and the heartbeats.
 
-The consumer's thread and a heartbeat thread share the membership. Each call of a method holds the lock. If there is no
-heartbeat thread, as in simulations, the calls of the consumer send the heartbeats.
+The consumer's thread and a heartbeat thread share the membership. A method holds the lock while it writes an entry or
+reads the group, including the checks before that. A method that only returns a value, such as `assigned`, does not need
+the lock: it uses the immutable `GroupState` of the last read, and only the consumer's thread replaces that state. If
+there is no heartbeat thread, as in simulations, the calls of the consumer send the heartbeats.
 
 The heartbeat thread has only a weak reference to its member. If the program drops the member, the thread ends, and the
 session of the member times out. At interpreter exit, threads are stopped before the stores that they write to. A forked
@@ -72,35 +74,34 @@ class SharedMember(ConsumerMember):
             self._thread.start()
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        self._names = tuple(topics)
-        self.membership.topic_ids.update({topic: self._topics.ids[topic] for topic in topics})
-        if self._names != self.membership.member.topics:
-            with self._lock:
+        with self._lock:
+            self._names = tuple(topics)
+            self.membership.topic_ids.update({topic: self._topics.ids[topic] for topic in topics})
+            if self._names != self.membership.member.topics:
                 self.membership.subscribe(topics, self._topics.counts(topics))
 
     def refresh(self) -> bool:
         """Read new entries of the group if a read is due or during a rebalance. Return True if it has changed."""
-        if self._applied is not None:
-            self._read_group()
-        self._announce_new_partitions()
-        before, self._applied = self._applied, self.membership.state
-        return before is not self._applied
+        with self._lock:
+            if self._applied is not None:
+                self._read_group()
+            self._announce_new_partitions()
+            before, self._applied = self._applied, self.membership.state
+            return before is not self._applied
 
     def _read_group(self) -> None:
         now = self._env.now()
         is_due = self._must_refresh or now.elapsed_ms(self._refreshed_at) >= self._refresh_interval_ms
         if is_due or not self.membership.is_stable():
-            with self._lock:
-                self._must_refresh = True
-                self.membership.refresh()
-                self._refreshed_at, self._must_refresh = now, False
+            self._must_refresh = True
+            self.membership.refresh()
+            self._refreshed_at, self._must_refresh = now, False
 
     def _announce_new_partitions(self) -> None:
         """Write an entry about partitions that were added to the topics, so that the partitions are assigned."""
         counts = self._topics.counts(self._names)
         if any(count > self.membership.state.partitions.get(topic, 0) for topic, count in counts.items()):
-            with self._lock:
-                self.membership.subscribe(self._names, counts)
+            self.membership.subscribe(self._names, counts)
 
     def assigned(self) -> Partitions:
         return self.membership.assigned()
@@ -115,9 +116,9 @@ class SharedMember(ConsumerMember):
         return self.membership.is_stable()
 
     def revoke(self) -> None:
-        self._revoked_for = self._latest_rebalance()
-        if self.membership.revoking():
-            with self._lock:
+        with self._lock:
+            self._revoked_for = self._latest_rebalance()
+            if self.membership.revoking():
                 self.membership.revoke()
 
     def _latest_rebalance(self) -> Rebalance:
@@ -127,33 +128,43 @@ class SharedMember(ConsumerMember):
         return members, tuple(state.partitions.items())
 
     def commit(self, offsets: Offsets) -> None:
-        try:
-            with self._lock:
+        with self._lock:
+            try:
                 self.membership.commit(offsets)
-        except Fenced:
-            self._must_refresh = True
-            raise
+            except Fenced:
+                self._must_refresh = True
+                raise
 
     def polled(self) -> None:
-        self.heartbeat()
-        self._polled_at = self._env.now()
+        with self._lock:
+            self._heartbeat()
+            self._polled_at = self._env.now()
 
     def heartbeat(self) -> None:
-        """Send a heartbeat if one is due. If the program has not polled for too long, leave the group."""
-        idle_ms = self._env.elapsed_ms(self._polled_at)
+        """Send a heartbeat if one is due. If the program has not polled for too long, leave the group.
+
+        If the group cannot be written, the next call tries again.
+        """
         with self._lock:
-            if self._stopped:
-                return
-            if idle_ms < self._max_poll_interval_ms:
-                self.membership.heartbeat_if_due()
-                return
-            self._must_refresh = True
-            self.stop()
-            self.membership.leave()
+            self._heartbeat()
+
+    def _heartbeat(self) -> None:
+        if self._stopped:
+            return
+        idle_ms = self._env.elapsed_ms(self._polled_at)
+        if idle_ms < self._max_poll_interval_ms:
+            self.membership.heartbeat_if_due()
+            return
+        self._must_refresh = True
+        # Leave before stopping, because a stopped member would not retry a failed attempt.
+        self.membership.leave()
+        self.stop()
         _LOG.warning(
             "%s leaves group '%s': it has not polled for %s s (max_poll_interval_ms); the next poll will rejoin the "
             "group",
-            *(self.membership.metadata.member_id, self.membership.group.id, idle_ms // 1000),
+            self.membership.metadata.member_id,
+            self.membership.group.id,
+            idle_ms // 1000,
         )
 
     def is_replaced(self) -> bool:
