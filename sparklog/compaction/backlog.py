@@ -139,7 +139,10 @@ def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, 
     planned += _planned_merging(snapshot, settings, sealed_bases)
     if configs.is_compacted:
         rejected = keyless_by_default(snapshot, settings)
-        planned += [Planned(topic, partition, COMPACT, 0, f"rejected: {why}") for partition, why in rejected.items()]
+        planned += [
+            Planned(topic, partition, COMPACT, 0, f"rejected: {why}", is_due=False)
+            for partition, why in rejected.items()
+        ]
         planned += [
             _planned_cleaning(snapshot, settings, partition, sealed_bases.get(partition, set()))
             for partition in range(snapshot.state.partitions)
@@ -181,7 +184,7 @@ def _planned_cleaning(snapshot: Snapshot, settings: Settings, partition: int, se
     segments = as_sealed(segments, slices, sealed_bases, log_end)
     state = cleanable(segments, CleanerOffsets.of(topic_state, partition), configs, settings.now_ms, first_batch_ts)
     nbytes = state.cleanable_bytes if state.is_due else 0
-    return Planned(snapshot.topic, partition, COMPACT, nbytes, _reason(state, configs))
+    return Planned(snapshot.topic, partition, COMPACT, nbytes, _reason(state, configs), is_due=state.is_due)
 
 
 def _reason(state: Cleanable, configs: TopicConfigs) -> str:

@@ -110,13 +110,18 @@ def print_failures(program: str, failures: Sequence[Failure], location: str, top
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Planned work on a partition with the reason, for `--dry-run`. `nbytes` is 0 if no work is planned."""
+    """Planned work on a partition with the reason, for `--dry-run`. `nbytes` is 0 if no work is planned.
+
+    Attributes:
+        is_due: False if a run does not do the work, for the reason in `why`.
+    """
 
     topic: str
     partition: int
     action: str
     nbytes: int
     why: str
+    is_due: bool = True
 
 
 @dataclass(frozen=True, slots=True)

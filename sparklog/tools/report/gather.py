@@ -105,19 +105,22 @@ def _gather_root(view: RootView, settings: Settings, topics: tuple[str, ...], ma
             if root.engine.log(name).refresh().topic_state.exists:
                 snapshot = root.topic(name).log.read_snapshot()
                 unreferenced_bytes = unreferenced(root.topic(name))[1] if maintenance else None
-                backlog = None if jobs is None else jobs.add(snapshot)
                 topic = _topic(root, snapshot, settings)
+                open_transactions = _open_transactions(root, snapshot, settings.now_ms)
+                # The job states contain the topic only if the topic can be read.
+                backlog = None if jobs is None else jobs.add(snapshot)
                 facts.append(replace(topic, unreferenced_bytes=unreferenced_bytes, backlog=backlog))
-                transactions += _open_transactions(root, snapshot, settings.now_ms)
+                transactions += open_transactions
         except SparklogError as error:
             notes.append(Note(ATTENTION, name, f"the topic cannot be read: {error} [{error.code}]"))
     planned, removals = _plan_maintenance(root, settings, topics, facts, notes) if maintenance else (None, None)
+    groups = _groups(root, settings.now_ms, topics, notes)
     return RootReport(
         location=view.location,
         kind="root",
         now_ms=settings.now_ms,
         topics=tuple(facts),
-        groups=tuple(_groups(root, settings.now_ms, topics, notes)),
+        groups=groups,
         held_back=tuple(transactions),
         doing=planned,
         removals=removals,
@@ -156,7 +159,16 @@ def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
     configs = dict(sorted(state.configs.explicit.items()))
     activity = _activity(root, name, snapshot, settings.now_ms)
     partitions, bytes_by_hour = _partitions(snapshot, settings), _slices_by_hour(snapshot.slices.all(), settings.now_ms)
-    return TopicFacts(name, state.topic_id, is_internal(name), policy, configs, partitions, activity, bytes_by_hour)
+    return TopicFacts(
+        topic=name,
+        topic_id=state.topic_id,
+        internal=is_internal(name),
+        cleanup_policy=policy,
+        configs=configs,
+        partitions=partitions,
+        activity=activity,
+        bytes_by_hour=bytes_by_hour,
+    )
 
 
 def _partitions(snapshot: Snapshot, settings: Settings) -> tuple[PartitionFacts, ...]:
@@ -227,8 +239,8 @@ def _open_transactions(root: Root, snapshot: Snapshot, now_ms: int) -> list[Open
     return sorted(transactions, key=lambda transaction: (transaction.partition, transaction.first))
 
 
-def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
-    """Yield all groups, or the groups that read one of `topics`. Add a note about each group that cannot be read."""
+def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note]) -> tuple[GroupFacts, ...]:
+    """Return all groups, or the groups that read one of `topics`. Add a note about each group that cannot be read."""
     damaged, lag_failures = list[SparklogError](), list[SparklogError]()
     groups = Groups(root)
     described = groups.descriptions(groups.names(damaged), damaged)
@@ -238,12 +250,14 @@ def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note])
     for row in lag(root, existing, now_ms=now_ms, failures=lag_failures):
         if not topics or row.topic in topics:
             partitions[row.group].append(_group_partition(row))
+    facts = []
     for name, group in existing.items():
         if partitions[name] or not topics:
             owners = ", ".join(member.instance_id or member.id for member in group.members) or None
-            yield GroupFacts(name, group.state, owners, tuple(partitions[name]), len(group.members))
+            facts.append(GroupFacts(name, group.state, owners, tuple(partitions[name]), len(group.members)))
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
     notes += _lag_notes(lag_failures)
+    return tuple(facts)
 
 
 def _lag_notes(failures: Sequence[SparklogError]) -> list[Note]:
@@ -252,10 +266,11 @@ def _lag_notes(failures: Sequence[SparklogError]) -> list[Note]:
 
 
 def _planned_work(compaction: Sequence[TopicReport], retention: Sequence[RetainReport]) -> list[PlannedWork]:
-    planned = []
-    for work in (work for report in compaction for work in report.planned):
-        is_due = not work.why.startswith(("not due:", "refused:"))
-        planned.append(PlannedWork(work.topic, work.partition, work.action, work.nbytes, is_due, work.why))
+    planned = [
+        PlannedWork(work.topic, work.partition, work.action, work.nbytes, work.is_due, work.why)
+        for report in compaction
+        for work in report.planned
+    ]
     for report in retention:
         for expired in report.expired:
             for deleted in expired.gone:
@@ -275,19 +290,23 @@ def _gather_kafka(view: KafkaView, settings: Settings, topics: tuple[str, ...]) 
     for name in topics or view.topics():
         try:
             view.refresh([name])
-            facts.append(_kafka_topic(view, name, settings.now_ms))
-            transactions += _kafka_transactions(view, name, settings.now_ms)
-            notes += _kafka_corruption(view, name)
+            topic = _kafka_topic(view, name, settings.now_ms)
+            open_transactions = _kafka_transactions(view, name, settings.now_ms)
+            corruption = list(_kafka_corruption(view, name))
+            facts.append(topic)
+            transactions += open_transactions
+            notes += corruption
         except SparklogError as error:
             if topics:
                 raise
             notes.append(Note(ATTENTION, name, f"the topic cannot be read: {error} [{error.code}]"))
+    groups = _kafka_groups(view, facts, settings.now_ms, topics, notes)
     return RootReport(
         location=view.location,
         kind="kafka",
         now_ms=settings.now_ms,
         topics=tuple(facts),
-        groups=_kafka_groups(view, facts, settings.now_ms, topics, notes),
+        groups=groups,
         held_back=tuple(transactions),
         doing=None,
         removals=None,
@@ -318,8 +337,16 @@ def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
                 unsealed=None,
             )
         )
-    bytes_by_hour = _blocks_by_hour(states.values(), now_ms)
-    return TopicFacts(name, view.topic_id(name), is_internal(name), None, None, tuple(partitions), None, bytes_by_hour)
+    return TopicFacts(
+        topic=name,
+        topic_id=view.topic_id(name),
+        internal=is_internal(name),
+        cleanup_policy=None,
+        configs=None,
+        partitions=tuple(partitions),
+        activity=None,
+        bytes_by_hour=_blocks_by_hour(states.values(), now_ms),
+    )
 
 
 def _kafka_transactions(view: KafkaView, name: str, now_ms: int) -> list[OpenTransaction]:

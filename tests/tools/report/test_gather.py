@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_root
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.groups.lag import Groups, lag
 from sparklog.kafka.importing.coordinators import LogDir, kafka_groups
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.view import KafkaView
+from sparklog.log.decisions.decision_log import DecisionLogs
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.view import READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
@@ -261,6 +262,27 @@ def test_unreadable_topic_is_a_note(world: TopicsWorld) -> None:
     report = reported(world)
     assert [topic.topic for topic in report.topics] == ["a", "c"]
     assert any(note.topic == "b" and "cannot be read" in note.text for note in report.notes)
+
+
+def test_a_topic_whose_transactions_cannot_be_read_is_only_a_note(
+    world: TopicsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> int:
+        raise Unavailable("the decision cannot be read")
+
+    monkeypatch.setattr(DecisionLogs, "prepared_ms", fail)
+    report = reported(world)
+    assert [topic.topic for topic in report.topics] == ["a", "b"]
+    assert [note.topic for note in report.notes if "the topic cannot be read" in note.text] == ["c"]
+
+
+def test_rejected_cleaning_is_not_due() -> None:
+    world = TopicsWorld(partitions=1)
+    world.topic("a").append(pa.table({"value": ["v"], "timestamp": [world.now_ms]}))
+    report = reported(world, Settings(world.now_ms, defaults={"cleanup.policy": "compact"}), ("a",))
+    assert report.doing is not None
+    (work,) = (item for item in report.doing if item.action == "compact")
+    assert (work.due, work.why[:9]) == (False, "rejected:")
 
 
 def test_report_of_a_kafka_directory_matches_its_files(fixtures: Path, tmp_path: Path) -> None:
