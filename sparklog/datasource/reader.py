@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
@@ -48,7 +48,6 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
         from sparklog.datasource.subscription import Subscriber
         from sparklog.datasource.table_view import table_partitions
 
-        # Spark turns an empty list into one partition without a value.
         freeze_gc("plan")
         read = self._options.read
         view = open_view(self._location, tailing=False, corrupt_records=read.corrupt_records)
@@ -67,6 +66,14 @@ except for Trigger.Once, for which Spark passes `ReadAllAvailable`.
 """
 
 
+class _OpenReader(NamedTuple):
+    """What a stream reader opens when Spark first calls it. `progress` is None if the query has no consumer group."""
+
+    view: LogView
+    planner: StreamPlanner
+    progress: GroupProgress | None
+
+
 class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """The reader of a streaming query. If the query has a consumer group, the reader also commits the progress of the
     query to the group.
@@ -76,63 +83,64 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._location = location
         self._options = options
         self._task = ReadTask(location, options.read, projection)
-        self._view: LogView | None = None
-        self._planner: StreamPlanner | None = None
-        self._progress: GroupProgress | None = None
+        self._open: _OpenReader | None = None
 
     def __reduce__(self) -> Any:
         return copy, (self._task,)
 
-    def _opened(self) -> tuple[LogView, StreamPlanner]:
-        if self._view is None or self._planner is None:
+    def _opened(self) -> _OpenReader:
+        """Open the reader if it is not open. If opening fails, the next call tries again."""
+        if self._open is None:
             from sparklog.datasource.stream_plan import StreamPlanner
             from sparklog.datasource.subscription import Subscriber
             from sparklog.log.topic.root import RootView
 
             read = self._options.read
-            self._view = open_view(self._location, tailing=True, corrupt_records=read.corrupt_records)
-            self._planner = StreamPlanner(self._view, Subscriber(self._view, self._location, read.subscription), read)
-            if read.group_id is not None and isinstance(self._view, RootView):
+            view = open_view(self._location, tailing=True, corrupt_records=read.corrupt_records)
+            planner = StreamPlanner(view, Subscriber(view, self._location, read.subscription), read)
+            progress = None
+            if read.group_id is not None and isinstance(view, RootView):
                 from sparklog.datasource.group_progress import GroupProgress
 
-                self._progress = GroupProgress(self._view.root, read)
+                progress = GroupProgress(view.root, read)
                 exit_on_sigterm()
             freeze_gc("plan")
-        return self._view, self._planner
+            self._open = _OpenReader(view, planner, progress)
+        return self._open
 
     @user_errors()
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
-        return self._opened()[1].initial()
+        return self._opened().planner.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(APPLY_OPTIONS)
 
     @user_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._opened()[1].prepare_available_now()
+        self._opened().planner.prepare_available_now()
 
     @user_errors()
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
-        _, planner = self._opened()
-        if self._progress is not None:
-            self._progress.processed(start)
+        _, planner, progress = self._opened()
+        if progress is not None:
+            progress.processed(start)
         end = planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
-        if planner.has_target and end is start and self._progress is not None:
-            self._progress.finish(start)
+        if planner.is_finished and progress is not None:
+            progress.finish(start)
         return end
 
     @user_errors()
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
-        return self._opened()[1].report()
+        return self._opened().planner.report()
 
     @user_errors()
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
-        view, planner = self._opened()
+        view, planner, progress = self._opened()
         # If Spark repeats the last micro-batch after a restart, the run starts here, because Spark does not call
         # `latestOffset` for that micro-batch. Before that, Spark plans from the latest offset to itself, and that
         # offset may not be processed yet.
-        if self._progress is not None and start != end:
-            self._progress.processed(start)
+        if progress is not None and start != end:
+            progress.processed(start)
         return log_partitions(view, planner.ranges(start, end), self._options.read)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -141,8 +149,8 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Leave the group. Correctness does not depend on this call, because Spark does not make it reliably."""
         with deferred_sigterm():
-            if self._progress is not None:
-                self._progress.finish()
+            if self._open is not None and self._open.progress is not None:
+                self._open.progress.finish()
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]

@@ -15,7 +15,6 @@ is out of range is data loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import attrgetter
 
 from sparklog.common.times import iso_time
 from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
@@ -23,6 +22,7 @@ from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.spark_workers import warn
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import Bounds, LogView, OffsetRange
 from sparklog.storage.retries import SETTLE_MS, Backoff, Clock
 
@@ -138,14 +138,27 @@ def _by_timestamp(
     return result
 
 
+def log_end_of(bounds: Bounds) -> int:
+    return bounds.log_end
+
+
+def last_stable_of(bounds: Bounds) -> int:
+    return bounds.last_stable
+
+
+def partition_names(partitions: Sequence[TopicPartition]) -> str:
+    """Return the names of partitions for a message, such as `orders-0, orders-1`."""
+    return ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
+
+
 def wait_until_reached(
     view: LogView,
     named: StreamOffset,
     present: Collection[str],
     refresh: Callable[[], Collection[str]],
     clock: Clock,
-    end_of: Callable[[Bounds], int] = attrgetter("log_end"),
-) -> list[str]:
+    end_of: Callable[[Bounds], int] = log_end_of,
+) -> list[TopicPartition]:
     """Refresh the view until it reaches these offsets, or until caches have expired.
 
     Args:
@@ -165,7 +178,7 @@ def wait_until_reached(
             return beyond
         if not backoff.tries:
             warn(
-                f"known offsets are beyond the end of {', '.join(beyond)} as seen from this host; retrying for "
+                f"known offsets are beyond the end of {partition_names(beyond)} as seen from this host; retrying for "
                 f"{SETTLE_MS // 1000} s"
             )
         backoff.sleep()
@@ -173,18 +186,20 @@ def wait_until_reached(
     return []
 
 
-def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of: Callable[[Bounds], int]) -> list[str]:
-    beyond = []
+def _beyond(
+    view: LogView, present: Collection[str], named: StreamOffset, end_of: Callable[[Bounds], int]
+) -> list[TopicPartition]:
+    beyond: list[TopicPartition] = []
     for topic, offsets in sorted(named.positions.items()):
         if topic not in present:
             hidden = topic in named.ids and is_unseen(view, topic)
-            beyond += [f"{topic}-{partition}" for partition in sorted(offsets) if hidden]
+            beyond += [(topic, partition) for partition in sorted(offsets) if hidden]
             continue
         if named.ids.get(topic) not in (None, view.topic_id(topic)):
             continue
         bounds = view.bounds(topic)
         beyond += [
-            f"{topic}-{partition}"
+            (topic, partition)
             for partition, offset in sorted(offsets.items())
             if partition not in bounds or end_of(bounds[partition]) < offset
         ]

@@ -25,29 +25,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from operator import attrgetter
 
 from sparklog.datasource.offsets import StreamOffset, describe
 from sparklog.datasource.options import ReadOptions
+from sparklog.datasource.rate_limits import Offsets, RateLimits
 from sparklog.datasource.starting_offsets import (
     OTHER_ROOT,
     DataLoss,
     Partitions,
     group_offsets,
+    last_stable_of,
+    log_end_of,
     offsets_now,
+    partition_names,
     start_positions,
     wait_until_reached,
 )
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, Stored
+from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange
 from sparklog.storage.retries import Clock
 
 RESTORED = "; if the root was restored from an older copy, start the query again with a separate checkpointLocation"
 
 Document = dict[str, object]
-Offsets = dict[str, dict[int, int]]
 
 
 class _Topics:
@@ -113,9 +115,10 @@ class _Topics:
         """Return the topic ids of the topics in `positions` that exist."""
         return {topic: self._view.topic_id(topic) for topic in positions if topic in self.existing}
 
-    def reach(self, stop: StreamOffset) -> bool:
+    def contains(self, stop: StreamOffset) -> bool:
         """Return True if the snapshot contains all records before these offsets, at the isolation level."""
-        end_of = attrgetter("last_stable" if self._options.isolation == READ_COMMITTED else "log_end")
+        # The offsets were readable when they were planned, so the high watermark does not matter.
+        end_of = last_stable_of if self._options.isolation == READ_COMMITTED else log_end_of
         for topic, offsets in stop.positions.items():
             bounds = self.bounds().get(topic, {})
             if any(p not in bounds or end_of(bounds[p]) < offset for p, offset in offsets.items()):
@@ -141,10 +144,12 @@ class StreamPlanner:
 
     * `_initial`: the result of `initial`
     * `_names_checked`: whether the topics given by the user were checked, which happens once per planner
-    * `_is_idle`: whether the last result was its own start, so that the next call waits for one poll interval
-    * `_last_idle`: the last call and the values that determined its result, if everything was read
-    * `_last_trigger`: the time of the last micro-batch, for `maxTriggerDelay`
+    * `_must_wait`: whether the next call of `latest` waits for one poll interval, because the last micro-batch was
+      empty: there were no records, or `minOffsetsPerTrigger` delayed it
+    * `_idle_call`: the last call of `latest`, if there was nothing to read, so that an equal call gets an equal result
+    * `_limits`: the rate options
     * `_target`: the end of an AvailableNow run, or None for other triggers
+    * `_is_finished`: the value of `is_finished`
     """
 
     def __init__(self, view: LogView, subscriber: Subscriber, options: ReadOptions, clock: Clock | None = None) -> None:
@@ -156,10 +161,11 @@ class StreamPlanner:
         self._loss = DataLoss(options.fail_on_data_loss)
         self._initial: Document | None = None
         self._names_checked = False
-        self._is_idle = False
-        self._last_idle: _Idle | None = None
-        self._last_trigger: float | None = None
+        self._must_wait = False
+        self._idle_call: _Idle | None = None
+        self._limits = RateLimits(view, options, self._clock)
         self._target: Offsets | None = None
+        self._is_finished = False
 
     def initial(self) -> Document:
         """Return the start of a new query. Spark calls this twice, so the planner always returns the same result."""
@@ -183,9 +189,9 @@ class StreamPlanner:
         self._target = self._topics.ends()
 
     @property
-    def has_target(self) -> bool:
-        """True in an AvailableNow run, which ends when a result is its own start."""
-        return self._target is not None
+    def is_finished(self) -> bool:
+        """True if the last call of `latest` found that the AvailableNow run has read everything up to its target."""
+        return self._is_finished
 
     def latest(self, start: Document, *, limited: bool) -> Document:
         """Return the end of the next micro-batch, or `start` itself if there is nothing to read.
@@ -193,32 +199,36 @@ class StreamPlanner:
         Waits for at most one poll interval. If `limited` is False (Trigger.Once), the rate options are ignored, and the
         call does not wait.
         """
-        previous, self._last_idle = self._last_idle, None
+        previous, self._idle_call = self._idle_call, None
+        self._is_finished = False
         if previous is not None and previous.start == start:
             checkpoint, unread = previous.checkpoint, previous.unread
         else:
             checkpoint = StreamOffset.from_json(start)
-            unread = self._unread(checkpoint)
-        if limited and self._target is None and self._is_idle:
+            unread = self._check_read(checkpoint)
+        if limited and self._target is None and self._must_wait:
             self._wait_for_poll_interval()
         # The list of topics may be old, so also refresh the topics of the checkpoint.
         self._topics.refresh(checkpoint.positions.keys() - unread.keys())
         bounds = self._topics.bounds()
         idle = _Idle(start, checkpoint, unread, bounds, self._topics.ids(bounds))
         if idle == previous and self._target is None:
-            self._last_idle = idle
+            self._idle_call = idle
             return start
         self._wait_for_checkpoint(checkpoint, self._topics.names)
         self._check_names(checkpoint)
         begin = self._begin(checkpoint, unread)
         available = self._available(begin)
-        end = self._limited(begin, available) if limited else available
-        self._is_idle = end == begin
+        end = available
+        if limited:
+            end = self._limits.plan(begin, available, bounds=self._topics.bounds(), may_delay=self._target is None)
+        self._must_wait = end == begin
         answer = StreamOffset(end, self._topics.ids(end), start=begin if checkpoint.initial else None)
         # Spark compares offsets as JSON strings, so return `start` itself if there are no new records.
         if _adds_to(checkpoint, answer, begin):
             return answer.to_json()
-        self._last_idle = idle if available == begin else None
+        self._idle_call = idle if available == begin else None
+        self._is_finished = self._target is not None
         return start
 
     def _available(self, begin: Offsets) -> Offsets:
@@ -237,16 +247,6 @@ class StreamPlanner:
             for topic, offsets in begin.items()
         }
 
-    def _limited(self, begin: Offsets, available: Offsets) -> Offsets:
-        """Return the end of a micro-batch according to the rate options, or `begin` while `minOffsetsPerTrigger` delays
-        it.
-        """
-        stored = self._stored(begin, available) if self._options.has_rate_limits else {}
-        if self._is_waiting_for_records(stored):
-            return begin
-        self._last_trigger = self._clock.now()
-        return self._cut_by_rate(begin, available, stored)
-
     def ranges(self, start: Document, end: Document) -> list[OffsetRange]:
         """Return the offsets between two results. Check that the offsets can still be read."""
         if start == end:
@@ -254,8 +254,8 @@ class StreamPlanner:
         base, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if stop.start is not None:
             base = StreamOffset(stop.start, stop.ids)
-        self._unread(stop)
-        if not self._topics.reach(stop):
+        self._check_read(stop)
+        if not self._topics.contains(stop):
             self._topics.refresh_only(sorted(stop.positions))
             self._wait_for_planned_end(base, stop)
         return [offsets for topic in sorted(stop.positions) for offsets in self._topic_ranges(topic, base, stop)]
@@ -276,8 +276,8 @@ class StreamPlanner:
             self._subscriber.require(missing)
         self._names_checked = True
 
-    def _unread(self, checkpoint: StreamOffset) -> Offsets:
-        """Return the offsets of a checkpoint that this query does not read.
+    def _check_read(self, checkpoint: StreamOffset) -> Offsets:
+        """Check that this query reads the partitions of a checkpoint. Return the offsets that it does not read.
 
         Raises BadRequest if there are such offsets, unless data loss is allowed and the query reads some of the
         offsets. If the query reads none of the offsets, the checkpoint belongs to another query.
@@ -295,8 +295,8 @@ class StreamPlanner:
         return unread
 
     def _wait_for(
-        self, named: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = attrgetter("log_end")
-    ) -> list[str]:
+        self, named: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = log_end_of
+    ) -> list[TopicPartition]:
         """Wait for offsets that have existed, but that a cache may hide. Return the partitions that still end before
         them.
         """
@@ -311,11 +311,12 @@ class StreamPlanner:
             for topic, offsets in named.positions.items()
         }
         hidden = self._wait_for(StreamOffset(positions, named.ids), topics)
-        hidden = [partition for partition in hidden if partition.rpartition("-")[0] in named.ids]
+        # If the id of a topic is unknown, the topic may have been created again. The caller then reports data loss.
+        hidden = [(topic, partition) for topic, partition in hidden if topic in named.ids]
         if hidden:
             raise Unavailable(
-                f"The checkpoint is ahead of the log of {', '.join(hidden)} as seen from this host: start the query "
-                f"again later, because the file system may still hide new files{RESTORED}"
+                f"The checkpoint is ahead of the log of {partition_names(hidden)} as seen from this host: start the "
+                f"query again later, because the file system may still hide new files{RESTORED}"
             )
 
     def _wait_for_planned_end(self, base: StreamOffset, stop: StreamOffset) -> None:
@@ -328,11 +329,11 @@ class StreamPlanner:
         for topic, offsets in stop.positions.items():
             ends = {p: limits.log_end for p, limits in self._topics.bounds().get(topic, {}).items()}
             read[topic] = {p: end for p, end in offsets.items() if (base.get(topic, p) or 0) < end <= ends.get(p, -1)}
-        hidden = self._wait_for(StreamOffset(read, stop.ids), topics, attrgetter("last_stable"))
+        hidden = self._wait_for(StreamOffset(read, stop.ids), topics, last_stable_of)
         if hidden:
             raise Unavailable(
-                f"A micro-batch of {', '.join(hidden)} was planned up to offsets at which a transaction now appears to "
-                "be open: start the query again later"
+                f"A micro-batch of {partition_names(hidden)} was planned up to offsets at which a transaction now "
+                "appears to be open: start the query again later"
             )
 
     def _wait_for_poll_interval(self) -> None:
@@ -372,48 +373,11 @@ class StreamPlanner:
         )
         return False
 
-    def _is_waiting_for_records(self, stored: Mapping[TopicPartition, Stored]) -> bool:
-        """Return True while `minOffsetsPerTrigger` waits for records, for at most `maxTriggerDelay`."""
-        min_offsets = self._options.min_offsets_per_trigger
-        if min_offsets is None or self._target is not None or self._last_trigger is None:
-            return False
-        if self._clock.now() - self._last_trigger >= self._options.max_trigger_delay_ms / 1000:
-            return False
-        return sum(part.records for part in stored.values()) < min_offsets
+    def _is_planned_topic(self, topic: str, planned: str | None) -> bool:
+        """Return True if a topic still has the id for which a micro-batch was planned. Otherwise, report data loss.
 
-    def _cut_by_rate(self, begin: Offsets, end: Offsets, stored: Mapping[TopicPartition, Stored]) -> Offsets:
-        """Reduce `end` according to the rate options. They count stored records and bytes, so gaps are not counted."""
-        max_offsets = self._options.max_offsets_per_trigger
-        total = sum(part.records for part in stored.values())
-        if max_offsets is not None and total > max_offsets:
-            # Each partition gets at least one record, even if the limit is exceeded, as in Kafka's connector.
-            # Otherwise, small partitions would not be read while large partitions grow.
-            end = _cut_each(end, stored, lambda part: part.at_records(max(1, part.records * max_offsets // total))[0])
-            stored = self._stored(begin, end)
-        max_bytes = self._options.max_bytes_per_trigger
-        size = sum(part.nbytes for part in stored.values())
-        if max_bytes is not None and size > max_bytes:
-            # Read at least one record, because the share of a partition in bytes may end inside its first record.
-            end = _cut_each(
-                end, stored, lambda part: max(*part.at_bytes(part.nbytes * max_bytes // size), *part.at_records(1))
-            )
-        return end
-
-    def _stored(self, begin: Offsets, end: Offsets) -> dict[TopicPartition, Stored]:
-        """Return the number of records and bytes that are stored between these offsets. Offsets below the log start are
-        not counted.
+        If `planned` is None, the checkpoint does not contain the id, and any id is accepted.
         """
-        ranges = [
-            OffsetRange(topic, p, max(offset, limits[p].log_start), end[topic][p])
-            for topic, limits in self._topics.bounds().items()
-            for p, offset in begin[topic].items()
-        ]
-        ranges = [offsets for offsets in ranges if offsets.start < offsets.end]
-        stored = self._view.stored(ranges)
-        return {(offsets.topic, offsets.partition): part for offsets, part in zip(ranges, stored, strict=True)}
-
-    def _topic_ranges(self, topic: str, base: StreamOffset, stop: StreamOffset) -> list[OffsetRange]:
-        planned = stop.ids.get(topic)
         try:
             now = self._view.topic_id(topic) if topic in self._topics.existing else None
         except NotFound:
@@ -424,6 +388,13 @@ class StreamPlanner:
                 f"The topic {topic!r} was {change} before the offsets planned for this micro-batch were read",
                 "skips them",
             )
+            return False
+        return True
+
+    def _topic_ranges(self, topic: str, base: StreamOffset, stop: StreamOffset) -> list[OffsetRange]:
+        """Return the offsets of a topic between two results, without offsets that can no longer be read."""
+        planned = stop.ids.get(topic)
+        if not self._is_planned_topic(topic, planned):
             return []
         bounds = self._topics.bounds()[topic]
         is_same = base.ids.get(topic) in (None, planned)
@@ -443,14 +414,6 @@ class StreamPlanner:
             if begin < end:
                 ranges.append(OffsetRange(topic, partition, begin, end))
         return ranges
-
-
-def _cut_each(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:
-    """Return the ends. If records are stored before an end, replace the end with the result of `cut`."""
-    return {
-        topic: {p: cut(stored[topic, p]) if (topic, p) in stored else end for p, end in offsets.items()}
-        for topic, offsets in ends.items()
-    }
 
 
 def _adds_to(start: StreamOffset, answer: StreamOffset, begin: Offsets) -> bool:

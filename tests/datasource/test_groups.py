@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import sparklog
+from sparklog.datasource import group_progress
 from sparklog.datasource.data_source import check_group_location
 from sparklog.datasource.group_progress import RETRY_MS, GroupProgress
 from sparklog.datasource.option_table import DEFAULT_SESSION_TIMEOUT_MS
@@ -338,13 +340,41 @@ def test_an_available_now_query_leaves_the_group(world: TopicsWorld) -> None:
     query.batch()
     query.planner.prepare_available_now()
     query.batch()
-    assert query.planner.has_target
+    assert query.planner.is_finished
     query.progress.finish()
     assert (group(world).description().state, offsets(world)) == ("Empty", {("a", 0): 10, ("a", 1): 10})
     number = group(world).state().number
     query.batch()
     query.progress.finish()
     assert group(world).state().number == number
+
+
+def test_a_reader_that_could_not_open_its_group_opens_it_in_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyspark", "4.2")
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    from sparklog.datasource.data_source import SparklogDataSource
+
+    root = sparklog.open(tmp_path / "log", create=True)
+    root.create_topic("t").append(rows("1", "2"))
+    given = {"path": str(tmp_path / "log"), "subscribe": "t", "startingOffsets": "earliest", "kafka.group.id": "g"}
+    reader: Any = SparklogDataSource(given).streamReader(StructType([StructField("value", BinaryType())]))
+
+    def fail(*given: object) -> None:
+        raise Unavailable("the group cannot be read")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(group_progress, "GroupProgress", fail)
+        with pytest.raises(Exception, match="the group cannot be read"):
+            reader.initialOffset()
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    reader.partitions(start, end)
+    reader.latestOffset(end, reader.getDefaultReadLimit())
+    assert {place: item.offset for place, item in Groups(root).group("g").committed().items()} == {("t", 0): 2}
+    reader.stop()
 
 
 def test_a_group_that_cannot_be_written_does_not_stop_a_query(

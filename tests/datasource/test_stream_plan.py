@@ -217,6 +217,7 @@ def test_min_offsets_hold_back_until_the_delay_has_passed() -> None:
     assert end["t"] == {"0": 3}
     view.add("t", 9)
     assert source.latest(end, limited=True) is end
+    assert not source.is_finished
     view.add("t", 1)
     following = source.latest(end, limited=True)
     assert following["t"] == {"0": 13}
@@ -234,7 +235,8 @@ def test_available_now_reads_to_the_target_and_no_further() -> None:
     for _ in range(10):
         view.add("t", 1)
         end = source.latest(start, limited=True)
-        if end is start:
+        assert source.is_finished == (end is start)
+        if source.is_finished:
             break
         ends.append(end["t"]["0"])
         start = end
