@@ -77,7 +77,7 @@ def test_unreferenced_files_are_listed_and_are_not_damage(sparklog: Sparklog, lo
         (["--root", "{}/nothing"], "does not exist"),
         (["--root", "{}/orders/append"], "is not a sparklog root: it has no _root.json"),
         (["--topic", "order"], "topic 'order' does not exist in {}; did you mean 'orders'?"),
-        (["--root", "{}/orders", "--topic", "clicks"], "is the directory of topic orders: give its root"),
+        (["--root", "{}/orders", "--topic", "clicks"], "is the directory of topic orders: use the root"),
     ],
 )
 def test_invalid_input_is_a_one_line_error(sparklog: Sparklog, log: Path, arguments: list[str], said: str) -> None:

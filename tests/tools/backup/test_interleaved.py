@@ -316,7 +316,7 @@ class TestMutations:
 
     @pytest.mark.parametrize(
         ("rule", "act", "start"),
-        [("_record", "commit, record and forget", 62), ("note_decisions", "move, all recorded", 36)],
+        [("_read_records", "commit, record and forget", 62), ("note_decisions", "move, all recorded", 36)],
     )
     def test_fails_without_one_rule_of_the_cut(
         self, monkeypatch: pytest.MonkeyPatch, rule: str, act: str, start: int
