@@ -8,6 +8,8 @@ that references the file assigns the final offsets. The order of rows in a parti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +28,10 @@ from sparklog.log.write.rows import Partitioner, Rows, checked_chunks, joinable,
 
 class AppendWriter:
     """Writes one task's rows for one topic. Call `discard` after an error, or instead of `finish`.
+
+    If a flush or `finish` fails, rows that `write` has accepted are lost. From then on, `write`, `flush` and `finish`
+    raise `BadRequest`, so that the remaining rows cannot be published without the lost rows. If `write` rejects the
+    columns of a batch, the writer has accepted no row of the batch and can still be used.
 
     Args:
         target: the topic.
@@ -64,18 +70,34 @@ class AppendWriter:
         self._output = SliceOutput(target, env, self._options.file_bytes, root_checked=checked_root)
         self._counts: dict[int, tuple[int, int]] = {}
         """Records and bytes by partition, or by `ANY_PARTITION` if the writer chose the partition."""
+        self._failure: str | None = None
+        """The reason why accepted rows are lost. None if the writer has all accepted rows."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the writer has lost accepted rows."""
+        return self._failure is not None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for chunk in checked_chunks(batch, self._options.buffer_bytes):
-            if self._pending_bytes + chunk.nbytes > self._options.buffer_bytes:
-                self.flush()
-            self._pending.append(chunk)
-            self._pending_bytes += chunk.nbytes
-            if self._pending_bytes >= self._options.buffer_bytes:
-                self.flush()
+        """Add the rows of a batch. Raises `BadRequest` if the columns of the batch are invalid."""
+        self._check_usable()
+        chunks = checked_chunks(batch, self._options.buffer_bytes)
+        with self._failing():
+            for chunk in chunks:
+                if self._pending_bytes + chunk.nbytes > self._options.buffer_bytes:
+                    self._flush()
+                self._pending.append(chunk)
+                self._pending_bytes += chunk.nbytes
+                if self._pending_bytes >= self._options.buffer_bytes:
+                    self._flush()
 
     def flush(self) -> None:
         """Encode and upload the buffered rows, so that several writers can share one memory budget."""
+        self._check_usable()
+        with self._failing():
+            self._flush()
+
+    def _flush(self) -> None:
         if not self._pending:
             return
         now_ms = self._env.wall_ms()
@@ -88,8 +110,10 @@ class AppendWriter:
 
     def finish(self) -> list[FileSlices]:
         """Flush, and return the durable files or an inline file for `TopicLog.commit_append`."""
-        self.flush()
-        files = self._output.finish()
+        self._check_usable()
+        with self._failing():
+            self._flush()
+            files = self._output.finish()
         if not files:
             return files
         # The last file gets the total counts, because the content does not depend on how rows are divided into files.
@@ -98,8 +122,26 @@ class AppendWriter:
         return [*(replace(file, counts=nothing) for file in earlier), replace(last, counts=rows)]
 
     def discard(self) -> None:
+        """Discard all rows. The writer can no longer be used."""
+        self._failure = self._failure or "the rows were discarded"
         self._pending, self._pending_bytes = [], 0
         self._output.discard()
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise BadRequest(
+                f"the writer of topic '{self._target.topic}' has lost rows and cannot be used: {self._failure}; write "
+                "all rows again with a new writer"
+            )
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Make the writer unusable if an error occurs, because the error may have lost accepted rows."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = str(error) or type(error).__name__
+            raise
 
     def _partitioned(self, batches: list[pa.RecordBatch], now_ms: int) -> EncoderRows:
         rows = rows_of(batches, now_ms, copied=self._copied)

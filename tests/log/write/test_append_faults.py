@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from sparklog.errors import Corrupt, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
+from sparklog.format.encode import encode_rows
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
+from sparklog.log.write import append_writer
+from sparklog.log.write.append_writer import AppendWriter
+from sparklog.testing.faulty_store import Crash, Decide, Fault, FaultKind, FaultyStore, Script
 from tests.support.counted_root import CountedRoot
 from tests.support.records import random_rows, small
 
@@ -51,6 +57,106 @@ def test_an_append_is_atomic_and_can_be_retried(memory: CountedRoot, point: str,
     assert again.skipped == (seen.num_rows == 200)
     read = topic.scan(columns=["value"]).to_table()
     assert sorted(read["value"].to_pylist()) == sorted(table["value"].to_pylist())
+
+
+PARTS = [random_rows(8, first=100 * number, keys=9) for number in range(6)]
+KEYLESS = random_rows(30, first=900, keys=None)
+Encode = Callable[..., Iterator[object]]
+
+
+def failing_once(real: Encode, nth: int) -> Encode:
+    """Return `encode_rows` whose call `nth` fails with an error that is not a `SparklogError`."""
+    calls = iter(range(10**6))
+
+    def encode(*args: object, **kwargs: object) -> Iterator[object]:
+        if next(calls) == nth:
+            raise pa.ArrowMemoryError("out of memory")
+        return real(*args, **kwargs)
+
+    return encode
+
+
+def failing_at(point: int) -> Decide:
+    """Return the decisions of a store that fails at the request with this number."""
+    return lambda call: Fault(FaultKind.ERROR_BEFORE) if call.number == point else None
+
+
+def write_repeating(writer: AppendWriter, parts: list[pa.Table], is_flushing: bool) -> tuple[list[bytes], int]:
+    """Write the parts like a caller that repeats a failed call and goes on. Return the accepted values, and the number
+    of errors.
+    """
+    accepted: list[bytes] = []
+    errors = 0
+    for part in parts:
+        (batch,) = part.combine_chunks().to_batches()
+        for _ in range(2):
+            try:
+                writer.write(batch)
+                accepted += part["value"].to_pylist()
+                if is_flushing:
+                    writer.flush()
+                break
+            except (SparklogError, pa.ArrowException):
+                errors += 1
+    return accepted, errors
+
+
+@pytest.mark.parametrize("is_flushing", [False, True])
+@pytest.mark.parametrize(
+    ("what", "inline"),
+    [("request", 0), ("encode", 0), ("encode", 1 << 20), ("keyless row", 0), ("keyless row", 1 << 20)],
+)
+def test_a_writer_that_is_used_after_an_error_publishes_all_accepted_rows_or_none(
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, what: str, inline: int, is_flushing: bool
+) -> None:
+    """The error occurs at each request, in each call of the encoder, or because of a rejected row in each place."""
+    topic = memory.topic(2, configs={"inline.records.bytes": inline, "cleanup.policy": "compact"})
+    target, real = topic.log.append_target(), encode_rows
+    expected: list[bytes] = []
+    failed = published = 0
+    for point in range(100):
+        parts = [*PARTS[:point], KEYLESS, *PARTS[point:]] if what == "keyless row" else PARTS
+        monkeypatch.setattr(append_writer, "encode_rows", failing_once(real, point) if what == "encode" else real)
+        store, options = FaultyStore(memory.inner, lambda call: None), small(buffer_bytes=1500, file_bytes=2500)
+        if what == "request":
+            store.decide = failing_at(point)
+        writer = AppendWriter(replace(target, store=store), options, memory.world.env(), seed=point)
+        accepted, errors = write_repeating(writer, parts, is_flushing)
+        try:
+            topic.log.commit_append(writer.finish(), target)
+        except (SparklogError, pa.ArrowException):
+            failed += 1
+            with pytest.raises(BadRequest, match="the writer of topic 't' has lost rows and cannot be used: "):
+                writer.finish()
+        else:
+            assert errors == 0
+            published += 1
+            expected += accepted
+        writer.discard()
+        assert sorted(topic.scan(columns=["value"]).to_table()["value"].to_pylist()) == sorted(expected)
+        if published or (point == len(PARTS) and what == "keyless row"):
+            break
+    assert failed > 1
+
+
+def test_a_batch_with_invalid_columns_does_not_make_the_writer_unusable(memory: CountedRoot) -> None:
+    topic = memory.topic(1)
+    target = topic.log.append_target()
+    writer = AppendWriter(target, small(), memory.world.env())
+    writer.write(pa.record_batch({"value": ["a"]}))
+    with pytest.raises(BadRequest, match="value to be binary or string"):
+        writer.write(pa.record_batch({"value": [1.5]}))
+    topic.log.commit_append(writer.finish(), target)
+    assert topic.scan().to_table()["value"].to_pylist() == [b"a"]
+
+
+def test_a_discarded_writer_cannot_be_used(memory: CountedRoot) -> None:
+    writer = AppendWriter(memory.topic(1).log.append_target(), small(), memory.world.env())
+    writer.write(pa.record_batch({"value": ["a"]}))
+    writer.discard()
+    for call in (writer.flush, writer.finish, lambda: writer.write(pa.record_batch({"value": ["b"]}))):
+        with pytest.raises(BadRequest, match="the rows were discarded"):
+            call()
 
 
 @pytest.mark.usefixtures("records_in_files")
